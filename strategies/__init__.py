@@ -1,0 +1,1 @@
+"""Families: what is known of each group of ops."""

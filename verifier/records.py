@@ -1,0 +1,180 @@
+"""What is stored: the schema of ``run.json``, of findings and of stored cases.
+
+Every stored file begins with a ``format_version``. The JSON is these dataclasses, field by field, as msgspec writes
+them; ``docs/run-schema.json`` is generated from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+@dataclass
+class TensorRecord:
+    """A tensor by value. ``values`` is flat and row-major; nan and infinities are strings, complex numbers pairs."""
+
+    dtype: str
+    shape: list[int]
+    values: list[Any]
+    contiguous: bool = True
+    requires_grad: bool = False
+    parameter: bool = False
+
+
+@dataclass
+class CaseRecord:
+    """A call by value. An argument that holds a tensor is ``{"tensor": TensorRecord}``; lists nest."""
+
+    op: str
+    call: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    family: str = ""
+    exact: bool = True
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class TrialRecord:
+    """Enough to run one trial again, whatever the versions of the generators."""
+
+    case: CaseRecord
+    mesh: str
+    device: str
+    combination: list[str]
+    cotangents: list[list[str]]
+    seed: int = 0
+
+
+@dataclass
+class FindingRecord:
+    """A deduplicated, minimised and confirmed bad verdict.
+
+    ``message`` has four lines (difference; call; likely cause; command that reproduces it). ``confirmed`` says on what
+    it was confirmed, or ``"unconfirmed"``. ``script`` needs torch alone; ``script_status`` is ``"fails as described"``,
+    ``"did not fail"`` or ``"not run"``.
+    """
+
+    fingerprint: str
+    op: str
+    family: str
+    verdict: str
+    level: int
+    mesh: str
+    input_placements: dict[str, str]
+    output_placements: list[str]
+    known: bool
+    phase: str
+    subject: str
+    dtype: str
+    rule: str
+    message: str
+    confirmed: str
+    minimised: bool
+    occurrences: int
+    trial: TrialRecord
+    script: str
+    script_status: str
+    reason: str = ""
+    also: list[str] = field(default_factory=list)
+    """Other combinations and meshes in which the same defect showed, as text."""
+    cotangent: str = ""
+    format_version: int = FORMAT_VERSION
+
+
+@dataclass
+class KnownRecord:
+    """A baseline entry that this run tried again: ``status`` is ``known`` (still fails), ``fixed`` or ``untested``."""
+
+    fingerprint: str
+    status: str
+    detail: str = ""
+
+
+@dataclass
+class UntestedRecord:
+    what: str
+    reason: str
+    count: int
+
+
+@dataclass
+class MatrixRecord:
+    """Verdicts by the placements of the first two tensor arguments: ``cells[row][column][verdict]`` is a count."""
+
+    op: str
+    mesh: str
+    row_name: str
+    column_name: str
+    cells: dict[str, dict[str, dict[str, int]]]
+
+
+@dataclass
+class EdgeRecord:
+    """Steps of one kind that DTensor took: ``bytes`` and ``count`` are totals over the run (rank 0's view)."""
+
+    source: str
+    target: str
+    mesh: str
+    mesh_dim: int
+    collective: str
+    bytes: int
+    count: int
+    phases: dict[str, int]
+
+
+@dataclass
+class GraphRecord:
+    nodes: list[str]
+    edges: list[EdgeRecord]
+
+
+@dataclass
+class RunHeader:
+    """Everything that was decided before any work."""
+
+    id: str
+    started: str
+    seed: int
+    profile: str
+    families: list[str]
+    meshes: list[str]
+    dtypes: list[str]
+    device: str
+    max_examples: int
+    time_limit: float | None
+    imports: list[str]
+    versions: dict[str, str]
+    command: str
+
+
+@dataclass
+class RunRecord:
+    """One recorded run: the whole of ``run.json``.
+
+    ``counts`` maps each verdict to its number of trials; ``coverage`` maps each class of input to the number of trials
+    in it; ``seconds_by`` maps each share of the time to seconds summed over ranks.
+    """
+
+    header: RunHeader
+    seconds: float
+    complete: bool
+    trials: int
+    counts: dict[str, int]
+    counts_by_op: dict[str, dict[str, int]]
+    counts_by_mesh: dict[str, dict[str, int]]
+    coverage: dict[str, int]
+    findings: list[FindingRecord]
+    baseline: list[KnownRecord]
+    untested: list[UntestedRecord]
+    matrices: list[MatrixRecord]
+    graph: GraphRecord
+    pool_restarts: int
+    seconds_by: dict[str, float]
+    inconclusive: dict[str, int] = field(default_factory=dict)
+    unsupported: dict[str, int] = field(default_factory=dict)
+    tool_errors: list[str] = field(default_factory=list)
+    format_version: int = FORMAT_VERSION
