@@ -224,7 +224,6 @@ class Phase(StrEnum):
     SETUP = "setup"
     FORWARD = "forward"
     GATHER = "gather"
-    GATHER_AGAIN = "gather again"
     BACKWARD = "backward"
     GATHER_GRADIENT = "gather gradient"
     INPUTS = "inputs"

@@ -1,0 +1,145 @@
+"""Generators of index tensors into a table, and of padding indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from strategies.tensors import chunk_sizes, seeds
+
+__all__ = ["edge_rows", "index_shapes", "index_tensors", "padding_indices"]
+
+MODES = ("random", "duplicates", "edge rows", "all-same", "ascending")
+DRAWN_ONE_BY_ONE = 8
+"""Index tensors of at most this many elements are drawn element by element, so that Hypothesis shrinks each."""
+
+
+def edge_rows(num_embeddings: int, world_size: int) -> tuple[int, ...]:
+    """Return the first and the last row of each rank's shard of a table, ascending.
+
+    >>> edge_rows(7, 3)
+    (0, 2, 3, 5, 6)
+    """
+    sizes = chunk_sizes(num_embeddings, world_size)
+    ends = accumulate(sizes)
+    return tuple(sorted({row for size, end in zip(sizes, ends, strict=True) if size for row in (end - size, end - 1)}))
+
+
+def index_shapes(
+    world_size: int, *, min_elements: int = 0, max_elements: int = 32
+) -> SearchStrategy[tuple[int, ...]]:
+    """Return a generator of shapes of index tensors, 0-d to 4-d, from one palette per world size.
+
+    Shrinks to ``(1,)``; shapes without elements come last and are rare.
+
+    Raises
+    ------
+    ValueError
+        If no shape of the palette has ``min_elements`` to ``max_elements`` elements.
+    """
+    m = world_size
+    some: set[tuple[int, ...]] = {(), (1,), (2,), (3,), (5,), (m,), (m + 1,), (2 * m - 1,), (1, 1), (2, 3), (m, 2)}
+    some |= {(3, m + 1), (2, 1, 3), (m, 2, 2), (2, 3, 1, 2), (1, 2, 2, 4)}
+    ordinary = sorted(some, key=lambda shape: (prod(shape), len(shape) == 0, len(shape), shape))
+    palette = [*ordinary, *ordinary, (0,), (2, 0)]
+    fitting = [shape for shape in palette if min_elements <= prod(shape) <= max_elements]
+    if not fitting:
+        raise ValueError(f"no index shape has {min_elements} to {max_elements} elements; allow 1 element")
+    return st.sampled_from(fitting)
+
+
+@st.composite
+def index_tensors(
+    draw: st.DrawFn,
+    num_embeddings: int,
+    shape: Sequence[int] | None = None,
+    world_size: int = 1,
+    *,
+    dtype: torch.dtype | None = None,
+    max_elements: int = 32,
+    favoured: Sequence[int] = (),
+    out_of_range: bool = False,
+) -> torch.Tensor:
+    """Return a generator of index tensors into a table of ``num_embeddings`` rows.
+
+    Parameters
+    ----------
+    num_embeddings
+        Rows of the table. If it is 0, only index tensors without elements are in range.
+    shape
+        Shape of the index tensor; drawn by :func:`index_shapes` if None.
+    world_size
+        Ranks among which the rows are cut; the first and the last row of each rank's shard are drawn on purpose.
+    dtype
+        ``torch.int64`` or ``torch.int32``; drawn if None, three out of four times ``int64``.
+    max_elements
+        Largest number of elements of a drawn shape.
+    favoured
+        Rows that should occur, such as the padding row.
+    out_of_range
+        True makes at least one index negative or too large, so that the local call raises.
+
+    Returns
+    -------
+    SearchStrategy[torch.Tensor]
+        Shrinks to ``[0]`` of dtype ``int64`` (``[num_embeddings]`` if ``out_of_range``).
+
+    Raises
+    ------
+    ValueError
+        If ``shape`` has elements where the table has no rows, or has none where one must be out of range.
+    """
+    if shape is None:
+        most = max_elements if num_embeddings or out_of_range else 0
+        shape = draw(index_shapes(world_size, min_elements=int(out_of_range), max_elements=most))
+    count = prod(shape)
+    if count and not num_embeddings and not out_of_range:
+        raise ValueError(f"shape={tuple(shape)} has {count} elements, but num_embeddings=0 has no row; use shape=(0,)")
+    if not count and out_of_range:
+        raise ValueError(f"shape={tuple(shape)} has no element that could be out of range; use shape=(1,)")
+    if dtype is None:
+        dtype = draw(st.sampled_from((torch.int64, torch.int64, torch.int64, torch.int32)))
+    ids = _ids(draw, num_embeddings, count, world_size, favoured)
+    if out_of_range:
+        beyond = (num_embeddings, -1, num_embeddings + 1, 2 * num_embeddings + 3, -num_embeddings - 1)
+        ids[draw(st.integers(0, count - 1))] = draw(st.sampled_from(beyond))
+    return torch.tensor(ids, dtype=dtype).reshape(tuple(shape))
+
+
+def _ids(draw: st.DrawFn, num_embeddings: int, count: int, world_size: int, favoured: Sequence[int]) -> list[int]:
+    """Return ``count`` drawn rows; zeros if there is no row, which the caller overwrites or has none of."""
+    if not num_embeddings or not count:
+        return [0] * count
+    row = st.integers(0, num_embeddings - 1)
+    mode = draw(st.sampled_from((*MODES, "favoured", "favoured") if favoured else MODES))
+    pool: Sequence[int] = range(num_embeddings)
+    if mode == "edge rows":
+        pool = edge_rows(num_embeddings, world_size)
+    elif mode == "all-same":
+        pool = [draw(row)]
+    elif mode == "duplicates":
+        pool = [draw(row), draw(row)]
+    elif mode == "favoured":
+        pool = [*favoured, draw(row)]
+    if count <= DRAWN_ONE_BY_ONE:
+        ids = [draw(st.sampled_from(pool)) for _ in range(count)]
+    else:
+        generator = torch.Generator().manual_seed(draw(seeds()))
+        ids = [pool[position] for position in torch.randint(len(pool), (count,), generator=generator).tolist()]
+    return sorted(ids) if mode == "ascending" else ids
+
+
+def padding_indices(num_embeddings: int, world_size: int) -> SearchStrategy[int | None]:
+    """Return a generator of padding indices: None, or the first or last row of a rank's shard, in either spelling.
+
+    Row ``r`` is spelled ``r`` or ``r - num_embeddings``. Shrinks to None, which is also the most frequent; a table
+    without rows has no other.
+    """
+    rows = edge_rows(num_embeddings, world_size)
+    spellings = [*rows, *(row - num_embeddings for row in rows)]
+    return st.sampled_from([*[None] * max(1, 3 * len(rows)), *spellings])

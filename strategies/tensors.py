@@ -1,0 +1,195 @@
+"""Generators of sizes and of tensors that are filled with values which expose mix-ups.
+
+Sizes come from small palettes: every class of cut occurs often, and shapes come back, which matters because DTensor
+needs milliseconds to propagate sharding for a shape that it has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from math import prod
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from verifier.placements import shard_bounds
+
+__all__ = [
+    "LARGEST_VALUE",
+    "chunk_sizes",
+    "dim_sizes",
+    "filled",
+    "rarely",
+    "seeds",
+    "shard_classes",
+    "shard_sizes",
+    "tensors",
+]
+
+LARGEST_VALUE = 8
+"""No element of a filled tensor is larger in magnitude, so that sums of 32 of them are exact even in bfloat16."""
+
+# -8 is left out: with it, a block that holds every value once would add up to 0 and hide a missing or doubled sum.
+_PALETTE = torch.tensor([value for value in range(1 - LARGEST_VALUE, LARGEST_VALUE + 1) if value])
+
+
+# -------------------------------------------------------------------------------------------------------------- sizes
+def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
+    """Return the sizes of the ``parts`` shards of a tensor dim of ``size``, as :func:`torch.chunk` cuts it.
+
+    >>> chunk_sizes(17, 8)
+    (3, 3, 3, 3, 3, 2, 0, 0)
+    """
+    bounds = (shard_bounds(size, parts, part) for part in range(parts))
+    return tuple(stop - start for start, stop in bounds)
+
+
+def shard_sizes(size: int, extents: Iterable[int]) -> tuple[int, ...]:
+    """Return the sizes of the shards of a tensor dim that mesh dims of ``extents`` cut one after the other.
+
+    >>> shard_sizes(5, (4,)), shard_sizes(5, (2, 2))
+    ((2, 2, 1, 0), (2, 1, 1, 1))
+    """
+    sizes: tuple[int, ...] = (size,)
+    for extent in extents:
+        sizes = tuple(shard for whole in sizes for shard in chunk_sizes(whole, extent))
+    return sizes
+
+
+def shard_classes(size: int, mesh_shape: Sequence[int]) -> frozenset[str]:
+    """Return which kinds of cut a tensor dim of ``size`` sees on a mesh, over each choice of its mesh dims.
+
+    The kinds are ``"even shard"``, ``"uneven shard"`` (different sizes, none of them 0) and ``"empty shard"``. A tensor
+    dim of size 0 and a mesh of one rank have none.
+
+    >>> sorted(shard_classes(3, (2, 2)))
+    ['empty shard', 'uneven shard']
+    """
+    extents = [extent for extent in mesh_shape if extent > 1]
+    cuts = {shard_sizes(size, some) for count in range(1, len(extents) + 1) for some in combinations(extents, count)}
+    if not size:
+        return frozenset()
+    return frozenset(
+        "empty shard" if not min(cut) else "even shard" if min(cut) == max(cut) else "uneven shard" for cut in cuts
+    )
+
+
+def dim_sizes(world_size: int, *, smallest: int = 0, largest: int | None = None) -> SearchStrategy[int]:
+    """Return a generator of sizes of a tensor dim that ``world_size`` ranks cut in every way there is.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks that share the tensor dim.
+    smallest
+        1 leaves the size 0 out.
+    largest
+        Upper limit of the sizes; about twice the world size if None.
+
+    Returns
+    -------
+    SearchStrategy[int]
+        Sizes 1, primes, one less and one more than a multiple of the world size, and multiples of it; rarely 0. Shrinks
+        to 1 and not to 0, since an empty tensor agrees with everything.
+
+    Raises
+    ------
+    ValueError
+        If ``world_size`` is not positive.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size={world_size} must be at least 1")
+    near = {multiple * world_size + offset for multiple in (1, 2) for offset in (-1, 0, 1)}
+    sizes = sorted(size for size in near | {1, 3, 7} if 0 < size <= (largest or max(near | {7})))
+    # Twice each, so that size 0 is drawn about once in twenty.
+    return st.sampled_from([*sizes, *sizes, 0] if smallest == 0 else sizes)
+
+
+# ------------------------------------------------------------------------------------------------------------- values
+def rarely(one_in: int) -> SearchStrategy[bool]:
+    """Return a generator that gives True about once in ``one_in`` draws and shrinks to False."""
+    return st.sampled_from([False] * (one_in - 1) + [True])
+
+
+def seeds() -> SearchStrategy[int]:
+    """Return a generator of seeds for :func:`filled`; shrinks to 0."""
+    return st.integers(0, 2**16 - 1)
+
+
+def filled(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    seed: int,
+    *,
+    contiguous: bool = True,
+    requires_grad: bool = False,
+    parameter: bool = False,
+) -> torch.Tensor:
+    """Return a tensor of small non-zero integers, as different from each other as there are values.
+
+    Parameters
+    ----------
+    shape
+        Shape of the tensor.
+    dtype
+        A signed dtype.
+    seed
+        Fixes the values.
+    contiguous
+        False lays a tensor of two or more dims out in column-major order.
+    requires_grad
+        Whether the tensor, or the parameter, requires a gradient.
+    parameter
+        Whether to return an ``nn.Parameter``.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape ``shape``. Each run of 15 elements, row-major, holds each of -7 .. -1 and 1 .. 8 once, so that swapped
+        elements show; two or more elements have both signs; and no whole run adds up to 0.
+
+    Raises
+    ------
+    ValueError
+        If ``dtype`` has no negative values.
+
+    >>> filled((2, 3), torch.float32, 0)
+    tensor([[ 6., -5., -4.],
+            [ 7.,  8., -3.]])
+    """
+    if not dtype.is_signed:
+        raise ValueError(f"dtype={dtype} has no negative values; use a signed dtype such as torch.float32")
+    count = prod(shape)
+    blocks = -(-count // len(_PALETTE))
+    # sort() of random keys shuffles every block in one call.
+    keys = torch.rand(blocks, len(_PALETTE), generator=torch.Generator().manual_seed(seed))
+    values = _PALETTE[keys.argsort(dim=1)].flatten()[:count]
+    if count > 1 and bool((values > 0).all() | (values < 0).all()):
+        values[-1].neg_()
+    tensor = values.reshape(tuple(shape)).to(dtype)
+    if not contiguous:
+        reverse = tuple(reversed(range(tensor.ndim)))
+        tensor = tensor.permute(reverse).contiguous().permute(reverse)
+    if parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def tensors(shape: Sequence[int], dtype: torch.dtype, *, trainable: bool = False) -> SearchStrategy[torch.Tensor]:
+    """Return a generator of :func:`filled` tensors of ``shape``, one in six of them not contiguous.
+
+    With ``trainable`` most of them require a gradient and some are an ``nn.Parameter``, as the weights of a module are;
+    without it they are plain tensors. Shrinks to a contiguous plain tensor (that requires a gradient if ``trainable``).
+    """
+    never = st.just(False)
+    return st.builds(
+        filled,
+        st.just(tuple(shape)),
+        st.just(dtype),
+        seeds(),
+        contiguous=rarely(6).map(lambda strided: not strided),
+        requires_grad=rarely(6).map(lambda frozen: not frozen) if trainable else never,
+        parameter=rarely(3) if trainable else never,
+    )

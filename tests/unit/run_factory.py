@@ -1,0 +1,241 @@
+"""Synthetic runs for the tests of the writers: several ops and meshes, new and known findings, odd characters."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from verifier.records import (
+    CaseRecord,
+    EdgeRecord,
+    FindingRecord,
+    GraphRecord,
+    KnownRecord,
+    MatrixRecord,
+    RunHeader,
+    RunRecord,
+    TensorRecord,
+    TrialRecord,
+    UntestedRecord,
+)
+
+ODD = "<script>alert('odd & \"quoted\"')</script>"
+"""What must come out of every writer as text and never as markup."""
+
+MARKUP = "[bold]not markup[/bold] :warning:"
+"""The same for terminals."""
+
+EMBEDDING = "aten.embedding.default"
+BACKWARD = "aten.embedding_dense_backward.default"
+RENORM = "aten.embedding_renorm_.default"
+
+
+def make_header(**changes: object) -> RunHeader:
+    header = RunHeader(
+        id="2025-01-31T12-30-05-a1b2",
+        started="2025-01-31T12:30:05+00:00",
+        seed=20250131,
+        profile="ci",
+        families=["embedding"],
+        meshes=["4", "2x2"],
+        dtypes=["float64"],
+        device="cpu",
+        max_examples=50,
+        time_limit=120.0,
+        imports=[],
+        versions={"torch": "2.13.0+cpu", "hypothesis": "6.152.1", "python": "3.11.9", "verifier": "0.1.0"},
+        command="python -m verifier run embedding --mesh 4 --mesh 2x2 --seed 20250131",
+    )
+    return replace(header, **changes)  # type: ignore[arg-type]
+
+
+def make_finding(
+    fingerprint: str = "a1b2c3d4e5",
+    op: str = EMBEDDING,
+    verdict: str = "WRONG_GRADIENT",
+    mesh: str = "4",
+    weight: str = "S(0)",
+    indices: str = "R",
+    **changes: object,
+) -> FindingRecord:
+    weight_values = TensorRecord(
+        "float64", [5, 2], [1.0, -2.0, 3.0, 4.0, 0.0, 12.5, "nan", 7.0, "-inf", 2.0], requires_grad=True, parameter=True
+    )
+    index_values = TensorRecord("int64", [3], [3, 0, 3])
+    case = CaseRecord(
+        op=op,
+        call="torch.nn.functional.embedding",
+        args=[{"tensor": index_values}, {"tensor": weight_values}],
+        kwargs={"padding_idx": 3, "scale_grad_by_freq": False},
+        family="embedding",
+        tags=["uneven shards"],
+    )
+    message = (
+        f"weight.grad row 3: got 0.0, expected 1.7 in {ODD} {MARKUP}\n"
+        f"  in {op}(indices=i64[3] {indices}, weight=f64[5, 2] {weight}) on mesh {mesh}, backend gloo\n"
+        f"  likely: padding_idx is used as a local row index\n"
+        f"  reproduce: python -m verifier replay {fingerprint}"
+    )
+    finding = FindingRecord(
+        fingerprint=fingerprint,
+        op=op,
+        family="embedding",
+        verdict=verdict,
+        level=2,
+        mesh=mesh,
+        input_placements={"indices": indices, "weight": weight},
+        output_placements=["P(sum)"],
+        known=False,
+        phase="backward",
+        subject="weight.grad",
+        dtype="float64",
+        rule=f"indices={indices}, weight={weight} -> P(sum)",
+        message=message,
+        confirmed="confirmed on gloo, 4 ranks",
+        minimised=True,
+        occurrences=17,
+        trial=TrialRecord(case, mesh, "cpu", [indices, weight], [["R"]], 7),
+        script=f'import torch\n\nassert 1 < 2 and "{fingerprint}"  # {ODD}\n',
+        script_status="fails as described",
+        also=["mesh 2x2, weight=(S(0), R)", "mesh 8, weight=S(0)"],
+        cotangent="S(0)",
+    )
+    return replace(finding, **changes)  # type: ignore[arg-type]
+
+
+def _placements(mesh_dims: int, tensor_dims: int) -> list[str]:
+    one = ["R", *(f"S({dim})" for dim in range(tensor_dims)), "P(sum)", "P(max)"]
+    return one if mesh_dims == 1 else [f"({', '.join(pair)})" for pair in itertools.product(one, repeat=mesh_dims)]
+
+
+def make_matrix(op: str, mesh: str, untried: int = 7) -> MatrixRecord:
+    """Return a matrix in which most cells pass, Partial indices are refused, and each ``untried``-th was not tried."""
+    mesh_dims = mesh.count("x") + 1
+    cells: dict[str, dict[str, dict[str, int]]] = {}
+    position = 0
+    for row in _placements(mesh_dims, 1):
+        for column in _placements(mesh_dims, 2):
+            position += 1
+            counts = {"PASS": 10 + position % 5}
+            if "P(" in row:
+                counts = {"UNSUPPORTED": 12}
+            elif "P(max)" in column:
+                counts = {"PASS": 9, "INCONCLUSIVE": 2}
+            elif column.startswith(("S(0)", "(S(0)")) and op == EMBEDDING and "S(0)" not in row:
+                counts = {"PASS": 8, "WRONG_GRADIENT": 4}
+            if position % untried:
+                cells.setdefault(row, {})[column] = counts
+    return MatrixRecord(op, mesh, "indices", "weight", cells)
+
+
+def make_graph() -> GraphRecord:
+    edges = [
+        EdgeRecord("S(0)", "R", "4", 0, "all_gather", 960_000, 120, {"forward": 100, "gather": 20}),
+        EdgeRecord("S(1)", "R", "4", 0, "all_gather", 48_000, 31, {"gather": 31}),
+        EdgeRecord("P(sum)", "R", "4", 0, "all_reduce", 7_340_032, 64, {"gather": 64}),
+        EdgeRecord("P(sum)", "S(0)", "4", 0, "reduce_scatter", 2_048, 9, {"backward": 9}),
+        EdgeRecord("S(0)", "S(1)", "4", 0, "all_to_all", 4_096, 12, {"forward": 12}),
+        EdgeRecord("R", "S(0)", "4", 0, "none (local)", 512, 40, {"backward": 40}),
+        EdgeRecord("R", "P(sum)", "4", 0, "none (local)", 0, 3, {"backward": 3}),
+        EdgeRecord("P(max)", "R", "4", 0, "all_reduce", 128, 5, {"gather": 5}),
+    ]
+    nodes = {node for edge in edges for node in (edge.source, edge.target)}
+    moves = [("S(0)", "R", "all_gather", 30), ("P(sum)", "R", "all_reduce", 14), ("R", "S(0)", "none (local)", 4)]
+    for source, target, collective, count in moves:
+        for other in ("R", "S(0)", "S(1)", "P(sum)"):
+            weight = count + len(other)
+            edges.append(
+                EdgeRecord(f"({source}, {other})", f"({target}, {other})", "2x2", 0, collective, 64 * weight, weight, {})
+            )
+            edges.append(
+                EdgeRecord(f"({other}, {source})", f"({other}, {target})", "2x2", 1, collective, 32 * weight, count, {})
+            )
+    nodes |= {node for edge in edges for node in (edge.source, edge.target)}
+    return GraphRecord(sorted(nodes), edges)
+
+
+def make_run(**changes: object) -> RunRecord:
+    """Return a finished run with one new finding that is confirmed, one that is not, and one known finding."""
+    by_op = {
+        EMBEDDING: {"PASS": 301, "WRONG_GRADIENT": 17, "UNSUPPORTED": 40, "INCONCLUSIVE": 6},
+        BACKWARD: {"PASS": 120, "WRONG_VALUE": 3, "CRASH": 2},
+        RENORM: {"UNSUPPORTED": 64},
+    }
+    by_mesh = {
+        "4": {"PASS": 221, "WRONG_GRADIENT": 12, "UNSUPPORTED": 60, "INCONCLUSIVE": 6, "CRASH": 2},
+        "2x2": {"PASS": 200, "WRONG_GRADIENT": 5, "WRONG_VALUE": 3, "UNSUPPORTED": 44},
+    }
+    counts: dict[str, int] = {}
+    for table in by_op.values():
+        for verdict, count in table.items():
+            counts[verdict] = counts.get(verdict, 0) + count
+    findings = [
+        make_finding("0f1e2d3c4b", BACKWARD, "CRASH", known=True, reason="pytorch#190063: grad_output S(1) is refused"),
+        make_finding(),
+        make_finding(
+            "beef00cafe",
+            BACKWARD,
+            "WRONG_VALUE",
+            mesh="2x2",
+            weight="(S(0), S(0))",
+            indices="(R, P(sum))",
+            confirmed="unconfirmed",
+            script_status="not run",
+            minimised=False,
+            also=[],
+        ),
+    ]
+    run = RunRecord(
+        header=make_header(),
+        seconds=93.4,
+        complete=True,
+        trials=sum(counts.values()),
+        counts=counts,
+        counts_by_op=by_op,
+        counts_by_mesh=by_mesh,
+        coverage={"uneven shards": 210, "empty shard": 88, "0-d indices": 12, "coincident shapes": 0},
+        findings=findings,
+        baseline=[
+            KnownRecord("0f1e2d3c4b", "known", "still fails"),
+            KnownRecord("77aa77aa77", "fixed", "12 trials, none failed"),
+            KnownRecord("99bb99bb99", "untested", "no trial in the same class"),
+        ],
+        untested=[
+            UntestedRecord("aten.embedding.default on mesh 2x2x2", "the time limit of 120 s was reached", 128),
+            UntestedRecord("aten.embedding_bag.default", f"no family draws it {ODD}", 1),
+        ],
+        matrices=[make_matrix(op, mesh) for op in (EMBEDDING, BACKWARD) for mesh in ("4", "2x2")],
+        graph=make_graph(),
+        pool_restarts=2,
+        seconds_by={"dispatch": 120.5, "reference": 40.2, "collectives": 88.0, "compare": 31.9, "start of ranks": 9.1},
+        inconclusive={"the reference is all zeros": 6},
+        unsupported={"DTensor has no strategy for aten.embedding_renorm_": 64, "indices P(sum) <integer>": 40},
+    )
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+def make_empty_run(**changes: object) -> RunRecord:
+    """Return a run in which nothing was tried."""
+    empty: dict[str, object] = {
+        "trials": 0,
+        "counts": {},
+        "counts_by_op": {},
+        "counts_by_mesh": {},
+        "coverage": {},
+        "findings": [],
+        "baseline": [],
+        "untested": [],
+        "matrices": [],
+        "graph": GraphRecord([], []),
+        "pool_restarts": 0,
+        "seconds_by": {},
+        "inconclusive": {},
+        "unsupported": {},
+        "seconds": 0.4,
+    }
+    return make_run(**(empty | changes))
+
+
+def make_long_run(findings: int = 120) -> RunRecord:
+    """Return a run with many new findings."""
+    return make_run(findings=[make_finding(f"{number:010x}") for number in range(findings)])

@@ -1,0 +1,104 @@
+"""Comparing tensors: what differs, and what the ranks of a mesh hold against what their placements promise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from verifier.cases import Contribution, Difference, DifferenceKind, MeshSpec, Phase, Placements, format_placements
+from verifier.placements import take_local
+
+__all__ = ["Spot", "check_full", "check_shards", "compare", "tolerance"]
+
+
+def tolerance(dtype: torch.dtype, terms: int) -> float:
+    """Return the relative tolerance for a result of ``dtype`` that is a reduction of ``terms`` terms.
+
+    The worst-case error of summing n terms is about n units in the last place (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2002, section 4.2); 4 of them cover the op's own rounding.
+    """
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return torch.finfo(dtype).eps * max(4, terms)
+
+
+def compare(
+    got: torch.Tensor, expected: torch.Tensor, relative: float
+) -> tuple[DifferenceKind, str, str, tuple[int, ...] | None] | None:
+    """Return how ``got`` differs from ``expected``: kind, both as text, and the first differing index; None if equal.
+
+    ``relative`` is 0 for a comparison bit for bit (NaN equal to NaN); otherwise it scales the largest finite magnitude
+    in ``expected``.
+    """
+    if got.dtype != expected.dtype:
+        return DifferenceKind.DTYPE, str(got.dtype), str(expected.dtype), None
+    if got.shape != expected.shape:
+        return DifferenceKind.SHAPE, str(list(got.shape)), str(list(expected.shape)), None
+    if got.layout is not expected.layout:
+        return DifferenceKind.STRUCTURE, str(got.layout), str(expected.layout), None
+    if torch.equal(got, expected):
+        return None
+    same = (got == expected) | ((got != got) & (expected != expected))
+    if relative and expected.numel():
+        finite = expected[torch.isfinite(expected)].abs()
+        scale = float(finite.max()) if finite.numel() else 0.0
+        same |= (got - expected).abs() <= relative * scale
+    wrong = (~same).nonzero()
+    if not len(wrong):
+        return None
+    index = tuple(int(i) for i in wrong[0])
+    return DifferenceKind.VALUE, str(got[index].item()), str(expected[index].item()), index
+
+
+# --------------------------------------------------------------------------------------------------------------- ranks
+@dataclass(frozen=True)
+class Spot:
+    """Where in a trial a value arose: the phase, what it is called, and in which backward pass."""
+
+    phase: Phase
+    subject: str
+    backward: int | None = None
+
+    def difference(self, kind: DifferenceKind, got: object, expected: object, rank: int = -1) -> Difference:
+        return Difference(kind, self.phase, self.subject, rank, str(got), str(expected), None, self.backward)
+
+
+def check_full(
+    locals_: Mapping[int, torch.Tensor], expected: torch.Tensor, relative: float, spot: Spot
+) -> list[Difference]:
+    """Return where a rank's tensor differs from the whole of ``expected``."""
+    differences = []
+    for rank, local in locals_.items():
+        found = compare(local.cpu(), expected, relative)
+        if found is not None:
+            kind, got, wanted, index = found
+            differences.append(Difference(kind, spot.phase, spot.subject, rank, got, wanted, index, spot.backward))
+    return differences
+
+
+def check_shards(
+    locals_: Mapping[int, torch.Tensor],
+    placements: Placements,
+    expected: torch.Tensor,
+    relative: float,
+    mesh: MeshSpec,
+    spot: Spot,
+) -> tuple[list[Difference], list[Contribution]]:
+    """Compare each rank's local tensor with the piece of ``expected`` that ``placements`` promise.
+
+    Parts of a Partial mean nothing one by one: they come back as contributions, to be reduced and compared by the
+    oracle.
+    """
+    if any(placement.is_partial() for placement in placements):
+        text = format_placements(placements)
+        return [], [
+            Contribution(spot.phase, spot.subject, rank, text, local.cpu().clone(), spot.backward)
+            for rank, local in locals_.items()
+        ]
+    differences = []
+    for rank, local in locals_.items():
+        piece = take_local(expected, placements, mesh.shape, mesh.coordinate(rank), seed=0)
+        differences += check_full({rank: local}, piece, relative, spot)
+    return differences, []

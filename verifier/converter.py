@@ -1,0 +1,300 @@
+"""From a call and a mesh to every combination of placements, and from a combination to DTensors.
+
+Generalises the ``DTensorConverter`` of torch's own test helpers: uneven and empty shards, Partial of every kind, meshes
+of any number of dims, bool and integer tensors, a seeded pairwise cover where there are too many combinations, and a
+reason for every tensor that it leaves alone. Making the DTensors communicates nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils import _pytree as pytree
+
+from verifier.cases import Combination, Placements
+from verifier.placements import Alphabet, coordinates, take_local
+from verifier.torch_internals import make_rank_tensors, paused_simulation, simulated_ranks
+
+__all__ = ["CombinationSpace", "DTensorConverter", "sample_pairwise", "tensor_arguments", "unsupported_reason"]
+
+_CANDIDATES = 12
+
+
+def unsupported_reason(tensor: torch.Tensor) -> str | None:
+    """Return why ``tensor`` cannot be made a DTensor, or None if it can.
+
+    >>> unsupported_reason(torch.eye(2).to_sparse())
+    'sparse tensor (torch.sparse_coo): DTensor has no sparse layout'
+    """
+    if isinstance(tensor, DTensor):
+        return "already a DTensor"
+    if type(tensor) not in (torch.Tensor, nn.Parameter):
+        return f"tensor subclass {type(tensor).__name__}: what it promises is unknown"
+    if tensor.is_nested:
+        return "nested tensor: has no single shape to shard"
+    if tensor.layout is not torch.strided:
+        return f"sparse tensor ({tensor.layout}): DTensor has no sparse layout"
+    if tensor.is_quantized:
+        return "quantised tensor: DTensor keeps no scale and zero point"
+    if tensor.device.type == "meta":
+        return "meta tensor: has no values to compare"
+    if tensor.is_neg() or tensor.is_conj():
+        return "lazy negative or conjugate view: resolve it first"
+    return None
+
+
+def tensor_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+    """Return the tensors in ``(args, kwargs)`` that can be distributed, in the order of a pytree walk."""
+    leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and unsupported_reason(leaf) is None]
+
+
+# ------------------------------------------------------------------------------------------------------------ sampling
+@lru_cache(maxsize=4096)
+def sample_pairwise(levels: tuple[int, ...], cap: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """Return up to ``cap`` distinct tuples, the i-th entry below ``levels[i]``, that cover pairs of entries early.
+
+    Greedy: of a dozen random candidates, each built around a pair that is not covered yet, the one that covers most new
+    pairs is taken. When every pair is covered the rest is random. The same arguments give the same sample.
+
+    >>> len(sample_pairwise((3, 3), 100, seed=0))
+    9
+    """
+    total = math.prod(levels)
+    if total <= cap:
+        return tuple(itertools.product(*(range(level) for level in levels)))
+    rng = random.Random(f"{levels}/{seed}")
+    width = len(levels)
+    pairs = list(itertools.combinations(range(width), 2))
+    uncovered = {(i, a, j, b) for i, j in pairs for a in range(levels[i]) for b in range(levels[j])}
+    queue = sorted(uncovered)
+    rng.shuffle(queue)
+    chosen: dict[tuple[int, ...], None] = {}
+    while len(chosen) < cap:
+        while queue and queue[-1] not in uncovered:
+            queue.pop()
+        best: tuple[int, ...] | None = None
+        best_gain = -1
+        for _ in range(_CANDIDATES if queue else 1):
+            candidate = [rng.randrange(level) for level in levels]
+            if queue:
+                i, a, j, b = queue[-1]
+                candidate[i], candidate[j] = a, b
+            entry = tuple(candidate)
+            gain = sum((i, entry[i], j, entry[j]) in uncovered for i, j in pairs) if queue else 0
+            if entry not in chosen and gain > best_gain:
+                best, best_gain = entry, gain
+        if best is None:
+            continue
+        chosen[best] = None
+        uncovered.difference_update((i, best[i], j, best[j]) for i, j in pairs)
+    return tuple(chosen)
+
+
+@dataclass
+class CombinationSpace:
+    """All combinations of placements of some tensors on a mesh of ``mesh_ndim`` dims.
+
+    Parameters
+    ----------
+    tensors
+        The tensors to place, in order; a 0-d tensor cannot be sharded.
+    mesh_ndim
+        Number of mesh dims.
+    alphabet
+        Which placements to try on one mesh dim.
+    cap
+        At most so many combinations; None for all.
+    seed
+        Fixes the sample where there are more than ``cap``.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    mesh_ndim: int
+    alphabet: Alphabet = field(default_factory=Alphabet)
+    cap: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._letters: list[tuple[Placement, ...]] = [
+            self.alphabet.placements(tensor.ndim, tensor.dtype) for tensor in self.tensors
+        ]
+
+    @property
+    def total(self) -> int:
+        """Number of combinations, before any cap."""
+        return math.prod(
+            sum(self.alphabet.legal(choice) for choice in itertools.product(letters, repeat=self.mesh_ndim))
+            for letters in self._letters
+        )
+
+    def describe(self) -> str:
+        """Return ``"all n"`` or ``"sampled k of n"``."""
+        total = self.total
+        return f"all {total}" if self.cap is None or total <= self.cap else f"sampled {self.cap} of {total}"
+
+    def __iter__(self) -> Iterator[Combination]:
+        if self.cap is None or self.total <= self.cap:
+            per_tensor = [
+                [choice for choice in itertools.product(letters, repeat=self.mesh_ndim) if self.alphabet.legal(choice)]
+                for letters in self._letters
+            ]
+            yield from itertools.product(*per_tensor)
+            return
+        # One factor per tensor and mesh dim, so that pairs within one tensor's placements are covered as well.
+        levels = tuple(len(letters) for letters in self._letters for _ in range(self.mesh_ndim))
+        emitted = 0
+        margin = 4 * self.cap + 16  # mixtures of reductions are dropped below, so ask for more than the cap
+        for entry in sample_pairwise(levels, margin, self.seed):
+            combination = self._combination(entry)
+            if all(self.alphabet.legal(placements) for placements in combination):
+                yield combination
+                emitted += 1
+                if emitted == self.cap:
+                    return
+
+    def _combination(self, entry: Sequence[int]) -> Combination:
+        width = self.mesh_ndim
+        return tuple(
+            tuple(letters[entry[position * width + mesh_dim]] for mesh_dim in range(width))
+            for position, letters in enumerate(self._letters)
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- converter
+class DTensorConverter:
+    """Yield a call's arguments as DTensors, once for every combination of placements.
+
+    Parameters
+    ----------
+    mesh
+        The mesh on which the DTensors live. Under torch's ``LocalTensorMode`` the local tensors of all ranks are made.
+    args, kwargs
+        The call. They are walked as pytrees; tensors and ``nn.Parameter`` become DTensors, everything else is left
+        alone. Values are global, and the same on every rank.
+    alphabet, cap, seed
+        See :class:`CombinationSpace`; ``seed`` also fixes how Partial arguments are split.
+
+    Attributes
+    ----------
+    converted
+        How many tensors have been made DTensors so far.
+    left_alone
+        How many were not, by reason.
+
+    Examples
+    --------
+    >>> converter = DTensorConverter(mesh, (weight, indices))            # doctest: +SKIP
+    >>> len(converter)                                                   # doctest: +SKIP
+    56
+    >>> for args, kwargs in converter:                                   # doctest: +SKIP
+    ...     torch.ops.aten.embedding(*args, **kwargs)
+    """
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        alphabet: Alphabet | None = None,
+        cap: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.mesh = mesh
+        self.seed = seed
+        self._leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        self._reasons = [unsupported_reason(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in self._leaves]
+        tensors = [
+            leaf
+            for leaf, reason in zip(self._leaves, self._reasons, strict=True)
+            if isinstance(leaf, torch.Tensor) and reason is None
+        ]
+        self.space = CombinationSpace(tensors, mesh.ndim, alphabet or Alphabet(), cap, seed)
+        self.converted = 0
+        self.left_alone: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self.space.total if self.space.cap is None else min(self.space.total, self.space.cap)
+
+    def describe(self) -> str:
+        """Return how many combinations will come, of how many, and what cannot be converted."""
+        text = f"{self.space.describe()} combinations of {len(self.space.tensors)} tensors"
+        reasons = [reason for reason in self._reasons if reason]
+        return text + (f"; {len(reasons)} left alone: {'; '.join(reasons)}" if reasons else "")
+
+    def __iter__(self) -> Iterator[tuple[tuple[object, ...], dict[str, object]]]:
+        for combination in self.space:
+            yield self.convert(combination)
+
+    def convert(self, combination: Combination) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return ``(args, kwargs)`` with the tensors placed as ``combination`` says, without any communication.
+
+        A tensor that occurs twice in the call becomes one DTensor if both places agree on its placements.
+
+        Raises
+        ------
+        ValueError
+            If the combination has not one entry per tensor, or not one placement per mesh dim.
+        """
+        if len(combination) != len(self.space.tensors):
+            raise ValueError(
+                f"the combination places {len(combination)} tensors, but the call has {len(self.space.tensors)}"
+            )
+        made: dict[tuple[int, Placements], torch.Tensor] = {}
+        leaves: list[object] = []
+        position = 0
+        for leaf, reason in zip(self._leaves, self._reasons, strict=True):
+            if not isinstance(leaf, torch.Tensor):
+                leaves.append(leaf)
+                continue
+            if reason is not None:
+                self.left_alone[reason] += 1
+                leaves.append(leaf)
+                continue
+            placements = combination[position]
+            key = (id(leaf), placements)
+            if key not in made:
+                made[key] = self.place(leaf, placements, seed=self.seed + position)
+            leaves.append(made[key])
+            self.converted += 1
+            position += 1
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return args, kwargs
+
+    def place(self, value: torch.Tensor, placements: Placements, seed: int) -> torch.Tensor:
+        """Return ``value`` as a DTensor (an ``nn.Parameter`` of one for a parameter), a leaf of the autograd graph."""
+        return place(value, self.mesh, placements, seed)
+
+
+def place(value: torch.Tensor, mesh: DeviceMesh, placements: Placements, seed: int) -> torch.Tensor:
+    """Return ``value`` as a DTensor with ``placements`` on ``mesh``; see :meth:`DTensorConverter.place`."""
+    if len(placements) != mesh.ndim:
+        raise ValueError(f"{len(placements)} placements for a mesh of {mesh.ndim} dims")
+    shape = tuple(mesh.shape)
+    ranks = simulated_ranks()
+    if ranks is None:
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None, "this rank is not part of the mesh"
+        local = take_local(value, placements, shape, coordinate, seed).to(mesh.device_type)
+    else:
+        with paused_simulation():
+            locals_ = [take_local(value, placements, shape, coordinate, seed) for coordinate in coordinates(shape)]
+        local = make_rank_tensors(locals_)
+    result: torch.Tensor = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride()
+    )
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(result, requires_grad=value.requires_grad)
+    return result.requires_grad_(value.requires_grad)

@@ -1,0 +1,65 @@
+"""The user's own files, run in the controller and in every rank before anything else (``--import``)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["ImportFailedError", "run_imports"]
+
+
+class ImportFailedError(ValueError):
+    """A module or file named by ``--import`` could not be run."""
+
+
+def run_imports(names: Sequence[str]) -> None:
+    """Import each module, or run each file, in order; a name that has been imported already is not run again.
+
+    A callable at a dotted path, as ``strategies.install``, is called.
+
+    Raises
+    ------
+    ImportFailedError
+        With the name and the exception, whatever it was.
+    """
+    for name in names:
+        try:
+            _import(name)
+        except Exception as error:  # the user's own code may raise anything
+            raise ImportFailedError(f"--import {name}: {type(error).__name__}: {error}") from error
+
+
+def _import(name: str) -> None:
+    path = Path(name)
+    if name.endswith(".py") or path.is_file():
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path.absolute()}")
+        module_name = f"verifier_import_{path.stem}_{abs(hash(str(path.resolve())))}"
+        if module_name in sys.modules:
+            return
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+        return
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        parent, _, attribute = name.rpartition(".")
+        if error.name != name or not parent:
+            raise
+        target = getattr(importlib.import_module(parent), attribute, None)
+        if not callable(target):
+            raise
+        target()

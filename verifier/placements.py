@@ -1,0 +1,349 @@
+"""The placement algebra: cut a global tensor into local ones, put local ones together, enumerate placements.
+
+This is the judge, so it is written from DTensor's documented semantics and calls none of DTensor's functions: placements
+are read as data only. A mesh of shape ``mesh_shape`` numbers its ranks row-major, and several mesh dims act left to
+right, each on what the one before left.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.cases import REDUCTIONS, Placements, format_placements
+
+__all__ = [
+    "Alphabet",
+    "Disagreement",
+    "combine",
+    "coordinates",
+    "local_shape",
+    "partial_reductions",
+    "shard_bounds",
+    "split",
+    "split_partial",
+    "take_local",
+]
+
+# Noise of a Partial split: integers up to the first number, scaled per rank by one of the others. The sum of the absolute
+# values over 8 ranks must stay below 2**p for a dtype with p significant bits, or the reduction would round.
+_NOISE = (8, (1, 3, 7))
+_NOISE_BFLOAT16 = (4, (1, 2, 3))
+
+
+class Disagreement(ValueError):
+    """Ranks that must hold the same value, or a piece of a certain shape, do not."""
+
+
+# ------------------------------------------------------------------------------------------------------------- shards
+def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Return where shard ``index`` of ``parts`` begins and ends in a tensor dim of ``size``, as ``torch.chunk`` cuts it.
+
+    Every shard has ``ceil(size / parts)`` elements until they run out: then comes a smaller one, then empty ones.
+
+    >>> [stop - start for start, stop in (shard_bounds(17, 8, i) for i in range(8))]
+    [3, 3, 3, 3, 3, 2, 0, 0]
+    """
+    width = -(-size // parts)
+    return min(index * width, size), min((index + 1) * width, size)
+
+
+def coordinates(mesh_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the coordinate of every rank, in rank order.
+
+    >>> list(coordinates((2, 2)))
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    return itertools.product(*(range(extent) for extent in mesh_shape))
+
+
+def local_shape(
+    shape: Sequence[int], placements: Placements, mesh_shape: Sequence[int], coordinate: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the shape of the local tensor at ``coordinate``.
+
+    >>> local_shape((17, 4), (Shard(0),), (8,), (7,))
+    (0, 4)
+    """
+    result = list(shape)
+    for placement, extent, index in zip(placements, mesh_shape, coordinate, strict=True):
+        if isinstance(placement, Shard):
+            start, stop = shard_bounds(result[placement.dim], extent, index)
+            result[placement.dim] = stop - start
+    return tuple(result)
+
+
+# ------------------------------------------------------------------------------------------------------------ partial
+def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
+    """Return the reductions for which a tensor of ``dtype`` can be Partial.
+
+    An average of integers is not an integer, complex numbers have no order, and the sum of bools is not a bool.
+
+    >>> partial_reductions(torch.int64), partial_reductions(torch.bool)
+    (('sum', 'product', 'min', 'max'), ('product', 'min', 'max'))
+    """
+    if dtype == torch.bool:
+        refused = {"sum", "avg"}
+    elif dtype.is_complex:
+        refused = {"min", "max"}
+    elif not dtype.is_floating_point:
+        refused = {"avg"}
+    else:
+        refused = set()
+    return tuple(reduction for reduction in REDUCTIONS if reduction not in refused)
+
+
+def _noise(like: torch.Tensor, generator: torch.Generator, low: int, high: int) -> torch.Tensor:
+    """Return random integers in ``[low, high]`` of the shape and dtype of ``like``."""
+    if like.dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+        low = max(low, 0)
+    noise = torch.randint(low, high + 1, like.shape, generator=generator)
+    if like.dtype.is_complex:
+        imaginary = torch.randint(low, high + 1, like.shape, generator=generator)
+        return torch.complex(noise.double(), imaginary.double()).to(like.dtype)
+    return noise.to(like.dtype)
+
+
+def _split_bool(value: torch.Tensor, any_is_true: bool, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Split a bool under OR (max) or AND (min, product), each element's deciding ranks drawn at random."""
+    pieces = torch.randint(0, 2, (parts, *value.shape), generator=generator).bool()
+    owner = torch.randint(0, parts, (1, *value.shape), generator=generator)
+    pieces.scatter_(0, owner, any_is_true)  # at least one rank decides
+    settled = torch.zeros_like(pieces) if any_is_true else torch.ones_like(pieces)
+    decided = value if any_is_true else ~value
+    return list(torch.where(decided, pieces, settled).unbind(0))
+
+
+def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Return ``parts`` tensors of the shape and dtype of ``value`` that reduce to it.
+
+    The parts differ from rank to rank, in size and in sign, and which rank makes them add up is drawn for each tensor
+    (sum, avg) or each element (product, min, max). On small integers the reduction is exact in every dtype.
+
+    Raises
+    ------
+    ValueError
+        If the dtype cannot be Partial under ``reduction``.
+    """
+    if reduction not in partial_reductions(value.dtype):
+        allowed = ", ".join(partial_reductions(value.dtype))
+        raise ValueError(f"a {value.dtype} tensor cannot be P({reduction}); it can be Partial under {allowed}")
+    value = value.detach()
+    if parts == 1:
+        return [value.clone()]
+    if value.dtype == torch.bool:
+        return _split_bool(value, reduction == "max", parts, generator)
+
+    if reduction in ("sum", "avg"):
+        closing = int(torch.randint(0, parts, (), generator=generator))
+        limit, amplitudes = _NOISE_BFLOAT16 if value.dtype == torch.bfloat16 else _NOISE
+        pieces = [
+            _noise(value, generator, -limit, limit) * amplitudes[(rank + closing) % len(amplitudes)]
+            for rank in range(parts)
+        ]
+        total = value * parts if reduction == "avg" else value.clone()
+        for rank, piece in enumerate(pieces):
+            if rank != closing:
+                total = total - piece
+        pieces[closing] = total
+        return pieces
+
+    owner = torch.randint(0, parts, value.shape, generator=generator)
+    if reduction == "product":
+        return _split_product(value, owner, parts, generator)
+    gap = -_noise(value, generator, 0, 8).abs() if reduction == "max" else _noise(value, generator, 0, 8).abs()
+    pieces = []
+    for rank in range(parts):
+        moved = value + gap * (1 + (rank % 2))
+        if not value.dtype.is_floating_point:  # stay inside the dtype: an integer that wraps would win the reduction
+            moved = torch.where((moved > value) if reduction == "max" else (moved < value), value, moved)
+        pieces.append(torch.where(owner == rank, value, moved))
+    return pieces
+
+
+def _split_product(
+    value: torch.Tensor, owner: torch.Tensor, parts: int, generator: torch.Generator
+) -> list[torch.Tensor]:
+    """Split under multiplication by factors whose inverses are exact: signs, and powers of two where there are any."""
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        choices = torch.tensor([1.0, -1.0, 2.0, -0.5, 0.5, -2.0], dtype=torch.float64)
+    elif value.dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+        choices = torch.tensor([1.0], dtype=torch.float64)
+    else:
+        choices = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    pieces = []
+    rest = torch.ones(value.shape, dtype=torch.float64)
+    for rank in range(parts):
+        factor = choices[torch.randint(0, len(choices), value.shape, generator=generator)]
+        factor = torch.where(owner == rank, torch.ones_like(factor), factor)
+        rest = rest * factor
+        pieces.append(factor.to(value.dtype))
+    closing = value * (1 / rest).to(value.dtype)
+    return [torch.where(owner == rank, closing, piece) for rank, piece in enumerate(pieces)]
+
+
+# -------------------------------------------------------------------------------------------------------------- split
+def take_local(
+    value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int], coordinate: Sequence[int], seed: int
+) -> torch.Tensor:
+    """Return the local tensor that the rank at ``coordinate`` holds of ``value``, a copy.
+
+    Every rank that calls this with the same ``value`` and ``seed`` gets its part of one and the same split, so nothing
+    has to be communicated.
+
+    Raises
+    ------
+    ValueError
+        If a placement is none of Replicate, Shard and Partial, or shards a tensor dim that ``value`` does not have.
+    """
+    local = value.detach()
+    prefix: tuple[int, ...] = ()
+    for mesh_dim, (placement, extent, index) in enumerate(zip(placements, mesh_shape, coordinate, strict=True)):
+        if isinstance(placement, Shard):
+            if not 0 <= placement.dim < value.ndim:
+                raise ValueError(f"cannot place a {value.ndim}-d tensor as {format_placements(placements)}")
+            start, stop = shard_bounds(local.shape[placement.dim], extent, index)
+            local = local.narrow(placement.dim, start, stop - start)
+        elif type(placement) is Partial:
+            # the ranks that share this mesh dim agree on everything to its left, and on nothing else
+            generator = torch.Generator().manual_seed(hash((seed, mesh_dim, prefix)) & 0x7FFFFFFF)
+            local = split_partial(local, placement.reduce_op, extent, generator)[index]
+        elif not isinstance(placement, Replicate):
+            raise ValueError(f"cannot split by {placement!r}; Replicate, Shard and Partial are supported")
+        prefix = (*prefix, index)
+    return local.clone(memory_format=torch.preserve_format)
+
+
+def split(value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int], seed: int) -> list[torch.Tensor]:
+    """Return the local tensors of all ranks, in rank order; see :func:`take_local`.
+
+    >>> [local.tolist() for local in split(torch.arange(5), (Shard(0),), (4,), seed=0)]
+    [[0, 1], [2, 3], [4], []]
+    """
+    return [take_local(value, placements, mesh_shape, c, seed) for c in coordinates(mesh_shape)]
+
+
+# ------------------------------------------------------------------------------------------------------------ combine
+def _reduce(pieces: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    dtype = pieces[0].dtype
+    stacked = torch.stack(list(pieces))
+    if reduction in ("max", "min"):
+        if dtype == torch.bool:
+            return stacked.any(0) if reduction == "max" else stacked.all(0)
+        return stacked.amax(0) if reduction == "max" else stacked.amin(0)
+    if dtype == torch.bool:
+        if reduction == "product":
+            return stacked.all(0)
+        raise ValueError(f"cannot reduce bool tensors under P({reduction})")
+    if dtype.is_complex:
+        wide = stacked.to(torch.complex128)
+    elif dtype.is_floating_point:
+        wide = stacked.to(torch.float64)
+    else:
+        wide = stacked
+    if reduction == "product":
+        return wide.prod(0).to(dtype)
+    total = wide.sum(0)
+    return (total / len(pieces) if reduction == "avg" else total).to(dtype)
+
+
+def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | None) -> torch.Tensor:
+    """Undo one mesh dim. ``size`` is the extent of the sharded tensor dim before the cut."""
+    if isinstance(placement, Replicate):
+        first = pieces[0]
+        for rank, other in enumerate(pieces[1:], 1):
+            if first.shape != other.shape or not _same(first, other):
+                raise Disagreement(f"replicas 0 and {rank} along the mesh dim differ")
+        return first
+    if isinstance(placement, Shard):
+        assert size is not None
+        for index, piece in enumerate(pieces):
+            start, stop = shard_bounds(size, len(pieces), index)
+            if piece.shape[placement.dim] != stop - start:
+                raise Disagreement(
+                    f"shard {index} of tensor dim {placement.dim} has {piece.shape[placement.dim]} elements, "
+                    f"expected {stop - start}"
+                )
+        return torch.cat(list(pieces), placement.dim)
+    if type(placement) is Partial:
+        shapes = {tuple(piece.shape) for piece in pieces}
+        if len(shapes) > 1:
+            raise Disagreement(f"parts of {placement} differ in shape: {sorted(shapes)}")
+        return _reduce(pieces, placement.reduce_op)
+    raise ValueError(f"cannot combine by {placement!r}; Replicate, Shard and Partial are supported")
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal bit for bit, NaN being equal to NaN."""
+    return torch.equal(left, right) or bool(((left == right) | ((left != left) & (right != right))).all())
+
+
+def combine(
+    locals_: Sequence[torch.Tensor], placements: Placements, mesh_shape: Sequence[int], shape: Sequence[int]
+) -> torch.Tensor:
+    """Return the global tensor of ``shape`` that the local tensors, in rank order, represent.
+
+    Raises
+    ------
+    Disagreement
+        If replicas differ, or a local tensor has a shape that no cut of ``shape`` gives.
+
+    >>> value = torch.arange(6.0).view(3, 2)
+    >>> torch.equal(combine(split(value, (Shard(0), Shard(0)), (2, 2), 0), (Shard(0), Shard(0)), (2, 2), (3, 2)), value)
+    True
+    """
+    pieces = dict(zip(coordinates(mesh_shape), locals_, strict=True))
+    for mesh_dim in reversed(range(len(mesh_shape))):
+        placement = placements[mesh_dim]
+        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for coordinate in sorted(pieces):
+            groups.setdefault(coordinate[:-1], []).append(pieces[coordinate])
+        merged = {}
+        for prefix, group in groups.items():
+            size = None
+            if isinstance(placement, Shard):
+                size = local_shape(shape, placements[:mesh_dim], mesh_shape[:mesh_dim], prefix)[placement.dim]
+            merged[prefix] = _merge(group, placement, size)
+        pieces = merged
+    (result,) = pieces.values()
+    if tuple(result.shape) != tuple(shape):
+        raise Disagreement(f"the parts make up shape {list(result.shape)}, expected {list(shape)}")
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------------- alphabet
+@dataclass(frozen=True)
+class Alphabet:
+    """Which placements to try: a policy for enumeration.
+
+    Parameters
+    ----------
+    shard
+        Try Shard of every tensor dim, whether or not it divides evenly.
+    partial
+        The reductions to try, where the dtype allows them.
+    """
+
+    shard: bool = True
+    partial: tuple[str, ...] = REDUCTIONS
+
+    def placements(self, ndim: int, dtype: torch.dtype) -> tuple[Placement, ...]:
+        """Return what one mesh dim can do to a tensor of ``ndim`` dims.
+
+        >>> Alphabet().placements(2, torch.int64)
+        (Replicate(), Shard(dim=0), Shard(dim=1), Partial(sum), Partial(product), Partial(min), Partial(max))
+        """
+        shards = [Shard(dim) for dim in range(ndim)] if self.shard else []
+        allowed = partial_reductions(dtype)
+        return (Replicate(), *shards, *(Partial(r) for r in allowed if r in self.partial))
+
+    @staticmethod
+    def legal(placements: Placements) -> bool:
+        """False for a mixture of reductions, which has no defined order; DTensor refuses it, sum with avg excepted."""
+        reductions = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
+        return len(reductions) <= 1 or reductions == {"sum", "avg"}

@@ -1,0 +1,192 @@
+"""The redistribution graph as inline SVG, one drawing for each number of mesh dims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import networkx as nx  # type: ignore[import-untyped]
+from markupsafe import Markup
+
+from verifier.graph import LOCAL, split_placements
+from verifier.records import EdgeRecord, GraphRecord
+from verifier.report.words import bytes_text, plural
+
+__all__ = ["Drawing", "collective_class", "draw_graph", "placement_order"]
+
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", LOCAL)
+_FONT = 7.3
+"""Width of a character of the nodes' monospaced 12 px font, in CSS pixels."""
+_NODE_HEIGHT = 24.0
+_MARGIN = 46.0
+
+Point = tuple[float, float]
+
+
+def collective_class(collective: str) -> str:
+    """Return the CSS class that gives a collective its colour and its dashes."""
+    return f"c{_COLLECTIVES.index(collective)}" if collective in _COLLECTIVES else "c5"
+
+
+def placement_order(text: str) -> tuple[tuple[int, str], ...]:
+    """Return a sort key for placements: R, then S by tensor dim, then Partial, then the rest, one mesh dim at a time.
+
+    >>> sorted(["P(sum)", "S(10)", "S(2)", "R"], key=placement_order)
+    ['R', 'S(2)', 'S(10)', 'P(sum)']
+    """
+    return tuple(
+        (0 if part == "R" else 1 if part.startswith("S(") else 2 if part.startswith("P(") else 3, part.rjust(12))
+        for part in split_placements(text)
+    )
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The graph of all meshes with ``mesh_ndim`` mesh dims: its picture, and its edges for the table beneath."""
+
+    mesh_ndim: int
+    svg: Markup
+    collectives: tuple[str, ...]
+    edges: tuple[EdgeRecord, ...]
+    steps: int
+    bytes: int
+
+
+def draw_graph(record: GraphRecord) -> list[Drawing]:
+    """Return a drawing for each number of mesh dims in ``record``, fewest first. The same record draws the same.
+
+    On one mesh dim the nodes stand on a circle. On several, a node's place says what it is: the placement on the first
+    mesh dim is its column, the others are its row, so that a step, which changes one mesh dim, runs along a line.
+    """
+    drawings = []
+    for mesh_ndim in sorted({len(split_placements(node)) for node in record.nodes}):
+        nodes = sorted((n for n in record.nodes if len(split_placements(n)) == mesh_ndim), key=placement_order)
+        inside = set(nodes)
+        edges = sorted(
+            (edge for edge in record.edges if edge.source in inside),
+            key=lambda e: (-e.count, placement_order(e.source), placement_order(e.target), e.mesh, e.mesh_dim),
+        )
+        used = {edge.collective for edge in edges}
+        collectives = [name for name in _COLLECTIVES if name in used] + sorted(used.difference(_COLLECTIVES))
+        positions = _circle(nodes) if mesh_ndim == 1 else _grid(nodes)
+        drawings.append(
+            Drawing(
+                mesh_ndim,
+                _svg(positions, edges),
+                tuple(collectives),
+                tuple(edges),
+                sum(edge.count for edge in edges),
+                sum(edge.bytes for edge in edges),
+            )
+        )
+    return drawings
+
+
+# ------------------------------------------------------------------------------------------------------------- layout
+def _circle(nodes: Sequence[str]) -> dict[str, Point]:
+    """Place nodes on an ellipse; the first one at its top."""
+    graph = nx.Graph()
+    graph.add_nodes_from(nodes)
+    radius = 60.0 + 20.0 * len(nodes)
+    # Half of a turn's step aside for two nodes, so that they stand side by side and the picture stays flat.
+    turn = 0.0 if len(nodes) == 2 else math.pi / 2
+    placed = {}
+    for node, (x, y) in nx.circular_layout(graph).items():
+        angle = math.atan2(y, x) - turn if len(nodes) > 1 else 0.0
+        placed[node] = (1.5 * radius * math.cos(angle), radius * math.sin(angle))
+    return placed
+
+
+def _grid(nodes: Sequence[str]) -> dict[str, Point]:
+    split = {node: split_placements(node) for node in nodes}
+    columns = sorted({parts[0] for parts in split.values()}, key=placement_order)
+    rows = sorted({parts[1:] for parts in split.values()}, key=lambda parts: [placement_order(part) for part in parts])
+    step = max(len(node) for node in nodes) * _FONT + 84
+    return {node: (columns.index(parts[0]) * step, rows.index(parts[1:]) * 92.0) for node, parts in split.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------ drawing
+def _half_width(node: str) -> float:
+    return (len(node) * _FONT + 18) / 2
+
+
+def _leave(center: Point, toward: Point, node: str, gap: float) -> Point:
+    """Return where a line from ``center`` to ``toward`` comes out of the node's box, ``gap`` pixels further on."""
+    dx, dy = toward[0] - center[0], toward[1] - center[1]
+    length = math.hypot(dx, dy) or 1.0
+    to_side = _half_width(node) / abs(dx / length) if dx else math.inf
+    to_top = _NODE_HEIGHT / 2 / abs(dy / length) if dy else math.inf
+    reach = min(to_side, to_top) + gap
+    return center[0] + dx / length * reach, center[1] + dy / length * reach
+
+
+def _edge_svg(
+    source: str, target: str, collective: str, edges: Sequence[EdgeRecord], place: dict[str, Point], lane: int, most: int
+) -> tuple[str, str, Point]:
+    """Return an edge's curve with its arrowhead, its label, and the middle of the curve.
+
+    Each edge bends to its own left, so that the way back does not cover it; ``lane`` bends parallel ones further.
+    """
+    count, size = sum(edge.count for edge in edges), sum(edge.bytes for edge in edges)
+    width = 1.2 + 3.3 * math.sqrt(count / most)
+    (x0, y0), (x1, y1) = place[source], place[target]
+    css = collective_class(collective)
+    spoken = escape(f"{source} to {target}: {collective}, {plural(count, 'step')}, {bytes_text(size)}", quote=True)
+    if source == target:
+        control, begin, end = (x0, y0 - 62.0 - 14 * lane), (x0 - 12, y0 - 12.0), (x0 + 12, y0 - 15.0)
+    else:
+        dx, dy = x1 - x0, y1 - y0
+        length = math.hypot(dx, dy)
+        across = abs(dy) / length * 0.32 + 0.16  # nodes are wider than high: an upright curve has to go further round
+        bend = 18 + across * length + 26 * lane
+        control = ((x0 + x1) / 2 + dy / length * bend, (y0 + y1) / 2 - dx / length * bend)
+        begin, end = _leave((x0, y0), control, source, 2), _leave((x1, y1), control, target, 4)
+    middle = tuple(0.25 * a + 0.5 * b + 0.25 * c for a, b, c in zip(begin, control, end, strict=True))
+    angle = math.atan2(end[1] - control[1], end[0] - control[0])
+    head = 6.0 + width
+    wings = [(end[0] - head * math.cos(angle + s), end[1] - head * math.sin(angle + s)) for s in (0.42, -0.42)]
+    neck = (end[0] - 0.8 * head * math.cos(angle), end[1] - 0.8 * head * math.sin(angle))
+    triangle = " ".join(f"{x:.1f},{y:.1f}" for x, y in (end, *wings))
+    curve = (
+        f'<g class="edge-group {css}"><title>{spoken}</title><path class="wire" stroke-width="{width:.1f}" '
+        f'd="M{begin[0]:.1f} {begin[1]:.1f}Q{control[0]:.1f} {control[1]:.1f} {neck[0]:.1f} {neck[1]:.1f}"/>'
+        f'<polygon points="{triangle}"/></g>'
+    )
+    label = f'<text class="count {css}" x="{middle[0]:.1f}" y="{middle[1] + 3.5:.1f}">{count:,}</text>'
+    return curve, label, (middle[0], middle[1])
+
+
+def _svg(place: dict[str, Point], edges: Sequence[EdgeRecord]) -> Markup:
+    groups: dict[tuple[str, str, str], list[EdgeRecord]] = {}
+    for edge in edges:
+        groups.setdefault((edge.source, edge.target, edge.collective), []).append(edge)
+    most = max((sum(edge.count for edge in group) for group in groups.values()), default=1)
+    lanes: dict[tuple[str, str], int] = {}
+    curves, labels, points = [], [], list(place.values())
+    for (source, target, collective), group in groups.items():
+        lane = lanes.get((source, target), 0)
+        lanes[source, target] = lane + 1
+        curve, label, middle = _edge_svg(source, target, collective, group, place, lane, most or 1)
+        curves.append(curve)
+        labels.append(label)
+        points.append(middle)
+    boxes = []
+    for node, (x, y) in place.items():
+        half = _half_width(node)
+        points += [(x - half, y), (x + half, y)]
+        boxes.append(
+            f'<g class="node"><rect x="{x - half:.1f}" y="{y - _NODE_HEIGHT / 2:.1f}" width="{2 * half:.1f}" '
+            f'height="{_NODE_HEIGHT:.0f}" rx="5"/><text x="{x:.1f}" y="{y + 4:.1f}">{escape(node)}</text></g>'
+        )
+    left, top = (min(point[axis] for point in points) for axis in (0, 1))
+    right, bottom = (max(point[axis] for point in points) for axis in (0, 1))
+    margins = (12.0, 24.0)
+    width, height = right - left + 2 * margins[0], bottom - top + 2 * margins[1]
+    label = f"redistributions between {plural(len(place), 'placement')}, {plural(len(groups), 'kind')} of step"
+    return Markup(
+        f'<svg class="graph" role="img" aria-label="{label}" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="{left - margins[0]:.1f} {top - margins[1]:.1f} {width:.1f} {height:.1f}">'
+        f"{''.join(curves)}{''.join(boxes)}{''.join(labels)}</svg>"
+    )

@@ -1,0 +1,150 @@
+"""Pictures of how a tensor is cut: one small drawing a rank, laid out as the mesh is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from markupsafe import Markup
+
+from verifier.cases import MeshSpec
+from verifier.graph import split_placements
+from verifier.placements import shard_bounds
+
+__all__ = ["LocalPart", "drawn_text", "local_part", "sharding_svg"]
+
+_MOST_RANKS = 32
+_LONGEST = 66.0
+"""Longest side of a drawn tensor, in CSS pixels."""
+_CELL = 13.0
+_SHORTEST = 9.0
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """The part of a global tensor that one rank holds: a half-open range a tensor dim.
+
+    ``pending`` is true where the local values are a contribution that a reduction makes whole.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    pending: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(end - begin for begin, end in self.bounds)
+
+
+def local_part(shape: Sequence[int], placements: str, mesh: MeshSpec, rank: int) -> LocalPart | None:
+    """Return what ``rank`` holds of a tensor of ``shape``, None if the placements are not simple cuts.
+
+    >>> local_part([5, 2], "S(0)", MeshSpec((4,)), 2)
+    LocalPart(bounds=((4, 5), (0, 2)), pending=False)
+    >>> local_part([5], "_S(0, 2)", MeshSpec((4,)), 2) is None
+    True
+    """
+    bounds = [(0, extent) for extent in shape]
+    pending = False
+    parts = split_placements(placements)
+    if len(parts) != mesh.ndim:
+        return None
+    for text, extent, index in zip(parts, mesh.shape, mesh.coordinate(rank), strict=True):
+        if match := re.fullmatch(r"S\((\d+)\)", text):
+            dim = int(match[1])
+            if dim >= len(bounds):
+                return None
+            begin, end = bounds[dim]
+            low, high = shard_bounds(end - begin, extent, index)
+            bounds[dim] = (begin + low, begin + high)
+        elif re.match(r"_?\w*P\w*\(", text):
+            pending = True
+        elif text != "R":
+            return None
+    return LocalPart(tuple(bounds), pending)
+
+
+def _drawn_dims(shape: Sequence[int], placements: str) -> tuple[int | None, int | None]:
+    """Return the tensor dims that go down and across: those that are cut come first, in ascending order."""
+    cut = [int(dim) for dim in re.findall(r"\bS\((\d+)\)", placements)]
+    order = sorted(range(len(shape)), key=lambda dim: (dim not in cut, dim))
+    chosen = sorted(order[:2])
+    if not chosen:
+        return None, None
+    return (chosen[0], chosen[1]) if len(chosen) == 2 else (None, chosen[0])
+
+
+def _side(extent: int) -> float:
+    return min(max(extent * _CELL, _SHORTEST), _LONGEST)
+
+
+def _rank_drawing(part: LocalPart, shape: Sequence[int], down: int | None, across: int | None) -> str:
+    """Return one rank's drawing, its upper left corner at the origin."""
+    rows, columns = (1 if dim is None else shape[dim] for dim in (down, across))
+    height, width = _side(rows), _side(columns)
+    out = [f'<rect class="all" width="{width:.1f}" height="{height:.1f}"/>']
+    if 0 not in part.shape:
+        (top, bottom), (left, right) = ((0, 1) if dim is None else part.bounds[dim] for dim in (down, across))
+        dy, dx = height / rows, width / columns
+        box = (
+            f'x="{left * dx:.1f}" y="{top * dy:.1f}" '
+            f'width="{(right - left) * dx:.1f}" height="{(bottom - top) * dy:.1f}"'
+        )
+        out.append(f'<rect class="{"pending" if part.pending else "own"}" {box}/>')
+        if part.pending:
+            out.append(f'<rect class="hatch" {box} fill="url(#hatch)"/>')
+        if dy >= 5:
+            out += [f'<path class="grid" d="M0 {i * dy:.1f}H{width:.1f}"/>' for i in range(1, rows)]
+        if dx >= 5:
+            out += [f'<path class="grid" d="M{i * dx:.1f} 0V{height:.1f}"/>' for i in range(1, columns)]
+    out.append(f'<rect class="edge" width="{width:.1f}" height="{height:.1f}"/>')
+    return "".join(out)
+
+
+def sharding_svg(name: str, shape: Sequence[int], placements: str, mesh: MeshSpec) -> Markup | None:
+    """Return an SVG of what each rank holds, None if the placements are not simple cuts.
+
+    The picture is laid out as the mesh is: mesh dim 0 goes down, the others across; a 1-D mesh is one row. A rank's part
+    is filled, hatched where it is a contribution to a reduction; a rank without elements says so.
+    """
+    ranks = range(min(mesh.world_size, _MOST_RANKS))
+    parts = [local_part(shape, placements, mesh, rank) for rank in ranks]
+    if None in parts:
+        return None
+    down, across = _drawn_dims(shape, placements)
+    height = _side(1 if down is None else shape[down])
+    width = _side(1 if across is None else shape[across])
+    per_row = min(mesh.world_size // mesh.shape[0] if mesh.ndim > 1 else mesh.world_size, 8)
+    step_x, step_y = max(width + 14, 64), height + 42
+    drawings, spoken = [], []
+    for rank, part in zip(ranks, parts, strict=True):
+        assert part is not None
+        x, y = rank % per_row * step_x + 1, rank // per_row * step_y + 14
+        local = f"[{', '.join(map(str, part.shape))}]"
+        what = "empty" if 0 in part.shape else local
+        where = f" ({','.join(map(str, mesh.coordinate(rank)))})" if mesh.ndim > 1 else ""
+        drawings.append(
+            f'<g transform="translate({x:.1f} {y:.1f})"><text class="rank" y="-4">rank {rank}'
+            f'<tspan class="at">{where}</tspan></text>{_rank_drawing(part, shape, down, across)}'
+            f'<text class="local" y="{height + 12:.1f}">{what}</text></g>'
+        )
+        spoken.append(f"rank {rank} {what}")
+    rows = -(-len(ranks) // per_row)
+    total_width, total_height = per_row * step_x + 8, rows * step_y - 8
+    label = escape(f"{name} {list(shape)} as {placements} on mesh {mesh}: {', '.join(spoken)}", quote=True)
+    return Markup(
+        f'<svg class="shards" role="img" aria-label="{label}" width="{total_width:.0f}" height="{total_height:.0f}" '
+        f'viewBox="0 0 {total_width:.0f} {total_height:.0f}">{"".join(drawings)}</svg>'
+    )
+
+
+def drawn_text(shape: Sequence[int], placements: str, mesh: MeshSpec) -> str:
+    """Return what the picture leaves out, as one line; empty if it shows everything."""
+    down, across = _drawn_dims(shape, placements)
+    notes = []
+    if len(shape) > 2:
+        notes.append(f"tensor dim {down} goes down, {across} across; the others are not drawn")
+    if mesh.world_size > _MOST_RANKS:
+        notes.append(f"ranks {_MOST_RANKS} to {mesh.world_size - 1} are not drawn")
+    return "; ".join(notes)

@@ -1,0 +1,186 @@
+"""The words and signs that all reports share: what a verdict is called, how it is ranked, how numbers read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from verifier.cases import VerdictKind
+from verifier.records import FindingRecord, RunRecord
+
+__all__ = [
+    "OUTCOMES",
+    "Outcome",
+    "Totals",
+    "bytes_text",
+    "outcome",
+    "plural",
+    "present_verdicts",
+    "replay_command",
+    "seconds_text",
+    "totals",
+    "worst_verdict",
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a verdict is shown. ``tone`` is ``pass``, ``fail``, ``open`` (nothing was learnt) or ``ours`` (our error)."""
+
+    name: str
+    sign: str
+    tone: str
+    meaning: str
+
+
+OUTCOMES: dict[str, Outcome] = {
+    kind.value: Outcome(kind.value, sign, tone, meaning)
+    for kind, sign, tone, meaning in (
+        (VerdictKind.SILENT_ERROR, "E", "fail", "the local call raises, the sharded one returns"),
+        (VerdictKind.WRONG_VALUE, "V", "fail", "a rank holds other values than its placements promise"),
+        (VerdictKind.WRONG_GRADIENT, "G", "fail", "a gradient is wrong"),
+        (VerdictKind.WRONG_SHAPE, "S", "fail", "an output has another shape"),
+        (VerdictKind.WRONG_DTYPE, "T", "fail", "an output has another dtype"),
+        (VerdictKind.WRONG_PLACEMENT, "L", "fail", "an output has placements that do not fit what the ranks hold"),
+        (VerdictKind.MUTATED_INPUT, "M", "fail", "an input changed that must not"),
+        (VerdictKind.RANKS_DISAGREE, "R", "fail", "ranks do not agree with one another"),
+        (VerdictKind.HANG, "H", "fail", "ranks waited until the time limit"),
+        (VerdictKind.DIED, "X", "fail", "the process of a rank ended"),
+        (VerdictKind.CRASH, "C", "fail", "the sharded call raises, the local one does not"),
+        (VerdictKind.TOOL_ERROR, "!", "ours", "an error of the verifier itself; says nothing about the op"),
+        (VerdictKind.INCONCLUSIVE, "?", "open", "agreement that would prove nothing"),
+        (VerdictKind.UNSUPPORTED, "u", "open", "refused in plain words; nothing was tested"),
+        (VerdictKind.PASS, "✓", "pass", "every rank holds what was promised"),
+    )
+}
+"""Every verdict, worst first."""
+
+_RANK = {name: position for position, name in enumerate(OUTCOMES)}
+
+
+def outcome(verdict: str) -> Outcome:
+    """Return how ``verdict`` is shown."""
+    return OUTCOMES[verdict]
+
+
+def worst_verdict(counts: Mapping[str, int]) -> str | None:
+    """Return the worst verdict that occurs in ``counts``, None if none does.
+
+    A refusal outranks a pass, so that a cell in which half of the trials were refused does not look proved.
+
+    >>> worst_verdict({"PASS": 10, "UNSUPPORTED": 2, "CRASH": 0})
+    'UNSUPPORTED'
+    """
+    return min((name for name, count in counts.items() if count), key=_RANK.__getitem__, default=None)
+
+
+def present_verdicts(tables: Iterable[Mapping[str, int]]) -> list[str]:
+    """Return the verdicts that occur anywhere in ``tables``: PASS first, then from the worst on."""
+    present = {name for table in tables for name, count in table.items() if count}
+    ranked = [name for name in OUTCOMES if name in present]
+    return sorted(ranked, key=lambda name: name != VerdictKind.PASS.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- totals
+@dataclass(frozen=True)
+class Totals:
+    """A run in numbers of trials; ``not_reached`` counts what was never tried and belongs to no trial."""
+
+    trials: int
+    passed: int
+    failed: int
+    unsupported: int
+    inconclusive: int
+    tool_errors: int
+    not_reached: int
+    new: int
+    known: int
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def concluded(self) -> int:
+        """Trials that said something about the op: the only ones that count as tested."""
+        return self.passed + self.failed
+
+    @property
+    def line(self) -> str:
+        """All of it in one line, what was not tested included.
+
+        >>> Totals(412, 370, 6, 36, 0, 0, 5, 1, 2, ("sparse",)).line
+        '412 run, 370 passed, 6 failed, 36 unsupported (sparse), 5 not reached'
+        """
+        shown = "; ".join(self.refusals[:2]) + (f"; {len(self.refusals) - 2} more" if len(self.refusals) > 2 else "")
+        unsupported = f"{self.unsupported:,} unsupported" + (f" ({shown})" if shown and self.unsupported else "")
+        parts = [f"{self.trials:,} run", f"{self.passed:,} passed", f"{self.failed:,} failed", unsupported]
+        if self.inconclusive:
+            parts.append(f"{self.inconclusive:,} inconclusive")
+        if self.tool_errors:
+            parts.append(plural(self.tool_errors, "tool error"))
+        return ", ".join([*parts, f"{self.not_reached:,} not reached"])
+
+
+def totals(run: RunRecord) -> Totals:
+    """Return the numbers of ``run``."""
+    by_tone = {"pass": 0, "fail": 0, "open": 0, "ours": 0}
+    for name, count in run.counts.items():
+        by_tone[outcome(name).tone] += count
+    known = sum(finding.known for finding in run.findings)
+    return Totals(
+        trials=run.trials,
+        passed=by_tone["pass"],
+        failed=by_tone["fail"],
+        unsupported=run.counts.get(VerdictKind.UNSUPPORTED.value, 0),
+        inconclusive=run.counts.get(VerdictKind.INCONCLUSIVE.value, 0),
+        tool_errors=max(by_tone["ours"], len(run.tool_errors)),
+        not_reached=sum(entry.count for entry in run.untested),
+        new=len(run.findings) - known,
+        known=known,
+        refusals=tuple(sorted(run.unsupported, key=lambda reason: (-run.unsupported[reason], reason))),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Return the count with its noun.
+
+    >>> plural(1, "finding"), plural(1200, "finding"), plural(2, "class", "classes")
+    ('1 finding', '1,200 findings', '2 classes')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> bytes_text(0), bytes_text(1023), bytes_text(1536), bytes_text(5 << 30)
+    ('0 B', '1023 B', '1.5 KiB', '5.0 GiB')
+    """
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1023.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:,.1f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration for people.
+
+    >>> seconds_text(0.0042), seconds_text(2.34), seconds_text(90), seconds_text(7265)
+    ('4.2 ms', '2.3 s', '1 min 30 s', '2 h 01 min')
+    """
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f} ms" if seconds else "0 s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def replay_command(finding: FindingRecord) -> str:
+    """Return the command that runs the smallest case of ``finding`` again."""
+    return f"python -m verifier replay {finding.fingerprint}"

@@ -1,0 +1,336 @@
+"""Level 2: one process's part of a trial.
+
+Runs the call through DTensor's dispatch and compares what each rank holds with what the placements promise. The same code
+serves a real rank and a process that simulates all of them: both hold a dictionary from rank to local tensor.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from verifier.cases import (
+    Contribution,
+    Difference,
+    DifferenceKind,
+    Phase,
+    ProcessReport,
+    Raised,
+    Redistribution,
+    Trial,
+)
+from verifier.comparison import Spot, check_full, check_shards
+from verifier.converter import DTensorConverter, place
+from verifier.faults import inject
+from verifier.oracle import Reference, argument_names, case_tolerance, cotangents, output_names, resolve
+from verifier.torch_internals import (
+    Recorder,
+    cache_misses,
+    count_collectives,
+    is_refusal,
+    local_shards,
+    paused_simulation,
+    per_rank,
+)
+
+__all__ = ["Exchange", "TrialRunner"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How the processes of a mesh agree, between two phases, on whether to go on.
+
+    Parameters
+    ----------
+    announce
+        Tells the controller at once that this process raised, since others may be waiting for it.
+    agree
+        ``agree(failed, digest)`` returns whether all ranks can go on: none failed, and all gave the same digest.
+    enter
+        Notes for the controller which phase this process is in.
+    """
+
+    announce: Callable[[Raised], None]
+    agree: Callable[[bool, int], bool]
+    enter: Callable[[Phase], None]
+
+
+class _Stopped(Exception):  # noqa: N818 - control flow, not an error
+    """This trial ends here on every rank."""
+
+
+@dataclass
+class _Log:
+    """What this process has seen of the trial so far."""
+
+    reached: Phase = Phase.SETUP
+    raised: Raised | None = None
+    backward: int | None = None
+    placements: list[tuple[str, str]] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    contributions: list[Contribution] = field(default_factory=list)
+    redistributions: list[Redistribution] = field(default_factory=list)
+    executed: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    collectives: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def timed(self, share: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[share] += time.perf_counter() - started
+
+    def fail(self, error: Exception, *, ours: bool = False) -> Raised:
+        text = "".join(traceback.format_exception(error)[-12:])
+        self.raised = Raised(
+            self.reached, type(error).__name__, str(error), text, is_refusal(error), ours, self.backward
+        )
+        return self.raised
+
+
+class TrialRunner:
+    """Runs trials on one mesh, in one process of it.
+
+    Parameters
+    ----------
+    mesh
+        The mesh; this process is one of its ranks, or simulates them all.
+    ranks
+        The ranks that this process speaks for.
+    exchange
+        How it agrees with the other processes.
+    """
+
+    def __init__(self, mesh: DeviceMesh, ranks: tuple[int, ...], exchange: Exchange) -> None:
+        self.mesh = mesh
+        self.ranks = ranks
+        self.exchange = exchange
+        self.recorder = Recorder()
+
+    def run(self, trial: Trial, reference: Reference) -> ProcessReport:
+        """Return what this process saw of ``trial``. Whatever the call raises is in the report."""
+        log = _Log()
+        misses = cache_misses()
+        started = time.perf_counter()
+        with self.recorder.recording():
+            try:
+                _Steps(self, trial, reference, log).run()
+                log.reached = Phase.DONE
+            except _Stopped:
+                pass
+            except Exception as error:  # noqa: BLE001 - the process boundary: becomes TOOL_ERROR with its traceback
+                self.exchange.announce(log.fail(error, ours=True))
+        log.seconds["total"] += time.perf_counter() - started
+        return ProcessReport(
+            ranks=self.ranks,
+            reached=log.reached,
+            raised=log.raised,
+            placements=tuple(log.placements),
+            differences=tuple(log.differences),
+            contributions=tuple(log.contributions),
+            redistributions=tuple(log.redistributions),
+            executed=tuple(log.executed),
+            collectives=tuple((phase, name, n) for (phase, name), n in sorted(log.collectives.items())),
+            seconds=tuple(log.seconds.items()),
+            cache_misses=cache_misses() - misses,
+        )
+
+
+class _Steps:
+    """The phases of one trial."""
+
+    def __init__(self, runner: TrialRunner, trial: Trial, reference: Reference, log: _Log) -> None:
+        self.runner = runner
+        self.mesh = runner.mesh
+        self.trial = trial
+        self.reference = reference
+        self.log = log
+
+    def run(self) -> None:
+        trial, reference, log = self.trial, self.reference, self.log
+        with log.timed("setup"):
+            converter = DTensorConverter(self.mesh, trial.case.args, trial.case.kwargs, seed=trial.seed)
+            args, kwargs = converter.convert(trial.combination)
+            inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+            with paused_simulation():
+                before = [{r: v.clone() for r, v in local_shards(t).locals.items()} for t in inputs]
+
+        result: list[object] = []
+        with self.dtensor(Phase.FORWARD):
+            inject(trial.fault, self.runner.ranks)
+            result.append(resolve(trial.case.call)(*args, **kwargs))
+        outputs = self.outputs(result)
+        self.agree()
+        if reference.raised is not None:
+            return
+
+        names = output_names(reference)
+        for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
+            self.check(Spot(Phase.FORWARD, name), output, expected)
+        for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
+            self.gather(Spot(Phase.GATHER, name), output, expected)
+        if reference.differentiable and reference.wanted:
+            for log.backward in range(len(trial.cotangents)):
+                self.backward(log.backward, inputs, outputs)
+            log.backward = None
+        log.reached = Phase.INPUTS
+        with log.timed("compare"), paused_simulation():
+            self.check_inputs(inputs, before)
+
+    # --------------------------------------------------------------------------------------------------------- phases
+    @contextmanager
+    def dtensor(self, phase: Phase) -> Iterator[None]:
+        """Run DTensor's code: time it, record its redistributions, turn what it raises into data."""
+        log, recorder = self.log, self.runner.recorder
+        log.reached = phase
+        self.runner.exchange.enter(phase)
+        recorder.clear()
+        started = time.perf_counter()
+        try:
+            if self.trial.trace:
+                with count_collectives() as counts:
+                    yield
+                for name, count in counts.items():
+                    log.collectives[phase, name] += count
+            else:
+                yield
+        except Exception as error:  # noqa: BLE001 - becomes a verdict
+            self.runner.exchange.announce(log.fail(error))
+        finally:
+            log.seconds[phase] += time.perf_counter() - started
+            log.redistributions += [
+                Redistribution(phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes, s.path)
+                for s in recorder.steps
+            ]
+            log.executed += recorder.executed
+
+    def agree(self) -> None:
+        """Go on only if every rank can, and if all hold the same placements: else the next collective would hang."""
+        with self.log.timed("exchange"):
+            text = ";".join(f"{subject}={placements}" for subject, placements in self.log.placements)
+            go_on = self.runner.exchange.agree(self.log.raised is not None, zlib.crc32(text.encode()) & 0x3FFFFFFF)
+        if not go_on:
+            raise _Stopped
+
+    def outputs(self, result: list[object]) -> list[DTensor]:
+        """Return the output DTensors, in pytree order; anything else that came back counts as raised."""
+        if not result:
+            return []
+        flat, structure = pytree.tree_flatten(result[0])
+        tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        for i, tensor in enumerate(tensors):
+            name = "output" if len(tensors) == 1 else f"output {i}"
+            text = local_shards(tensor).text if isinstance(tensor, DTensor) else type(tensor).__name__
+            self.log.placements.append((name, text))
+        if self.reference.raised is None and structure != self.reference.structure:
+            self.log.raised = Raised(
+                Phase.FORWARD, "Structure", f"returned {structure}, not {self.reference.structure}"
+            )
+        elif not all(isinstance(tensor, DTensor) for tensor in tensors):
+            self.log.raised = Raised(Phase.FORWARD, "Structure", "returned a plain tensor, not a DTensor")
+        return [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+
+    def check(self, spot: Spot, got: DTensor, expected: torch.Tensor) -> None:
+        """Compare what each rank holds of ``got`` with what the placements promise of ``expected``."""
+        with self.log.timed("compare"), paused_simulation():
+            if tuple(got.shape) != tuple(expected.shape):
+                found = spot.difference(DifferenceKind.SHAPE, list(got.shape), list(expected.shape))
+                self.log.differences.append(found)
+                return
+            shards = local_shards(got)
+            if shards.placements is None:
+                found = spot.difference(DifferenceKind.PLACEMENT, shards.reason, "a placement that can be checked")
+                self.log.differences.append(found)
+                return
+            relative = case_tolerance(self.reference, expected)
+            differences, contributions = check_shards(
+                shards.locals, shards.placements, expected.detach(), relative, self.trial.mesh, spot
+            )
+            self.log.differences += differences
+            self.log.contributions += contributions
+
+    def gather(self, spot: Spot, got: DTensor, expected: torch.Tensor) -> None:
+        """Let DTensor gather ``got`` on every rank and compare the whole with ``expected``."""
+        full: list[torch.Tensor] = []
+        with self.dtensor(spot.phase), torch.no_grad():
+            full.append(got.full_tensor())
+        if not full:
+            self.agree()  # raised here; it stops the trial
+        spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
+        with self.log.timed("compare"), paused_simulation():
+            relative = case_tolerance(self.reference, expected)
+            self.log.differences += check_full(per_rank(full[0]), expected.detach(), relative, spot)
+
+    def backward(self, index: int, inputs: list[DTensor], outputs: list[DTensor]) -> None:
+        reference, seed = self.reference, self.trial.seed + index
+        with self.log.timed("setup"):
+            with paused_simulation():
+                values = cotangents(reference, seed)
+                expected_gradients = reference.gradients(seed)
+            flowing = [
+                place(value, self.mesh, placements, seed)
+                for value, placements in zip(values, self.trial.cotangents[index], strict=True)
+            ]
+        gradients: list[torch.Tensor | None] = []
+        with self.dtensor(Phase.BACKWARD):
+            gradients.extend(
+                torch.autograd.grad(
+                    [outputs[i] for i in reference.differentiable],
+                    [inputs[i] for i in reference.wanted],
+                    flowing,
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            )
+        names = argument_names(self.trial.case)
+        subjects = [f"{names[i]}.grad" for i in reference.wanted]
+        for subject, gradient in zip(subjects, gradients, strict=False):
+            text = local_shards(gradient).text if isinstance(gradient, DTensor) else type(gradient).__name__
+            self.log.placements.append((f"{subject} {index}", text))
+        self.agree()
+        for subject, gradient, expected in zip(subjects, gradients, expected_gradients, strict=True):
+            spot = Spot(Phase.BACKWARD, subject, index)
+            if expected is not None and isinstance(gradient, DTensor):
+                self.check(spot, gradient, expected)
+                self.gather(Spot(Phase.GATHER_GRADIENT, subject, index), gradient, expected)
+            elif expected is not None or gradient is not None:
+                wanted = "no gradient" if expected is None else "a gradient"
+                got = "no gradient" if gradient is None else f"a gradient ({type(gradient).__name__})"
+                self.log.differences.append(spot.difference(DifferenceKind.STRUCTURE, got, wanted))
+
+    def check_inputs(self, inputs: list[DTensor], before: list[dict[int, torch.Tensor]]) -> None:
+        """Check that each input is what it was, or what the local call made of it."""
+        names = argument_names(self.trial.case)
+        originals = [leaf for leaf in pytree.tree_leaves((self.trial.case.args, dict(self.trial.case.kwargs)))
+                     if isinstance(leaf, torch.Tensor)]  # fmt: skip
+        for name, tensor, old, own, original in zip(
+            names, inputs, before, self.reference.inputs, originals, strict=True
+        ):
+            spot = Spot(Phase.INPUTS, name)
+            shards = local_shards(tensor)
+            if torch.equal(own, original):
+                wrong = [d for r, v in shards.locals.items() for d in check_full({r: v}, old[r], 0.0, spot)]
+            elif shards.placements is None:
+                wrong = [spot.difference(DifferenceKind.PLACEMENT, shards.reason, "a placement that can be checked")]
+            else:
+                relative = case_tolerance(self.reference, own)
+                wrong, parts = check_shards(
+                    shards.locals, shards.placements, own.detach(), relative, self.trial.mesh, spot
+                )
+                self.log.contributions += parts
+            self.log.differences += [
+                Difference(DifferenceKind.MUTATED, d.phase, d.subject, d.rank, d.got, d.expected, d.index)
+                for d in wrong
+            ]
