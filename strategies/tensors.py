@@ -103,8 +103,10 @@ def dim_sizes(world_size: int, *, smallest: int = 0, largest: int | None = None)
         raise ValueError(f"world_size={world_size} must be at least 1")
     near = {multiple * world_size + offset for multiple in (1, 2) for offset in (-1, 0, 1)}
     sizes = sorted(size for size in near | {1, 3, 7} if 0 < size <= (largest or max(near | {7})))
-    # Twice each, so that size 0 is drawn about once in twenty.
-    return st.sampled_from([*sizes, *sizes, 0] if smallest == 0 else sizes)
+    uneven = [size for size in sizes if "uneven shard" in shard_classes(size, (world_size,))]
+    # Where few sizes are cut unevenly without leaving a rank empty, these are drawn more often; 0 is drawn rarely.
+    scarce = uneven if 2 * len(uneven) < len(sizes) else []
+    return st.sampled_from([*sizes, *sizes, *scarce, *scarce, *([0] if smallest == 0 else [])])
 
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -178,7 +180,7 @@ def filled(
 
 
 def tensors(shape: Sequence[int], dtype: torch.dtype, *, trainable: bool = False) -> SearchStrategy[torch.Tensor]:
-    """Return a generator of :func:`filled` tensors of ``shape``, one in six of them not contiguous.
+    """Return a generator of :func:`filled` tensors of ``shape``, one in five of them not contiguous.
 
     With ``trainable`` most of them require a gradient and some are an ``nn.Parameter``, as the weights of a module are;
     without it they are plain tensors. Shrinks to a contiguous plain tensor (that requires a gradient if ``trainable``).
@@ -189,7 +191,7 @@ def tensors(shape: Sequence[int], dtype: torch.dtype, *, trainable: bool = False
         st.just(tuple(shape)),
         st.just(dtype),
         seeds(),
-        contiguous=rarely(6).map(lambda strided: not strided),
+        contiguous=rarely(5).map(lambda strided: not strided),
         requires_grad=rarely(6).map(lambda frozen: not frozen) if trainable else never,
         parameter=rarely(3) if trainable else never,
     )

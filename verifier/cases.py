@@ -22,6 +22,7 @@ __all__ = [
     "Contribution",
     "Difference",
     "DifferenceKind",
+    "Executed",
     "Fate",
     "MeshSpec",
     "Observation",
@@ -302,6 +303,16 @@ class Contribution:
 
 
 @dataclass(frozen=True)
+class Executed:
+    """An op whose arguments DTensor redistributed, and the placements (as text) on which it really ran."""
+
+    phase: Phase
+    backward: int | None
+    op: str
+    placements: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ProcessReport:
     """What one process saw of a trial; it speaks for one rank, or for all when they are simulated."""
 
@@ -313,8 +324,7 @@ class ProcessReport:
     differences: tuple[Difference, ...] = ()
     contributions: tuple[Contribution, ...] = ()
     redistributions: tuple[Redistribution, ...] = ()
-    executed: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """``(op, placements of its tensor arguments)`` of each dispatched op after the redistribution of its arguments."""
+    executed: tuple[Executed, ...] = ()
     collectives: tuple[tuple[str, str, int], ...] = ()
     """``(phase, collective, count)``, only for a traced trial."""
     seconds: tuple[tuple[str, float], ...] = ()

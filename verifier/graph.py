@@ -137,7 +137,7 @@ class RedistributionGraph:
         return graph
 
     def write_graphml(self, path: Path | str) -> None:
-        """Write GraphML. It knows scalars only, so ``phases`` becomes one integer attribute a phase: ``phase_forward``."""
+        """Write GraphML. It knows scalars only, so each phase becomes an attribute, such as ``phase_forward``."""
         graph = self.to_networkx()
         graph.graph["format_version"] = FORMAT_VERSION
         for _, _, attributes in graph.edges(data=True):

@@ -23,6 +23,7 @@ from verifier.cases import (
     Contribution,
     Difference,
     DifferenceKind,
+    Executed,
     Phase,
     ProcessReport,
     Raised,
@@ -80,7 +81,7 @@ class _Log:
     differences: list[Difference] = field(default_factory=list)
     contributions: list[Contribution] = field(default_factory=list)
     redistributions: list[Redistribution] = field(default_factory=list)
-    executed: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    executed: list[Executed] = field(default_factory=list)
     collectives: Counter[tuple[str, str]] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
 
@@ -214,7 +215,7 @@ class _Steps:
                 Redistribution(phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes, s.path)
                 for s in recorder.steps
             ]
-            log.executed += recorder.executed
+            log.executed += [Executed(phase, log.backward, op, texts) for op, texts in recorder.executed]
 
     def agree(self) -> None:
         """Go on only if every rank can, and if all hold the same placements: else the next collective would hang."""

@@ -75,7 +75,7 @@ class Summary:
         self._findings: dict[str, FindingRecord] = {}
         self._untested: Counter[tuple[str, str]] = Counter()
         self._pool_restarts = 0
-        self._seconds_by: Counter[str] = Counter()
+        self._seconds_by: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
@@ -113,11 +113,11 @@ class Summary:
         for report in observation.reports:
             if report is not None:
                 for share, seconds in report.seconds:
-                    self._seconds_by[share] += seconds  # type: ignore[assignment]
+                    self._seconds_by[share] = self._seconds_by.get(share, 0.0) + seconds
         self._graph.add(observation)
 
     def record(self, baseline: Sequence[KnownRecord] = ()) -> RunRecord:
-        """Return the run so far. Everything is in an order that does not depend on the order of the events.
+        """Return the run so far. What it lists is sorted, so that it does not depend on the order of the events.
 
         Before the run has finished it is not ``complete``, and its ``seconds`` are those spent in trials and restarts.
 
@@ -276,12 +276,17 @@ def _add_finding(findings: dict[str, FindingRecord], finding: FindingRecord) -> 
     if other is None:
         findings[finding.fingerprint] = finding
         return
+    best = min(finding, other, key=_preference)
     findings[finding.fingerprint] = replace(
-        min(finding, other, key=_preference),
+        best,
         occurrences=finding.occurrences + other.occurrences,
         known=finding.known or other.known,
-        also=sorted({*finding.also, *other.also}),
+        also=sorted({*finding.also, *other.also, _where(finding), _where(other)} - {_where(best)}),
     )
+
+
+def _where(finding: FindingRecord) -> str:
+    return ", ".join([f"mesh {finding.mesh}", *(f"{name}={text}" for name, text in finding.input_placements.items())])
 
 
 def _preference(finding: FindingRecord) -> tuple[bool, bool, int, bytes]:

@@ -122,6 +122,10 @@ def local_shards(tensor: DTensor) -> LocalShards:
             if mask is None:
                 return LocalShards(text, None, locals_, "a masked partial has lost its mask")
             masks = per_rank(mask)
+            for rank, local in locals_.items():
+                if local.shape[: masks[rank].ndim] != masks[rank].shape:
+                    got, needed = list(masks[rank].shape), list(local.shape)
+                    return LocalShards(text, None, locals_, f"a mask of shape {got} on a local tensor of {needed}")
             locals_ = {rank: _without_masked(local, masks[rank]) for rank, local in locals_.items()}
             understood.append(Partial(placement.reduce_op))
         elif isinstance(placement, _StridedShard) or type(placement).__name__ not in ("Replicate", "Shard", "Partial"):
@@ -269,17 +273,19 @@ _BACKEND_REFUSALS = (
     "Unsupported data type",
     "Invalid scalar type",
 )
+_VIEW_REFUSAL = "Please redistribute the tensor before this operation"  # a view must not communicate
 
 
 def is_refusal(error: BaseException) -> bool:
     """Return True if DTensor or the backend says plainly that it does not support what was asked.
 
-    ``NotImplementedError`` is the documented way. The communication backends raise RuntimeError, so theirs are known by
-    the beginning of their message.
+    ``NotImplementedError`` is the documented way. The communication backends and the view ops raise RuntimeError, so
+    theirs are known by their message.
     """
     if isinstance(error, NotImplementedError):
         return True
-    return isinstance(error, RuntimeError) and str(error).startswith(_BACKEND_REFUSALS)
+    text = str(error)
+    return isinstance(error, RuntimeError) and (text.startswith(_BACKEND_REFUSALS) or _VIEW_REFUSAL in text)
 
 
 def mesh_of_world(device: str, shape: tuple[int, ...]) -> DeviceMesh:

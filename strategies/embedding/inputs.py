@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -62,10 +63,9 @@ INPUT_CLASSES = frozenset(PROGRAMS.values()) | {
 }
 """Every tag that a case of this family can have. Cuts without a qualifier are cuts of the rows of the table."""
 
-WIDEST_ROW = 8
 
-# A gradient row is the sum of one element per occurrence of its id. Under P(sum) a rank's part of an element reaches about
-# 64 in bfloat16 and 256 in float16, whose integers are exact up to 256 and 2048.
+# A row of the gradient is a sum over all occurrences of its id. Under P(sum) a rank's part of one term reaches about 64
+# in bfloat16, which has all integers up to 256, and 256 in float16, which has all up to 2048.
 MOST_IDS = {torch.bfloat16: 4, torch.float16: 8}
 MOST_IDS_OTHERWISE = 32
 
@@ -73,8 +73,8 @@ MOST_IDS_OTHERWISE = 32
 def embedding_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     """Return a generator of calls of the ops in ``context``: lookups, gradients and, once in six, short programs.
 
-    Shrinks to one lookup of row 0 in a table ``[1, 1]`` of the first dtype, without padding and without flags. About one
-    call in twenty is illegal (an id is out of range), and only on a CPU: on other devices such an id aborts the process.
+    Shrinks to one lookup of row 0 in a table ``[1, 1]`` of the first dtype, without padding and without flags. About
+    one call in twenty is illegal (an id is out of range), and only on a CPU: elsewhere such an id aborts the process.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def _lookups(draw: st.DrawFn, context: DrawContext) -> OpCase:
     ranks = context.mesh.world_size
     hazards = ["out of range"] * 2 if context.mesh.device == "cpu" else []
     # One special feature at a time: two at once would only hide each other.
-    feature = draw(st.sampled_from([*["none"] * 18, *["scale"] * 4, *hazards, "sparse", "max_norm"]))
+    feature = draw(st.sampled_from([*["none"] * 18, *["scale"] * 4, *hazards, *["sparse", "max_norm"] * 2]))
     weight = _draw_weight(draw, context)
     rows = len(weight)
     kwargs: dict[str, object] = {"weight": weight}
@@ -160,7 +160,7 @@ def _gradients(draw: st.DrawFn, context: DrawContext) -> OpCase:
     ranks = context.mesh.world_size
     dtype = draw(st.sampled_from(context.dtypes))
     rows = draw(dim_sizes(ranks))
-    columns = draw(dim_sizes(ranks, smallest=1, largest=WIDEST_ROW))
+    columns = draw(_row_lengths(ranks))
     padding_idx = draw(padding_indices(rows, ranks).map(lambda p: -1 if p is None else p % rows))
     most = MOST_IDS.get(dtype, MOST_IDS_OTHERWISE)
     favoured = [] if padding_idx < 0 else [padding_idx]
@@ -184,14 +184,19 @@ def _draw_weight(draw: st.DrawFn, context: DrawContext) -> torch.Tensor:
     ranks = context.mesh.world_size
     dtype = draw(st.sampled_from(context.dtypes))
     rows = draw(dim_sizes(ranks))
-    columns = draw(dim_sizes(ranks, smallest=1, largest=WIDEST_ROW))
+    columns = draw(_row_lengths(ranks))
     return draw(tensors((rows, columns), dtype, trainable=True))
+
+
+def _row_lengths(world_size: int) -> SearchStrategy[int]:
+    """Return a generator of embedding_dim: 1 to 8, and more where 8 columns cannot be cut unevenly."""
+    return dim_sizes(world_size, smallest=1, largest=max(8, 2 * world_size - 1))
 
 
 def _divides_exactly(indices: torch.Tensor) -> bool:
     """Return whether dividing by how often each id occurs is exact: every count is a power of two."""
-    counts = indices.unique(return_counts=True)[1].tolist()
-    return all(count & (count - 1) == 0 for count in counts)
+    counts = Counter(indices.flatten().tolist())
+    return all(count & (count - 1) == 0 for count in counts.values())
 
 
 # --------------------------------------------------------------------------------------------------------------- tags

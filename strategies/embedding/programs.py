@@ -10,9 +10,7 @@ import torch
 __all__ = ["lookup_then_double", "shared_table", "two_pending", "used_twice"]
 
 
-def two_pending(
-    weight: torch.Tensor, first: torch.Tensor, second: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def two_pending(weight: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return two lookups in one table; both are made before either result is used."""
     one = torch.nn.functional.embedding(first, weight)
     other = torch.nn.functional.embedding(second, weight)

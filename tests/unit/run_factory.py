@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import msgspec
+
 from verifier.records import (
     CaseRecord,
     EdgeRecord,
@@ -65,7 +67,7 @@ def make_finding(
     case = CaseRecord(
         op=op,
         call="torch.nn.functional.embedding",
-        args=[{"tensor": index_values}, {"tensor": weight_values}],
+        args=[{"tensor": msgspec.to_builtins(index_values)}, {"tensor": msgspec.to_builtins(weight_values)}],
         kwargs={"padding_idx": 3, "scale_grad_by_freq": False},
         family="embedding",
         tags=["uneven shards"],
@@ -145,7 +147,9 @@ def make_graph() -> GraphRecord:
         for other in ("R", "S(0)", "S(1)", "P(sum)"):
             weight = count + len(other)
             edges.append(
-                EdgeRecord(f"({source}, {other})", f"({target}, {other})", "2x2", 0, collective, 64 * weight, weight, {})
+                EdgeRecord(
+                    f"({source}, {other})", f"({target}, {other})", "2x2", 0, collective, 64 * weight, weight, {}
+                )
             )
             edges.append(
                 EdgeRecord(f"({other}, {source})", f"({other}, {target})", "2x2", 1, collective, 32 * weight, count, {})

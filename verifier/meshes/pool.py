@@ -160,7 +160,15 @@ class Pool:
         lifeline_read, lifeline_write = os.pipe()
         key = self.key
         config = WorkerConfig(
-            index, key.world_size, key.backend, key.device, port, theirs.fileno(), lifeline_read, phases_fd, self.imports
+            index,
+            key.world_size,
+            key.backend,
+            key.device,
+            port,
+            theirs.fileno(),
+            lifeline_read,
+            phases_fd,
+            self.imports,
         )
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PYTHONPATH=os.pathsep.join(

@@ -20,7 +20,6 @@ _COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", LOCA
 _FONT = 7.3
 """Width of a character of the nodes' monospaced 12 px font, in CSS pixels."""
 _NODE_HEIGHT = 24.0
-_MARGIN = 46.0
 
 Point = tuple[float, float]
 
@@ -123,7 +122,13 @@ def _leave(center: Point, toward: Point, node: str, gap: float) -> Point:
 
 
 def _edge_svg(
-    source: str, target: str, collective: str, edges: Sequence[EdgeRecord], place: dict[str, Point], lane: int, most: int
+    source: str,
+    target: str,
+    collective: str,
+    edges: Sequence[EdgeRecord],
+    place: dict[str, Point],
+    lane: int,
+    most: int,
 ) -> tuple[str, str, Point]:
     """Return an edge's curve with its arrowhead, its label, and the middle of the curve.
 
@@ -140,7 +145,10 @@ def _edge_svg(
         dx, dy = x1 - x0, y1 - y0
         length = math.hypot(dx, dy)
         across = abs(dy) / length * 0.32 + 0.16  # nodes are wider than high: an upright curve has to go further round
-        bend = 18 + across * length + 26 * lane
+        bend = 18 + across * length
+        if abs(dy) > 0.8 * length and length > 100:  # its middle must clear the nodes that stand in between
+            bend = max(bend, 2 * (max(map(_half_width, place)) + 12))
+        bend += 26 * lane
         control = ((x0 + x1) / 2 + dy / length * bend, (y0 + y1) / 2 - dx / length * bend)
         begin, end = _leave((x0, y0), control, source, 2), _leave((x1, y1), control, target, 4)
     middle = tuple(0.25 * a + 0.5 * b + 0.25 * c for a, b, c in zip(begin, control, end, strict=True))

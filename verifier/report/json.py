@@ -37,7 +37,7 @@ def read_json(path: Path | str) -> RunRecord:
         version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format_version")
         if version is None or bytes(version).strip() != str(FORMAT_VERSION).encode():
             found = "no format_version" if version is None else f"format_version {bytes(version).decode()}"
-            raise ValueError(f"{path} has {found}, expected {FORMAT_VERSION}; was another version of the verifier used?")
+            raise ValueError(f"{path} has {found}, expected {FORMAT_VERSION}; was it written by another version?")
         return msgspec.json.decode(text, type=RunRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a run of the verifier: {error}") from error
@@ -59,7 +59,3 @@ def schema() -> str:
         "$defs": dict(sorted(definitions.items())),
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-
-
-if __name__ == "__main__":
-    print(schema(), end="")

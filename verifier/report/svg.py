@@ -105,8 +105,8 @@ def _rank_drawing(part: LocalPart, shape: Sequence[int], down: int | None, acros
 def sharding_svg(name: str, shape: Sequence[int], placements: str, mesh: MeshSpec) -> Markup | None:
     """Return an SVG of what each rank holds, None if the placements are not simple cuts.
 
-    The picture is laid out as the mesh is: mesh dim 0 goes down, the others across; a 1-D mesh is one row. A rank's part
-    is filled, hatched where it is a contribution to a reduction; a rank without elements says so.
+    The picture is laid out as the mesh is: mesh dim 0 goes down, the others across; a 1-D mesh is one row. A rank's
+    part is filled, hatched where it is a contribution to a reduction; a rank without elements says so.
     """
     ranks = range(min(mesh.world_size, _MOST_RANKS))
     parts = [local_part(shape, placements, mesh, rank) for rank in ranks]
@@ -116,7 +116,7 @@ def sharding_svg(name: str, shape: Sequence[int], placements: str, mesh: MeshSpe
     height = _side(1 if down is None else shape[down])
     width = _side(1 if across is None else shape[across])
     per_row = min(mesh.world_size // mesh.shape[0] if mesh.ndim > 1 else mesh.world_size, 8)
-    step_x, step_y = max(width + 14, 64), height + 42
+    step_x, step_y = max(width + 14, 64 if mesh.ndim == 1 else 74 + 12 * (mesh.ndim - 1)), height + 42
     drawings, spoken = [], []
     for rank, part in zip(ranks, parts, strict=True):
         assert part is not None

@@ -103,20 +103,30 @@ class Totals:
         return self.passed + self.failed
 
     @property
+    def parts(self) -> list[tuple[str, str]]:
+        """Each number with its word, and the tone to show it in (empty for none)."""
+        shown = "; ".join(self.refusals[:2]) + (f"; {len(self.refusals) - 2} more" if len(self.refusals) > 2 else "")
+        unsupported = f"{self.unsupported:,} unsupported" + (f" ({shown})" if shown and self.unsupported else "")
+        parts = [
+            (f"{self.trials:,} run", "" if self.trials else "open"),
+            (f"{self.passed:,} passed", "pass" if self.passed else ""),
+            (f"{self.failed:,} failed", "fail" if self.failed else ""),
+            (unsupported, "open" if self.unsupported else ""),
+        ]
+        if self.inconclusive:
+            parts.append((f"{self.inconclusive:,} inconclusive", "open"))
+        if self.tool_errors:
+            parts.append((plural(self.tool_errors, "tool error"), "ours"))
+        return [*parts, (f"{self.not_reached:,} not reached", "open" if self.not_reached else "")]
+
+    @property
     def line(self) -> str:
         """All of it in one line, what was not tested included.
 
         >>> Totals(412, 370, 6, 36, 0, 0, 5, 1, 2, ("sparse",)).line
         '412 run, 370 passed, 6 failed, 36 unsupported (sparse), 5 not reached'
         """
-        shown = "; ".join(self.refusals[:2]) + (f"; {len(self.refusals) - 2} more" if len(self.refusals) > 2 else "")
-        unsupported = f"{self.unsupported:,} unsupported" + (f" ({shown})" if shown and self.unsupported else "")
-        parts = [f"{self.trials:,} run", f"{self.passed:,} passed", f"{self.failed:,} failed", unsupported]
-        if self.inconclusive:
-            parts.append(f"{self.inconclusive:,} inconclusive")
-        if self.tool_errors:
-            parts.append(plural(self.tool_errors, "tool error"))
-        return ", ".join([*parts, f"{self.not_reached:,} not reached"])
+        return ", ".join(text for text, _ in self.parts)
 
 
 def totals(run: RunRecord) -> Totals:
@@ -168,8 +178,8 @@ def bytes_text(count: int) -> str:
 def seconds_text(seconds: float) -> str:
     """Return a duration for people.
 
-    >>> seconds_text(0.0042), seconds_text(2.34), seconds_text(90), seconds_text(7265)
-    ('4.2 ms', '2.3 s', '1 min 30 s', '2 h 01 min')
+    >>> seconds_text(0.0042), seconds_text(2.34), seconds_text(90), seconds_text(120), seconds_text(7265)
+    ('4.2 ms', '2.3 s', '1 min 30 s', '2 min', '2 h 01 min')
     """
     if seconds < 0.9995:
         return f"{seconds * 1000:.1f} ms" if seconds else "0 s"
@@ -177,7 +187,7 @@ def seconds_text(seconds: float) -> str:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
+        return f"{whole // 60} min" + (f" {whole % 60:02} s" if whole % 60 else "")
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 

@@ -1,0 +1,266 @@
+"""The gate's decision follows from the run and the baseline alone; each input that matters changes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date, timedelta
+
+import pytest
+import torch
+from torch.distributed.tensor import Shard
+
+from verifier.baseline import Baseline
+from verifier.cases import MeshSpec, OpCase, Trial
+from verifier.codec import trial_record
+from verifier.gate import GateDecision, as_json, decide, render
+from verifier.records import FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
+
+TODAY = date(2026, 5, 20)
+EMBEDDING = "aten.embedding.default"
+
+
+def a_finding(fingerprint: str = "a1", **changes: object) -> FindingRecord:
+    case = OpCase(EMBEDDING, "torch.nn.functional.embedding", (torch.ones(2),))
+    made = FindingRecord(
+        fingerprint=fingerprint,
+        op=EMBEDDING,
+        family="embedding",
+        verdict="WRONG_GRADIENT",
+        level=2,
+        mesh="4",
+        input_placements={"weight": "S(0)"},
+        output_placements=["R"],
+        known=False,
+        phase="backward",
+        subject="weight.grad",
+        dtype="float64",
+        rule="S(0), R -> P(sum)",
+        message="weight.grad row 3: got 0.0, expected 1.7\n  in aten.embedding on mesh (4,)\n"
+        f"  likely: padding_idx is used as a local row index\n  reproduce: python -m verifier replay {fingerprint}",
+        confirmed="gloo, 4 ranks",
+        minimised=True,
+        occurrences=1,
+        trial=trial_record(Trial(case, MeshSpec((4,)), ((Shard(0),),))),
+        script="",
+        script_status="not run",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def a_run(*findings: FindingRecord, known: dict[str, str] | None = None, **changes: object) -> RunRecord:
+    header = RunHeader(
+        id="20260520T131502-048211-9f3a1c",
+        started="",
+        seed=1,
+        profile="ci",
+        families=["embedding"],
+        meshes=["4"],
+        dtypes=[],
+        device="cpu",
+        max_examples=1,
+        time_limit=None,
+        imports=[],
+        versions={"torch": "2.13.0"},
+        command="",
+    )
+    made = RunRecord(
+        header=header,
+        seconds=1.0,
+        complete=True,
+        trials=412,
+        counts={"PASS": 376, "UNSUPPORTED": 36},
+        counts_by_op={EMBEDDING: {"PASS": 376, "UNSUPPORTED": 36}},
+        counts_by_mesh={},
+        coverage={},
+        findings=list(findings),
+        baseline=[KnownRecord(fingerprint, status) for fingerprint, status in (known or {}).items()],
+        untested=[],
+        matrices=[],
+        graph=GraphRecord([], []),
+        pool_restarts=0,
+        seconds_by={},
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def a_baseline(*fingerprints: str, **changes: object) -> Baseline:
+    """Return a baseline that knows the findings of these fingerprints until the day after today."""
+    made = Baseline().updated(a_run(*(a_finding(name) for name in fingerprints)), TODAY)
+    values = {"reason": "pytorch#190063", "expires": TODAY + timedelta(days=1), **changes}
+    return Baseline(tuple(replace(entry, **values) for entry in made.entries))  # type: ignore[arg-type]
+
+
+def sorted_out(decision: GateDecision) -> dict[str, list[str]]:
+    lists = {name: getattr(decision, name) for name in ("new", "known", "fixed", "expired", "untested")}
+    return {name: [item.fingerprint for item in items] for name, items in lists.items() if items}
+
+
+# ------------------------------------------------------------------------------------------------------ the five lists
+def test_clean_run_with_an_empty_baseline_passes() -> None:
+    decision = decide(a_run(), Baseline(), TODAY)
+    assert (sorted_out(decision), decision.exit_status, decision.unverified) == ({}, 0, "")
+
+
+def test_known_finding_passes_and_its_fingerprint_is_all_that_counts() -> None:
+    baseline = a_baseline("a1")
+    moved = a_finding("a1", message="another text", mesh="2x2", dtype="float32", known=False)
+    decision = decide(a_run(moved), baseline, TODAY)
+    assert (sorted_out(decision), decision.exit_status) == ({"known": ["a1"]}, 0)
+    other = decide(a_run(replace(moved, fingerprint="a2")), baseline, TODAY)
+    assert (sorted_out(other), other.exit_status) == ({"new": ["a2"], "untested": ["a1"]}, 1)
+
+
+def test_what_the_run_took_for_known_does_not_count() -> None:
+    decision = decide(a_run(a_finding("a1", known=True, reason="old baseline")), Baseline(), TODAY)
+    assert (sorted_out(decision), decision.exit_status) == ({"new": ["a1"]}, 1)
+
+
+@pytest.mark.parametrize(
+    ("days", "where", "status"),
+    [(-1, "expired", 1), (0, "known", 0), (1, "known", 0)],
+    ids=["past", "last day", "future"],
+)
+def test_entry_expires_after_its_day(days: int, where: str, status: int) -> None:
+    baseline = a_baseline("a1", expires=TODAY + timedelta(days=days))
+    decision = decide(a_run(a_finding("a1")), baseline, TODAY)
+    assert (sorted_out(decision), decision.exit_status) == ({where: ["a1"]}, status)
+
+
+def test_entry_without_a_reason_excuses_nothing() -> None:
+    decision = decide(a_run(a_finding("a1")), a_baseline("a1", reason="  "), TODAY)
+    assert (sorted_out(decision), decision.exit_status) == ({"new": ["a1"]}, 1)
+    assert decision.new[0].note == "its baseline entry has no reason"
+
+
+def test_entry_that_failed_when_it_was_replayed_is_known_or_expired() -> None:
+    run = a_run(known={"a1": "known"})
+    assert sorted_out(decide(run, a_baseline("a1"), TODAY)) == {"known": ["a1"]}
+    late = decide(run, a_baseline("a1", expires=date(2026, 1, 1)), TODAY)
+    assert (sorted_out(late), late.exit_status) == ({"expired": ["a1"]}, 1)
+    assert late.expired[0].message == "weight.grad row 3: got 0.0, expected 1.7"
+
+
+def test_not_observed_is_not_fixed() -> None:
+    baseline = a_baseline("a1", "b2", "c3")
+    decision = decide(a_run(known={"a1": "fixed", "b2": "untested"}), baseline, TODAY)
+    assert (sorted_out(decision), decision.exit_status) == ({"fixed": ["a1"], "untested": ["b2", "c3"]}, 0)
+
+
+def test_met_again_is_not_fixed_even_if_its_replay_passed() -> None:
+    decision = decide(a_run(a_finding("a1"), known={"a1": "fixed"}), a_baseline("a1"), TODAY)
+    assert sorted_out(decision) == {"known": ["a1"]}
+
+
+@pytest.mark.parametrize("known", [{}, {"a1": "untested"}, {"a1": "fixed"}])
+def test_day_of_an_entry_that_does_not_fail_here_accuses_nobody(known: dict[str, str]) -> None:
+    decision = decide(a_run(known=known), a_baseline("a1", expires=date(2020, 1, 1)), TODAY)
+    assert (decision.expired, decision.exit_status) == ((), 0)
+
+
+def test_untested_says_why() -> None:
+    other_family = replace(a_baseline("a1").entries[0], fingerprint="b2", family="torchrec")
+    other_op = replace(other_family, fingerprint="c3", family="embedding", op="aten.sum.default")
+    baseline = Baseline((*a_baseline("a1").entries, other_family, other_op))
+    notes = {item.fingerprint: item.note for item in decide(a_run(), baseline, TODAY).untested}
+    assert notes == {
+        "a1": "was not tried again",
+        "b2": "family torchrec was not selected",
+        "c3": "aten.sum.default was not tried",
+    }
+
+
+# --------------------------------------------------------------------------------------------------------- exit status
+@pytest.mark.parametrize(
+    ("changes", "status", "why"),
+    [
+        ({"trials": 0, "counts": {}}, 2, "nothing was tested: the run has no trials"),
+        (
+            {"trials": 9, "counts": {"UNSUPPORTED": 4, "INCONCLUSIVE": 5}},
+            2,
+            "nothing was tested: all 9 trials are unsupported or inconclusive",
+        ),
+        ({"tool_errors": ["KeyError: 'x'"]}, 2, "the verifier itself failed, with 1 distinct error"),
+        ({"counts": {"PASS": 3, "TOOL_ERROR": 1}}, 2, "the verifier itself failed, with 1 distinct error"),
+        ({"complete": False}, 2, "the run is incomplete: it stopped before it had reached every mesh"),
+        ({"counts": {"PASS": 1, "INCONCLUSIVE": 411}}, 0, ""),
+    ],
+)
+def test_what_was_not_verified_never_passes(changes: dict[str, object], status: int, why: str) -> None:
+    decision = decide(a_run(**changes), Baseline(), TODAY)  # type: ignore[arg-type]
+    assert (decision.exit_status, decision.unverified) == (status, why)
+
+
+def test_new_finding_is_a_fact_even_if_the_run_was_interrupted() -> None:
+    assert decide(a_run(a_finding(), complete=False), Baseline(), TODAY).exit_status == 1
+    assert decide(a_run(a_finding(), complete=False), a_baseline("a1"), TODAY).exit_status == 2
+
+
+def test_error_of_ours_outranks_findings() -> None:
+    assert decide(a_run(a_finding(), tool_errors=["KeyError: 'x'"]), Baseline(), TODAY).exit_status == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+def test_text_of_a_new_finding_ends_with_what_to_do() -> None:
+    baseline = Baseline((*a_baseline("b2").entries, *a_baseline("c3", expires=date(2026, 1, 1)).entries))
+    run = a_run(a_finding("a1"), a_finding("c3"), known={"b2": "fixed"})
+    assert render(decide(run, baseline, TODAY)).splitlines() == [
+        "gate on run 20260520T131502-048211-9f3a1c",
+        "",
+        "NEW a1 WRONG_GRADIENT: not in the baseline",
+        "  weight.grad row 3: got 0.0, expected 1.7",
+        "    in aten.embedding on mesh (4,)",
+        "    likely: padding_idx is used as a local row index",
+        "    reproduce: python -m verifier replay a1",
+        "",
+        "EXPIRED c3 WRONG_GRADIENT: expired on 2026-01-01",
+        "  weight.grad row 3: got 0.0, expected 1.7",
+        "    in aten.embedding on mesh (4,)",
+        "    likely: padding_idx is used as a local row index",
+        "    reproduce: python -m verifier replay c3",
+        "  reason: pytorch#190063",
+        "",
+        "fixed b2 WRONG_GRADIENT in aten.embedding.default on mesh 4: tried again, and passed",
+        "",
+        "412 trials, 36 of them without evidence; 1 new, 1 expired, 0 known, 1 fixed, 0 untested",
+        "next: fix what is new, or accept it: `python -m verifier baseline --update`, then give each a reason",
+        "next: fix what has expired, or move its `expires` in the baseline, with a reason that still holds",
+        "next: drop what is fixed from the baseline: `python -m verifier baseline --update`",
+        "gate failed: new or expired findings (exit status 1)",
+    ]
+
+
+def test_text_of_a_pass_names_what_is_known_and_untested() -> None:
+    lines = render(decide(a_run(a_finding("a1")), a_baseline("a1", "b2"), TODAY)).splitlines()
+    place = f"WRONG_GRADIENT in {EMBEDDING} on mesh 4"
+    assert f"known a1 {place}: until 2026-05-21; pytorch#190063" in lines
+    assert f"untested b2 {place}: was not tried again" in lines
+    assert lines[-1] == "gate passed: nothing new (exit status 0)"
+
+
+def test_text_of_what_could_not_be_verified_says_why() -> None:
+    incomplete = render(decide(a_run(complete=False), Baseline(), TODAY)).splitlines()
+    assert incomplete[-2].startswith(
+        "next: the run is incomplete: it stopped before it had reached every mesh; run again"
+    )
+    assert incomplete[-1] == "gate could not verify (exit status 2)"
+    broken = render(decide(a_run(tool_errors=["KeyError: 'x'"]), Baseline(), TODAY))
+    assert "TOOL_ERROR KeyError: 'x'\n" in broken
+    assert "next: report the error of the verifier" in broken
+
+
+def test_entry_that_only_failed_its_replay_still_says_how_to_reproduce_it() -> None:
+    decision = decide(a_run(known={"a1": "known"}), a_baseline("a1", expires=date(2026, 1, 1)), TODAY)
+    assert "  reproduce: python -m verifier replay a1\n" in render(decision)
+
+
+def test_json_says_the_same_and_does_not_depend_on_the_order_of_findings() -> None:
+    findings = [a_finding("b2"), a_finding("a1")]
+    baseline = a_baseline("c3")
+    written = as_json(decide(a_run(*findings), baseline, TODAY))
+    assert written == as_json(decide(a_run(*reversed(findings)), baseline, TODAY))
+    content = json.loads(written)
+    assert list(content)[:3] == ["format_version", "exit_status", "unverified"]
+    assert (content["format_version"], content["exit_status"]) == (1, 1)
+    assert [item["fingerprint"] for item in content["new"]] == ["a1", "b2"]
+    assert content["untested"][0]["expires"] == "2026-05-21"

@@ -1,0 +1,126 @@
+"""The redistribution graph: totals, determinism, and files that other tools can read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from run_factory import make_graph
+
+from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, ProcessReport, Redistribution, Trial
+from verifier.graph import LOCAL, RedistributionGraph, split_placements
+
+GATHER = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R"))
+GATHER_LATE = Redistribution(Phase.BACKWARD, "S(0)", "R", 0, "all_gather", 4, ("S(0)", "R"))
+CUT = Redistribution(Phase.FORWARD, "R", "S(1)", 0, None, 8, ("R", "S(1)"))
+FIRST_OF_TWO = Redistribution(
+    Phase.FORWARD, "(S(0), S(0))", "(S(0), R)", 1, "all_gather", 16, ("(S(0), S(0))", "(R, R)")
+)
+
+
+def observe(mesh: str, *reports: tuple[Redistribution, ...] | None) -> Observation:
+    trial = Trial(OpCase("aten.embedding.default", "torch.nn.functional.embedding"), MeshSpec.parse(mesh), ())
+    processes = tuple(
+        None if steps is None else ProcessReport((rank,), Phase.DONE, redistributions=steps)
+        for rank, steps in enumerate(reports)
+    )
+    return Observation(trial, Fate.COMPLETED, processes)
+
+
+def collect(*observations: Observation) -> RedistributionGraph:
+    graph = RedistributionGraph()
+    for observation in observations:
+        graph.add(observation)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("R", ("R",)),
+        ("P(sum)", ("P(sum)",)),
+        ("MaskP(sum, None, 0)", ("MaskP(sum, None, 0)",)),
+        ("(S(0), R)", ("S(0)", "R")),
+        ("(_S(0, 2), MaskP(sum, None, 0), R)", ("_S(0, 2)", "MaskP(sum, None, 0)", "R")),
+    ],
+)
+def test_placements_are_split_at_mesh_dims_only(text: str, parts: tuple[str, ...]) -> None:
+    assert split_placements(text) == parts
+
+
+def test_a_step_is_counted_once_however_many_ranks_report_it() -> None:
+    (edge,) = collect(observe("4", (GATHER,), (GATHER,), (GATHER,), (GATHER,))).to_record().edges
+    assert (edge.count, edge.bytes) == (1, 96)
+
+
+def test_the_first_process_that_reported_speaks_for_a_trial() -> None:
+    assert collect(observe("2", None, (GATHER, CUT))).to_record().nodes == ["R", "S(0)", "S(1)"]
+    assert collect(observe("2", None, None)).to_record().edges == []
+
+
+def test_totals_are_summed_by_step_and_phase() -> None:
+    record = collect(observe("4", (GATHER, CUT)), observe("4", (GATHER, GATHER_LATE))).to_record()
+    local, gather = record.edges
+    assert (local.collective, local.count, local.bytes) == (LOCAL, 1, 8)
+    assert (gather.count, gather.bytes) == (3, 196)
+    assert list(gather.phases.items()) == [("forward", 2), ("backward", 1)]
+
+
+def test_meshes_have_edges_of_their_own() -> None:
+    record = collect(observe("4", (GATHER,)), observe("8", (GATHER,)), observe("2x2", (FIRST_OF_TWO,))).to_record()
+    assert [(edge.source, edge.mesh) for edge in record.edges] == [
+        ("(S(0), S(0))", "2x2"),
+        ("S(0)", "4"),
+        ("S(0)", "8"),
+    ]
+    assert collect(observe("2x2", (FIRST_OF_TWO,))).to_networkx().nodes["(S(0), R)"] == {"mesh_ndim": 2}
+
+
+def test_the_order_of_trials_does_not_matter() -> None:
+    observations = [observe("4", (GATHER, CUT)), observe("8", (GATHER_LATE,)), observe("2x2", (FIRST_OF_TWO,))]
+    records = [collect(*order).to_record() for order in itertools.permutations(observations)]
+    assert all(record == records[0] for record in records)
+
+
+def test_a_record_survives_the_round_trip() -> None:
+    record = RedistributionGraph.from_record(make_graph()).to_record()
+    assert RedistributionGraph.from_record(record).to_record() == record
+    assert sum(edge.bytes for edge in record.edges) == sum(edge.bytes for edge in make_graph().edges)
+    assert record.nodes == sorted(make_graph().nodes)
+
+
+def test_networkx_has_every_edge_with_its_totals() -> None:
+    record = make_graph()
+    graph = RedistributionGraph.from_record(record).to_networkx()
+    assert isinstance(graph, nx.MultiDiGraph)
+    assert graph.number_of_edges() == len(record.edges)
+    assert sum(count for *_, count in graph.edges(data="count")) == sum(edge.count for edge in record.edges)
+
+
+def test_graphml_is_read_back_with_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "graph.graphml"
+    collect(observe("4", (GATHER, CUT, GATHER_LATE))).write_graphml(path)
+    graph = nx.read_graphml(path, force_multigraph=True)
+    (attributes,) = graph.get_edge_data("S(0)", "R").values()
+    assert attributes == {
+        "collective": "all_gather",
+        "mesh": "4",
+        "mesh_dim": 0,
+        "bytes": 100,
+        "count": 2,
+        "phase_forward": 1,
+        "phase_backward": 1,
+    }
+
+
+def test_json_is_versioned_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    graph = collect(observe("4", (GATHER, CUT)))
+    graph.write_json(path)
+    document = json.loads(path.read_text())
+    assert document.pop("format_version") == 1
+    again = nx.node_link_graph(document, edges="edges")
+    assert nx.utils.graphs_equal(again, graph.to_networkx())

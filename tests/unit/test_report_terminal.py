@@ -1,0 +1,109 @@
+"""The end of a run on a terminal: plain, unwrapped, untested is never passed, and the last lines are what to do."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from run_factory import EMBEDDING, MARKUP, ODD, RENORM, make_empty_run, make_long_run, make_run
+
+from verifier.records import RunRecord
+from verifier.report import print_summary
+from verifier.report.words import OUTCOMES, totals
+
+
+def printed(run: RunRecord, width: int = 60, terminal: bool = False) -> str:
+    out = io.StringIO()
+    print_summary(
+        run, Console(file=out, width=width, force_terminal=terminal, color_system="standard" if terminal else "auto")
+    )
+    return out.getvalue()
+
+
+def test_a_log_gets_plain_text() -> None:
+    assert "\x1b" not in printed(make_run())
+    assert "\x1b" in printed(make_run(), terminal=True)
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_no_line_is_wrapped(width: int) -> None:
+    lines = printed(make_run(), width).splitlines()
+    assert "    reproduce: python -m verifier replay a1b2c3d4e5" in lines
+    assert any(line.startswith(EMBEDDING) and line.split()[1:] == ["301", "-", "17", "-", "6", "40"] for line in lines)
+
+
+def test_new_findings_come_in_full_and_known_ones_in_a_line() -> None:
+    run = make_run()
+    text = printed(run)
+    known, *new = run.findings
+    for finding in new:
+        for line in finding.message.splitlines():
+            assert f"  {line}\n" in text
+    (line,) = [line for line in text.splitlines() if known.fingerprint in line and "CRASH" in line]
+    assert known.reason in line
+    assert known.message not in text
+    assert text.index(new[0].message.splitlines()[0]) < text.index(line)
+
+
+def test_text_is_never_taken_for_markup() -> None:
+    text = printed(make_run())
+    assert MARKUP in text
+    assert ODD in text
+
+
+def test_an_op_of_which_nothing_was_tested_says_so() -> None:
+    lines = printed(make_run()).splitlines()
+    (renorm,) = [line for line in lines if line.startswith(RENORM)]
+    assert renorm.endswith("not tested")
+    assert not any(line.startswith(EMBEDDING) and line.endswith("not tested") for line in lines)
+
+
+def test_reasons_are_given_for_what_was_not_tested() -> None:
+    run = make_run()
+    text = printed(run)
+    for reason in [*run.unsupported, *run.inconclusive, *(entry.reason for entry in run.untested)]:
+        assert reason in text
+
+
+def test_the_last_lines_say_what_to_do() -> None:
+    *_, total, replay, page = printed(make_run()).splitlines()
+    assert total.startswith("553 run, 421 passed, 22 failed, 104 unsupported (DTensor has no strategy")
+    assert total.endswith("129 not reached; took 1 min 33 s")
+    assert replay == "  reproduce: python -m verifier replay a1b2c3d4e5"
+    assert page == "  open reports/latest/index.html"
+
+
+def test_nothing_tested_is_said_and_not_green() -> None:
+    text = printed(make_empty_run())
+    assert "nothing was tested, so nothing is proved" in text
+    assert "\x1b[32m" not in printed(make_empty_run(), terminal=True)
+
+
+def test_an_interrupted_run_says_so_and_how_to_go_on() -> None:
+    run = make_run(complete=False)
+    *_, command, _replay, _page = printed(run).splitlines()
+    assert "INCOMPLETE" in printed(run)
+    assert command.endswith(run.header.command)
+    assert "INCOMPLETE" not in printed(make_run())
+
+
+def test_our_own_errors_are_not_hidden() -> None:
+    text = printed(make_run(tool_errors=["Traceback\nIndexError: [0] :bug:"]))
+    assert "  IndexError: [0] :bug:\n" in text
+    assert "1 tool error" in text
+
+
+def test_beyond_twenty_new_findings_get_a_line_each() -> None:
+    run = make_long_run(25)
+    text = printed(run)
+    assert all(finding.fingerprint in text for finding in run.findings)
+    assert text.count("likely: padding_idx") == 20
+
+
+def test_numbers_add_up_and_only_pass_counts_as_passed() -> None:
+    run = make_run(counts=dict.fromkeys(OUTCOMES, 1), trials=len(OUTCOMES))
+    total = totals(run)
+    assert (total.passed, total.unsupported, total.inconclusive, total.tool_errors) == (1, 1, 1, 1)
+    assert total.failed == len(OUTCOMES) - 4
+    assert total.concluded == total.passed + total.failed

@@ -1,0 +1,270 @@
+"""The summary counts what happened, and workers' records add up to the record of one run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.tensor import Shard
+
+from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, ProcessReport, Trial, Verdict, VerdictKind
+from verifier.codec import trial_record
+from verifier.events import (
+    CaseSkipped,
+    Event,
+    FindingReported,
+    MeshStarted,
+    PoolRestarted,
+    RunFinished,
+    RunStarted,
+    TrialFinished,
+)
+from verifier.records import EdgeRecord, FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
+from verifier.summary import MAX_REASONS, OTHER_REASONS, Summary, merge_records
+
+OPS = ("aten.embedding.default", "aten.sum.default")
+MESHES = (MeshSpec((4,)), MeshSpec((2, 2), "simulated"))
+
+
+class EdgePerTrial:
+    """A graph that takes one edge for each trial, by the trial's mesh."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, observation: Observation) -> None:
+        mesh = str(observation.trial.mesh)
+        self.counts[mesh] = self.counts.get(mesh, 0) + 1
+
+    def to_record(self) -> GraphRecord:
+        edges = [EdgeRecord("S(0)", "R", m, 0, "all_gather", 8 * n, n, {"forward": n}) for m, n in self.counts.items()]
+        return GraphRecord(nodes=["R", "S(0)"] if edges else [], edges=sorted(edges, key=lambda edge: edge.mesh))
+
+
+def header(**changes: object) -> RunHeader:
+    made = RunHeader(
+        id="20260520T131502-048211-9f3a1c",
+        started="2026-05-20T13:15:02Z",
+        seed=1,
+        profile="ci",
+        families=["embedding"],
+        meshes=["4"],
+        dtypes=["float64"],
+        device="cpu",
+        max_examples=10,
+        time_limit=None,
+        imports=[],
+        versions={"torch": "2.13.0"},
+        command="python -m verifier run",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def a_trial(op: str = OPS[0], mesh: MeshSpec = MESHES[0], tags: frozenset[str] = frozenset()) -> Trial:
+    return Trial(OpCase(op, "torch.op", (torch.ones(2),), tags=tags), mesh, ((Shard(0),),))
+
+
+def finished(
+    kind: VerdictKind,
+    message: str = "",
+    rows: tuple[tuple[str, str], ...] = (("weight", "S(0)"), ("indices", "R")),
+    trial: Trial | None = None,
+    seconds: float = 0.0,
+) -> TrialFinished:
+    reports = (ProcessReport((0,), Phase.DONE, seconds=(("op", 0.25), ("compare", 0.5))), None)
+    observation = Observation(trial or a_trial(), Fate.COMPLETED, reports, seconds=seconds)
+    return TrialFinished(observation, Verdict(kind, message), rows)
+
+
+def a_finding(fingerprint: str = "a1", **changes: object) -> FindingRecord:
+    made = FindingRecord(
+        fingerprint=fingerprint,
+        op=OPS[0],
+        family="embedding",
+        verdict="WRONG_VALUE",
+        level=2,
+        mesh="4",
+        input_placements={"weight": "S(0)", "indices": "R"},
+        output_placements=["R"],
+        known=False,
+        phase="gather",
+        subject="output",
+        dtype="float64",
+        rule="S(0), R -> R",
+        message="output[0]: got 0.0, expected 1.0\n  in aten.embedding",
+        confirmed="gloo, 4 ranks",
+        minimised=True,
+        occurrences=1,
+        trial=trial_record(a_trial()),
+        script="",
+        script_status="not run",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def summed(*events: Event) -> RunRecord:
+    summary = Summary(EdgePerTrial())
+    for event in (RunStarted(header()), *events):
+        summary(event)
+    return summary.record()
+
+
+def test_counts_are_by_verdict_op_and_mesh_and_only_of_what_occurred() -> None:
+    sums = a_trial(OPS[1], MESHES[1], frozenset({"0-d"}))
+    run = summed(
+        finished(VerdictKind.WRONG_VALUE),
+        finished(VerdictKind.PASS),
+        finished(VerdictKind.PASS, trial=sums),
+        RunFinished(2.5, complete=True),
+    )
+    assert (run.trials, run.seconds, run.complete) == (3, 2.5, True)
+    assert list(run.counts.items()) == [("PASS", 2), ("WRONG_VALUE", 1)]
+    assert run.counts_by_op == {OPS[0]: {"PASS": 1, "WRONG_VALUE": 1}, OPS[1]: {"PASS": 1}}
+    assert run.counts_by_mesh == {"4": {"PASS": 1, "WRONG_VALUE": 1}, "simulated:2x2": {"PASS": 1}}
+    assert run.coverage == {"0-d": 1}
+    assert run.seconds_by == {"op": 0.75, "compare": 1.5}
+    assert [edge.count for edge in run.graph.edges] == [2, 1]
+
+
+def test_matrix_takes_the_first_two_tensor_arguments() -> None:
+    run = summed(
+        finished(VerdictKind.PASS, rows=(("weight", "S(0)"), ("indices", "R"), ("offsets", "S(0)"))),
+        finished(VerdictKind.CRASH, rows=(("weight", "S(0)"), ("indices", "R"), ("offsets", "R"))),
+        finished(VerdictKind.PASS, rows=(("input", "S(1)"),)),
+        finished(VerdictKind.PASS, rows=()),
+    )
+    cells = {(matrix.row_name, matrix.column_name): matrix.cells for matrix in run.matrices}
+    assert cells == {
+        ("-", "-"): {"-": {"-": {"PASS": 1}}},
+        ("input", "-"): {"S(1)": {"-": {"PASS": 1}}},
+        ("weight", "indices"): {"S(0)": {"R": {"PASS": 1, "CRASH": 1}}},
+    }
+
+
+def test_reasons_are_kept_by_first_line_and_their_number_is_bounded() -> None:
+    many = [finished(VerdictKind.INCONCLUSIVE, f"reason {n}\nmore") for n in range(MAX_REASONS + 7)]
+    run = summed(
+        *many,
+        finished(VerdictKind.INCONCLUSIVE, "reason 3\nelse"),
+        finished(VerdictKind.UNSUPPORTED, "sparse"),
+        finished(VerdictKind.TOOL_ERROR, "KeyError: 'x'"),
+        finished(VerdictKind.TOOL_ERROR, "KeyError: 'x'"),
+    )
+    assert len(run.inconclusive) == MAX_REASONS + 1
+    assert (run.inconclusive["reason 3"], run.inconclusive[OTHER_REASONS]) == (2, 7)
+    assert sum(run.inconclusive.values()) == run.counts["INCONCLUSIVE"]
+    assert run.unsupported == {"sparse": 1}
+    assert run.tool_errors == ["KeyError: 'x'"]
+
+
+def test_tool_error_without_a_message_is_still_an_error() -> None:
+    assert summed(finished(VerdictKind.TOOL_ERROR)).tool_errors == ["no reason given in aten.embedding.default"]
+
+
+def test_skipped_restarts_and_findings_are_recorded() -> None:
+    run = summed(
+        MeshStarted(MESHES[0], "embedding", 10),
+        CaseSkipped("mesh 8", "only 4 ranks", 2),
+        CaseSkipped("mesh 8", "only 4 ranks"),
+        PoolRestarted(MESHES[0], "HANG", 1.5),
+        FindingReported(a_finding("b2")),
+        FindingReported(a_finding("a1")),
+    )
+    assert [(one.what, one.reason, one.count) for one in run.untested] == [("mesh 8", "only 4 ranks", 3)]
+    assert run.pool_restarts == 1
+    assert [finding.fingerprint for finding in run.findings] == ["a1", "b2"]
+
+
+def test_interrupted_run_is_not_complete_and_takes_as_long_as_its_trials() -> None:
+    run = summed(finished(VerdictKind.PASS, seconds=0.5), PoolRestarted(MESHES[0], "HANG", 1.5))
+    assert (run.complete, run.seconds) == (False, 2.0)
+
+
+def test_run_that_never_started_has_no_record() -> None:
+    with pytest.raises(ValueError, match="none was received"):
+        Summary(EdgePerTrial()).record()
+
+
+# -------------------------------------------------------------------------------------------------------------- merge
+trial_events = st.builds(
+    finished,
+    st.sampled_from(list(VerdictKind)),
+    st.sampled_from(["", "one", "two"]),
+    st.sampled_from([(("input", "S(0)"),), (("weight", "R"), ("indices", "S(0)"))]),
+    st.builds(
+        a_trial, st.sampled_from(OPS), st.sampled_from(MESHES), st.frozensets(st.sampled_from(["0-d", "empty shard"]))
+    ),
+)
+finding_events = st.builds(
+    lambda name, mesh, confirmed, occurrences, also: FindingReported(
+        a_finding(name, mesh=mesh, confirmed=confirmed, occurrences=occurrences, also=also)
+    ),
+    st.sampled_from(["a1", "b2"]),
+    st.sampled_from(["4", "2x2"]),
+    st.just("unconfirmed"),
+    st.integers(1, 5),
+    st.lists(st.sampled_from(["x", "y"]), unique=True).map(sorted),
+)
+other_events = st.builds(CaseSkipped, st.sampled_from(["mesh 8", "bool"]), st.just("why"), st.integers(1, 4)) | st.just(
+    PoolRestarted(MESHES[0], "DIED", 0.5)
+)
+event_lists = st.lists(trial_events | finding_events | other_events, max_size=12)
+
+
+@settings(deadline=None, max_examples=80)
+@given(event_lists, st.integers(0, 12))
+def test_merging_the_records_of_two_workers_is_recording_one_run(events: list[Event], cut: int) -> None:
+    whole = summed(*events)
+    merged = merge_records([summed(*events[:cut]), summed(*events[cut:])])
+    whole.seconds = merged.seconds = 0.0
+    # Of equally good records of one finding the first is kept; what is added up does not depend on which that is.
+    assert [(f.fingerprint, f.occurrences) for f in merged.findings] == [
+        (f.fingerprint, f.occurrences) for f in whole.findings
+    ]
+    assert [{f.mesh, *f.also} for f in merged.findings] == [{f.mesh, *f.also} for f in whole.findings]
+    merged.findings, whole.findings = [], []
+    assert merged == whole
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(event_lists, min_size=2, max_size=4))
+def test_merging_does_not_depend_on_grouping(parts: list[list[Event]]) -> None:
+    records = [summed(*events) for events in parts]
+    assert merge_records([merge_records(records[:-1]), records[-1]]) == merge_records(records)
+
+
+def test_merge_prefers_the_better_evidence_and_remembers_where_else() -> None:
+    unsure = a_finding(mesh="2x2", confirmed="unconfirmed", occurrences=3)
+    sure = a_finding(mesh="8", occurrences=2, known=True)
+    for order in ([unsure, sure], [sure, unsure]):
+        [merged] = merge_records([summed(FindingReported(one)) for one in order]).findings
+        assert (merged.mesh, merged.confirmed, merged.occurrences, merged.known) == ("8", "gloo, 4 ranks", 5, True)
+        assert merged.also == ["mesh 2x2, weight=S(0), indices=R"]
+
+
+def test_merge_of_baseline_entries_believes_the_worker_that_still_saw_it_fail() -> None:
+    def worker(*known: KnownRecord) -> RunRecord:
+        return replace(summed(), baseline=list(known))
+
+    merged = merge_records(
+        [
+            worker(KnownRecord("a1", "fixed"), KnownRecord("b2", "untested")),
+            worker(KnownRecord("a1", "known"), KnownRecord("b2", "fixed")),
+        ]
+    )
+    assert merged.baseline == [KnownRecord("a1", "known"), KnownRecord("b2", "fixed")]
+
+
+def test_merge_takes_the_longest_time_and_all_meshes_and_the_incompleteness() -> None:
+    one = replace(summed(), seconds=3.0, complete=True)
+    other = replace(summed(), seconds=5.0, complete=False, header=header(meshes=["4", "2x2"]))
+    merged = merge_records([one, other])
+    assert (merged.seconds, merged.complete, merged.header.meshes) == (5.0, False, ["4", "2x2"])
+
+
+def test_merge_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no records"):
+        merge_records([])

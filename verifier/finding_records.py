@@ -1,0 +1,86 @@
+"""A minimised failure as it is stored and shown: its message, its script, its place in the baseline."""
+
+from __future__ import annotations
+
+from verifier.baseline import BaselineEntry
+from verifier.codec import trial_record
+from verifier.findings import (
+    Failure,
+    Group,
+    cotangent_text,
+    describe_call,
+    dtype_class,
+    fingerprint,
+    first_report,
+    rule_class,
+)
+from verifier.records import FindingRecord
+from verifier.script import render_script, run_script
+from verifier.trials import combination_rows
+
+__all__ = ["finding_record", "message"]
+
+
+def message(failure: Failure, cause: str, name: str) -> str:
+    """Return the finding's message: the difference, the call, the likely cause, what reproduces it."""
+    trial = failure.trial
+    call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
+    lines = [
+        failure.verdict.message,
+        f"  in {trial.case.op}({call}) on mesh {trial.mesh.shape}, backend {trial.mesh.backend}, "
+        f"during {failure.verdict.phase}",
+    ]
+    if cotangents := cotangent_text(failure):
+        lines.append(f"  with the cotangent placed as {cotangents}")
+    if not trial.case.call.endswith(trial.case.op.removeprefix("aten.")):
+        lines.append(f"  called as {trial.case.call}")
+    if cause:
+        lines.append(f"  likely: {cause}")
+    lines.append(f"  reproduce: python -m verifier replay {name}")
+    return "\n".join(lines)
+
+
+def finding_record(
+    group: Group,
+    smallest: Failure,
+    confirmed: str,
+    minimised: bool,
+    entry: BaselineEntry | None,
+    family: str,
+    cause: str,
+) -> FindingRecord:
+    """Return the record of ``group``, whose minimised failure is ``smallest``.
+
+    The script of a new finding is run before it is stored; that of a known one was run when it was new.
+    """
+    trial, verdict = smallest.trial, smallest.verdict
+    name = entry.fingerprint if entry is not None else fingerprint(smallest)
+    report = first_report(smallest.observation)
+    outputs = [text for subject, text in (report.placements if report else ()) if subject.startswith("output")]
+    script = render_script(trial, verdict)
+    status = "not run: the finding is known" if entry is not None else run_script(script)[0]
+    return FindingRecord(
+        fingerprint=name,
+        op=trial.case.op,
+        family=family,
+        verdict=verdict.kind,
+        level=2,
+        mesh=str(trial.mesh),
+        input_placements=dict(combination_rows(trial.case, trial.combination)),
+        output_placements=outputs,
+        known=entry is not None,
+        phase=verdict.phase,
+        subject=verdict.subject,
+        dtype=dtype_class(trial.case),
+        rule=rule_class(smallest),
+        message=message(smallest, cause, name),
+        confirmed=confirmed,
+        minimised=minimised,
+        occurrences=group.occurrences,
+        trial=trial_record(trial),
+        script=script,
+        script_status=status,
+        reason=entry.reason if entry is not None else "",
+        also=list(group.seen),
+        cotangent=cotangent_text(smallest),
+    )

@@ -1,0 +1,371 @@
+"""From bad verdicts to findings: group them, minimise one of each group, confirm it, write it down.
+
+Grouping is by structure and never by message: the op, the verdict, the phase, and the placements on which DTensor really
+ran the op after it had redistributed the arguments. Many combinations end in the same rule, so they make one group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import hypothesis
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as HypothesisPhase
+from hypothesis.errors import NoSuchExample
+from hypothesis.strategies import SearchStrategy
+
+from verifier.cases import (
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Phase,
+    ProcessReport,
+    Trial,
+    Verdict,
+    format_placements,
+)
+from verifier.converter import tensor_arguments
+from verifier.oracle import Reference, judge, make_reference
+from verifier.placements import Alphabet
+from verifier.trials import combination_rows, simpler_placements
+
+__all__ = ["Collector", "Failure", "Group", "Minimiser", "Runner", "describe_call", "dtype_class", "fingerprint"]
+
+Runner = Callable[[Trial], Observation]
+"""Runs one trial on its mesh."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trial with a bad verdict."""
+
+    trial: Trial
+    observation: Observation
+    verdict: Verdict
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Smaller is simpler: ranks, mesh dims, elements."""
+        elements = sum(tensor.numel() for tensor in tensor_arguments(self.trial.case.args, self.trial.case.kwargs))
+        return self.trial.mesh.world_size, self.trial.mesh.ndim, elements
+
+    @property
+    def costly(self) -> bool:
+        """Running it again costs a restart of the ranks."""
+        return self.observation.fate is not Fate.COMPLETED
+
+
+def dtype_class(case: OpCase) -> str:
+    """Return ``float``, ``half``, ``complex``, ``integer`` or ``none``: the class of the first non-integer argument.
+
+    >>> dtype_class(OpCase("op", "call", (torch.zeros(2, dtype=torch.bfloat16),)))
+    'half'
+    """
+    tensors = tensor_arguments(case.args, case.kwargs)
+    for tensor in tensors:
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            return "half"
+        if tensor.dtype.is_floating_point:
+            return "float"
+        if tensor.dtype.is_complex:
+            return "complex"
+    return "integer" if tensors else "none"
+
+
+def first_report(observation: Observation) -> ProcessReport | None:
+    """Return the report that says most: of a process that raised, else of the first one."""
+    reports = [report for report in observation.reports if report is not None]
+    raised = [report for report in reports if report.raised is not None]
+    return next(iter(raised or reports), None)
+
+
+_BEFORE = {Phase.GATHER: Phase.FORWARD, Phase.GATHER_GRADIENT: Phase.BACKWARD, Phase.INPUTS: Phase.FORWARD}
+
+
+def rule_class(failure: Failure) -> str:
+    """Return the op and the rules in use where it failed, one per mesh dim: ``aten.embedding.default: S(0),MaskP(sum)``.
+
+    The placements are those on which DTensor ran the op, after it had redistributed the arguments. A mesh dim on which
+    everything is replicated is left out.
+    """
+    trial, verdict = failure.trial, failure.verdict
+    report = first_report(failure.observation)
+    phase = _BEFORE.get(verdict.phase, verdict.phase)
+    executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)] if report else []
+    if executed:
+        op, texts = executed[-1].op, executed[-1].placements
+    else:
+        op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
+        texts += (cotangent_text(failure),) if verdict.backward is not None else ()
+    columns = {",".join(column) for column in zip(*(_per_mesh_dim(text) for text in texts), strict=False)}
+    used = sorted(column for column in columns if set(column.split(",")) != {"R"})
+    return f"{op}: {' x '.join(used) or 'R'}"
+
+
+def _per_mesh_dim(text: str) -> list[str]:
+    return [part.strip() for part in text[1:-1].split(",")] if text.startswith("(") else [text]
+
+
+def group_key(failure: Failure) -> str:
+    """Return what failures of one group have in common."""
+    trial, verdict = failure.trial, failure.verdict
+    parts = (
+        trial.case.op,
+        trial.case.call,
+        verdict.kind,
+        verdict.phase,
+        verdict.subject.removeprefix("gathered "),
+        rule_class(failure),
+        dtype_class(trial.case),
+    )
+    return " | ".join(map(str, parts))
+
+
+@dataclass
+class Group:
+    """Failures that look alike, the smallest of them kept."""
+
+    key: str
+    smallest: Failure
+    occurrences: int = 1
+    seen: dict[str, None] = field(default_factory=dict)
+    """The combinations in which it occurred, as text (the first dozen)."""
+
+    def add(self, failure: Failure) -> None:
+        self.occurrences += 1
+        if failure.size < self.smallest.size:
+            self.smallest = failure
+
+
+class Collector:
+    """Sorts failures into groups as they come."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+
+    def add(self, failure: Failure) -> Group:
+        key = group_key(failure)
+        if key in self.groups:
+            self.groups[key].add(failure)
+        else:
+            self.groups[key] = Group(key, failure)
+        group = self.groups[key]
+        if len(group.seen) < 12:
+            rows = combination_rows(failure.trial.case, failure.trial.combination)
+            group.seen[f"{failure.trial.mesh}: " + ", ".join(f"{n}={p}" for n, p in rows)] = None
+        return group
+
+
+def fingerprint(failure: Failure) -> str:
+    """Return twelve hex digits made of the structure of a minimised failure: never of values, shapes or messages."""
+    return hashlib.sha256(group_key(failure).encode()).hexdigest()[:12]
+
+
+def cotangent_text(failure: Failure) -> str:
+    """Return the placements of the cotangent in the backward pass that failed; empty for the forward call."""
+    if failure.verdict.backward is None:
+        return ""
+    cotangents = failure.trial.cotangents[failure.verdict.backward]
+    return ", ".join(format_placements(placements) for placements in cotangents)
+
+
+def describe_call(case: OpCase, rows: Sequence[tuple[str, str]]) -> str:
+    """Return the call on one line: ``weight=f64[17, 4] S(0), indices=i64[5] R, padding_idx=3``."""
+    short = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b"}
+    texts = []
+    for (name, placements), tensor in zip(rows, tensor_arguments(case.args, case.kwargs), strict=True):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        letters = dtype.rstrip("0123456789")
+        texts.append(f"{name}={short.get(letters, letters)}{dtype[len(letters) :]}{list(tensor.shape)} {placements}")
+    texts += [f"{k}={v!r}" for k, v in case.kwargs.items() if isinstance(v, bool | int | float | str)]
+    texts += [repr(v) for v in case.args if isinstance(v, bool | int | float | str)]
+    return ", ".join(texts)
+
+
+# ---------------------------------------------------------------------------------------------------------- minimising
+_SHRINK = settings(
+    max_examples=300,
+    database=None,
+    deadline=None,
+    phases=(HypothesisPhase.generate, HypothesisPhase.shrink),
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+    derandomize=False,
+)
+
+
+@dataclass
+class Minimiser:
+    """Makes failures small: fewer ranks, fewer sharded arguments, then the smallest case that Hypothesis finds.
+
+    Parameters
+    ----------
+    run
+        Runs one trial.
+    generate
+        Returns a generator of cases for an op on a mesh.
+    seed
+        Of the campaign.
+    until
+        ``time.monotonic()`` after which to stop with the best so far.
+    """
+
+    run: Runner
+    generate: Callable[[OpCase, MeshSpec], SearchStrategy[OpCase]]
+    seed: int
+    until: float
+
+    def minimise(self, failure: Failure) -> tuple[Failure, bool]:
+        """Return the smallest failure of the same kind, and whether there was time to look for one."""
+        if failure.costly:  # every attempt would cost a restart of the ranks
+            return failure, False
+        best = self._fewer_cotangents(failure)
+        for mesh, kept in _smaller_meshes(best.trial):
+            found = self._shrink(_project(best.trial, mesh, kept), best.verdict, 60)
+            if found is not None:
+                best = found
+                break
+        best = self._simpler(best)
+        shrunk = self._shrink(best.trial, best.verdict, 300)
+        if shrunk is not None and shrunk.size <= best.size:
+            best = self._simpler(shrunk)
+        return best, shrunk is not None and time.monotonic() < self.until
+
+    def attempt(self, trial: Trial, like: Verdict) -> Failure | None:
+        """Return the failure if ``trial`` fails in the same way as ``like``, else None."""
+        reference: Reference = make_reference(trial.case)
+        observation = self.run(trial)
+        verdict = judge(observation, reference)
+        same = (verdict.kind, verdict.phase, _bare(verdict.subject)) == (like.kind, like.phase, _bare(like.subject))
+        return Failure(trial, observation, verdict) if same else None
+
+    def _fewer_cotangents(self, failure: Failure) -> Failure:
+        if len(failure.trial.cotangents) < 2:
+            return failure
+        index = failure.verdict.backward
+        kept = () if index is None else (failure.trial.cotangents[index],)
+        # the seed of a backward pass counts from the trial's, so that dropping passes keeps its cotangent
+        trial = replace(failure.trial, cotangents=kept, seed=failure.trial.seed + (index or 0))
+        return self.attempt(trial, failure.verdict) or failure
+
+    def _simpler(self, failure: Failure) -> Failure:
+        progress = True
+        while progress and time.monotonic() < self.until:
+            progress = False
+            for trial in [*_simpler_combinations(failure.trial), *_simpler_cotangents(failure.trial)]:
+                found = self.attempt(trial, failure.verdict)
+                if found is not None:
+                    failure, progress = found, True
+                    break
+        return failure
+
+    def _shrink(self, template: Trial, like: Verdict, examples: int) -> Failure | None:
+        """Return the failure that Hypothesis shrinks to under the mesh and combination of ``template``."""
+        ndims = [tensor.ndim for tensor in tensor_arguments(template.case.args, template.case.kwargs)]
+
+        def fails(case: OpCase) -> bool:
+            if time.monotonic() > self.until or case.call != template.case.call or case.op != template.case.op:
+                return False
+            tensors = tensor_arguments(case.args, case.kwargs)
+            if len(tensors) != len(ndims) or not _fits(template, case):
+                return False
+            return self.attempt(replace(template, case=case), like) is not None
+
+        try:
+            case = hypothesis.find(
+                self.generate(template.case, template.mesh),
+                fails,
+                settings=settings(_SHRINK, max_examples=examples),
+                random=random.Random(self.seed),
+            )
+        except NoSuchExample:
+            return None
+        return self.attempt(replace(template, case=case), like)
+
+
+def _bare(subject: str) -> str:
+    return subject.removeprefix("gathered ")
+
+
+def _fits(template: Trial, case: OpCase) -> bool:
+    """Return whether the template's placements can be used for the tensors of ``case``."""
+    for tensor, placements in zip(tensor_arguments(case.args, case.kwargs), template.combination, strict=True):
+        letters = Alphabet().placements(tensor.ndim, tensor.dtype)
+        if any(placement not in letters for placement in placements):
+            return False
+    if template.cotangents:
+        reference = make_reference(case)
+        outputs = [reference.outputs[i] for i in reference.differentiable]
+        for cotangents in template.cotangents:
+            if len(cotangents) != len(outputs):
+                return False
+            for output, placements in zip(outputs, cotangents, strict=True):
+                letters = Alphabet().placements(output.ndim, output.dtype)
+                if any(placement not in letters for placement in placements):
+                    return False
+    return True
+
+
+def _smaller_meshes(trial: Trial) -> list[tuple[MeshSpec, tuple[int, ...]]]:
+    """Return simpler meshes to try, simplest first, each with the mesh dims that it keeps."""
+    mesh = trial.mesh
+    options: list[tuple[MeshSpec, tuple[int, ...]]] = []
+    for mesh_dim in range(mesh.ndim):
+        extents = {2, mesh.shape[mesh_dim]} - {1}
+        options += [(replace(mesh, shape=(extent,)), (mesh_dim,)) for extent in extents]
+    if mesh.ndim == 3:
+        options += [(replace(mesh, shape=(2, 2)), kept) for kept in ((0, 1), (0, 2), (1, 2))]
+    if mesh.ndim == 2:
+        options.append((replace(mesh, shape=(2, 2)), (0, 1)))
+    options = [option for option in options if option[0].world_size < mesh.world_size or option[0].ndim < mesh.ndim]
+    return sorted(options, key=lambda option: (option[0].world_size, option[0].ndim, option[1]))
+
+
+def _project(trial: Trial, mesh: MeshSpec, kept: tuple[int, ...]) -> Trial:
+    combination = tuple(tuple(placements[d] for d in kept) for placements in trial.combination)
+    cotangents = tuple(tuple(tuple(p[d] for d in kept) for p in one) for one in trial.cotangents)
+    return replace(trial, mesh=mesh, combination=combination, cotangents=cotangents)
+
+
+def _simpler_combinations(trial: Trial) -> list[Trial]:
+    """Return variants in which one argument's placements are simpler, as far as its shape and dtype allow."""
+    variants = []
+    tensors = tensor_arguments(trial.case.args, trial.case.kwargs)
+    for position, (tensor, placements) in enumerate(zip(tensors, trial.combination, strict=True)):
+        letters = Alphabet().placements(tensor.ndim, tensor.dtype)
+        for changed in simpler_placements(placements):
+            if Alphabet.legal(changed) and all(placement in letters for placement in changed):
+                combination = (*trial.combination[:position], changed, *trial.combination[position + 1 :])
+                variants.append(replace(trial, combination=combination))
+    return variants
+
+
+def _simpler_cotangents(trial: Trial) -> list[Trial]:
+    """Return variants in which one cotangent is replicated, or sharded along an earlier tensor dim."""
+    variants = []
+    for number, one in enumerate(trial.cotangents):
+        for position, placements in enumerate(one):
+            for changed in simpler_placements(placements):
+                cotangent = (*one[:position], changed, *one[position + 1 :])
+                cotangents = (*trial.cotangents[:number], cotangent, *trial.cotangents[number + 1 :])
+                variants.append(replace(trial, cotangents=cotangents))
+    return variants
+
+
+def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
+    """Run ``failure`` once more on real processes; return it as it then is, and on what it was confirmed."""
+    trial = failure.trial
+    if trial.mesh.backend == "simulated":
+        trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+    again = minimiser.attempt(trial, failure.verdict)
+    if again is None:
+        why = "real processes do not show it" if failure.trial.mesh != trial.mesh else "did not fail a second time"
+        return failure, f"unconfirmed: {why}"
+    ranks = trial.mesh.world_size
+    return again, f"confirmed on {trial.mesh.backend}, {ranks} rank{'s' * (ranks != 1)}"

@@ -1,0 +1,182 @@
+"""The run as one HTML page that opens offline: no font, script or style comes from anywhere else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from verifier.cases import MeshSpec
+from verifier.records import FindingRecord, RunRecord
+from verifier.report.graph_svg import collective_class, draw_graph
+from verifier.report.matrix import matrix_views
+from verifier.report.svg import drawn_text, sharding_svg
+from verifier.report.values import NamedTensor, call_text, named_tensors, values_text
+from verifier.report.words import (
+    OUTCOMES,
+    Totals,
+    bytes_text,
+    outcome,
+    plural,
+    present_verdicts,
+    replay_command,
+    seconds_text,
+    totals,
+)
+
+__all__ = ["Banner", "banners", "render_html", "write_html"]
+
+_OPEN_FINDINGS = 12
+"""New findings that are shown unfolded."""
+
+
+@dataclass(frozen=True)
+class Banner:
+    """What the reader must know before any number. ``tone`` is one of :class:`~verifier.report.words.Outcome`'s."""
+
+    tone: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _FindingView:
+    """A finding as the page shows it."""
+
+    record: FindingRecord
+    tensors: tuple[tuple[NamedTensor, Markup | None, str, str], ...]
+    """Each tensor with its picture, what the picture leaves out, and its values."""
+    call: str
+    replay: str
+    unfolded: bool
+
+
+@dataclass(frozen=True)
+class _Share:
+    """One part of a whole, for a bar; ``percent`` of it."""
+
+    name: str
+    amount: float
+    percent: float
+
+
+def banners(run: RunRecord, total: Totals) -> list[Banner]:
+    """Return what stands at the top of the page, the most important first; never empty."""
+    result = []
+    if not run.complete:
+        text = "It was interrupted, or its time was up. What follows is what it had tried by then, and no more."
+        result.append(Banner("open", "Incomplete: the run ended before it reached everything", text))
+    if total.trials == 0:
+        result.append(Banner("open", "Nothing was tested", "This page holds no evidence, for or against any rule."))
+    elif total.concluded == 0:
+        text = f"None of {plural(total.trials, 'trial')} said anything about a rule: {total.line}."
+        result.append(Banner("open", "Nothing was concluded", text))
+    if total.tool_errors:
+        text = "Trials that end in one say nothing about the op; see “Errors of the verifier”."
+        result.append(Banner("ours", f"{plural(total.tool_errors, 'error')} of the verifier itself", text))
+    if total.new:
+        unconfirmed = sum(f.confirmed == "unconfirmed" for f in run.findings if not f.known)
+        text = f"{unconfirmed} of them unconfirmed." if unconfirmed else "All of them confirmed."
+        result.append(Banner("fail", plural(total.new, "new finding"), text))
+    elif total.failed and not total.known:
+        text = "Their findings were not worked out: the run ended first. The tables below say where they are."
+        result.append(Banner("fail", f"{plural(total.failed, 'trial')} failed", text))
+    elif total.concluded:
+        open_trials = total.trials - total.concluded
+        text = (
+            f"{plural(total.passed, 'trial')} passed; {open_trials:,} said nothing; {total.not_reached:,} not reached."
+        )
+        if total.known:
+            text += f" {plural(total.known, 'known finding')} still there."
+        whole = run.complete and not total.tool_errors and not total.not_reached and total.passed
+        result.append(Banner("pass" if whole else "open", "No new findings in what was tested", text))
+    return result
+
+
+def _shares(amounts: Mapping[str, float]) -> list[_Share]:
+    """Return the parts of a whole, largest first."""
+    whole = sum(amounts.values())
+    ranked = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
+    return [_Share(name, amount, 100 * amount / whole if whole else 0.0) for name, amount in ranked]
+
+
+def _verdict_shares(counts: Mapping[str, int]) -> list[_Share]:
+    """Return one share for each tone in ``counts``, in the order pass, fail, open, ours."""
+    whole = sum(counts.values())
+    by_tone = dict.fromkeys(("pass", "fail", "open", "ours"), 0)
+    for name, count in counts.items():
+        by_tone[outcome(name).tone] += count
+    return [_Share(tone, count, 100 * count / whole) for tone, count in by_tone.items() if count]
+
+
+def _finding_view(finding: FindingRecord, unfolded: bool) -> _FindingView:
+    mesh = MeshSpec.parse(finding.trial.mesh)
+    tensors = tuple(
+        (
+            named,
+            sharding_svg(named.name, named.tensor.shape, named.placements, mesh),
+            drawn_text(named.tensor.shape, named.placements, mesh),
+            values_text(named.tensor),
+        )
+        for named in named_tensors(finding)
+    )
+    return _FindingView(finding, tensors, call_text(finding), replay_command(finding), unfolded)
+
+
+def _finding_views(findings: Iterable[FindingRecord]) -> list[_FindingView]:
+    """Return the views, new findings first, otherwise in the order given."""
+    views: list[_FindingView] = []
+    for finding in sorted(findings, key=lambda finding: finding.known):
+        views.append(_finding_view(finding, not finding.known and len(views) < _OPEN_FINDINGS))
+    return views
+
+
+def _asset(name: str) -> str:
+    return resources.files("verifier.report").joinpath(name).read_text(encoding="utf-8").strip()
+
+
+def render_html(run: RunRecord) -> str:
+    """Return ``run`` as one HTML page.
+
+    The page loads nothing, and its content security policy forbids it to; only its own script, named by its hash, may
+    run, so that no message and no value can.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("verifier.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"bytes": bytes_text, "seconds": seconds_text}
+    environment.filters |= {"outcome": outcome, "collective": collective_class}
+    environment.globals |= {"plural": plural}
+    script, total = _asset("page.js.jinja"), totals(run)
+    findings = _finding_views(run.findings)
+    return environment.get_template("page.html.jinja").render(
+        run=run,
+        total=total,
+        banners=banners(run, total),
+        new=[view for view in findings if not view.record.known],
+        known=[view for view in findings if view.record.known],
+        verdicts=present_verdicts([run.counts, *run.counts_by_op.values(), *run.counts_by_mesh.values()]),
+        outcomes=OUTCOMES,
+        shares=_verdict_shares,
+        matrices=matrix_views(run.matrices, run.findings),
+        drawings=draw_graph(run.graph),
+        time=_shares(run.seconds_by),
+        backends=sorted({MeshSpec.parse(mesh).backend for mesh in run.header.meshes}),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def write_html(run: RunRecord, path: Path | str) -> None:
+    """Write what :func:`render_html` returns."""
+    Path(path).write_text(render_html(run), encoding="utf-8")

@@ -1,0 +1,149 @@
+"""The end of a run, on a terminal or in a log: plain lines, of which the last ones say what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from verifier.records import FindingRecord, RunRecord
+from verifier.report.words import outcome, plural, present_verdicts, replay_command, seconds_text, totals
+
+__all__ = ["next_steps", "print_summary"]
+
+_STYLES = {"pass": "green", "fail": "bold red", "open": "yellow", "ours": "bold magenta"}
+_MOST_IN_FULL = 20
+
+
+class _Say(Protocol):
+    def __call__(self, text: str | Text = "", style: str = "") -> None: ...
+
+
+def print_summary(run: RunRecord, console: Console, page: Path | str = "reports/latest/index.html") -> None:
+    """Print what passed, what failed and what was not tested, the findings, and what to do next.
+
+    No line is wrapped, so that a command can be copied whole; without a terminal the same lines come out without
+    colour. ``page`` is where the HTML report of this run is.
+    """
+
+    def say(text: str | Text = "", style: str = "") -> None:
+        line = Text(text, style=style) if isinstance(text, str) else text
+        console.print(line, soft_wrap=True, highlight=False)
+
+    total = totals(run)
+    say()
+    for line in _table(run.counts_by_op):
+        say(line)
+    _say_findings(run, say)
+    _say_not_tested(run, say)
+    say()
+    if not run.complete:
+        say("INCOMPLETE: the run ended before it reached everything", "bold yellow")
+    parts = [Text(part, style=_STYLES.get(tone, "")) for part, tone in total.parts]
+    say(Text(", ").join(parts).append(f"; took {seconds_text(run.seconds)}"))
+    for line_text in next_steps(run, page):
+        say(f"  {line_text}")
+
+
+def next_steps(run: RunRecord, page: Path | str) -> list[str]:
+    """Return what to do after ``run``, one step a line; the last one is always the page to open."""
+    total = totals(run)
+    new = [finding for finding in run.findings if not finding.known]
+    steps = []
+    if total.concluded == 0:
+        steps.append("nothing was tested, so nothing is proved: see above why, then run again")
+    if total.tool_errors:
+        steps.append("the verifier failed in places: read its errors before you trust the rest")
+    if not run.complete:
+        steps.append(f"run it again, with more time if that was short: {run.header.command}")
+    if new:
+        steps.append(f"reproduce: {replay_command(new[0])}")
+    steps.append(f"open {page}")
+    return steps
+
+
+# ------------------------------------------------------------------------------------------------------------- blocks
+def _table(counts_by_op: Mapping[str, Mapping[str, int]]) -> list[Text]:
+    """Return a row for each op and a column for each verdict that occurs."""
+    if not counts_by_op:
+        return [Text("nothing was tested", style="bold yellow")]
+    verdicts = present_verdicts(counts_by_op.values())
+    width = max(len("op"), *map(len, counts_by_op))
+    header = Text("op".ljust(width), style="dim")
+    for verdict in verdicts:
+        header.append(f"  {verdict}")
+    lines = [header]
+    for op, counts in counts_by_op.items():
+        line = Text(op.ljust(width))
+        for verdict in verdicts:
+            count = counts.get(verdict, 0)
+            line.append("  ").append(
+                (f"{count:,}" if count else "-").rjust(len(verdict)),
+                style=_STYLES[outcome(verdict).tone] if count else "dim",
+            )
+        if not any(outcome(verdict).tone in ("pass", "fail") for verdict, count in counts.items() if count):
+            line.append("  not tested", style="yellow")
+        lines.append(line)
+    return lines
+
+
+def _say_findings(run: RunRecord, say: _Say) -> None:
+    new = [finding for finding in run.findings if not finding.known]
+    known = [finding for finding in run.findings if finding.known]
+    if new:
+        say()
+        say(plural(len(new), "new finding"), "bold red")
+    for finding in new[:_MOST_IN_FULL]:
+        say()
+        say(Text(f"{finding.verdict} {finding.fingerprint}, {_evidence(finding)}", style="red"))
+        for line in finding.message.splitlines():
+            say(f"  {line}")
+    if len(new) > _MOST_IN_FULL:
+        say()
+        say("and in one line each")
+    for finding in new[_MOST_IN_FULL:]:
+        say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}")
+    if known:
+        say()
+        say(plural(len(known), "known finding"), "bold")
+    for finding in known:
+        reason = finding.reason or "no reason is recorded"
+        say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}: {reason}")
+    others = [entry for entry in run.baseline if entry.status != "known"]
+    if others:
+        say()
+        say("in the baseline, and not seen", "bold")
+    for entry in others:
+        say(f"  {entry.fingerprint} {entry.status}" + (f": {entry.detail}" if entry.detail else ""))
+
+
+def _evidence(finding: FindingRecord) -> str:
+    script = {"fails as described": "", "did not fail": ", but its script did not fail"}.get(
+        finding.script_status, f", script {finding.script_status}"
+    )
+    return f"found at level {finding.level}, {finding.confirmed}{script}"
+
+
+def _say_not_tested(run: RunRecord, say: _Say) -> None:
+    lines = [(entry.count, f"not reached: {entry.what}: {entry.reason}") for entry in run.untested]
+    lines += [(count, f"unsupported: {reason}") for reason, count in sorted(run.unsupported.items(), key=_largest)]
+    lines += [(count, f"inconclusive: {reason}") for reason, count in sorted(run.inconclusive.items(), key=_largest)]
+    if lines:
+        say()
+        say("not tested", "bold yellow")
+        width = max(len(f"{count:,}") for count, _ in lines)
+        for count, text in lines:
+            say(f"  {count:>{width},} {text}")
+    if run.tool_errors:
+        say()
+        say(plural(len(run.tool_errors), "error") + " of the verifier itself", "bold magenta")
+        for error in run.tool_errors:
+            for line in error.splitlines():
+                say(f"  {line}")
+
+
+def _largest(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]

@@ -1,0 +1,325 @@
+"""The stand-alone script of a finding: torch alone, values in full, one exit status.
+
+The script shows the defect through DTensor's public API. Exit status 1: the defect is there; 0: it is not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from verifier.cases import Phase, Placements, Trial, Verdict, VerdictKind
+from verifier.converter import tensor_arguments
+from verifier.oracle import argument_names, cotangents, make_reference, resolve
+from verifier.placements import split
+
+__all__ = ["FAILS", "GONE", "render_script", "run_script"]
+
+FAILS = "fails as described"
+GONE = "did not fail"
+TIME_LIMIT = 90.0
+
+_TEMPLATE = '''\
+"""{title}
+
+Needs torch alone. Exit status 1 if the defect is there, 0 if it is not.
+Seen on torch {version}; {mesh_text}.
+"""
+
+import os
+import socket
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
+
+MESH = {mesh}
+DEVICE = "{device}"
+BACKEND = "{backend}"
+
+# The whole tensors, their placements (one per mesh dim), and what each rank holds of them.
+GLOBAL = {{
+{globals_text}
+}}
+PLACEMENTS = {{
+{placements_text}
+}}
+LOCAL = {{
+{locals_text}
+}}
+
+{source}
+def call({parameters}):
+    return {call_text}
+
+
+def tensors(result):
+    return [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, torch.Tensor)]
+
+
+def place(name, rank, mesh):
+    whole = GLOBAL[name]
+    part = LOCAL[name][rank].to(DEVICE)
+    result = DTensor.from_local(part, mesh, PLACEMENTS[name], run_check=False, shape=whole.shape, stride=whole.stride())
+    return result.requires_grad_(whole.requires_grad)
+
+
+def promised(whole, placements, rank):
+    """What the rank must hold of a tensor that is replicated or sharded; None if it is Partial in any way."""
+    coordinate, rest = [], rank
+    for extent in reversed(MESH):
+        coordinate.insert(0, rest % extent)
+        rest //= extent
+    for placement, extent, index in zip(placements, MESH, coordinate):
+        if type(placement) is Shard:
+            width = -(-whole.shape[placement.dim] // extent)
+            start = min(index * width, whole.shape[placement.dim])
+            whole = whole.narrow(placement.dim, start, min(width, whole.shape[placement.dim] - start))
+        elif type(placement) is not Replicate:
+            return None
+    return whole
+
+
+def differs(got, expected):
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return True
+    return not torch.allclose(got, expected, rtol={tolerance}, atol={tolerance}, equal_nan=True)
+
+
+def check(what, got, expected, rank):
+    problems = []
+    part = promised(expected, got.placements, rank)
+    if part is not None and differs(got.to_local().cpu(), part):
+        problems.append(f"{{what}}: rank {{rank}} holds {{got.to_local().tolist()}}, expected {{part.tolist()}}")
+    whole = got.full_tensor().cpu()
+    if differs(whole, expected):
+        problems.append(f"{{what}}: gathered {{whole.tolist()}}, expected {{expected.tolist()}}")
+    return problems
+
+
+def expected_results():
+    try:
+        results = tensors(call(**GLOBAL))
+    except Exception as error:
+        return None, None, error
+    gradients = None
+    if {backward}:
+        flowing = [t for t in results if t.requires_grad]
+        wanted = [t for t in GLOBAL.values() if t.requires_grad]
+        gradients = torch.autograd.grad(flowing, wanted, COTANGENT_GLOBAL, allow_unused=True)
+    return [t.detach() for t in results], gradients, None
+
+{cotangent_text}
+def body(rank, mesh):
+    expected, expected_gradients, error = expected_results()
+    arguments = {{name: place(name, rank, mesh) for name in GLOBAL}}
+    before = {{name: argument.to_local().detach().clone() for name, argument in arguments.items()}}
+    results = tensors(call(**arguments))
+    if error is not None:
+        return [f"the local call raises {{error!r}}, the sharded one returns {{[t.to_local().tolist() for t in results]}}"]
+    problems = []
+    for i, (got, wanted) in enumerate(zip(results, expected)):
+        problems += check(f"output {{i}}", got.detach(), wanted, rank)
+    if {backward}:
+        flowing = [t for t in results if t.requires_grad]
+        cotangents = [
+            DTensor.from_local(local[rank].to(DEVICE), mesh, where, run_check=False, shape=w.shape, stride=w.stride())
+            for local, where, w in zip(COTANGENT_LOCAL, COTANGENT_PLACEMENTS, COTANGENT_GLOBAL)
+        ]
+        names = [name for name, argument in arguments.items() if argument.requires_grad]
+        gradients = torch.autograd.grad(flowing, [arguments[n] for n in names], cotangents, allow_unused=True)
+        for name, got, wanted in zip(names, gradients, expected_gradients):
+            if (got is None) != (wanted is None):
+                problems.append(f"gradient of {{name}}: got {{got}}, expected {{wanted}}")
+            elif got is not None:
+                problems += check(f"gradient of {{name}}", got, wanted, rank)
+    for name, argument in arguments.items():
+        if {unchanged} and differs(argument.to_local().detach().cpu(), before[name].cpu()):
+            problems.append(f"{{name}} was changed: {{before[name].tolist()}} became {{argument.to_local().tolist()}}")
+    return problems
+
+
+def rank_main(rank, port, answers):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group(BACKEND, init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size={world_size})
+    try:
+        problems = body(rank, init_device_mesh(DEVICE, MESH))
+    except Exception as error:
+        problems = [f"the sharded call raised {{type(error).__name__}}: {{error}}"]
+    answers.put((rank, problems))
+    answers.close()
+    answers.join_thread()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    ranks = [context.Process(target=rank_main, args=(r, port, answers), daemon=True) for r in range({world_size})]
+    for process in ranks:
+        process.start()
+    failed, heard = False, 0
+    while heard < {world_size}:
+        try:
+            rank, problems = answers.get(timeout=10 if failed else 60)
+        except Exception:
+            if not failed:
+                print("FAILS: the ranks hang or died")
+            failed = True
+            break
+        heard += 1
+        for problem in problems:
+            failed = True
+            print(f"FAILS on rank {{rank}}: {{problem}}")
+    for process in ranks:
+        process.kill()
+    print("the defect is there" if failed else "the defect is gone")
+    sys.exit(1 if failed else 0)
+'''
+
+
+def _literal(tensor: torch.Tensor) -> str:
+    """Return an expression that makes ``tensor``, layout and all."""
+    values = repr(tensor.detach().tolist()).replace("nan", "float('nan')").replace("inf", "float('inf')")
+    text = f"torch.tensor({values}, dtype={tensor.dtype})"
+    if tensor.numel() == 0 and tensor.ndim:
+        text = f"torch.empty({list(tensor.shape)}, dtype={tensor.dtype})"
+    if not tensor.is_contiguous() and tensor.ndim >= 2:
+        order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+        back = [order.index(dim) for dim in range(tensor.ndim)]
+        text += f".permute({order}).contiguous().permute({back})"
+    return text
+
+
+def _placements_literal(placements: Placements) -> str:
+    parts = [
+        f'Partial("{p.reduce_op}")' if p.is_partial() else f"Shard({p.dim})" if p.is_shard() else "Replicate()"  # type: ignore[attr-defined]
+        for p in placements
+    ]
+    return f"[{', '.join(parts)}]"
+
+
+def _dictionary(entries: Mapping[str, str]) -> str:
+    return "\n".join(f"    {name!r}: {text}," for name, text in entries.items())
+
+
+def _call_text(trial: Trial, names: list[str]) -> str:
+    """Return the call with tensors by name and everything else as a literal."""
+    remaining = iter(names)
+
+    def text(value: object) -> str:
+        if isinstance(value, torch.Tensor):
+            return next(remaining)
+        if isinstance(value, list):
+            return f"[{', '.join(map(text, value))}]"
+        if isinstance(value, tuple):
+            return f"({''.join(text(v) + ', ' for v in value)})"
+        return repr(value)
+
+    parts = [text(value) for value in trial.case.args]
+    parts += [f"{name}={text(value)}" for name, value in trial.case.kwargs.items()]
+    target = resolve(trial.case.call)
+    called = target.__name__ if _is_program(trial.case.call) else trial.case.call
+    return f"{called}({', '.join(parts)})"
+
+
+def _is_program(call: str) -> bool:
+    return not call.startswith("torch.")
+
+
+def _program_source(call: str) -> str:
+    """Return the source of a function that is not torch's own, with the imports that programs may use."""
+    if not _is_program(call):
+        return ""
+    return f"import torch.nn.functional as F\n\n\n{inspect.getsource(resolve(call))}\n"
+
+
+def render_script(trial: Trial, verdict: Verdict) -> str:
+    """Return the source of a script that shows ``verdict`` of ``trial``; it needs torch alone."""
+    case, mesh = trial.case, trial.mesh
+    tensors = tensor_arguments(case.args, case.kwargs)
+    names = [name.replace("[", "_").replace("]", "") for name in argument_names(case)]
+    reference = make_reference(case)
+    globals_, placements_, locals_ = {}, {}, {}
+    for position, (name, tensor, placements) in enumerate(zip(names, tensors, trial.combination, strict=True)):
+        suffix = ".requires_grad_()" if tensor.requires_grad else ""
+        globals_[name] = _literal(tensor) + suffix
+        placements_[name] = _placements_literal(placements)
+        pieces = split(tensor, placements, mesh.shape, trial.seed + position)
+        locals_[name] = "[" + ", ".join(_literal(piece) for piece in pieces) + "]"
+    backward = verdict.phase in (Phase.BACKWARD, Phase.GATHER_GRADIENT)
+    cotangent_text = ""
+    if backward:
+        index = verdict.backward or 0
+        seed = trial.seed + index
+        values = cotangents(reference, seed)
+        wheres = trial.cotangents[index]
+        parts = [split(v, w, mesh.shape, seed) for v, w in zip(values, wheres, strict=True)]
+        whole = ", ".join(_literal(value) for value in values)
+        cut = ", ".join("[" + ", ".join(_literal(piece) for piece in pieces) + "]" for pieces in parts)
+        cotangent_text = (
+            f"\nCOTANGENT_GLOBAL = [{whole}]\n"
+            f"COTANGENT_PLACEMENTS = [{', '.join(_placements_literal(where) for where in wheres)}]\n"
+            f"COTANGENT_LOCAL = [{cut}]\n\n"
+        )
+    title = f"{verdict.kind} in {case.op}: {verdict.message}".replace("\\", "\\\\").replace('"""', "'''")
+    backend = "gloo" if mesh.backend == "simulated" else mesh.backend
+    return _TEMPLATE.format(
+        title=title,
+        version=torch.__version__.partition("+")[0],
+        mesh_text=f"mesh {mesh.shape_text}, backend {backend}",
+        mesh=mesh.shape,
+        device=mesh.device,
+        backend=backend,
+        globals_text=_dictionary(globals_),
+        placements_text=_dictionary(placements_),
+        locals_text=_dictionary(locals_),
+        source=_program_source(case.call),
+        parameters=", ".join(names),
+        call_text=_call_text(trial, names),
+        tolerance=0.0 if case.exact else 1e-2 if "half" in str(tensors[:1]) else 1e-5,
+        backward=backward,
+        unchanged=verdict.kind is VerdictKind.MUTATED_INPUT,
+        cotangent_text=cotangent_text,
+        world_size=mesh.world_size,
+    )
+
+
+def run_script(source: str) -> tuple[str, str]:
+    """Run a script in a process of its own; return ``fails as described``, ``did not fail`` or what went wrong,
+    and the end of what it printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "finding.py"
+        path.write_text(source)
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        try:
+            done = subprocess.run(
+                [sys.executable, str(path)],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIME_LIMIT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"not run to its end within {TIME_LIMIT:.0f} s", ""
+    output = (done.stdout + done.stderr).strip()[-2000:]
+    if done.returncode == 1 and "the defect is there" in done.stdout:
+        return FAILS, output
+    if done.returncode == 0 and "the defect is gone" in done.stdout:
+        return GONE, output
+    return f"broke with exit status {done.returncode}", output
