@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from math import prod
 
@@ -16,7 +17,10 @@ __all__ = ["edge_rows", "index_shapes", "index_tensors", "padding_indices"]
 
 MODES = ("random", "duplicates", "edge rows", "all-same", "ascending")
 DRAWN_ONE_BY_ONE = 8
-"""Index tensors of at most this many elements are drawn element by element, so that Hypothesis shrinks each."""
+"""So many elements are drawn one by one, for Hypothesis to shrink each; the rest is filled from a seed.
+
+A tensor filled from a seed alone would be fewer choices than a small one, so that Hypothesis would shrink to it.
+"""
 
 
 def edge_rows(num_embeddings: int, world_size: int) -> tuple[int, ...]:
@@ -30,10 +34,11 @@ def edge_rows(num_embeddings: int, world_size: int) -> tuple[int, ...]:
     return tuple(sorted({row for size, end in zip(sizes, ends, strict=True) if size for row in (end - size, end - 1)}))
 
 
+@cache
 def index_shapes(world_size: int, *, min_elements: int = 0, max_elements: int = 32) -> SearchStrategy[tuple[int, ...]]:
     """Return a generator of shapes of index tensors, 0-d to 4-d, from one palette per world size.
 
-    Shrinks to ``(1,)``; shapes without elements come last and are rare.
+    Shrinks to ``(1,)``, and to a shape without elements, which is rare, only from one of several elements.
 
     Raises
     ------
@@ -43,8 +48,10 @@ def index_shapes(world_size: int, *, min_elements: int = 0, max_elements: int = 
     m = world_size
     some: set[tuple[int, ...]] = {(), (1,), (2,), (3,), (5,), (m,), (m + 1,), (2 * m - 1,), (1, 1), (2, 3), (m, 2)}
     some |= {(2 * m,), (2, 2 * m - 1), (3, m + 1), (2, 1, 3), (m, 2, 2), (2, 3, 1, 2), (1, 2, 2, 4)}
-    ordinary = sorted(some, key=lambda shape: (prod(shape), len(shape) == 0, len(shape), shape))
-    palette = [*ordinary, *ordinary, (0,), (2, 0)]
+    # A limit of elements cuts this list short and moves nothing in it: shrinking something else keeps the shape.
+    ordinary = sorted([*some, *some], key=lambda shape: (prod(shape), len(shape) == 0, len(shape), shape))
+    single = [shape for shape in ordinary if prod(shape) == 1]
+    palette = [*single, (0,), (2, 0), *ordinary[len(single) :]]
     fitting = [shape for shape in palette if min_elements <= prod(shape) <= max_elements]
     if not fitting:
         raise ValueError(f"no index shape has {min_elements} to {max_elements} elements; allow 1 element")
@@ -110,25 +117,27 @@ def index_tensors(
 
 
 def _ids(draw: st.DrawFn, num_embeddings: int, count: int, world_size: int, favoured: Sequence[int]) -> list[int]:
-    """Return ``count`` drawn rows; zeros if there is no row, which the caller overwrites or has none of."""
-    if not num_embeddings or not count:
-        return [0] * count
-    row = st.integers(0, num_embeddings - 1)
-    mode = draw(st.sampled_from(("favoured", *MODES, "favoured") if favoured else MODES))
-    pool: Sequence[int] = range(num_embeddings)
+    """Return ``count`` drawn rows; zeros if there is no row."""
+    # Favoured rows come first in every pool, so that they are what Hypothesis shrinks each id to.
+    rows: Sequence[int] = range(max(1, num_embeddings))
+    if favoured:
+        rows = [*favoured, *(row for row in rows if row not in favoured)]
+    mode = draw(st.sampled_from((*MODES, "favoured", "favoured") if favoured else MODES))
+    pool = rows
     if mode == "edge rows":
-        pool = edge_rows(num_embeddings, world_size)
+        edges = edge_rows(num_embeddings, world_size)
+        pool = [row for row in rows if row in edges] or rows
     elif mode == "all-same":
-        pool = [draw(row)]
+        pool = [draw(st.sampled_from(rows))]
     elif mode == "duplicates":
-        pool = [draw(row), draw(row)]
+        pool = [draw(st.sampled_from(rows)) for _ in range(2)]
     elif mode == "favoured":
-        pool = [*favoured, draw(row)]
-    if count <= DRAWN_ONE_BY_ONE:
-        ids = [draw(st.sampled_from(pool)) for _ in range(count)]
-    else:
+        pool = [*favoured, draw(st.sampled_from(rows))]
+    # One is drawn even for an empty tensor, which would be the simplest of all otherwise, and proves nothing.
+    ids = [draw(st.sampled_from(pool)) for _ in range(max(1, min(count, DRAWN_ONE_BY_ONE)))][:count]
+    if rest := count - len(ids):
         generator = torch.Generator().manual_seed(draw(seeds()))
-        ids = [pool[position] for position in torch.randint(len(pool), (count,), generator=generator).tolist()]
+        ids += [pool[position] for position in torch.randint(len(pool), (rest,), generator=generator).tolist()]
     return sorted(ids) if mode == "ascending" else ids
 
 

@@ -7,6 +7,8 @@ needs milliseconds to propagate sharding for a shape that it has not seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from math import prod
 
@@ -18,14 +20,15 @@ from verifier.placements import shard_bounds
 
 __all__ = [
     "LARGEST_VALUE",
+    "Layout",
     "chunk_sizes",
     "dim_sizes",
     "filled",
+    "layouts",
     "rarely",
     "seeds",
     "shard_classes",
     "shard_sizes",
-    "tensors",
 ]
 
 LARGEST_VALUE = 8
@@ -76,6 +79,7 @@ def shard_classes(size: int, mesh_shape: Sequence[int]) -> frozenset[str]:
     )
 
 
+@cache
 def dim_sizes(world_size: int, *, smallest: int = 0, largest: int | None = None) -> SearchStrategy[int]:
     """Return a generator of sizes of a tensor dim that ``world_size`` ranks cut in every way there is.
 
@@ -106,13 +110,40 @@ def dim_sizes(world_size: int, *, smallest: int = 0, largest: int | None = None)
     uneven = [size for size in sizes if "uneven shard" in shard_classes(size, (world_size,))]
     # Where few sizes are cut unevenly without leaving a rank empty, these are drawn more often; 0 is drawn rarely.
     scarce = uneven if 2 * len(uneven) < len(sizes) else []
-    return st.sampled_from([*sizes, *sizes, *scarce, *scarce, *([0] if smallest == 0 else [])])
+    return st.sampled_from([*sorted(2 * (sizes + scarce)), *([0] if smallest == 0 else [])])
 
 
 # ------------------------------------------------------------------------------------------------------------- values
-def rarely(one_in: int) -> SearchStrategy[bool]:
-    """Return a generator that gives True about once in ``one_in`` draws and shrinks to False."""
-    return st.sampled_from([False] * (one_in - 1) + [True])
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor is held: ``contiguous`` or column-major, whether autograd follows it, plain or ``nn.Parameter``."""
+
+    contiguous: bool = True
+    requires_grad: bool = False
+    parameter: bool = False
+
+
+# One choice out of a weighted list rather than one per field: the fewer choices an ordinary tensor costs, the sooner
+# Hypothesis shrinks to it.
+_PLAIN = (*[Layout()] * 4, Layout(contiguous=False))
+_TRAINABLE = (
+    *[Layout(requires_grad=True)] * 12,
+    *[Layout(requires_grad=True, parameter=True)] * 8,
+    *[Layout(contiguous=False, requires_grad=True)] * 3,
+    *[Layout(contiguous=False, requires_grad=True, parameter=True)] * 2,
+    *[Layout()] * 3,
+    Layout(parameter=True),
+    Layout(contiguous=False),
+)
+
+
+def layouts(*, trainable: bool = False) -> SearchStrategy[Layout]:
+    """Return a generator of layouts, one in five of them not contiguous.
+
+    With ``trainable`` five out of six require a gradient, and some are an ``nn.Parameter``, as the weights of a module
+    are. Shrinks to a contiguous plain tensor (that requires a gradient if ``trainable``).
+    """
+    return st.sampled_from(_TRAINABLE if trainable else _PLAIN)
 
 
 def seeds() -> SearchStrategy[int]:
@@ -120,15 +151,12 @@ def seeds() -> SearchStrategy[int]:
     return st.integers(0, 2**16 - 1)
 
 
-def filled(
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    seed: int,
-    *,
-    contiguous: bool = True,
-    requires_grad: bool = False,
-    parameter: bool = False,
-) -> torch.Tensor:
+def rarely(one_in: int) -> SearchStrategy[bool]:
+    """Return a generator that gives True about once in ``one_in`` draws and shrinks to False."""
+    return st.sampled_from([False] * (one_in - 1) + [True])
+
+
+def filled(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout | None = None) -> torch.Tensor:
     """Return a tensor of small non-zero integers, as different from each other as there are values.
 
     Parameters
@@ -139,12 +167,8 @@ def filled(
         A signed dtype.
     seed
         Fixes the values.
-    contiguous
-        False lays a tensor of two or more dims out in column-major order.
-    requires_grad
-        Whether the tensor, or the parameter, requires a gradient.
-    parameter
-        Whether to return an ``nn.Parameter``.
+    layout
+        How the tensor is held; as ``Layout()`` if None. A tensor of fewer than two dims is always contiguous.
 
     Returns
     -------
@@ -163,35 +187,18 @@ def filled(
     """
     if not dtype.is_signed:
         raise ValueError(f"dtype={dtype} has no negative values; use a signed dtype such as torch.float32")
+    layout = layout or Layout()
     count = prod(shape)
-    blocks = -(-count // len(_PALETTE))
-    # sort() of random keys shuffles every block in one call.
-    keys = torch.rand(blocks, len(_PALETTE), generator=torch.Generator().manual_seed(seed))
+    runs = -(-count // len(_PALETTE))
+    # Sorting random keys shuffles every run in one call.
+    keys = torch.rand(runs, len(_PALETTE), generator=torch.Generator().manual_seed(seed))
     values = _PALETTE[keys.argsort(dim=1)].flatten()[:count]
     if count > 1 and bool((values > 0).all() | (values < 0).all()):
         values[-1].neg_()
     tensor = values.reshape(tuple(shape)).to(dtype)
-    if not contiguous:
+    if not layout.contiguous:
         reverse = tuple(reversed(range(tensor.ndim)))
         tensor = tensor.permute(reverse).contiguous().permute(reverse)
-    if parameter:
-        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-    return tensor.requires_grad_(requires_grad)
-
-
-def tensors(shape: Sequence[int], dtype: torch.dtype, *, trainable: bool = False) -> SearchStrategy[torch.Tensor]:
-    """Return a generator of :func:`filled` tensors of ``shape``, one in five of them not contiguous.
-
-    With ``trainable`` most of them require a gradient and some are an ``nn.Parameter``, as the weights of a module are;
-    without it they are plain tensors. Shrinks to a contiguous plain tensor (that requires a gradient if ``trainable``).
-    """
-    never = st.just(False)
-    return st.builds(
-        filled,
-        st.just(tuple(shape)),
-        st.just(dtype),
-        seeds(),
-        contiguous=rarely(5).map(lambda strided: not strided),
-        requires_grad=rarely(6).map(lambda frozen: not frozen) if trainable else never,
-        parameter=rarely(3) if trainable else never,
-    )
+    if layout.parameter:
+        return torch.nn.Parameter(tensor, requires_grad=layout.requires_grad)
+    return tensor.requires_grad_(layout.requires_grad)

@@ -33,7 +33,8 @@ from verifier.families import DrawContext, Family
 from verifier.finding_records import finding_record
 from verifier.findings import Collector, Failure, Group, Minimiser, confirm, fingerprint, group_key
 from verifier.meshes import Pool, PoolKey, PoolSet
-from verifier.oracle import judge, make_reference
+from verifier.oracle import Reference, judge, make_reference
+from verifier.shrinking import current_choices
 from verifier.records import FindingRecord, KnownRecord, RunHeader
 from verifier.trials import combination_rows, plan_case
 
@@ -41,6 +42,8 @@ __all__ = ["Campaign", "Plan"]
 
 RESERVED_FOR_FINDINGS = 0.3
 """Share of the time limit that exploring leaves to minimising."""
+MINIMISING_LIMIT = 15.0
+"""Seconds after which a failure is reported as small as it is by then."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ class Campaign:
                 out_of_time = True
                 return
             tried += 1
-            self._try_case(case, mesh, pool)
+            self._try_case(case, mesh, pool, current_choices())
 
         explore()
         if out_of_time:
@@ -157,7 +160,7 @@ class Campaign:
             if not tried:
                 self._complete = False
 
-    def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool) -> None:
+    def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, choices: bytes) -> None:
         self._case_number += 1
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * self._case_number
@@ -167,7 +170,7 @@ class Campaign:
             self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, plan.total - len(plan.trials)))
         trials = [trial for trial in plan.trials if self._affordable(trial)]
         for observation in pool.run(trials):
-            self._take(observation)
+            self._take(observation, reference, choices)
 
     def _affordable(self, trial: Trial) -> bool:
         """Return False for what has brought the ranks down before: each time costs a restart."""
@@ -178,19 +181,20 @@ class Campaign:
         return False
 
     def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
-        rows = combination_rows(trial.case, trial.combination)
-        return trial.case.op, str(trial.mesh), ";".join(f"{name}={text}" for name, text in rows)
+        """Return what trials share that bring the ranks down alike: the placements, mesh dim by mesh dim."""
+        columns = {tuple(map(str, column)) for column in zip(*trial.combination, strict=True)}
+        return trial.case.call, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
 
-    def _take(self, observation: Observation) -> Failure | None:
+    def _take(self, observation: Observation, reference: Reference, choices: bytes | None = None) -> Failure | None:
         """Judge an observation, announce it, keep it if it is bad."""
         trial = observation.trial
-        verdict = judge(observation, make_reference(trial.case))
+        verdict = judge(observation, reference)
         self.emit(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination)))
         if observation.fate is not Fate.COMPLETED:
             self._costly[self._cost_key(trial)] = observation.fate
         if not verdict.kind.bad:
             return None
-        failure = Failure(trial, observation, verdict)
+        failure = Failure(trial, observation, verdict, choices)
         self._collector.add(failure)
         return failure
 
@@ -206,7 +210,7 @@ class Campaign:
                 self.known.append(KnownRecord(entry.fingerprint, "untested", f"needs {trial.mesh.device}"))
                 continue
             (observation,) = self._pools.of(trial.mesh).run([trial])
-            failure = self._take(observation)
+            failure = self._take(observation, make_reference(trial.case))
             if failure is not None and failure.verdict.kind == entry.verdict:
                 self._known_groups[group_key(failure)] = entry
                 self._replayed[entry.fingerprint] = failure
@@ -226,6 +230,10 @@ class Campaign:
             entry = self.plan.baseline.get(fingerprint_)
             self.emit(FindingReported(self._record(merged, failure, where, True, entry)))
 
+    def _is_handled(self, failure: Failure) -> bool:
+        key = group_key(failure)
+        return key in self._known_groups or fingerprint(failure) in self._found
+
     def _is_entry(self, key: str, fingerprint_: str) -> bool:
         entry = self._known_groups.get(key)
         return entry is not None and entry.fingerprint == fingerprint_
@@ -237,8 +245,9 @@ class Campaign:
                 continue
             self._handled[key] = None
             family = next(f for f in self.plan.families.values() if group.smallest.trial.case.op in f.ops)
-            minimiser = Minimiser(self._run_one, self._generator(family), self.plan.seed, self._until)
-            smallest, minimised = minimiser.minimise(group.smallest)
+            until = min(self._until, time.monotonic() + MINIMISING_LIMIT)
+            minimiser = Minimiser(self._run_one, self._generator(family), self.plan.seed, until)
+            smallest, minimised = minimiser.minimise(group.smallest, self._is_handled)
             smallest, confirmed = confirm(smallest, minimiser)
             name = fingerprint(smallest)
             entry = self.plan.baseline.get(name)
@@ -264,8 +273,11 @@ class Campaign:
         return finding_record(group, smallest, confirmed, minimised, entry, family.name, cause)
 
     def _generator(self, family: Family) -> Callable[[OpCase, MeshSpec], SearchStrategy[OpCase]]:
+        ops = self.plan.selected[family.name]
+
         def generate(case: OpCase, mesh: MeshSpec) -> SearchStrategy[OpCase]:
-            return family.cases(DrawContext(mesh, self.plan.dtypes, (case.op,)))
+            # the same ops as when it was drawn, so that the same choices draw the same case
+            return family.cases(DrawContext(mesh, self.plan.dtypes, ops))
 
         return generate
 

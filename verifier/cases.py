@@ -265,6 +265,8 @@ class Raised:
     phase: Phase
     type: str
     message: str
+    where: str = ""
+    """The function that raised, and its file."""
     traceback: str = ""
     refusal: bool = False
     """DTensor or the backend says plainly that it does not support this."""
@@ -327,6 +329,8 @@ class ProcessReport:
     executed: tuple[Executed, ...] = ()
     collectives: tuple[tuple[str, str, int], ...] = ()
     """``(phase, collective, count)``, only for a traced trial."""
+    unchecked: tuple[str, ...] = ()
+    """Why a local tensor could not be compared with what its placements promise."""
     seconds: tuple[tuple[str, float], ...] = ()
     cache_misses: int = 0
 

@@ -7,16 +7,12 @@ ran the op after it had redistributed the arguments. Many combinations end in th
 from __future__ import annotations
 
 import hashlib
-import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import hypothesis
 import torch
-from hypothesis import HealthCheck, settings
-from hypothesis import Phase as HypothesisPhase
-from hypothesis.errors import NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
 from verifier.cases import (
@@ -33,6 +29,7 @@ from verifier.cases import (
 from verifier.converter import tensor_arguments
 from verifier.oracle import Reference, judge, make_reference
 from verifier.placements import Alphabet
+from verifier.shrinking import shrink
 from verifier.trials import combination_rows, simpler_placements
 
 __all__ = ["Collector", "Failure", "Group", "Minimiser", "Runner", "describe_call", "dtype_class", "fingerprint"]
@@ -48,6 +45,8 @@ class Failure:
     trial: Trial
     observation: Observation
     verdict: Verdict
+    choices: bytes | None = None
+    """What Hypothesis drew the case from, where it did."""
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -85,6 +84,7 @@ def first_report(observation: Observation) -> ProcessReport | None:
     return next(iter(raised or reports), None)
 
 
+_LOUD = (VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED)
 _BEFORE = {Phase.GATHER: Phase.FORWARD, Phase.GATHER_GRADIENT: Phase.BACKWARD, Phase.INPUTS: Phase.FORWARD}
 
 
@@ -113,18 +113,20 @@ def _per_mesh_dim(text: str) -> list[str]:
 
 
 def group_key(failure: Failure) -> str:
-    """Return what failures of one group have in common."""
+    """Return what failures of one group have in common, all of it structure.
+
+    A wrong value is the same defect wherever it is noticed first and however the op was called. Of crashes there are many
+    kinds, so the call, the phase and the type of the exception tell them apart.
+    """
     trial, verdict = failure.trial, failure.verdict
-    parts = (
-        trial.case.op,
-        trial.case.call,
-        verdict.kind,
-        verdict.phase,
-        verdict.subject.removeprefix("gathered "),
-        rule_class(failure),
-        dtype_class(trial.case),
-    )
-    return " | ".join(map(str, parts))
+    parts: tuple[str, ...]
+    if verdict.kind in _LOUD:
+        report = first_report(failure.observation)
+        error = report.raised.type if report is not None and report.raised is not None else ""
+        parts = (trial.case.call, verdict.phase, error)
+    else:
+        parts = (_BEFORE.get(verdict.phase, verdict.phase), re.sub(r" \d+$", "", _bare(verdict.subject)))
+    return " | ".join([trial.case.op, verdict.kind, *parts, rule_class(failure), dtype_class(trial.case)])
 
 
 @dataclass
@@ -189,17 +191,6 @@ def describe_call(case: OpCase, rows: Sequence[tuple[str, str]]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- minimising
-_SHRINK = settings(
-    max_examples=300,
-    database=None,
-    deadline=None,
-    phases=(HypothesisPhase.generate, HypothesisPhase.shrink),
-    suppress_health_check=list(HealthCheck),
-    report_multiple_bugs=False,
-    derandomize=False,
-)
-
-
 @dataclass
 class Minimiser:
     """Makes failures small: fewer ranks, fewer sharded arguments, then the smallest case that Hypothesis finds.
@@ -220,27 +211,37 @@ class Minimiser:
     generate: Callable[[OpCase, MeshSpec], SearchStrategy[OpCase]]
     seed: int
     until: float
+    restarts: int = 4
+    """How many attempts may bring the ranks down, since each costs a restart; counts down."""
 
-    def minimise(self, failure: Failure) -> tuple[Failure, bool]:
-        """Return the smallest failure of the same kind, and whether there was time to look for one."""
-        if failure.costly:  # every attempt would cost a restart of the ranks
-            return failure, False
-        best = self._fewer_cotangents(failure)
+    def minimise(self, failure: Failure, is_known: Callable[[Failure], bool]) -> tuple[Failure, bool]:
+        """Return the smallest failure of the same kind, and whether there was time to look for one.
+
+        As soon as ``is_known`` holds of what it has become, nothing more is tried.
+        """
+        best = self._simpler(self._fewer_cotangents(failure))
+        if is_known(best):
+            return best, True
+        if failure.costly:  # Hypothesis would need a restart for each of its attempts
+            return best, False
         for mesh, kept in _smaller_meshes(best.trial):
-            found = self._shrink(_project(best.trial, mesh, kept), best.verdict, 60)
+            found = self._shrink(_project(best.trial, mesh, kept), best.verdict, failure.choices, 60)
             if found is not None:
                 best = found
                 break
-        best = self._simpler(best)
-        shrunk = self._shrink(best.trial, best.verdict, 300)
-        if shrunk is not None and shrunk.size <= best.size:
-            best = self._simpler(shrunk)
-        return best, shrunk is not None and time.monotonic() < self.until
+        else:
+            found = self._shrink(best.trial, best.verdict, failure.choices, 200)
+        if found is None or found.size > best.size:
+            return best, False
+        return self._simpler(found), time.monotonic() < self.until
 
     def attempt(self, trial: Trial, like: Verdict) -> Failure | None:
         """Return the failure if ``trial`` fails in the same way as ``like``, else None."""
+        if self.restarts <= 0:
+            return None
         reference: Reference = make_reference(trial.case)
         observation = self.run(trial)
+        self.restarts -= observation.fate is not Fate.COMPLETED
         verdict = judge(observation, reference)
         same = (verdict.kind, verdict.phase, _bare(verdict.subject)) == (like.kind, like.phase, _bare(like.subject))
         return Failure(trial, observation, verdict) if same else None
@@ -265,7 +266,7 @@ class Minimiser:
                     break
         return failure
 
-    def _shrink(self, template: Trial, like: Verdict, examples: int) -> Failure | None:
+    def _shrink(self, template: Trial, like: Verdict, choices: bytes | None, examples: int) -> Failure | None:
         """Return the failure that Hypothesis shrinks to under the mesh and combination of ``template``."""
         ndims = [tensor.ndim for tensor in tensor_arguments(template.case.args, template.case.kwargs)]
 
@@ -277,16 +278,9 @@ class Minimiser:
                 return False
             return self.attempt(replace(template, case=case), like) is not None
 
-        try:
-            case = hypothesis.find(
-                self.generate(template.case, template.mesh),
-                fails,
-                settings=settings(_SHRINK, max_examples=examples),
-                random=random.Random(self.seed),
-            )
-        except NoSuchExample:
-            return None
-        return self.attempt(replace(template, case=case), like)
+        generator = self.generate(template.case, template.mesh)
+        case = shrink(generator, fails, choices, examples, self.seed)
+        return None if case is None else self.attempt(replace(template, case=case), like)
 
 
 def _bare(subject: str) -> str:
@@ -363,6 +357,7 @@ def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
     trial = failure.trial
     if trial.mesh.backend == "simulated":
         trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+    minimiser.restarts += 1
     again = minimiser.attempt(trial, failure.verdict)
     if again is None:
         why = "real processes do not show it" if failure.trial.mesh != trial.mesh else "did not fail a second time"

@@ -136,6 +136,8 @@ def decide(run: RunRecord, baseline: Baseline, today: date) -> GateDecision:
 def _item(finding: FindingRecord | None, entry: BaselineEntry | None, note: str) -> GateItem:
     source = finding or entry
     assert source is not None, "an item has a finding or an entry"
+    if finding and finding.confirmed.startswith("unconfirmed"):
+        note = f"{note}; {finding.confirmed}"
     return GateItem(
         fingerprint=source.fingerprint,
         op=source.op,

@@ -188,15 +188,15 @@ def judge(observation: Observation, reference: Reference) -> Verdict:
     """Return the verdict on ``observation``, given what the call does locally."""
     reports = [report for report in observation.reports if report is not None]
     raised = [(report, report.raised) for report in reports if report.raised is not None]
+    if observation.fate is Fate.DIED:
+        return Verdict(VerdictKind.DIED, observation.detail, _furthest(reports), "process")
+    if observation.fate is Fate.HANG:
+        return Verdict(VerdictKind.HANG, observation.detail, _furthest(reports), "collective")
     for _, error in raised:
         if error.ours:
             return Verdict(
                 VerdictKind.TOOL_ERROR, f"{error.type}: {error.message}", error.phase, detail=error.traceback
             )
-    if observation.fate is Fate.DIED:
-        return Verdict(VerdictKind.DIED, observation.detail, _furthest(reports), "process")
-    if observation.fate is Fate.HANG:
-        return Verdict(VerdictKind.HANG, observation.detail, _furthest(reports), "collective")
     if raised:
         return _judge_raised(observation, reference, raised)
     if observation.fate is not Fate.COMPLETED or len(reports) != len(observation.reports):
@@ -217,6 +217,9 @@ def judge(observation: Observation, reference: Reference) -> Verdict:
     differences += _combined_differences(observation.trial, reports, reference)
     if differences:
         return _judge_difference(min(differences, key=_order))
+    for report in reports:
+        if report.unchecked:
+            return Verdict(VerdictKind.INCONCLUSIVE, report.unchecked[0])
     if reason := vacuous(reference):
         return Verdict(VerdictKind.INCONCLUSIVE, reason)
     return Verdict(VerdictKind.PASS)
@@ -246,7 +249,8 @@ def _judge_raised(
     ranks = sorted(rank for r, e in raised if e.phase == error.phase for rank in r.ranks)
     everyone = len(ranks) == observation.trial.mesh.world_size
     who = "every rank" if everyone else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    message = f"{who} raised {error.type}: {_first_line(error.message)}, expected no exception"
+    what = f"{error.type}: {_first_line(error.message)}" if error.message else f"{error.type} in {error.where}"
+    message = f"{who} raised {what}, expected no exception"
     if error.refusal and everyone:
         return Verdict(VerdictKind.UNSUPPORTED, f"{error.type}: {_first_line(error.message)}", error.phase)
     if observation.fate is Fate.STUCK:

@@ -25,10 +25,10 @@ class CampaignProfile:
 CAMPAIGN_PROFILES = {
     profile.name: profile
     for profile in (
-        CampaignProfile("dev", max_examples=10, combinations_per_case=8),
-        CampaignProfile("ci", max_examples=25, combinations_per_case=12),
-        CampaignProfile("nightly", max_examples=400, combinations_per_case=64),
-        CampaignProfile("gpu", max_examples=25, combinations_per_case=12),
+        CampaignProfile("dev", max_examples=10, combinations_per_case=16),
+        CampaignProfile("ci", max_examples=30, combinations_per_case=32),
+        CampaignProfile("nightly", max_examples=400, combinations_per_case=256),
+        CampaignProfile("gpu", max_examples=30, combinations_per_case=32),
     )
 }
 

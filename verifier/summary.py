@@ -286,13 +286,14 @@ def _add_finding(findings: dict[str, FindingRecord], finding: FindingRecord) -> 
 
 
 def _where(finding: FindingRecord) -> str:
-    return ", ".join([f"mesh {finding.mesh}", *(f"{name}={text}" for name, text in finding.input_placements.items())])
+    """Return mesh and combination as ``also`` has them."""
+    return f"{finding.mesh}: " + ", ".join(f"{name}={text}" for name, text in finding.input_placements.items())
 
 
 def _preference(finding: FindingRecord) -> tuple[bool, bool, int, bytes]:
     """Sort key that puts the best evidence first, whatever the order in which findings came in."""
     trial = msgspec.json.encode(finding.trial)
-    unsure = finding.confirmed == "unconfirmed"
+    unsure = finding.confirmed.startswith("unconfirmed")
     return unsure, not finding.minimised, len(trial), trial
 
 

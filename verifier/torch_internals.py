@@ -160,6 +160,15 @@ class Recorder:
 
     steps: list[Step] = field(default_factory=list)
     executed: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    _masks: list[object] = field(default_factory=list)
+
+    def left_state(self) -> bool:
+        """Return whether a mask made while recording is still held, in placements that DTensor has cached.
+
+        A later call of the same shapes would then run with it. Forgets the masks.
+        """
+        masks, self._masks = self._masks, []
+        return any(mask.refcount for mask in masks)  # type: ignore[attr-defined]
 
     def clear(self) -> None:
         self.steps.clear()
@@ -198,8 +207,10 @@ def _install_hooks() -> None:
     ) -> torch.Tensor:
         if _recorders and current.placements != target.placements:
             steps = _plan_steps(local, current, target, options.get("use_graph_based_transform"))
+            masks = [p.mask_buffer for p in target.placements if isinstance(p, _MaskPartial)]
             for recorder in _recorders:
                 recorder.steps.extend(steps)
+                recorder._masks.extend(masks)
         result: torch.Tensor = redistribute(local, current, target, **options)
         return result
 

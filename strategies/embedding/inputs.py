@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from strategies.indices import index_tensors, padding_indices
-from strategies.tensors import dim_sizes, rarely, shard_classes, shard_sizes, tensors
-from verifier.cases import OpCase
+from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes, shard_sizes
+from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext
 
 __all__ = ["BACKWARD", "EMBEDDING", "INPUT_CLASSES", "LOOKUP", "embedding_cases"]
@@ -23,9 +24,8 @@ LOOKUP = "torch.nn.functional.embedding"
 # Programs by name, with the class of input that each stands for.
 PROGRAMS = {
     "two_pending": "two pending results",
-    "lookup_then_double": "ops in a row",
     "used_twice": "result used twice",
-    "shared_table": "one table, two shapes",
+    "shared_table": "ops in a row",
 }
 
 INPUT_CLASSES = frozenset(PROGRAMS.values()) | {
@@ -64,12 +64,6 @@ INPUT_CLASSES = frozenset(PROGRAMS.values()) | {
 """Every tag that a case of this family can have. Cuts without a qualifier are cuts of the rows of the table."""
 
 
-# A row of the gradient is a sum over all occurrences of its id. Under P(sum) a rank's part of one term reaches about 64
-# in bfloat16, which has all integers up to 256, and 256 in float16, which has all up to 2048.
-MOST_IDS = {torch.bfloat16: 4, torch.float16: 8}
-MOST_IDS_OTHERWISE = 32
-
-
 def embedding_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     """Return a generator of calls of the ops in ``context``: lookups, gradients and, once in six, short programs.
 
@@ -85,70 +79,49 @@ def embedding_cases(context: DrawContext) -> SearchStrategy[OpCase]:
         raise ValueError(f"ops={context.ops} and dtypes={context.dtypes} must each have an entry")
     unknown = set(context.ops) - {EMBEDDING, BACKWARD}
     assert not unknown, f"not ops of this family: {unknown}"
-    kinds = [*["lookup"] * 10, *["program"] * 2] if EMBEDDING in context.ops else []
+    kinds = [*["lookup"] * 9, *["program"] * 3] if EMBEDDING in context.ops else []
     kinds += ["gradient"] * 5 if BACKWARD in context.ops else []
     generators = {"lookup": _lookups(context), "program": _programs(context), "gradient": _gradients(context)}
     return st.sampled_from(kinds).flatmap(generators.__getitem__)
 
 
+# The three generators below draw the same things in the same order: what is special, the table, the padding, the ids.
+# So Hypothesis can turn a program or a gradient into the plain lookup that fails as well.
 @st.composite
 def _lookups(draw: st.DrawFn, context: DrawContext) -> OpCase:
     """Draw a call of ``torch.nn.functional.embedding``; its keywords put the weight before the indices."""
-    ranks = context.mesh.world_size
     hazards = ["out of range"] * 2 if context.mesh.device == "cpu" else []
-    # One special feature at a time: two at once would only hide each other.
-    feature = draw(st.sampled_from([*["none"] * 18, *["scale"] * 4, *hazards, *["sparse", "max_norm"] * 2]))
-    weight = _draw_weight(draw, context)
-    rows = len(weight)
-    kwargs: dict[str, object] = {"weight": weight}
-    padding_idx = draw(padding_indices(rows, ranks))
-    indices = draw(
-        index_tensors(
-            rows,
-            world_size=ranks,
-            max_elements=MOST_IDS.get(weight.dtype, MOST_IDS_OTHERWISE),
-            favoured=[] if padding_idx is None else [padding_idx % rows],
-            out_of_range=feature == "out of range",
-        )
-    )
-    kwargs["input"] = indices
-    tags: set[str] = set()
-    if padding_idx is not None:
-        kwargs["padding_idx"] = padding_idx
-        tags |= _padding_tags(padding_idx, rows, indices, context)
-    if feature == "scale":
-        kwargs["scale_grad_by_freq"] = True
-        tags.add("scale_grad_by_freq")
-    elif feature == "sparse":
-        kwargs["sparse"] = True
-        tags.add("sparse")
-    elif feature == "max_norm":
-        kwargs["max_norm"] = draw(st.sampled_from((3.0, 1.0)))
-        tags.add("max_norm")
-    elif feature == "out of range":
+    # One special feature at a time: of two at once, one would hide what the other does.
+    feature = draw(st.sampled_from([*["none"] * 14, *["scale"] * 3, *hazards, *["sparse", "max_norm"] * 2]))
+    table = draw(_tables(context, trainable=True))
+    indices = draw(table.indices(_most_ids(table.dtype), out_of_range=feature == "out of range"))
+    flags: dict[str, dict[str, object]] = {
+        "scale": {"scale_grad_by_freq": True},
+        "sparse": {"sparse": True},
+        "max_norm": {"max_norm": 3.0},
+    }
+    kwargs = {"weight": table.weight(), "input": indices, **table.padding(), **flags.get(feature, {})}
+    tags = table.tags() | _index_tags(table, indices) | set(flags.get(feature, {}))
+    if feature == "out of range":
         tags.add("out-of-range ids")
     exact = feature != "max_norm" and (feature != "scale" or _divides_exactly(indices))
-    tags |= _weight_tags(weight, context) | _index_tags([indices], rows, context)
     return OpCase(EMBEDDING, LOOKUP, (), kwargs, "embedding", exact, frozenset(tags))
 
 
 @st.composite
 def _programs(draw: st.DrawFn, context: DrawContext) -> OpCase:
     """Draw a call of one of the functions in :mod:`strategies.embedding.programs`."""
-    ranks = context.mesh.world_size
     name = draw(st.sampled_from(list(PROGRAMS)))
-    weight = _draw_weight(draw, context)
-    rows = len(weight)
+    table = draw(_tables(context, trainable=True))
     # Two lookups, or one that is used twice: half as many ids give gradients of the same size.
-    most = MOST_IDS.get(weight.dtype, MOST_IDS_OTHERWISE) // 2
-    indices = [draw(index_tensors(rows, world_size=ranks, max_elements=most))]
+    indices = [draw(table.indices(_most_ids(table.dtype) // 2))]
     if name in ("two_pending", "shared_table"):
         first = indices[0]
         shape = first.shape if name == "two_pending" else first.shape[-1:]
-        indices.append(draw(index_tensors(rows, shape, ranks, dtype=first.dtype)))
-    tags = {PROGRAMS[name]} | _weight_tags(weight, context) | _index_tags(indices, rows, context)
+        indices.append(draw(index_tensors(table.rows, shape, context.mesh.world_size, dtype=first.dtype)))
+    tags = {PROGRAMS[name]} | table.tags() | _index_tags(table, *indices)
     call = f"strategies.embedding.programs.{name}"
-    return OpCase(EMBEDDING, call, (weight, *indices), {}, "embedding", True, frozenset(tags))
+    return OpCase(EMBEDDING, call, (table.weight(), *indices), table.padding(), "embedding", True, frozenset(tags))
 
 
 @st.composite
@@ -157,35 +130,90 @@ def _gradients(draw: st.DrawFn, context: DrawContext) -> OpCase:
 
     Its ids are always in range: the CPU kernel drops others without a word, so there is no error to expect.
     """
-    ranks = context.mesh.world_size
-    dtype = draw(st.sampled_from(context.dtypes))
-    rows = draw(dim_sizes(ranks))
-    columns = draw(_row_lengths(ranks))
-    padding_idx = draw(padding_indices(rows, ranks).map(lambda p: -1 if p is None else p % rows))
-    most = MOST_IDS.get(dtype, MOST_IDS_OTHERWISE)
-    favoured = [] if padding_idx < 0 else [padding_idx]
-    indices = draw(index_tensors(rows, world_size=ranks, max_elements=most, favoured=favoured))
-    gradient = draw(tensors((*indices.shape, columns), dtype))
     scale = draw(rarely(6))
-    tags = _table_tags(rows, columns, context) | _index_tags([indices], rows, context)
-    if padding_idx >= 0:
-        tags |= _padding_tags(padding_idx, rows, indices, context)
+    table = draw(_tables(context, trainable=False))
+    indices = draw(table.indices(_most_ids(table.dtype)))
+    gradient = filled((*indices.shape, table.columns), table.dtype, table.seed, table.layout)
+    padding_idx = -1 if table.padding_idx is None else table.padding_idx % table.rows
+    # Here -1 is the spelling of no padding, so there is no negative one.
+    tags = (table.tags() | _index_tags(table, indices)) - {"negative padding_idx"}
     if scale:
         tags.add("scale_grad_by_freq")
     if not gradient.is_contiguous():
         tags.add("non-contiguous gradient")
     exact = not scale or _divides_exactly(indices)
-    args = (gradient, indices, rows, padding_idx, scale)
+    args = (gradient, indices, table.rows, padding_idx, scale)
     return OpCase(BACKWARD, f"torch.ops.{BACKWARD}", args, {}, "embedding", exact, frozenset(tags))
 
 
-def _draw_weight(draw: st.DrawFn, context: DrawContext) -> torch.Tensor:
-    """Draw a table ``[num_embeddings, embedding_dim]``."""
+# -------------------------------------------------------------------------------------------------------------- table
+@dataclass(frozen=True)
+class _Table:
+    """A table ``[rows, columns]`` as it is drawn, with the padding index that goes with it."""
+
+    mesh: MeshSpec
+    trainable: bool
+    dtype: torch.dtype
+    rows: int
+    columns: int
+    seed: int
+    layout: Layout
+    padding_idx: int | None
+
+    def weight(self) -> torch.Tensor:
+        return filled((self.rows, self.columns), self.dtype, self.seed, self.layout)
+
+    def padding(self) -> dict[str, object]:
+        return {} if self.padding_idx is None else {"padding_idx": self.padding_idx}
+
+    def indices(self, max_elements: int, *, out_of_range: bool = False) -> SearchStrategy[torch.Tensor]:
+        favoured = [] if self.padding_idx is None else [self.padding_idx % self.rows]
+        return index_tensors(
+            self.rows,
+            world_size=self.mesh.world_size,
+            max_elements=max_elements,
+            favoured=favoured,
+            out_of_range=out_of_range,
+        )
+
+    def first_rows(self) -> set[int]:
+        """Return the rows at which a shard other than the first begins when all mesh dims cut the table."""
+        ends = accumulate(shard_sizes(self.rows, self.mesh.shape))
+        return set(ends) - {0, self.rows}
+
+    def tags(self) -> set[str]:
+        tags = set(shard_classes(self.rows, self.mesh.shape))
+        tags |= {f"{kind.split()[0]} column shard" for kind in shard_classes(self.columns, self.mesh.shape)}
+        found = {
+            "size-0 table": self.rows == 0,
+            "one-row table": self.rows == 1,
+            "size-1 rows": self.columns == 1,
+            "square table": self.rows == self.columns,
+        }
+        if self.trainable:
+            found["non-contiguous weight"] = not self.weight().is_contiguous()
+            found["no grad"] = not self.layout.requires_grad
+            found["parameter"] = self.layout.parameter
+        if self.padding_idx is not None:
+            found["padding_idx"] = True
+            found["negative padding_idx"] = self.padding_idx < 0
+            # On the first shard local and global rows coincide, so that a mix-up of the two does not show.
+            found["padding on another shard"] = self.padding_idx % self.rows >= min(
+                self.first_rows(), default=self.rows
+            )
+        return tags | {tag for tag, holds in found.items() if holds}
+
+
+@st.composite
+def _tables(draw: st.DrawFn, context: DrawContext, trainable: bool) -> _Table:
     ranks = context.mesh.world_size
     dtype = draw(st.sampled_from(context.dtypes))
     rows = draw(dim_sizes(ranks))
     columns = draw(_row_lengths(ranks))
-    return draw(tensors((rows, columns), dtype, trainable=True))
+    seed = draw(seeds())
+    layout = draw(layouts(trainable=trainable))
+    padding_idx = draw(padding_indices(rows, ranks))
+    return _Table(context.mesh, trainable, dtype, rows, columns, seed, layout, padding_idx)
 
 
 def _row_lengths(world_size: int) -> SearchStrategy[int]:
@@ -199,69 +227,30 @@ def _divides_exactly(indices: torch.Tensor) -> bool:
     return all(count & (count - 1) == 0 for count in counts.values())
 
 
-# --------------------------------------------------------------------------------------------------------------- tags
-def _table_tags(rows: int, columns: int, context: DrawContext) -> set[str]:
-    tags = set(shard_classes(rows, context.mesh.shape))
-    tags |= {f"{kind.split()[0]} column shard" for kind in shard_classes(columns, context.mesh.shape)}
-    if rows == 0:
-        tags.add("size-0 table")
-    if rows == 1:
-        tags.add("one-row table")
-    if columns == 1:
-        tags.add("size-1 rows")
-    if rows == columns:
-        tags.add("square table")
-    return tags
+def _most_ids(dtype: torch.dtype) -> int:
+    """Return how many ids a call may have for its gradients to stay exact.
+
+    A row of the gradient is a sum over all occurrences of its id. Under P(sum) a rank's part of one term reaches about
+    64 in bfloat16, which has all integers up to 256, and 256 in float16, which has all up to 2048.
+    """
+    return {torch.bfloat16: 4, torch.float16: 8}.get(dtype, 32)
 
 
-def _weight_tags(weight: torch.Tensor, context: DrawContext) -> set[str]:
-    tags = _table_tags(weight.shape[0], weight.shape[1], context)
-    if not weight.is_contiguous():
-        tags.add("non-contiguous weight")
-    if not weight.requires_grad:
-        tags.add("no grad")
-    if isinstance(weight, torch.nn.Parameter):
-        tags.add("parameter")
-    return tags
-
-
-def _index_tags(tensors: Sequence[torch.Tensor], rows: int, context: DrawContext) -> set[str]:
+def _index_tags(table: _Table, *tensors: torch.Tensor) -> set[str]:
     tags: set[str] = set()
-    starts = _first_rows(rows, context)
+    padding_row = None if table.padding_idx is None else table.padding_idx % table.rows
     for indices in tensors:
         ids = indices.flatten().tolist()
-        if indices.ndim == 0:
-            tags.add("0-d indices")
-        if not ids:
-            tags.add("empty indices")
-        if indices.dtype == torch.int32:
-            tags.add("int32 ids")
-        if len(set(ids)) < len(ids):
-            tags.add("duplicate ids" if len(set(ids)) > 1 else "all-same ids")
-        if any(start in ids and start - 1 in ids for start in starts):
-            tags.add("edge rows")
+        found = {
+            "0-d indices": indices.ndim == 0,
+            "empty indices": not ids,
+            "int32 ids": indices.dtype == torch.int32,
+            "all-same ids": len(ids) > 1 and len(set(ids)) == 1,
+            "duplicate ids": 1 < len(set(ids)) < len(ids),
+            "edge rows": any(start in ids and start - 1 in ids for start in table.first_rows()),
+            "padding id looked up": padding_row in ids,
+        }
+        tags |= {tag for tag, holds in found.items() if holds}
         for size in indices.shape:
-            tags |= {f"{kind.split()[0]} index shard" for kind in shard_classes(size, context.mesh.shape)}
+            tags |= {f"{kind.split()[0]} index shard" for kind in shard_classes(size, table.mesh.shape)}
     return tags
-
-
-def _padding_tags(padding_idx: int, rows: int, indices: torch.Tensor, context: DrawContext) -> set[str]:
-    tags = {"padding_idx"}
-    if padding_idx < 0:
-        tags.add("negative padding_idx")
-    row = padding_idx % rows
-    if bool((indices == row).any()):
-        tags.add("padding id looked up")
-    starts = _first_rows(rows, context)
-    if starts and row >= min(starts):
-        tags.add("padding on another shard")  # than the first rank's, on which local and global rows coincide
-    return tags
-
-
-def _first_rows(rows: int, context: DrawContext) -> set[int]:
-    """Return the rows at which a shard other than the first begins when all mesh dims cut the table."""
-    starts, row = set(), 0
-    for size in shard_sizes(rows, context.mesh.shape)[:-1]:
-        row += size
-        starts.add(row)
-    return starts - {0, rows}

@@ -22,7 +22,7 @@ from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, INPUT_CLASSES, LOOKUP, embedding_cases
 from strategies.indices import edge_rows, index_shapes, index_tensors, padding_indices
 from strategies.meshes import mesh_shapes
-from strategies.tensors import chunk_sizes, dim_sizes, filled, shard_classes, tensors
+from strategies.tensors import Layout, chunk_sizes, dim_sizes, filled, layouts, shard_classes
 from verifier.cases import MeshSpec, OpCase, Placements, Trial, Verdict, VerdictKind
 from verifier.cases import Phase as Step
 from verifier.families import DrawContext, Family
@@ -127,25 +127,23 @@ def test_filled_values_depend_on_the_seed_and_are_not_symmetric() -> None:
 
 def test_filled_layouts() -> None:
     plain = filled((3, 4), torch.float32, 5)
-    strided = filled((3, 4), torch.float32, 5, contiguous=False, requires_grad=True, parameter=True)
+    strided = filled((3, 4), torch.float32, 5, Layout(contiguous=False, requires_grad=True, parameter=True))
     assert plain.is_contiguous()
     assert strided.stride() == (1, 3)
     assert torch.equal(plain, strided)
     assert isinstance(strided, torch.nn.Parameter)
     assert strided.is_leaf
     assert strided.requires_grad
-    assert not filled((2,), torch.float32, 0, parameter=True).requires_grad
+    assert not filled((2,), torch.float32, 0, Layout(parameter=True)).requires_grad
     with pytest.raises(ValueError, match=r"torch\.bool has no negative values"):
         filled((2,), torch.bool, 0)
 
 
-def test_tensors_shrink_to_an_ordinary_weight() -> None:
-    weight = minimal(tensors((2, 2), torch.float32, trainable=True))
-    assert weight.is_contiguous()
-    assert weight.requires_grad
-    assert type(weight) is torch.Tensor
-    assert torch.equal(weight, filled((2, 2), torch.float32, 0))
-    assert not minimal(tensors((2, 2), torch.float32)).requires_grad
+def test_layouts_shrink_to_an_ordinary_tensor() -> None:
+    assert minimal(layouts(trainable=True)) == Layout(requires_grad=True)
+    assert minimal(layouts()) == Layout()
+    for layout in (Layout(), Layout(contiguous=False, requires_grad=True, parameter=True), Layout(parameter=True)):
+        assert minimal(layouts(trainable=True), partial(eq, layout)) == layout
 
 
 # ------------------------------------------------------------------------------------------------------------- meshes
@@ -323,7 +321,7 @@ def test_local_backward_divides_by_the_counts(case: OpCase) -> None:
         assert bool(((got - expected).abs() <= rounding).all())
 
 
-@pytest.mark.parametrize("shape", [(2,), (4,), (2, 2), (8,), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(2,), (2, 2), (8,)])
 def test_four_hundred_draws_contain_every_class(shape: tuple[int, ...]) -> None:
     counts: Counter[str] = Counter()
     drawn: list[OpCase] = []
@@ -345,9 +343,10 @@ def test_four_hundred_draws_contain_every_class(shape: tuple[int, ...]) -> None:
     assert len({weight_of(case).shape for case in drawn if case.op == EMBEDDING}) <= 100
 
 
-def test_ids_stay_in_range_where_a_bad_one_aborts_the_process() -> None:
-    with pytest.raises(NoSuchExample):
-        minimal(embedding_cases(context((2,), device="cuda")), lambda case: "out-of-range ids" in case.tags)
+@given(embedding_cases(context((2,), device="cuda")))
+@QUICK
+def test_ids_stay_in_range_where_a_bad_one_aborts_the_process(case: OpCase) -> None:
+    run(case)
 
 
 # ---------------------------------------------------------------------------------------------------------- shrinking
@@ -364,17 +363,17 @@ def test_minimal_case_is_one_lookup_in_a_table_of_one_element(shape: tuple[int, 
 
 
 @pytest.mark.parametrize("tag", sorted(INPUT_CLASSES))
-def test_cases_of_every_class_shrink_to_few_elements(tag: str) -> None:
+def test_every_class_shrinks_to_few_elements_and_nothing_else(tag: str) -> None:
     case = minimal(FAMILY.cases(context((2,))), lambda case: tag in case.tags)
-    table = weight_of(case)
-    several = {"duplicate ids", "uneven index shard", "edge rows"}
-    most = 3 if tag in several else 2 if tag in {"all-same ids", "even index shard"} else 1
-    assert all(ids.numel() <= most for ids in ids_of(case))
-    assert table.numel() <= 3 or tag == "non-contiguous weight"
-    assert table.numel() <= 6
-    assert case.kwargs.keys() <= {"weight", "input", tag.split()[-1].replace("looked", "padding_idx")} | (
-        {"padding_idx"} if "padding" in tag else set()
-    )
+    # Sizes that are cut evenly or unevenly alternate among the shapes, so Hypothesis may stop before the smallest.
+    alternating = dict.fromkeys(("even index shard", "uneven index shard", "non-contiguous gradient"), 8)
+    most_ids = {"all-same ids": 2, "edge rows": 2, "duplicate ids": 3, **alternating}.get(tag, 1)
+    assert all(ids.numel() <= most_ids for ids in ids_of(case))
+    assert weight_of(case).numel() <= (most_ids if tag in alternating else 4)
+    assert weight_of(case).dtype == torch.float64
+    assert weight_of(case).numel() or tag in ("size-0 table", "empty indices")
+    flags = {name for name, value in case.kwargs.items() if not isinstance(value, torch.Tensor)}
+    assert all(flag in tag or "padding" in tag for flag in flags)
 
 
 def test_an_empty_shard_shrinks_to_one_element() -> None:
@@ -392,7 +391,7 @@ def test_padding_on_another_shard_shrinks_to_two_rows() -> None:
 
 # -------------------------------------------------------------------------------------------------------- likely cause
 R, ROWS, COLUMNS = (Replicate(),), (Shard(0),), (Shard(1),)
-TABLE = filled((5, 2), torch.float64, 0, requires_grad=True)
+TABLE = filled((5, 2), torch.float64, 0, Layout(requires_grad=True))
 NO_CAUSE = ""
 
 

@@ -183,10 +183,21 @@ def test_text_that_looks_like_a_tag_stays_text() -> None:
     assert through_json(case).args == ("nan", {"tensor": [1]}, [{"dtype": "float32"}])
 
 
-def test_conjugate_view_is_stored_by_its_values() -> None:
-    [loaded] = through_json(call(torch.tensor([1 + 2j]).conj())).args
-    assert isinstance(loaded, torch.Tensor)
-    assert loaded.tolist() == [1 - 2j]
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_conjugate_and_negated_views_keep_their_values(dtype: torch.dtype) -> None:
+    lazy = torch.tensor([1 + 2j], dtype=dtype).conj()
+    assert lazy.is_conj()
+    assert lazy.imag.is_neg()
+    stored: Any = through_json(call(lazy, lazy.imag)).args
+    for back in (stored, unpack(pack((lazy, lazy.imag)))):
+        assert torch.equal(back[0], torch.tensor([1 - 2j], dtype=dtype))
+        assert back[1].tolist() == [-2.0]
+
+
+def test_shape_stays_a_shape() -> None:
+    [shape] = through_json(call(torch.Size([2, 3]))).args
+    assert type(shape) is torch.Size
+    assert shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +263,10 @@ def test_placements_that_cannot_be_read_back_are_named() -> None:
         ({"float": "infinity"}, r"'infinity' is neither a number nor one of nan, inf, -inf"),
         ({"tensor": {"dtype": "int64", "shape": [3], "values": [1]}}, r"1 values do not fill a tensor of shape \[3\]"),
         ({"tensor": {"dtype": "int64", "shape": [1], "values": [1.5]}}, r"1.5 is no value of a tensor of dtype int64"),
+        (
+            {"tensor": {"dtype": "int64", "shape": [1], "values": [True]}},
+            r"True is no value of a tensor of dtype int64",
+        ),
         ({"tensor": {"dtype": "bool", "shape": [1], "values": [1]}}, r"1 is no value of a tensor of dtype bool"),
         ({"tensor": {"dtype": "uint8", "shape": [1], "values": [300]}}, r"not a tensor that torch can hold"),
         ({"tensor": {"dtype": "int64", "shape": [], "values": [1], "requires_grad": True}}, r"torch can hold"),

@@ -230,6 +230,12 @@ def test_text_of_a_new_finding_ends_with_what_to_do() -> None:
     ]
 
 
+def test_unconfirmed_finding_counts_and_is_said_to_be_so() -> None:
+    decision = decide(a_run(a_finding(confirmed="unconfirmed: did not fail a second time")), Baseline(), TODAY)
+    assert decision.exit_status == 1
+    assert "NEW a1 WRONG_GRADIENT: not in the baseline; unconfirmed: did not fail a second time\n" in render(decision)
+
+
 def test_text_of_a_pass_names_what_is_known_and_untested() -> None:
     lines = render(decide(a_run(a_finding("a1")), a_baseline("a1", "b2"), TODAY)).splitlines()
     place = f"WRONG_GRADIENT in {EMBEDDING} on mesh 4"

@@ -242,7 +242,7 @@ def test_merge_prefers_the_better_evidence_and_remembers_where_else() -> None:
     for order in ([unsure, sure], [sure, unsure]):
         [merged] = merge_records([summed(FindingReported(one)) for one in order]).findings
         assert (merged.mesh, merged.confirmed, merged.occurrences, merged.known) == ("8", "gloo, 4 ranks", 5, True)
-        assert merged.also == ["mesh 2x2, weight=S(0), indices=R"]
+        assert merged.also == ["2x2: weight=S(0), indices=R"]
 
 
 def test_merge_of_baseline_entries_believes_the_worker_that_still_saw_it_fail() -> None:

@@ -110,7 +110,7 @@ class Pool:
         key: PoolKey,
         imports: Sequence[str] = (),
         trial_limit: float = 20.0,
-        grace: float = 2.0,
+        grace: float = 1.0,
         on_restart: Callable[[str, float], None] | None = None,
     ) -> None:
         self.key = key

@@ -121,65 +121,90 @@ def _leave(center: Point, toward: Point, node: str, gap: float) -> Point:
     return center[0] + dx / length * reach, center[1] + dy / length * reach
 
 
-def _edge_svg(
-    source: str,
-    target: str,
-    collective: str,
-    edges: Sequence[EdgeRecord],
-    place: dict[str, Point],
-    lane: int,
-    most: int,
-) -> tuple[str, str, Point]:
-    """Return an edge's curve with its arrowhead, its label, and the middle of the curve.
+@dataclass(frozen=True)
+class _Curve:
+    """A quadratic Bézier curve."""
+
+    begin: Point
+    control: Point
+    end: Point
+
+    def at(self, t: float) -> Point:
+        """Return the point at ``t`` from 0 to 1."""
+        a, b, c = (1 - t) ** 2, 2 * t * (1 - t), t**2
+        x, y = (a * p + b * q + c * r for p, q, r in zip(self.begin, self.control, self.end, strict=True))
+        return x, y
+
+
+def _curve(source: str, target: str, place: dict[str, Point], lane: int) -> _Curve:
+    """Return an edge's way from box to box.
 
     Each edge bends to its own left, so that the way back does not cover it; ``lane`` bends parallel ones further.
     """
-    count, size = sum(edge.count for edge in edges), sum(edge.bytes for edge in edges)
-    width = 1.2 + 3.3 * math.sqrt(count / most)
     (x0, y0), (x1, y1) = place[source], place[target]
-    css = collective_class(collective)
-    spoken = escape(f"{source} to {target}: {collective}, {plural(count, 'step')}, {bytes_text(size)}", quote=True)
     if source == target:
-        control, begin, end = (x0, y0 - 62.0 - 14 * lane), (x0 - 12, y0 - 12.0), (x0 + 12, y0 - 15.0)
-    else:
-        dx, dy = x1 - x0, y1 - y0
-        length = math.hypot(dx, dy)
-        across = abs(dy) / length * 0.32 + 0.16  # nodes are wider than high: an upright curve has to go further round
-        bend = 18 + across * length
-        if abs(dy) > 0.8 * length and length > 100:  # its middle must clear the nodes that stand in between
-            bend = max(bend, 2 * (max(map(_half_width, place)) + 12))
-        bend += 26 * lane
-        control = ((x0 + x1) / 2 + dy / length * bend, (y0 + y1) / 2 - dx / length * bend)
-        begin, end = _leave((x0, y0), control, source, 2), _leave((x1, y1), control, target, 4)
-    middle = tuple(0.25 * a + 0.5 * b + 0.25 * c for a, b, c in zip(begin, control, end, strict=True))
-    angle = math.atan2(end[1] - control[1], end[0] - control[0])
+        return _Curve((x0 - 12, y0 - 12.0), (x0, y0 - 62.0 - 14 * lane), (x0 + 12, y0 - 15.0))
+    dx, dy = x1 - x0, y1 - y0
+    length = math.hypot(dx, dy)
+    across = abs(dy) / length * 0.32 + 0.16  # nodes are wider than high: an upright curve has to go further round
+    bend = 18 + across * length
+    if abs(dy) > 0.8 * length and length > 100:  # its middle must clear the nodes that stand in between
+        bend = max(bend, 2 * (max(map(_half_width, place)) + 12))
+    bend += 26 * lane
+    control = ((x0 + x1) / 2 + dy / length * bend, (y0 + y1) / 2 - dx / length * bend)
+    return _Curve(_leave((x0, y0), control, source, 2), control, _leave((x1, y1), control, target, 4))
+
+
+def _edge_svg(curve: _Curve, css: str, width: float, spoken: str) -> str:
+    """Return an edge's line with its arrowhead."""
+    (x0, y0), (x1, y1), end = curve.begin, curve.control, curve.end
+    angle = math.atan2(end[1] - y1, end[0] - x1)
     head = 6.0 + width
     wings = [(end[0] - head * math.cos(angle + s), end[1] - head * math.sin(angle + s)) for s in (0.42, -0.42)]
     neck = (end[0] - 0.8 * head * math.cos(angle), end[1] - 0.8 * head * math.sin(angle))
     triangle = " ".join(f"{x:.1f},{y:.1f}" for x, y in (end, *wings))
-    curve = (
-        f'<g class="edge-group {css}"><title>{spoken}</title><path class="wire" stroke-width="{width:.1f}" '
-        f'd="M{begin[0]:.1f} {begin[1]:.1f}Q{control[0]:.1f} {control[1]:.1f} {neck[0]:.1f} {neck[1]:.1f}"/>'
-        f'<polygon points="{triangle}"/></g>'
+    return (
+        f'<g class="edge-group {css}"><title>{escape(spoken)}</title><path class="wire" stroke-width="{width:.1f}" '
+        f'd="M{x0:.1f} {y0:.1f}Q{x1:.1f} {y1:.1f} {neck[0]:.1f} {neck[1]:.1f}"/><polygon points="{triangle}"/></g>'
     )
-    label = f'<text class="count {css}" x="{middle[0]:.1f}" y="{middle[1] + 3.5:.1f}">{count:,}</text>'
-    return curve, label, (middle[0], middle[1])
+
+
+def _label_spot(curve: _Curve, half: float, taken: list[tuple[Point, float, float]]) -> Point:
+    """Return the place nearest to the middle of ``curve`` where a label overlaps nothing in ``taken``, and take it.
+
+    Two numbers side by side read as one, so a label would rather leave the middle.
+    """
+    spots = [curve.at(t) for t in (0.5, 0.43, 0.57, 0.36, 0.64, 0.29, 0.71, 0.22, 0.78)]
+
+    def free(spot: Point) -> bool:
+        return all(abs(spot[0] - x) > half + w + 3 or abs(spot[1] - y) > 7 + h for (x, y), w, h in taken)
+
+    spot = next(filter(free, spots), spots[0])
+    taken.append((spot, half, 7.0))
+    return spot
 
 
 def _svg(place: dict[str, Point], edges: Sequence[EdgeRecord]) -> Markup:
     groups: dict[tuple[str, str, str], list[EdgeRecord]] = {}
     for edge in edges:
         groups.setdefault((edge.source, edge.target, edge.collective), []).append(edge)
-    most = max((sum(edge.count for edge in group) for group in groups.values()), default=1)
+    counts = {ends: sum(edge.count for edge in group) for ends, group in groups.items()}
+    most = max(counts.values(), default=0) or 1
     lanes: dict[tuple[str, str], int] = {}
     curves, labels, points = [], [], list(place.values())
+    taken = [(center, _half_width(node), _NODE_HEIGHT / 2) for node, center in place.items()]
     for (source, target, collective), group in groups.items():
         lane = lanes.get((source, target), 0)
         lanes[source, target] = lane + 1
-        curve, label, middle = _edge_svg(source, target, collective, group, place, lane, most or 1)
-        curves.append(curve)
-        labels.append(label)
-        points.append(middle)
+        curve = _curve(source, target, place, lane)
+        count = counts[source, target, collective]
+        size = bytes_text(sum(edge.bytes for edge in group))
+        spoken = f"{source} to {target}: {collective}, {plural(count, 'step')}, {size}"
+        css = collective_class(collective)
+        curves.append(_edge_svg(curve, css, 1.2 + 3.3 * math.sqrt(count / most), spoken))
+        x, y = _label_spot(curve, len(f"{count:,}") * 3.3, taken)
+        labels.append(f'<text class="count {css}" x="{x:.1f}" y="{y + 3.5:.1f}">{count:,}</text>')
+        points.append(curve.at(0.5))
     boxes = []
     for node, (x, y) in place.items():
         half = _half_width(node)

@@ -1,0 +1,62 @@
+"""Hypothesis's shrinker, started from an example that is known to fail.
+
+``hypothesis.find`` draws afresh until something fails, which for a rare failure may be never. It does replay what its
+database holds, so the choices behind the failing example are put there first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.control import current_build_context
+from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
+from hypothesis.errors import Flaky, NoSuchExample
+from hypothesis.strategies import SearchStrategy
+
+__all__ = ["current_choices", "shrink"]
+
+Drawn = TypeVar("Drawn")
+_KEY = b"failing example"
+
+
+def current_choices() -> bytes:
+    """Return the choices behind the example that Hypothesis is trying at this moment, for :func:`shrink`."""
+    return choices_to_bytes(current_build_context().data.choices)
+
+
+def shrink(
+    generator: SearchStrategy[Drawn],
+    fails: Callable[[Drawn], bool],
+    choices: bytes | None,
+    max_examples: int,
+    seed: int,
+) -> Drawn | None:
+    """Return the smallest example for which ``fails`` holds, or None if none was found, or none that fails every time.
+
+    Parameters
+    ----------
+    choices
+        What :func:`current_choices` returned for an example that failed; None to look for one.
+    max_examples
+        How many examples to draw if that one does not fail under this ``generator``.
+    """
+    database = InMemoryExampleDatabase()
+    if choices is not None:
+        database.save(_KEY, choices)
+    how = settings(
+        max_examples=max_examples,
+        database=database,
+        deadline=None,
+        phases=(Phase.reuse, Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        derandomize=False,
+    )
+    try:
+        return hypothesis.find(generator, fails, settings=how, random=random.Random(seed), database_key=_KEY)
+    except (NoSuchExample, Flaky):  # what fails only sometimes cannot be shrunk
+        return None
