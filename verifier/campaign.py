@@ -17,7 +17,7 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis.strategies import SearchStrategy
 
 from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial
+from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
 from verifier.codec import load_trial
 from verifier.events import (
     CaseSkipped,
@@ -185,7 +185,9 @@ class Campaign:
         columns = {tuple(map(str, column)) for column in zip(*trial.combination, strict=True)}
         return trial.case.call, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
 
-    def _take(self, observation: Observation, reference: Reference, choices: bytes | None = None) -> Failure | None:
+    def _take(
+        self, observation: Observation, reference: Reference, choices: bytes | None = None
+    ) -> tuple[Verdict, Failure | None]:
         """Judge an observation, announce it, keep it if it is bad."""
         trial = observation.trial
         verdict = judge(observation, reference)
@@ -193,10 +195,10 @@ class Campaign:
         if observation.fate is not Fate.COMPLETED:
             self._costly[self._cost_key(trial)] = observation.fate
         if not verdict.kind.bad:
-            return None
+            return verdict, None
         failure = Failure(trial, observation, verdict, choices)
         self._collector.add(failure)
-        return failure
+        return verdict, failure
 
     # -------------------------------------------------------------------------------------------------------- findings
     def _replay_known(self) -> None:
@@ -210,12 +212,15 @@ class Campaign:
                 self.known.append(KnownRecord(entry.fingerprint, "untested", f"needs {trial.mesh.device}"))
                 continue
             (observation,) = self._pools.of(trial.mesh).run([trial])
-            failure = self._take(observation, make_reference(trial.case))
+            verdict, failure = self._take(observation, make_reference(trial.case))
             if failure is not None and failure.verdict.kind == entry.verdict:
                 self._known_groups[group_key(failure)] = entry
                 self._replayed[entry.fingerprint] = failure
-            else:
+            elif verdict.kind is VerdictKind.PASS:
                 self.known.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+            else:
+                detail = f"was {verdict.kind} and not {entry.verdict} when it was run again: {verdict.message}"
+                self.known.append(KnownRecord(entry.fingerprint, "untested", detail))
 
     def _settle_known(self) -> None:
         """Report each known finding that showed: as it was stored, with all groups that turned out to be it."""

@@ -18,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
@@ -62,11 +62,18 @@ def tensor_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> li
 
 # ------------------------------------------------------------------------------------------------------------ sampling
 @lru_cache(maxsize=4096)
-def sample_pairwise(levels: tuple[int, ...], cap: int, seed: int) -> tuple[tuple[int, ...], ...]:
+def sample_pairwise(
+    levels: tuple[int, ...], cap: int, seed: int, plain: tuple[int, ...] | None = None
+) -> tuple[tuple[int, ...], ...]:
     """Return up to ``cap`` distinct tuples, the i-th entry below ``levels[i]``, that cover pairs of entries early.
 
     Greedy: of a dozen random candidates, each built around a pair that is not covered yet, the one that covers most new
     pairs is taken. When every pair is covered the rest is random. The same arguments give the same sample.
+
+    Parameters
+    ----------
+    plain
+        The first ``plain[i]`` levels of factor i are the common ones; pairs of common levels are covered first.
 
     >>> len(sample_pairwise((3, 3), 100, seed=0))
     9
@@ -75,11 +82,12 @@ def sample_pairwise(levels: tuple[int, ...], cap: int, seed: int) -> tuple[tuple
     if total <= cap:
         return tuple(itertools.product(*(range(level) for level in levels)))
     rng = random.Random(f"{levels}/{seed}")
-    width = len(levels)
-    pairs = list(itertools.combinations(range(width), 2))
+    pairs = list(itertools.combinations(range(len(levels)), 2))
     uncovered = {(i, a, j, b) for i, j in pairs for a in range(levels[i]) for b in range(levels[j])}
     queue = sorted(uncovered)
     rng.shuffle(queue)
+    common = plain or levels
+    queue.sort(key=lambda pair: (pair[1] >= common[pair[0]]) + (pair[3] >= common[pair[2]]), reverse=True)
     chosen: dict[tuple[int, ...], None] = {}
     while len(chosen) < cap:
         while queue and queue[-1] not in uncovered:
@@ -154,9 +162,14 @@ class CombinationSpace:
             return
         # One factor per tensor and mesh dim, so that pairs within one tensor's placements are covered as well.
         levels = tuple(len(letters) for letters in self._letters for _ in range(self.mesh_ndim))
+        plain = tuple(
+            sum(not placement.is_partial() or placement == Partial("sum") for placement in letters)
+            for letters in self._letters
+            for _ in range(self.mesh_ndim)
+        )
         emitted = 0
         margin = 4 * self.cap + 16  # mixtures of reductions are dropped below, so ask for more than the cap
-        for entry in sample_pairwise(levels, margin, self.seed):
+        for entry in sample_pairwise(levels, margin, self.seed, plain):
             combination = self._combination(entry)
             if all(self.alphabet.legal(placements) for placements in combination):
                 yield combination

@@ -24,6 +24,7 @@ from verifier.cases import (
     ProcessReport,
     Trial,
     Verdict,
+    VerdictKind,
     format_placements,
 )
 from verifier.converter import tensor_arguments
@@ -99,7 +100,8 @@ def rule_class(failure: Failure) -> str:
     phase = _BEFORE.get(verdict.phase, verdict.phase)
     executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)] if report else []
     if executed:
-        op, texts = executed[-1].op, executed[-1].placements
+        own = [e for e in executed if e.op == trial.case.op]  # a program runs other ops as well
+        op, texts = (own or executed)[-1].op, (own or executed)[-1].placements
     else:
         op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
         texts += (cotangent_text(failure),) if verdict.backward is not None else ()

@@ -1,0 +1,212 @@
+"""The command line: ``run``, ``report``, ``gate``, ``replay``.
+
+Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from verifier.baseline import Baseline, load_baseline
+from verifier.gate import as_json, decide, render
+from verifier.meshes import PoolError
+from verifier.progress import ProgressDisplay
+from verifier.recording import DEFAULT_MESHES, Request, make_plan, record, write_report
+from verifier.records import RunRecord
+from verifier.replay import replay as replay_finding
+from verifier.report import print_summary, render_json
+from verifier.runs import RunStore, RunStoreError
+
+__all__ = ["app", "main"]
+
+DEFAULT_BASELINE = Path("reports/baseline.toml")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Prove or refute DTensor's sharding strategies on real meshes.",
+    epilog="Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.",
+)
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+Patterns = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FAMILY_OR_OP_GLOB]...", help="What to verify; everything if none is given.", show_default=False
+    ),
+]
+Meshes = Annotated[
+    list[str] | None,
+    typer.Option("--mesh", help=f"Mesh as 4, 2x2 or simulated:8; repeatable.  [default: {' '.join(DEFAULT_MESHES)}]"),
+]
+BackendOption = Annotated[
+    str | None, typer.Option("--backend", help="simulated, gloo or nccl, for each --mesh without one.")
+]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Floating dtypes, as float32,bfloat16.")]
+Profile = Annotated[str, typer.Option("--profile", help="How much to try: dev, ci, nightly or gpu.")]
+Seed = Annotated[int, typer.Option("--seed", help="Fixes everything that is drawn.")]
+MaxExamples = Annotated[int | None, typer.Option("--max-examples", help="Cases per mesh; overrides the profile's.")]
+TimeLimit = Annotated[
+    float | None, typer.Option("--time-limit", help="Seconds for the whole run, shared by the meshes.")
+]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="Module or file to run first, here and in every rank; repeatable."),
+]
+Out = Annotated[Path, typer.Option("--out", help="Folder of the recorded runs.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
+BaselineOption = Annotated[Path, typer.Option("--baseline", help="File of the known findings.")]
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", "verifier", *sys.argv[1:]])
+
+
+def _load_baseline(path: Path) -> Baseline:
+    """Return the baseline; the default one need not exist, one that was asked for must."""
+    return load_baseline(path, missing_ok=path == DEFAULT_BASELINE)
+
+
+def _consoles() -> tuple[Console, Console]:
+    return Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+
+def _make(request: Request, baseline: Path, out: Path) -> RunRecord:
+    plan = make_plan(request, _load_baseline(baseline))
+    return record(plan, RunStore(out), [ProgressDisplay(_consoles()[1])])
+
+
+def _exit_status(run: RunRecord, baseline: Path) -> int:
+    return decide(run, _load_baseline(baseline), datetime.now(UTC).date()).exit_status
+
+
+@app.command()
+def run(
+    patterns: Patterns = None,
+    mesh: Meshes = None,
+    backend: BackendOption = None,
+    device: Device = "cpu",
+    dtype: Dtypes = None,
+    profile: Profile = "dev",
+    seed: Seed = 0,
+    max_examples: MaxExamples = None,
+    time_limit: TimeLimit = None,
+    imports: Imports = None,
+    out: Out = Path("reports"),
+    output: FormatOption = Format.TEXT,
+    baseline: BaselineOption = DEFAULT_BASELINE,
+) -> None:
+    """Verify ops on meshes and record what came of it."""
+    request = Request(
+        patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
+        imports or (), _command(),
+    )  # fmt: skip
+    made = _make(request, baseline, out)
+    page = write_report(made, RunStore(out))
+    if output is Format.JSON:
+        sys.stdout.write(render_json(made) + "\n")
+    else:
+        print_summary(made, _consoles()[0], page)
+    raise typer.Exit(_exit_status(made, baseline))
+
+
+@app.command()
+def report(
+    fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run even if there is one.")] = False,
+    out: Out = Path("reports"),
+    baseline: BaselineOption = DEFAULT_BASELINE,
+) -> None:
+    """Render the newest recorded run as a page; make a run first if there is none."""
+    store = RunStore(out)
+    newest = None if fresh else store.newest()
+    if newest is None:
+        newest = _make(Request(command=_command()), baseline, out)
+    page = write_report(newest, store)
+    console = _consoles()[0]
+    print_summary(newest, console, page)
+    console.print(f"  the page is {page.absolute().as_uri()}", highlight=False, markup=False)
+    raise typer.Exit(_exit_status(newest, baseline))
+
+
+@app.command()
+def gate(
+    baseline: BaselineOption = DEFAULT_BASELINE,
+    update: Annotated[
+        bool, typer.Option("--update", help="Rewrite the baseline so that it lists what was found.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run even if there is one.")] = False,
+    out: Out = Path("reports"),
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Compare the newest run with the baseline: new, known, fixed, expired, untested."""
+    known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
+    newest = None if fresh else RunStore(out).newest()
+    if newest is None:
+        request = Request(profile="ci", command=_command())
+        newest = record(make_plan(request, known), RunStore(out), [ProgressDisplay(_consoles()[1])])
+    today = datetime.now(UTC).date()
+    decision = decide(newest, known, today)
+    if update:
+        if decision.unverified:
+            raise ValueError(f"the baseline is left as it is: {decision.unverified}")
+        known = known.updated(newest, today)
+        known.save(baseline)
+        decision = decide(newest, known, today)
+        Console(stderr=True).print(f"wrote {len(known.entries)} entries to {baseline}", highlight=False, markup=False)
+    sys.stdout.write((as_json(decision) if output is Format.JSON else render(decision)).rstrip() + "\n")
+    raise typer.Exit(decision.exit_status)
+
+
+@app.command()
+def replay(
+    finding: Annotated[
+        str, typer.Argument(metavar="FINDING", help="Fingerprint (or its beginning), or a finding's file.")
+    ],
+    script: Annotated[
+        bool, typer.Option("--script", help="Print the script that needs torch alone; run nothing.")
+    ] = False,
+    imports: Imports = None,
+    out: Out = Path("reports"),
+    baseline: BaselineOption = DEFAULT_BASELINE,
+) -> None:
+    """Run one finding again and say whether it still fails."""
+    found = RunStore(out).find_finding(finding)
+    if script:
+        sys.stdout.write(found.script)
+        raise typer.Exit(0)
+    verdict, fails = replay_finding(found, imports or ())
+    console = _consoles()[0]
+    lines = [found.message, ""]
+    if fails:
+        lines.append(f"still fails: {verdict.kind}: {verdict.message}")
+    else:
+        lines.append(f"does not fail as it did ({found.verdict}): now {verdict.kind} {verdict.message}".rstrip())
+    console.print("\n".join(lines), highlight=False, markup=False)
+    raise typer.Exit(1 if fails else 0)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit status 2."""
+    try:
+        app()
+    except (ValueError, PoolError, RunStoreError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(2) from None

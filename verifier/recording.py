@@ -1,0 +1,190 @@
+"""Makes a recorded run: plans it, runs the campaign, and puts everything that came of it into the run store."""
+
+from __future__ import annotations
+
+import difflib
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from verifier import __version__
+from verifier.baseline import Baseline
+from verifier.campaign import Campaign, Plan
+from verifier.cases import BACKENDS, Backend, MeshSpec
+from verifier.events import Event, Listener
+from verifier.families import Family, installed_families, select_ops
+from verifier.graph import RedistributionGraph
+from verifier.imports import run_imports
+from verifier.profiles import CAMPAIGN_PROFILES
+from verifier.records import RunHeader, RunRecord
+from verifier.report import write_html, write_json
+from verifier.runs import RunStore, journal_listener, new_run_id
+from verifier.summary import Summary
+
+__all__ = ["DEFAULT_MESHES", "Request", "make_plan", "record", "write_report"]
+
+DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3", "2x2x2")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for, as text; :func:`make_plan` checks it."""
+
+    patterns: Sequence[str] = ()
+    meshes: Sequence[str] = ()
+    backend: str | None = None
+    device: str = "cpu"
+    dtypes: Sequence[str] = ()
+    profile: str = "dev"
+    seed: int = 0
+    max_examples: int | None = None
+    time_limit: float | None = None
+    imports: Sequence[str] = ()
+    command: str = ""
+
+
+def make_plan(request: Request, baseline: Baseline) -> Plan:
+    """Return the plan for ``request``.
+
+    Raises
+    ------
+    ValueError
+        If anything in it does not exist or does not fit, with the nearest valid name.
+    """
+    run_imports(request.imports)
+    families = installed_families()
+    if not families:
+        raise ValueError("no family is installed; install the distribution (pip install -e .), not the folder alone")
+    selected = select_ops(request.patterns, families)
+    if request.profile not in CAMPAIGN_PROFILES:
+        raise ValueError(_unknown("profile", request.profile, CAMPAIGN_PROFILES))
+    if request.device not in ("cpu", "cuda"):
+        raise ValueError(_unknown("device", request.device, ("cpu", "cuda")))
+    profile = CAMPAIGN_PROFILES[request.profile]
+    meshes = _meshes(request)
+    if request.max_examples is not None and request.max_examples < 1:
+        raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
+    if request.time_limit is not None and request.time_limit <= 0:
+        raise ValueError(f"--time-limit {request.time_limit:g}: the limit must be a positive number of seconds")
+    dtypes = _dtypes(request.dtypes, [families[name] for name in selected])
+    max_examples = request.max_examples or profile.max_examples
+    header = RunHeader(
+        id=new_run_id(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        seed=request.seed,
+        profile=profile.name,
+        families=list(selected),
+        meshes=[str(mesh) for mesh in meshes],
+        dtypes=[str(dtype).removeprefix("torch.") for dtype in dtypes],
+        device=request.device,
+        max_examples=max_examples,
+        time_limit=request.time_limit,
+        imports=list(request.imports),
+        versions=versions(),
+        command=request.command,
+    )
+    return Plan(
+        header=header,
+        families=families,
+        selected=selected,
+        meshes=meshes,
+        dtypes=dtypes,
+        seed=request.seed,
+        max_examples=max_examples,
+        combinations=profile.combinations_per_case,
+        time_limit=request.time_limit,
+        imports=tuple(request.imports),
+        baseline=baseline,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of everything that a result depends on."""
+    return {
+        "dtensor-verifier": __version__,
+        "torch": torch.__version__,
+        "hypothesis": version("hypothesis"),
+        "python": platform.python_version(),
+    }
+
+
+def _unknown(what: str, name: str, known: Sequence[str] | dict[str, object] | object) -> str:
+    names = list(known)  # type: ignore[call-overload]
+    near = difflib.get_close_matches(name, names, 1, 0.4)
+    return f"{what} {name!r} is none of {', '.join(names)}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _meshes(request: Request) -> tuple[MeshSpec, ...]:
+    backend: Backend = "nccl" if request.device == "cuda" else "gloo"
+    if request.backend is not None:
+        if request.backend not in BACKENDS:
+            raise ValueError(_unknown("backend", request.backend, BACKENDS))
+        backend = request.backend
+    texts = request.meshes or DEFAULT_MESHES
+    gpus = torch.cuda.device_count()
+    if request.device == "cuda" and not gpus:
+        raise ValueError("--device cuda: torch sees no GPU here")
+    if request.device == "cuda" and not request.meshes:
+        texts = [str(gpus)]
+    meshes = tuple(dict.fromkeys(MeshSpec.parse(text, backend, request.device) for text in texts))
+    for mesh in meshes:
+        if mesh.backend == "nccl" and mesh.device != "cuda":
+            raise ValueError(f"mesh {mesh}: nccl moves CUDA tensors only; add --device cuda")
+        if mesh.backend == "nccl" and mesh.world_size > gpus:
+            raise ValueError(f"mesh {mesh}: nccl needs one GPU per rank, {mesh.world_size} are wanted, {gpus} are here")
+        if mesh.world_size > 64:
+            raise ValueError(f"mesh {mesh} has {mesh.world_size} ranks; at most 64 run on one machine")
+    return meshes
+
+
+def _dtypes(names: Sequence[str], families: Sequence[Family]) -> tuple[torch.dtype, ...]:
+    known = {str(dtype).removeprefix("torch."): dtype for family in families for dtype in family.dtypes}
+    wanted = [name for text in names for name in text.split(",") if name]
+    for name in wanted:
+        if name not in known:
+            raise ValueError(_unknown("dtype", name, list(known)))
+    return tuple(known[name] for name in wanted) or tuple(known.values())
+
+
+def record(plan: Plan, store: RunStore, listeners: Sequence[Listener] = ()) -> RunRecord:
+    """Run ``plan`` and store what came of it; the journal is written as it goes.
+
+    Raises
+    ------
+    RunStoreError
+        If the file system refuses. The journal up to then is kept.
+    """
+    graph = RedistributionGraph()
+    summary = Summary(graph)
+    with store.open_run(plan.header) as writer:
+        journal = journal_listener(writer)
+
+        def emit(event: Event) -> None:
+            for listener in (journal, summary, *listeners):
+                listener(event)
+
+        campaign = Campaign(plan, emit)
+        campaign.run()
+        run = summary.record(campaign.known)
+        graph.write_json(store.path(plan.header.id, "graph.json"))
+        graph.write_graphml(store.path(plan.header.id, "graph.graphml"))
+        writer.finish(run)
+    return run
+
+
+def write_report(run: RunRecord, store: RunStore) -> Path:
+    """Write ``latest/index.html`` and ``latest/run.json`` of ``run`` and return the path of the page."""
+    folder = store.root / "latest"
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "index.html"
+    write_html(run, page)
+    write_json(run, folder / "run.json")
+    graph = RedistributionGraph.from_record(run.graph)
+    graph.write_json(folder / "graph.json")
+    graph.write_graphml(folder / "graph.graphml")
+    return page
