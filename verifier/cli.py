@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import traceback
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -210,3 +211,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         raise SystemExit(2) from None
+    except Exception as error:  # Python would exit with status 1, which here means findings
+        traceback.print_exc()
+        sys.stderr.write("error: the verifier itself failed; please report the lines above\n")
+        raise SystemExit(2) from error

@@ -13,24 +13,30 @@ from verifier.placements import take_local
 __all__ = ["Spot", "check_full", "check_shards", "compare", "tolerance"]
 
 
-def tolerance(dtype: torch.dtype, terms: int) -> float:
-    """Return the relative tolerance for a result of ``dtype`` that is a reduction of ``terms`` terms.
+def tolerance(expected: torch.Tensor, terms: int, noise: float) -> float:
+    """Return the largest absolute error that rounding explains in a reduction of ``terms`` terms.
 
-    The worst-case error of summing n terms is about n units in the last place (Higham, Accuracy and Stability of
-    Numerical Algorithms, 2002, section 4.2); 4 of them cover the op's own rounding.
+    The worst-case error of summing n terms is about n units in the last place of their largest magnitude (Higham,
+    Accuracy and Stability of Numerical Algorithms, 2002, section 4.2); 4 of them cover the op's own rounding.
+
+    Parameters
+    ----------
+    noise
+        The magnitude of the parts of a Partial argument: they cancel in the result, their rounding errors do not.
     """
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return 0.0
-    return torch.finfo(dtype).eps * max(4, terms)
+    finite = expected.detach()[torch.isfinite(expected.detach())].abs()
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return torch.finfo(expected.dtype).eps * max(4, terms) * (scale + noise)
 
 
 def compare(
-    got: torch.Tensor, expected: torch.Tensor, relative: float
+    got: torch.Tensor, expected: torch.Tensor, absolute: float
 ) -> tuple[DifferenceKind, str, str, tuple[int, ...] | None] | None:
     """Return how ``got`` differs from ``expected``: kind, both as text, and the first differing index; None if equal.
 
-    ``relative`` is 0 for a comparison bit for bit (NaN equal to NaN); otherwise it scales the largest finite magnitude
-    in ``expected``.
+    ``absolute`` is the largest difference that does not count; 0 for a comparison bit for bit (NaN equal to NaN).
     """
     if got.dtype != expected.dtype:
         return DifferenceKind.DTYPE, str(got.dtype), str(expected.dtype), None
@@ -41,10 +47,8 @@ def compare(
     if torch.equal(got, expected):
         return None
     same = (got == expected) | ((got != got) & (expected != expected))
-    if relative and expected.numel():
-        finite = expected[torch.isfinite(expected)].abs()
-        scale = float(finite.max()) if finite.numel() else 0.0
-        same |= (got - expected).abs() <= relative * scale
+    if absolute:
+        same |= (got - expected).abs() <= absolute
     wrong = (~same).nonzero()
     if not len(wrong):
         return None
@@ -66,12 +70,12 @@ class Spot:
 
 
 def check_full(
-    locals_: Mapping[int, torch.Tensor], expected: torch.Tensor, relative: float, spot: Spot
+    locals_: Mapping[int, torch.Tensor], expected: torch.Tensor, absolute: float, spot: Spot
 ) -> list[Difference]:
     """Return where a rank's tensor differs from the whole of ``expected``."""
     differences = []
     for rank, local in locals_.items():
-        found = compare(local.cpu(), expected, relative)
+        found = compare(local.cpu(), expected, absolute)
         if found is not None:
             kind, got, wanted, index = found
             differences.append(Difference(kind, spot.phase, spot.subject, rank, got, wanted, index, spot.backward))
@@ -82,7 +86,7 @@ def check_shards(
     locals_: Mapping[int, torch.Tensor],
     placements: Placements,
     expected: torch.Tensor,
-    relative: float,
+    absolute: float,
     mesh: MeshSpec,
     spot: Spot,
 ) -> tuple[list[Difference], list[Contribution]]:
@@ -100,5 +104,5 @@ def check_shards(
     differences = []
     for rank, local in locals_.items():
         piece = take_local(expected, placements, mesh.shape, mesh.coordinate(rank), seed=0)
-        differences += check_full({rank: local}, piece, relative, spot)
+        differences += check_full({rank: local}, piece, absolute, spot)
     return differences, []

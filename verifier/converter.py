@@ -20,11 +20,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement
-from torch.utils import _pytree as pytree
 
 from verifier.cases import Combination, Placements
 from verifier.placements import Alphabet, coordinates, take_local
-from verifier.torch_internals import make_rank_tensors, paused_simulation, simulated_ranks
+from verifier.torch_internals import make_rank_tensors, paused_simulation, pytree, simulated_ranks
 
 __all__ = ["CombinationSpace", "DTensorConverter", "sample_pairwise", "tensor_arguments", "unsupported_reason"]
 

@@ -48,17 +48,22 @@ def finding_record(
     entry: BaselineEntry | None,
     family: str,
     cause: str,
+    check_script: bool = True,
 ) -> FindingRecord:
     """Return the record of ``group``, whose minimised failure is ``smallest``.
 
-    The script of a new finding is run before it is stored; that of a known one was run when it was new.
+    The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was run
+    when it was new.
     """
     trial, verdict = smallest.trial, smallest.verdict
     name = entry.fingerprint if entry is not None else fingerprint(smallest)
     report = first_report(smallest.observation)
     outputs = [text for subject, text in (report.placements if report else ()) if subject.startswith("output")]
     script = render_script(trial, verdict)
-    status = "not run: the finding is known" if entry is not None else run_script(script)[0]
+    if entry is not None:
+        status = "not run: the finding is known"
+    else:
+        status = run_script(script)[0] if check_script else "not run"
     return FindingRecord(
         fingerprint=name,
         op=trial.case.op,

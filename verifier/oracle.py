@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils import _pytree as pytree
 
 from verifier.cases import (
     Contribution,
@@ -30,7 +29,8 @@ from verifier.cases import (
     parse_placements,
 )
 from verifier.comparison import compare, tolerance
-from verifier.placements import Disagreement, combine
+from verifier.placements import LARGEST_PART, Disagreement, combine
+from verifier.torch_internals import pytree
 
 __all__ = [
     "Reference",
@@ -297,12 +297,11 @@ def _combined_differences(trial: Trial, reports: Sequence[ProcessReport], refere
         try:
             got = combine([part.local for part in parts], placements, trial.mesh.shape, expected.shape)
         except Disagreement as error:
-            kind = DifferenceKind.PLACEMENT
-            differences.append(
-                Difference(kind, phase, subject, -1, str(error), f"parts of {parts[0].placements}", None, backward)
-            )
+            kind = DifferenceKind.VALUE
+            text = f"parts of {parts[0].placements} of one tensor"
+            differences.append(Difference(kind, phase, subject, -1, str(error), text, None, backward))
             continue
-        found = compare(got, expected.detach(), case_tolerance(reference, expected))
+        found = compare(got, expected.detach(), case_tolerance(trial, reference, expected))
         if found is not None:
             kind, got_text, expected_text, index = found
             note = f"{got_text} once the ranks' parts are reduced under {parts[0].placements}"
@@ -310,12 +309,14 @@ def _combined_differences(trial: Trial, reports: Sequence[ProcessReport], refere
     return differences
 
 
-def case_tolerance(reference: Reference, expected: torch.Tensor) -> float:
-    """Return the relative tolerance for ``expected``: 0 where the case is exact."""
+def case_tolerance(trial: Trial, reference: Reference, expected: torch.Tensor) -> float:
+    """Return the largest absolute error that counts as equal to ``expected``: 0 where the case is exact."""
     if reference.case.exact:
         return 0.0
     terms = sum(tensor.numel() for tensor in reference.inputs) + sum(o.numel() for o in reference.outputs)
-    return tolerance(expected.dtype, terms)
+    placed = [*trial.combination, *(placements for one in trial.cotangents for placements in one)]
+    partial = any(placement.is_partial() for placements in placed for placement in placements)
+    return tolerance(expected, terms, LARGEST_PART if partial else 0.0)
 
 
 def expected_value(reference: Reference, subject: str, backward: int | None, seed: int) -> torch.Tensor | None:

@@ -34,6 +34,8 @@ __all__ = [
 # values over 8 ranks must stay below 2**p for a dtype with p significant bits, or the reduction would round.
 _NOISE = (8, (1, 3, 7))
 _NOISE_BFLOAT16 = (4, (1, 2, 3))
+LARGEST_PART = 512.0
+"""No part of a Partial split of small integers is larger, over up to 8 ranks."""
 
 
 class Disagreement(ValueError):

@@ -107,7 +107,7 @@ def versions() -> dict[str, str]:
     """Return the versions of everything that a result depends on."""
     return {
         "dtensor-verifier": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "hypothesis": version("hypothesis"),
         "python": platform.python_version(),
     }

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
 from verifier.cases import (
     Contribution,
@@ -44,6 +43,7 @@ from verifier.torch_internals import (
     local_shards,
     paused_simulation,
     per_rank,
+    pytree,
 )
 
 __all__ = ["Exchange", "TrialRunner"]
@@ -190,6 +190,7 @@ class _Steps:
             self.check(Spot(Phase.FORWARD, name), output, expected)
         for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
             self.gather(Spot(Phase.GATHER, name), output, expected)
+        self.agree()
         if reference.differentiable and reference.wanted:
             for log.backward in range(len(trial.cotangents)):
                 self.backward(log.backward, inputs, outputs)
@@ -262,9 +263,9 @@ class _Steps:
             if shards.placements is None:
                 self.log.unchecked.append(f"{spot.subject}: {shards.reason}")
                 return
-            relative = case_tolerance(self.reference, expected)
+            absolute = case_tolerance(self.trial, self.reference, expected)
             differences, contributions = check_shards(
-                shards.locals, shards.placements, expected.detach(), relative, self.trial.mesh, spot
+                shards.locals, shards.placements, expected.detach(), absolute, self.trial.mesh, spot
             )
             self.log.differences += differences
             self.log.contributions += contributions
@@ -275,11 +276,11 @@ class _Steps:
         with self.dtensor(spot.phase), torch.no_grad():
             full.append(got.full_tensor())
         if not full:
-            self.agree()  # raised here; it stops the trial
+            self.agree()  # raised here; the others come to theirs unless they wait for this rank
         spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
         with self.log.timed("compare"), paused_simulation():
-            relative = case_tolerance(self.reference, expected)
-            self.log.differences += check_full(per_rank(full[0]), expected.detach(), relative, spot)
+            absolute = case_tolerance(self.trial, self.reference, expected)
+            self.log.differences += check_full(per_rank(full[0]), expected.detach(), absolute, spot)
 
     def backward(self, index: int, inputs: list[DTensor], outputs: list[DTensor]) -> None:
         reference, seed = self.reference, self.trial.seed + index
@@ -313,10 +314,13 @@ class _Steps:
             if expected is not None and isinstance(gradient, DTensor):
                 self.check(spot, gradient, expected)
                 self.gather(Spot(Phase.GATHER_GRADIENT, subject, index), gradient, expected)
+            elif expected is not None and gradient is not None and not expected.numel():
+                self.log.unchecked.append(f"{subject}: an empty gradient came as a plain tensor")
             elif expected is not None or gradient is not None:
                 wanted = "no gradient" if expected is None else "a gradient"
                 got = "no gradient" if gradient is None else f"a gradient ({type(gradient).__name__})"
                 self.log.differences.append(spot.difference(DifferenceKind.STRUCTURE, got, wanted))
+        self.agree()
 
     def check_inputs(self, inputs: list[DTensor], before: list[dict[int, torch.Tensor]]) -> None:
         """Check that each input is what it was, or what the local call made of it."""
@@ -334,9 +338,9 @@ class _Steps:
                 wrong = []
                 self.log.unchecked.append(f"{name}: {shards.reason}")
             else:
-                relative = case_tolerance(self.reference, own)
+                absolute = case_tolerance(self.trial, self.reference, own)
                 wrong, parts = check_shards(
-                    shards.locals, shards.placements, own.detach(), relative, self.trial.mesh, spot
+                    shards.locals, shards.placements, own.detach(), absolute, self.trial.mesh, spot
                 )
                 self.log.contributions += parts
             self.log.differences += [

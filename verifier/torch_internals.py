@@ -24,6 +24,7 @@ from torch.distributed.tensor.debug import (
     _get_fast_path_sharding_prop_cache_stats,
 )
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
+from torch.utils import _pytree as pytree
 
 from verifier.cases import Placements
 
@@ -40,6 +41,7 @@ __all__ = [
     "paused_simulation",
     "per_rank",
     "placement_text",
+    "pytree",
     "start_simulated_world",
     "simulated_mode",
     "simulated_ranks",

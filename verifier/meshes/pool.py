@@ -30,7 +30,9 @@ from verifier.meshes.worker import PHASE_CODES, WorkerConfig
 __all__ = ["Pool", "PoolError", "PoolKey", "PoolSet"]
 
 START_LIMIT = 180.0
+REBUILD_LIMIT = 5.0
 STDERR_TAIL = 600
+_PROGRAM = "from verifier.meshes.worker import main; main()"
 
 
 class PoolError(RuntimeError):
@@ -110,7 +112,7 @@ class Pool:
         key: PoolKey,
         imports: Sequence[str] = (),
         trial_limit: float = 20.0,
-        grace: float = 1.0,
+        grace: float = 0.5,
         on_restart: Callable[[str, float], None] | None = None,
     ) -> None:
         self.key = key
@@ -119,6 +121,7 @@ class Pool:
         self.grace = grace
         self.on_restart = on_restart
         self.restarts = 0
+        self._epoch = 0
         self._processes: list[_Process] = []
         self._phases: mmap.mmap | None = None
         self._store: dist.TCPStore | None = None
@@ -174,7 +177,7 @@ class Pool:
         environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PYTHONPATH=os.pathsep.join(
             [path for path in sys.path if path] or [""]))  # fmt: skip
         popen = subprocess.Popen(
-            [sys.executable, "-m", "verifier.meshes.worker", msgspec.json.encode(config).decode()],
+            [sys.executable, "-c", _PROGRAM, msgspec.json.encode(config).decode()],
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
@@ -208,6 +211,7 @@ class Pool:
     def close(self) -> None:
         """End all processes; the next :meth:`run` starts new ones."""
         processes, self._processes = self._processes, []
+        self._epoch = 0
         for process in processes:
             process.popen.kill()
         for process in processes:
@@ -241,16 +245,41 @@ class Pool:
             for observation in self._fly(trials, done):
                 done += 1
                 if observation.fate is not Fate.COMPLETED:
-                    self._restart(f"{observation.fate}: {observation.detail}")
+                    self._recover(observation)
                 yield observation
 
-    def _restart(self, reason: str) -> None:
+    def _recover(self, observation: Observation) -> None:
+        """Make the ranks usable after a fault: by new process groups if all processes live, else by new processes."""
         started = time.monotonic()
-        self.close()
-        self.start()
+        if observation.fate is not Fate.STUCK or not self._rebuild_groups():
+            self.close()
+            self.start()
         self.restarts += 1
         if self.on_restart is not None:
-            self.on_restart(reason, time.monotonic() - started)
+            self.on_restart(f"{observation.fate}: {observation.detail}", time.monotonic() - started)
+
+    def _rebuild_groups(self) -> bool:
+        """Break off the collectives that ranks wait in and have all make new groups; return whether all did."""
+        self._epoch += 1
+        waiting = {process.connection: process for process in self._processes}
+        try:
+            for process in self._processes:
+                os.write(process.lifeline, b"b")
+            for process in self._processes:
+                process.connection.send_bytes(pack(("rebuild", self._epoch)))
+            deadline = time.monotonic() + REBUILD_LIMIT
+            while waiting:
+                ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    return False
+                for connection in ready:
+                    assert isinstance(connection, Connection)
+                    kind, _, payload = unpack(connection.recv_bytes())
+                    if kind == "ready" and payload == self._epoch:  # anything else is of the trial that has ended
+                        del waiting[connection]
+        except (OSError, EOFError):
+            return False
+        return True
 
     def _fly(self, trials: Sequence[Trial], first: int) -> Iterator[Observation]:
         """Run ``trials[first:]`` until the first one that does not complete, that one included."""

@@ -1,0 +1,198 @@
+"""Whatever happens to a rank is the verdict of one trial; the others are as if it had not happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies.embedding.inputs import EMBEDDING, LOOKUP
+from strategies.tensors import filled
+from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, Trial, VerdictKind, parse_placements
+from verifier.meshes import Pool, PoolError, PoolKey
+from verifier.oracle import judge, make_reference
+
+MESH = MeshSpec((2,))
+TRIAL_LIMIT = 3.0
+CASE = OpCase(
+    EMBEDDING,
+    LOOKUP,
+    (),
+    {"weight": filled((4, 2), torch.float64, 0).requires_grad_(), "input": torch.tensor([0, 3, 1])},
+)
+
+
+def trial(weight: str, fault: str | None = None) -> Trial:
+    """Return a trial; with a weight of ``P(sum)`` the ranks meet in a collective during the forward call."""
+    combination = (parse_placements(weight), parse_placements("R"))
+    return Trial(CASE, MESH, combination, cotangents=((parse_placements("R"),),), fault=fault)
+
+
+BATCH = [trial("S(1)"), trial("R"), trial("P(sum)"), trial("S(0)"), trial("S(1)")]
+FAULTY = 2
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(PoolKey.of(MESH), trial_limit=TRIAL_LIMIT, grace=0.5) as pool:
+        yield pool
+
+
+def kinds(observations: Sequence[Observation]) -> list[VerdictKind]:
+    reference = make_reference(CASE)
+    return [judge(observation, reference).kind for observation in observations]
+
+
+def running(pid: int) -> bool:
+    """Return whether a process exists and is no zombie: an orphan may wait for a parent that never asks for it."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for_end(pids: Sequence[int], seconds: float) -> list[int]:
+    """Return those of ``pids`` that still run after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def test_without_a_fault_all_pass(pool: Pool) -> None:
+    before = pool.restarts
+    assert kinds(list(pool.run(BATCH))) == [VerdictKind.PASS] * len(BATCH)
+    assert pool.restarts == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "fate", "detail"),
+    [
+        ("raise:1", VerdictKind.CRASH, Fate.STUCK, "after 0.5 s: rank 0 in forward, rank 1 raised InjectedFault"),
+        ("hang:1", VerdictKind.HANG, Fate.HANG, "after 3 s: ranks 0, 1 in forward"),
+        ("kill:1", VerdictKind.DIED, Fate.DIED, "rank 1 ended with signal SIGKILL in forward"),
+        ("abort:1", VerdictKind.DIED, Fate.DIED, "rank 1 ended with signal SIGABRT in forward"),
+    ],
+)
+def test_a_fault_is_the_verdict_of_its_trial(
+    pool: Pool, fault: str, kind: VerdictKind, fate: Fate, detail: str
+) -> None:
+    batch = [*BATCH]
+    batch[FAULTY] = trial("P(sum)", fault)
+    list(pool.run(BATCH[:1]))  # the ranks run
+    restarts, pids = pool.restarts, pool.pids
+
+    observations = list(pool.run(batch))
+
+    expected = [VerdictKind.PASS] * len(BATCH)
+    expected[FAULTY] = kind
+    assert kinds(observations) == expected
+    assert [observation.trial for observation in observations] == batch
+    assert observations[FAULTY].fate is fate
+    assert detail in observations[FAULTY].detail
+    assert pool.restarts == restarts + 1
+    assert len(pool.pids) == MESH.world_size
+    assert wait_for_end(list(set(pids) - set(pool.pids)), 0) == []
+
+
+def test_a_rank_that_raises_alone_costs_no_restart(pool: Pool) -> None:
+    """Where no other rank waits for it, they agree to go on to the next trial."""
+    restarts = pool.restarts
+    observations = list(pool.run([trial("S(1)"), trial("S(1)", "raise:1"), trial("S(1)")]))
+    assert kinds(observations) == [VerdictKind.PASS, VerdictKind.CRASH, VerdictKind.PASS]
+    assert observations[1].fate is Fate.COMPLETED
+    assert pool.restarts == restarts
+
+
+def test_every_fault_of_a_batch_has_its_own_restart(pool: Pool) -> None:
+    restarts = pool.restarts
+    batch = [trial("P(sum)", "kill:0"), trial("S(1)"), trial("P(sum)", "kill:1")]
+    assert kinds(list(pool.run(batch))) == [VerdictKind.DIED, VerdictKind.PASS, VerdictKind.DIED]
+    assert pool.restarts == restarts + 2
+
+
+def test_a_rank_killed_from_outside_between_trials(pool: Pool) -> None:
+    list(pool.run(BATCH[:1]))
+    restarts, pids = pool.restarts, pool.pids
+    os.kill(pids[1], signal.SIGKILL)
+    observations = list(pool.run(BATCH))
+    assert kinds(observations) == [VerdictKind.DIED] + [VerdictKind.PASS] * (len(BATCH) - 1)
+    assert "rank 1 ended with signal SIGKILL" in observations[0].detail
+    assert pool.restarts == restarts + 1
+    assert wait_for_end(pids, 0) == []
+
+
+def test_closing_leaves_no_process(pool: Pool) -> None:
+    list(pool.run(BATCH[:1]))
+    pids = pool.pids
+    assert len(pids) == MESH.world_size
+    assert all(running(pid) for pid in pids)
+    pool.close()
+    assert wait_for_end(pids, 0) == []
+    assert pool.pids == []
+
+
+def test_an_unknown_fault_is_an_error_of_ours(pool: Pool) -> None:
+    observation = next(iter(pool.run([trial("R", "trip:1")])))
+    report = observation.reports[0]
+    assert report is not None
+    assert report.raised is not None
+    assert report.raised.type == "ValueError"
+    assert "raise:RANK" in report.raised.message
+    assert report.reached is Phase.FORWARD
+
+
+def test_a_trial_of_another_mesh_is_refused(pool: Pool) -> None:
+    other = replace(BATCH[0], mesh=MeshSpec((4,)))
+    with pytest.raises(ValueError, match="mesh 4 does not fit"):
+        list(pool.run([other]))
+
+
+def test_ranks_that_cannot_start_are_an_error() -> None:
+    with Pool(PoolKey.of(MESH), imports=["no_such_module_here"]) as pool:
+        with pytest.raises(PoolError, match="no_such_module_here"):
+            list(pool.run(BATCH[:1]))
+        assert pool.pids == []
+
+
+CONTROLLER = """
+import sys
+sys.path.insert(0, {folder!r})
+from test_faults import MESH, Pool, PoolKey, trial
+
+pool = Pool(PoolKey.of(MESH), trial_limit=300.0)
+pool.start()
+print(*pool.pids, flush=True)
+list(pool.run([trial("P(sum)", {fault!r})]))
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("fault", [None, "hang:1"], ids=["idle", "inside a collective"])
+def test_ranks_end_with_their_controller(fault: str | None) -> None:
+    source = CONTROLLER.format(folder=str(Path(__file__).parent), fault=fault)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as controller:
+        assert controller.stdout is not None
+        pids = [int(pid) for pid in controller.stdout.readline().split()]
+        assert len(pids) == MESH.world_size
+        if fault is None:
+            assert controller.stdout.readline() == "done\n"
+        else:
+            time.sleep(1.0)  # rank 0 waits in a collective for rank 1
+        assert all(running(pid) for pid in pids)
+        controller.kill()
+        controller.wait()
+    assert wait_for_end(pids, 5.0) == []

@@ -1,0 +1,170 @@
+"""Rules that are wrong on purpose are caught, each by the right verdict, and the true rules pass the same check."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import embedding_mutants
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+
+from strategies.embedding import FAMILY
+from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
+from verifier.campaign import Campaign, Plan
+from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.events import Event, FindingReported
+from verifier.families import DrawContext
+from verifier.meshes import Pool, PoolSet
+from verifier.profiles import CAMPAIGN_PROFILES
+from verifier.records import FindingRecord, RunHeader
+from verifier.verification import Crash, Died, VerificationError, WrongGradient, WrongShape, WrongValue
+from verifier.verifying import Verifier
+
+MESH = MeshSpec((2,))
+CI = CAMPAIGN_PROFILES["ci"]
+COMBINATIONS = CI.combinations_per_case // 4  # a quarter of the budget is plenty
+
+# Rules of torch itself fail on these, so that the true rules would, too.
+DEFECTIVE = frozenset(
+    {"scale_grad_by_freq", "sparse", "max_norm", "out-of-range ids", "empty shard", "size-0 table", "one-row table"}
+)
+
+MUTANTS: dict[Callable[[], None], tuple[type[VerificationError], ...]] = {
+    embedding_mutants.output_shard_on_wrong_dim: (WrongShape, Died),  # gloo aborts where sizes do not match
+    embedding_mutants.partial_where_replicated: (WrongValue,),
+    embedding_mutants.replicated_where_partial: (WrongValue,),
+    embedding_mutants.missing_mask: (Crash, WrongValue),  # an id beyond the shard crashes, one within reads a wrong row
+    embedding_mutants.wrong_offset: (Crash, WrongValue),
+    embedding_mutants.gradient_not_reduced: (WrongGradient,),
+    embedding_mutants.gradient_shard_on_wrong_dim: (WrongGradient, Died),
+    embedding_mutants.gradient_averaged: (WrongGradient,),
+}
+SUBJECT = {embedding_mutants.true_rules, embedding_mutants.row_wise, embedding_mutants.masked}
+
+
+def plain(case: OpCase) -> bool:
+    return case.call == LOOKUP and not case.tags & DEFECTIVE
+
+
+LOOKUPS = FAMILY.cases(DrawContext(MESH, (torch.float64,), (EMBEDDING,))).filter(plain)
+
+
+@pytest.fixture
+def verify_under() -> Iterator[Callable[[Callable[[], None]], Verifier]]:
+    """Return a function that makes a verifier whose ranks have registered a set of rules."""
+    with ExitStack() as stack:
+
+        def make(rules: Callable[[], None]) -> Verifier:
+            name = f"{rules.__module__}.{rules.__name__}"
+            pools = PoolSet(lambda key: Pool(key, [name]))
+            stack.callback(pools.close)
+            return Verifier(pools, MESH)
+
+        yield make
+
+
+def explore(verify: Verifier) -> Counter[VerdictKind]:
+    """Verify as many drawn lookups as a campaign of the profile ci draws; return the number of trials by verdict."""
+    counts: Counter[VerdictKind] = Counter()
+
+    @settings(
+        max_examples=CI.max_examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=LOOKUPS)
+    def check(case: OpCase) -> None:
+        counts.update(verify(case, cap=COMBINATIONS, allow_nothing=True).counts)
+
+    check()
+    return counts
+
+
+def test_true_rules_pass(verify_under: Callable[[Callable[[], None]], Verifier]) -> None:
+    counts = explore(verify_under(embedding_mutants.true_rules))
+    assert set(counts) <= {VerdictKind.PASS, VerdictKind.INCONCLUSIVE}
+    assert counts[VerdictKind.PASS] >= 10 * counts[VerdictKind.INCONCLUSIVE]
+    assert counts[VerdictKind.PASS] > CI.max_examples
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_caught(mutant: Callable[[], None], verify_under: Callable[[Callable[[], None]], Verifier]) -> None:
+    expected = MUTANTS[mutant]
+    with pytest.raises(VerificationError) as caught:
+        explore(verify_under(mutant))
+    assert isinstance(caught.value, expected), caught.value
+    assert caught.value.failure.verdict.kind is caught.value.kind
+
+
+def test_every_mutant_is_tried() -> None:
+    functions = {f for name, f in vars(embedding_mutants).items() if callable(f) and name.islower() and name[0] != "_"}
+    own = {f for f in functions if getattr(f, "__module__", "") == embedding_mutants.__name__}
+    assert own == set(MUTANTS) | SUBJECT
+
+
+def test_failures_of_different_kinds_shrink_apart(
+    verify_under: Callable[[Callable[[], None]], Verifier],
+) -> None:
+    verify = verify_under(embedding_mutants.missing_mask)
+
+    @settings(
+        max_examples=20,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        report_multiple_bugs=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=LOOKUPS)
+    def check(case: OpCase) -> None:
+        verify(case, combinations=[{"weight": "S(0)"}], cotangents=None, allow_nothing=True)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        check()
+    smallest = {type(e): e.failure.trial.case for e in caught.value.exceptions if isinstance(e, VerificationError)}
+    assert set(smallest) == {Crash, WrongValue}
+    for case in smallest.values():
+        weight, indices = case.kwargs["weight"], case.kwargs["input"]
+        assert isinstance(weight, torch.Tensor)
+        assert isinstance(indices, torch.Tensor)
+        assert (tuple(weight.shape), indices.numel()) == ((2, 1), 1)  # a row for each rank, and one id
+
+
+def test_campaign_reports_a_mutant_as_a_finding() -> None:
+    mutant = embedding_mutants.gradient_not_reduced
+    imports = (f"{mutant.__module__}.{mutant.__name__}",)
+    header = RunHeader(
+        "run", "", 0, CI.name, [FAMILY.name], [str(MESH)], ["float64"], "cpu", 4, 40.0, list(imports), {}, ""
+    )
+    plan = Plan(
+        header,
+        {FAMILY.name: FAMILY},
+        {FAMILY.name: (BACKWARD,)},
+        (MESH,),
+        (torch.float64,),
+        seed=0,
+        max_examples=4,
+        combinations=COMBINATIONS,
+        time_limit=40.0,
+        imports=imports,
+    )
+    findings: dict[str, FindingRecord] = {}
+
+    def listen(event: Event) -> None:
+        if isinstance(event, FindingReported):
+            findings[event.finding.fingerprint] = event.finding
+
+    Campaign(plan, listen).run()
+    assert findings
+    for finding in findings.values():
+        assert finding.verdict == VerdictKind.WRONG_VALUE
+        assert finding.confirmed == "confirmed on gloo, 2 ranks"
+        assert "S(" in " ".join(finding.input_placements.values())
+        assert not finding.known

@@ -1,0 +1,165 @@
+"""A call as a user writes it, made into a case and combinations: ops by object or path, placements by text or name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.cases import (
+    Combination,
+    MeshSpec,
+    OpCase,
+    Placements,
+    format_placements,
+    parse_placement,
+    parse_placements,
+)
+from verifier.converter import tensor_arguments, unsupported_reason
+from verifier.oracle import Reference, argument_names, resolve
+from verifier.placements import Alphabet
+from verifier.torch_internals import pytree
+
+__all__ = ["CombinationLike", "PlacementsLike", "cotangent_passes", "make_case", "make_combination"]
+
+PlacementsLike = str | Placement | Sequence[str | Placement]
+"""Placements of one tensor: ``"S(0)"``, ``Shard(0)``, or one of these per mesh dim; ``"(S(0), R)"`` as well."""
+
+CombinationLike = Sequence[PlacementsLike] | Mapping[str, PlacementsLike]
+"""One entry per tensor argument, in order or by name; by name, what is not named is replicated."""
+
+
+# ------------------------------------------------------------------------------------------------------------ the call
+def make_case(
+    op: OpCase | Callable[..., object] | str, args: tuple[object, ...], kwargs: dict[str, object], exact: bool
+) -> OpCase:
+    """Return the case of a call as a user writes it.
+
+    Raises
+    ------
+    ValueError
+        If the ranks cannot import the op, or there is no tensor, or one that cannot be sharded.
+
+    >>> make_case(torch.ops.aten.mm.default, (torch.eye(2), torch.eye(2)), {}, exact=True).op
+    'aten.mm.default'
+    """
+    if not isinstance(op, OpCase):
+        call = _dotted_path(op)
+        case = OpCase(call.removeprefix("torch.ops."), call, args, kwargs, exact=exact)
+    elif args or kwargs:
+        raise ValueError("an OpCase has its own arguments; give none beside it")
+    else:
+        case = op
+    _check_tensors(case)
+    return case
+
+
+_NAMESPACES = ("torch", "torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "torch.Tensor")
+
+
+def _dotted_path(op: Callable[..., object] | str) -> str:
+    """Return a path under which every rank finds ``op``."""
+    if isinstance(op, str):
+        path = f"torch.ops.{op}" if op.startswith("aten.") else op
+        resolve(path)
+        return path
+    name = getattr(op, "__qualname__", "")
+    modules = [getattr(op, "__module__", None), *_NAMESPACES]
+    for path in (f"torch.ops.{op}", *(f"{module}.{name}" for module in modules)):
+        try:
+            found = resolve(path)
+        except ValueError:
+            continue
+        if found is op:
+            return path
+    raise ValueError(f"the ranks cannot import {op!r}; define it at the top level of a module, or give its dotted path")
+
+
+def _check_tensors(case: OpCase) -> None:
+    tensors = [leaf for leaf in pytree.tree_leaves((case.args, dict(case.kwargs))) if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        raise ValueError(f"{case.op} is called without a tensor; there is nothing to shard")
+    for name, tensor in zip(argument_names(case), tensors, strict=True):
+        if reason := unsupported_reason(tensor):
+            raise ValueError(f"{name} cannot be sharded: {reason}")
+
+
+# ------------------------------------------------------------------------------------------------------ the placements
+def _placements(like: PlacementsLike, mesh: MeshSpec, ndim: int, dtype: torch.dtype, name: str) -> Placements:
+    """Return placements as the user gave them, if a tensor of ``ndim`` dims can be placed so."""
+    if isinstance(like, str):
+        placements = parse_placements(like)
+    elif isinstance(like, Placement):
+        placements = (like,)
+    else:
+        placements = tuple(parse_placement(one) if isinstance(one, str) else one for one in like)
+    if len(placements) != mesh.ndim:
+        raise ValueError(f"{name}: {len(placements)} placements for the {mesh.ndim} mesh dims of mesh {mesh}")
+    letters = Alphabet().placements(ndim, dtype)
+    for placement in placements:
+        if placement not in letters:
+            raise ValueError(f"{name}: {placement} is none of {', '.join(map(str, letters))}")
+    if not Alphabet.legal(placements):
+        raise ValueError(f"{name}: {format_placements(placements)} mixes reductions, which have no defined order")
+    return placements
+
+
+def make_combination(like: CombinationLike, case: OpCase, mesh: MeshSpec) -> Combination:
+    """Return the combination that ``like`` spells.
+
+    Raises
+    ------
+    ValueError
+        If it does not fit the tensors of ``case`` or the mesh, with what would.
+
+    >>> case = make_case("torch.mm", (torch.eye(2), torch.eye(2)), {}, exact=True)
+    >>> make_combination(["S(0)", "R"], case, MeshSpec((2,)))
+    ((Shard(dim=0),), (Replicate(),))
+    """
+    tensors, names = tensor_arguments(case.args, case.kwargs), argument_names(case)
+    if isinstance(like, Mapping):
+        for name in like:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1, 0.4)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"placements: {name!r} is none of the tensors {', '.join(names)}{hint}")
+        entries: list[PlacementsLike] = [like.get(name, ["R"] * mesh.ndim) for name in names]
+    else:
+        entries = [like] if isinstance(like, str | Placement) else list(like)
+    if len(entries) != len(tensors):
+        raise ValueError(f"placements: {len(entries)} entries for {len(tensors)} tensors ({', '.join(names)})")
+    return tuple(
+        _placements(entry, mesh, tensor.ndim, tensor.dtype, name)
+        for entry, tensor, name in zip(entries, tensors, names, strict=True)
+    )
+
+
+def cotangent_passes(
+    likes: Sequence[PlacementsLike | Sequence[PlacementsLike]] | None, reference: Reference, mesh: MeshSpec
+) -> tuple[tuple[Placements, ...], ...]:
+    """Return the placements of the cotangents, one entry per backward pass and differentiable output, as spelled.
+
+    Raises
+    ------
+    ValueError
+        If they do not fit the outputs or the mesh, or no gradient flows.
+    """
+    outputs = [reference.outputs[i] for i in reference.differentiable]
+    if likes is None:
+        return ()
+    if likes and not (outputs and reference.wanted):
+        raise ValueError("cotangents: no argument requires a gradient that an output has; give cotangents=None")
+    passes = []
+    for like in likes:
+        entries: list[PlacementsLike] = [like] if len(outputs) == 1 else list(like)  # type: ignore[list-item,arg-type]
+        if len(entries) != len(outputs):
+            raise ValueError(f"cotangents: {len(entries)} entries in a backward pass of {len(outputs)} outputs")
+        passes.append(
+            tuple(
+                _placements(entry, mesh, output.ndim, output.dtype, "cotangent")
+                for entry, output in zip(entries, outputs, strict=True)
+            )
+        )
+    return tuple(passes)

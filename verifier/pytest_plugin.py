@@ -1,0 +1,246 @@
+"""The pytest plugin: ``verify``, meshes, Hypothesis profiles, and a recorded run of what the tests did.
+
+It is loaded in every session of everyone who has the distribution installed, so it imports nothing heavy until a
+fixture of its own is used or one of its profiles is asked for by name, and leaves all other sessions as they are.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from verifier.cases import MeshSpec
+    from verifier.meshes import Pool, PoolKey, PoolSet
+    from verifier.records import RunRecord
+    from verifier.session_record import SessionRecord
+    from verifier.verifying import Verifier
+
+__all__ = ["mesh", "mesh_pools", "verifier_imports", "verify"]
+
+PROFILES = ("dev", "ci", "nightly", "gpu")
+_HANDED_OVER = "dtensor_verifier_run"
+_DEFAULT_MESH = "2"
+_LIVE_POOLS = 3
+
+
+@dataclass
+class _Session:
+    """What this process has of the session: its own record, and what the workers of pytest-xdist handed over."""
+
+    own: SessionRecord | None = None
+    others: list[RunRecord] = field(default_factory=list)
+    lost_workers: int = 0
+    stored: RunRecord | None = None
+
+
+_SESSION = pytest.StashKey[_Session]()
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("verifier", "DTensor sharding strategy verifier")
+    group.addoption(
+        "--verifier-mesh",
+        action="append",
+        default=[],
+        metavar="MESH",
+        help=f"Mesh of the fixture mesh, as 4, 2x2 or simulated:8; repeatable, the first is verify's default. "
+        f"[default: {_DEFAULT_MESH}]",
+    )
+    group.addoption(
+        "--verifier-backend",
+        choices=("simulated", "gloo", "nccl"),
+        default="gloo",
+        help="Backend of meshes without one. [default: gloo]",
+    )
+    group.addoption(
+        "--verifier-seed", type=int, default=0, metavar="N", help="Fixes what verify samples and draws. [default: 0]"
+    )
+    group.addoption(
+        "--verifier-import",
+        action="append",
+        default=[],
+        metavar="MODULE_OR_FILE",
+        help="What to run first, here and in every rank; repeatable.",
+    )
+    group.addoption(
+        "--verifier-out", default="reports", metavar="DIR", help="Folder of the recorded runs. [default: reports]"
+    )
+
+
+def _register_profiles(name: object) -> None:
+    """Register our profiles if one of them is wanted.
+
+    Not always: importing Hypothesis takes a tenth of a second, and ``ci`` is a name of Hypothesis's own as well.
+    """
+    if name in PROFILES:
+        from verifier.profiles import register_profiles
+
+        register_profiles()
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    # before any conftest.py, so that a profile of the same name that one of them registers is the one that counts
+    _register_profiles(getattr(early_config.known_args_namespace, "hypothesis_profile", None))
+
+
+@pytest.hookimpl(tryfirst=True)  # Hypothesis's own pytest_configure loads the profile
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SESSION] = _Session()
+    name = config.getoption("--hypothesis-profile", default=None)
+    if name in PROFILES:
+        from hypothesis import settings
+        from hypothesis.errors import InvalidArgument
+
+        try:
+            settings.get_profile(name)
+        except InvalidArgument:  # a conftest.py loaded this plugin, too late for the hook above
+            _register_profiles(name)
+    if config.getoption("--verifier-mesh"):
+        try:
+            _meshes(config)
+        except ValueError as error:
+            raise pytest.UsageError(f"--verifier-mesh: {error}") from error
+
+
+def _meshes(config: pytest.Config) -> list[MeshSpec]:
+    from verifier.cases import MeshSpec
+
+    backend = config.getoption("--verifier-backend")
+    device = "cuda" if backend == "nccl" else "cpu"
+    texts = config.getoption("--verifier-mesh") or [_DEFAULT_MESH]
+    return [MeshSpec.parse(text, backend, device) for text in texts]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that ask for the fixture ``mesh`` once for each ``--verifier-mesh``, unless they name meshes."""
+    texts = metafunc.config.getoption("--verifier-mesh")
+    if len(texts) < 2 or "mesh" not in metafunc.fixturenames:
+        return
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if "mesh" in ([name.strip() for name in names.split(",")] if isinstance(names, str) else names):
+            return
+    metafunc.parametrize("mesh", texts, indirect=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ fixtures
+@pytest.fixture(scope="session")
+def verifier_imports(pytestconfig: pytest.Config) -> Sequence[str]:
+    """Modules and files to run first in this process and in every rank; override it to register your own rules."""
+    imports: list[str] = pytestconfig.getoption("--verifier-import")
+    return imports
+
+
+@pytest.fixture(scope="session")
+def mesh_pools(pytestconfig: pytest.Config, verifier_imports: Sequence[str]) -> Iterator[PoolSet]:
+    """The processes that play ranks: this process's own, started when needed, ended with the session."""
+    from verifier.cases import MeshSpec
+    from verifier.events import PoolRestarted
+    from verifier.imports import run_imports
+    from verifier.meshes import Pool, PoolSet
+
+    run_imports(verifier_imports)
+
+    def make(key: PoolKey) -> Pool:
+        def restarted(reason: str, seconds: float) -> None:
+            record = pytestconfig.stash[_SESSION].own
+            if record is not None and record.used:
+                record(PoolRestarted(MeshSpec((key.world_size,), key.backend, key.device), reason, seconds))  # type: ignore[arg-type]
+
+        return Pool(key, verifier_imports, on_restart=restarted)
+
+    pools = PoolSet(make, keep=_LIVE_POOLS)
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(scope="session")
+def mesh(request: pytest.FixtureRequest) -> MeshSpec:
+    """A mesh: the parameter of ``parametrize("mesh", ["4", "2x2"], indirect=True)``, or of ``--verifier-mesh``."""
+    from verifier.cases import MeshSpec
+
+    wanted = getattr(request, "param", None)
+    if wanted is None:
+        return _meshes(request.config)[0]
+    if isinstance(wanted, MeshSpec):
+        return wanted
+    backend = request.config.getoption("--verifier-backend")
+    return MeshSpec.parse(str(wanted), backend, "cuda" if backend == "nccl" else "cpu")
+
+
+@pytest.fixture(scope="session")
+def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: Sequence[str]) -> Verifier:
+    """``verify(op, *args, **kwargs)``: compare an op on a mesh, sharded in many ways, with the same call unsharded.
+
+    See :meth:`verifier.verifying.Verifier.__call__`. Works inside ``@given`` tests; load one of the profiles there, or
+    set ``deadline=None``, since the first call starts the ranks.
+    """
+    from verifier.baseline import load_baseline
+    from verifier.session_record import SessionRecord
+    from verifier.verifying import Verifier
+
+    baseline = load_baseline(Path(pytestconfig.getoption("--verifier-out")) / "baseline.toml", missing_ok=True)
+    seed = pytestconfig.getoption("--verifier-seed")
+    command = shlex.join(["pytest", *map(str, pytestconfig.invocation_params.args)])
+    record = SessionRecord(command, seed, tuple(verifier_imports), baseline)
+    pytestconfig.stash[_SESSION].own = record
+    backend = pytestconfig.getoption("--verifier-backend")
+    return Verifier(mesh_pools, _meshes(pytestconfig)[0], seed, backend, record)
+
+
+# ----------------------------------------------------------------------------------------------------------- recording
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """Take over what a worker of pytest-xdist recorded."""
+    session = node.config.stash[_SESSION]
+    output = getattr(node, "workeroutput", None)
+    if output is None:
+        session.lost_workers += 1
+    elif _HANDED_OVER in output:
+        import msgspec
+
+        from verifier.records import RunRecord
+
+        session.others.append(msgspec.json.decode(output[_HANDED_OVER], type=RunRecord))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    """Hand what ``verify`` did to the controller, or, there, write the run of the whole session."""
+    mine = session.config.stash[_SESSION]
+    complete = exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+    own = mine.own.record(complete) if mine.own is not None else None
+    if hasattr(session.config, "workeroutput"):
+        if own is not None:
+            import msgspec
+
+            session.config.workeroutput[_HANDED_OVER] = msgspec.json.encode(own).decode()
+        return
+    records = [*mine.others, *([own] if own is not None else [])]
+    if records:
+        from verifier.runs import RunStore
+        from verifier.session_record import store_session
+
+        store = RunStore(Path(session.config.getoption("--verifier-out")))
+        mine.stored = store_session(records, store, complete and not mine.lost_workers)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    run = config.stash[_SESSION].stored
+    if run is None:
+        return
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts.items())
+    out = config.getoption("--verifier-out")
+    rest = "" if out == "reports" else f" --out {shlex.quote(out)}"
+    terminalreporter.section("verifier")
+    terminalreporter.write_line(f"{run.trials} trials: {counts or 'none'}; {len(run.findings)} findings")
+    for finding in run.findings:
+        first = finding.message.partition("\n")[0]
+        terminalreporter.write_line(f"  {finding.fingerprint} {finding.verdict} in {finding.op}: {first}")
+    terminalreporter.write_line(f"recorded as {run.header.id}; to see it: python -m verifier report{rest}")

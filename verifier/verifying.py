@@ -1,0 +1,279 @@
+"""``verify``: one call on a mesh under many combinations of placements, as an assertion. Knows nothing of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Literal, Protocol
+
+from hypothesis import currently_in_test_context, settings
+
+from verifier.calls import CombinationLike, PlacementsLike, cotangent_passes, make_case, make_combination
+from verifier.cases import (
+    Backend,
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Trial,
+    Verdict,
+    VerdictKind,
+)
+from verifier.events import CaseSkipped, Event, TrialFinished
+from verifier.families import Family, installed_families
+from verifier.finding_records import message
+from verifier.findings import Failure, fingerprint
+from verifier.meshes import Pool, PoolError, PoolSet
+from verifier.oracle import Reference, judge, make_reference
+from verifier.profiles import CAMPAIGN_PROFILES
+from verifier.trials import CasePlan, combination_rows, cotangent_placements, plan_case
+from verifier.verification import ERRORS, NothingVerified, ToolError, Verification
+
+__all__ = ["Recorder", "Verifier", "likely_cause"]
+
+_BATCH = 8
+"""Trials that go to the ranks at a time inside a Hypothesis test."""
+
+
+class Recorder(Protocol):
+    """Keeps what ``verify`` did, for the run store."""
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        ...
+
+    def failed(self, failure: Failure, *, raised: bool) -> None:
+        """Take in a bad verdict; ``raised`` tells the one that became the exception."""
+        ...
+
+
+class Verifier:
+    """Callable that runs an op on a mesh, sharded in many ways, and raises for the first result that is wrong.
+
+    Parameters
+    ----------
+    pools
+        Where the ranks come from.
+    default_mesh
+        The mesh where a call names none.
+    seed
+        Fixes which combinations are sampled, how Partial arguments are split, and the cotangents. It is the same for
+        every call, so that Hypothesis sees the same outcome when it tries an example again.
+    backend
+        Of meshes that are given as text without one.
+    recorder
+        Gets every trial, unless a call says otherwise.
+    """
+
+    def __init__(
+        self,
+        pools: PoolSet,
+        default_mesh: MeshSpec,
+        seed: int = 0,
+        backend: Backend = "gloo",
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.pools = pools
+        self.default_mesh = default_mesh
+        self.seed = seed
+        self.backend = backend
+        self.recorder = recorder
+
+    def __call__(
+        self,
+        op: OpCase | Callable[..., object] | str,
+        /,
+        *args: object,
+        mesh: MeshSpec | str | int | None = None,
+        placements: CombinationLike | None = None,
+        combinations: Sequence[CombinationLike] | None = None,
+        cotangents: Sequence[PlacementsLike | Sequence[PlacementsLike]] | Literal["drawn"] | None = "drawn",
+        cap: int | Literal["profile"] | None = "profile",
+        exact: bool = False,
+        trace: bool = False,
+        raises: bool = False,
+        record: bool = True,
+        allow_nothing: bool = False,
+        **kwargs: object,
+    ) -> Verification:
+        """Run ``op(*args, **kwargs)`` on ``mesh``, forward and backward, and compare with the same call on one process.
+
+        Parameters
+        ----------
+        op
+            An ``OpOverload``, a function that the ranks can import, its dotted path, or an :class:`OpCase` with its own
+            arguments.
+        args, kwargs
+            Arguments with global values. Gradients are checked of those that require one.
+        mesh
+            As ``"2x2"``, ``4``, ``"simulated:8"`` or a :class:`MeshSpec`.
+        placements
+            The one combination to try: placements of each tensor argument, as ``["S(0)", "R"]`` or
+            ``{"weight": "S(0)"}``.
+        combinations
+            Several of these. With neither, every combination is tried.
+        cotangents
+            Placements of the cotangents, one entry per backward pass; an entry has one per differentiable output if
+            there are several. ``None`` for the forward call only.
+        cap
+            At most so many combinations, sampled so that pairs of placements are covered; None for all, ``"profile"``
+            for as many as a campaign of the current profile takes.
+        exact
+            Compare bit for bit: for small integers in ops whose results on them are exact. Ignored for an OpCase.
+        trace
+            Count collectives, for :meth:`Verification.collectives`; slower.
+        raises
+            The local call is meant to raise, and the sharded one must raise as well. Ignored for an OpCase, in which
+            either is fine.
+        record
+            False keeps the call out of the recorded run, as for rules that are wrong on purpose.
+        allow_nothing
+            Do not raise if nothing could be verified.
+
+        Raises
+        ------
+        VerificationError
+            For the first bad verdict: the subclass that stands for its kind.
+        NothingVerified
+            If all trials were unsupported or inconclusive.
+        ToolError
+            If the verifier itself failed.
+        ValueError
+            If an argument of this call does not fit, with what would.
+        """
+        __tracebackhide__ = True
+        case = make_case(op, args, kwargs, exact)
+        spec = self._mesh(mesh)
+        reference = make_reference(case)
+        if not isinstance(op, OpCase):
+            _check_local_call(reference, raises)
+        plan = self._plan(case, reference, spec, placements, combinations, cap)
+        trials = [replace(trial, trace=trace) for trial in plan.trials]
+        if cotangents != "drawn":
+            passes = cotangent_passes(cotangents, reference, spec)
+            trials = [replace(trial, cotangents=passes) for trial in trials]
+        recorder = self.recorder if record else None
+        result, failures = self._run(trials, reference, plan.total, recorder)
+        if failures:
+            first = failures[0]
+            if recorder is not None:
+                for failure in failures:
+                    recorder.failed(failure, raised=failure is first)
+            raise ERRORS[first.verdict.kind](_message(first, recorder is not None), first)
+        if not allow_nothing and VerdictKind.PASS not in result.counts:
+            reasons = dict.fromkeys(f"{verdict.kind}: {verdict.message}" for verdict in result.verdicts)
+            raise NothingVerified(f"{result.describe()}; {'; '.join(list(reasons)[:5])}")
+        return result
+
+    # ------------------------------------------------------------------------------------------------------ the trials
+    def _run(
+        self, trials: Sequence[Trial], reference: Reference, total: int, recorder: Recorder | None
+    ) -> tuple[Verification, list[Failure]]:
+        """Run the trials, not much further than a failure; return what came of them, and the bad ones."""
+        case, mesh = reference.case, trials[0].mesh
+        pool = self.pools.of(mesh)
+        observations: list[Observation] = []
+        verdicts: list[Verdict] = []
+        failures: list[Failure] = []
+        # Hypothesis tries a failure again and again to shrink it, so there it is not worth to go on after the first.
+        batch = _BATCH if currently_in_test_context() else len(trials)
+        while len(observations) < len(trials) and not failures:
+            for observation in self._observe(pool, trials[len(observations) : len(observations) + batch]):
+                verdict = judge(observation, reference)
+                observations.append(observation)
+                verdicts.append(verdict)
+                if recorder is not None:
+                    rows = combination_rows(case, observation.trial.combination)
+                    recorder(TrialFinished(observation, verdict, rows))
+                if verdict.kind is VerdictKind.TOOL_ERROR:
+                    raise ToolError(f"{verdict.message}\n{verdict.detail}".rstrip())
+                if verdict.kind.bad:
+                    failures.append(Failure(observation.trial, observation, verdict))
+        if recorder is not None:
+            for count, reason in (
+                (len(trials) - len(observations), "not run: a combination before it failed"),
+                (total - len(trials), "combinations beyond this profile's budget (pairwise sample taken)"),
+            ):
+                if count:
+                    recorder(CaseSkipped(f"{case.op} on mesh {mesh}", reason, count))
+        return Verification(case, mesh, tuple(observations), tuple(verdicts), total), failures
+
+    def _observe(self, pool: Pool, trials: Sequence[Trial]) -> Iterator[Observation]:
+        """Yield the observations up to the first that brings the ranks down: each further one might do so, too."""
+        try:
+            for observation in pool.run(trials):
+                yield observation
+                if observation.fate is not Fate.COMPLETED:
+                    return
+        except PoolError as error:
+            pool.close()
+            call = trials[0].case.call
+            raise ToolError(f"{error}; can every rank import {call}, and what --verifier-import names?") from error
+
+    def _plan(
+        self,
+        case: OpCase,
+        reference: Reference,
+        mesh: MeshSpec,
+        placements: CombinationLike | None,
+        combinations: Sequence[CombinationLike] | None,
+        cap: int | Literal["profile"] | None,
+    ) -> CasePlan:
+        if placements is None and combinations is None:
+            return plan_case(case, reference, mesh, _profile_cap() if cap == "profile" else cap, self.seed)
+        if placements is not None and combinations is not None:
+            raise ValueError("give placements (one combination) or combinations (several), not both")
+        wanted = [placements] if placements is not None else list(combinations or ())
+        if not wanted:
+            raise ValueError("combinations is empty; there is nothing to try")
+        trials = tuple(
+            Trial(
+                case,
+                mesh,
+                make_combination(like, case, mesh),
+                cotangent_placements(reference, mesh, self.seed + number),
+                self.seed + number,
+            )
+            for number, like in enumerate(wanted)
+        )
+        return CasePlan(trials, len(trials))
+
+    def _mesh(self, mesh: MeshSpec | str | int | None) -> MeshSpec:
+        if mesh is None:
+            return self.default_mesh
+        if isinstance(mesh, MeshSpec):
+            return mesh
+        return MeshSpec.parse(str(mesh), self.backend, "cuda" if self.backend == "nccl" else "cpu")
+
+
+def _profile_cap() -> int:
+    name = settings.get_current_profile_name()
+    return CAMPAIGN_PROFILES[name if name in CAMPAIGN_PROFILES else "dev"].combinations_per_case
+
+
+def _check_local_call(reference: Reference, raises: bool) -> None:
+    __tracebackhide__ = True
+    if raises and reference.raised is None:
+        raise ValueError(f"{reference.case.op} does not raise on these arguments, but raises=True")
+    if reference.raised is not None and not raises:
+        raise reference.raised
+
+
+# --------------------------------------------------------------------------------------------------------- the message
+def likely_cause(trial: Trial, verdict: Verdict) -> str:
+    """Return what the family of the trial's op guesses to be the cause; empty if there is none."""
+    for family in _families():
+        if trial.case.op in family.ops and trial.case.family == family.name:
+            return family.likely_cause(trial, verdict)
+    return ""
+
+
+@cache
+def _families() -> tuple[Family, ...]:
+    return tuple(installed_families().values())
+
+
+def _message(failure: Failure, recorded: bool) -> str:
+    text = message(failure, likely_cause(failure.trial, failure.verdict), fingerprint(failure))
+    return text if recorded else text.rpartition("\n")[0]  # what is not recorded cannot be replayed
