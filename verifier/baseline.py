@@ -38,6 +38,7 @@ _HEADER = """\
 # link     where it is being dealt with (optional)
 # expires  after this day a finding that still fails counts against the gate again
 # torch    versions of torch on which it was seen
+# groups   what its failures look like before they are minimised: a failure that looks so is this finding
 # replay   the trial by value; the verifier runs it again to see whether the finding is fixed
 #
 # reason, link and expires are yours to edit; an update keeps them. It does not keep comments.
@@ -53,7 +54,8 @@ class BaselineEntry:
     """One known finding.
 
     ``summary`` is the first line of the finding's message, ``torch`` the versions on which it was seen, ``expires`` the
-    last day on which it is accepted, ``replay`` a TrialRecord as JSON on one line.
+    last day on which it is accepted, ``groups`` what its failures look like before they are minimised, ``replay`` a
+    TrialRecord as JSON on one line.
     """
 
     fingerprint: str
@@ -68,6 +70,7 @@ class BaselineEntry:
     expires: date
     replay: str
     link: str = ""
+    groups: tuple[str, ...] = ()
 
     def trial(self) -> TrialRecord:
         """Return the trial to run again."""
@@ -111,6 +114,7 @@ class Baseline:
                         entry,
                         reason=entry.reason if entry.reason.strip() else NOT_EXPLAINED,
                         torch=tuple(sorted({*entry.torch, version}, key=_version_key)),
+                        groups=_groups(entry, found.get(entry.fingerprint)),
                     )
                 )
             elif status.get(entry.fingerprint) != "fixed" and keep_untested:
@@ -125,7 +129,11 @@ class Baseline:
         parts = [_HEADER, f"format_version = {FORMAT_VERSION}\n"]
         for entry in self.entries:
             parts.append("\n[[finding]]\n")
-            parts.extend(_line(name, getattr(entry, name)) for name in _FILE_ORDER if name != "link" or entry.link)
+            parts.extend(
+                _line(name, getattr(entry, name))
+                for name in _FILE_ORDER
+                if name not in ("link", "groups") or getattr(entry, name)
+            )
         return "".join(parts)
 
     def save(self, path: Path) -> None:
@@ -151,6 +159,7 @@ _FILE_ORDER = (
     "link",
     "torch",
     "expires",
+    "groups",
     "replay",
 )
 assert set(_FILE_ORDER) == {field.name for field in fields(BaselineEntry)}
@@ -169,7 +178,12 @@ def _entry(finding: FindingRecord, version: str, expires: date) -> BaselineEntry
         torch=(version,),
         expires=expires,
         replay=msgspec.json.encode(finding.trial).decode(),
+        groups=tuple(finding.groups),
     )
+
+
+def _groups(entry: BaselineEntry, finding: FindingRecord | None) -> tuple[str, ...]:
+    return tuple(sorted({*entry.groups, *(finding.groups if finding is not None else ())}))
 
 
 def _version_key(version: str) -> list[tuple[int, str]]:
@@ -178,6 +192,9 @@ def _version_key(version: str) -> list[tuple[int, str]]:
 
 def _line(name: str, value: str | date | tuple[str, ...]) -> str:
     """Return ``name = value`` in TOML."""
+    if name == "groups":
+        lines = "".join(f"    {tomli_w.dumps({'v': item}).removeprefix('v = ').strip()},\n" for item in value)
+        return f"groups = [\n{lines}]\n"
     if isinstance(value, tuple):
         # On one line: a version more is one line of diff.
         items = ", ".join(tomli_w.dumps({"v": item}).removeprefix("v = ").strip() for item in value)
@@ -259,11 +276,14 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
         if name not in _FILE_ORDER:
             near = difflib.get_close_matches(name, _FILE_ORDER, 1)
             raise BaselineError(f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    if missing := [name for name in _FILE_ORDER if name not in values and name != "link"]:
+    if missing := [name for name in _FILE_ORDER if name not in values and name not in ("link", "groups")]:
         raise BaselineError(f"has no {', '.join(missing)}")
     for name in _FILE_ORDER:
-        if name not in ("torch", "expires") and not isinstance(values.get(name, ""), str):
+        if name not in ("torch", "expires", "groups") and not isinstance(values.get(name, ""), str):
             raise BaselineError(f"{name} is {values[name]!r}, but has to be a string")
+    groups = values.get("groups", [])
+    if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
+        raise BaselineError(f"groups is {groups!r}, but has to be a list of strings")
     versions = values["torch"]
     if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
         raise BaselineError(f'torch is {versions!r}, but has to be a list of versions such as ["2.13.0"]')
@@ -276,7 +296,7 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     if values["verdict"] not in accusing:
         near = difflib.get_close_matches(values["verdict"], accusing, 1, 0.0)
         raise BaselineError(f"verdict {values['verdict']!r} is none of a finding; did you mean {near[0]!r}?")
-    entry = BaselineEntry(**{**values, "torch": tuple(versions)})
+    entry = BaselineEntry(**{**values, "torch": tuple(versions), "groups": tuple(groups)})
     try:
         load_trial(entry.trial())
     except (msgspec.DecodeError, ValueError) as error:

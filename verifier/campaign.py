@@ -173,7 +173,7 @@ class Campaign:
             self._take(observation, reference, choices)
 
     def _affordable(self, trial: Trial) -> bool:
-        """Return False for what has brought the ranks down before: each time costs a restart."""
+        """Return False for what has brought the ranks down before: each time costs new processes."""
         fate = self._costly.get(self._cost_key(trial))
         if fate is None:
             return True
@@ -192,7 +192,7 @@ class Campaign:
         trial = observation.trial
         verdict = judge(observation, reference)
         self.emit(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination)))
-        if observation.fate is not Fate.COMPLETED:
+        if observation.fate in (Fate.HANG, Fate.DIED):
             self._costly[self._cost_key(trial)] = observation.fate
         if not verdict.kind.bad:
             return verdict, None
@@ -214,7 +214,7 @@ class Campaign:
             (observation,) = self._pools.of(trial.mesh).run([trial])
             verdict, failure = self._take(observation, make_reference(trial.case))
             if failure is not None and failure.verdict.kind == entry.verdict:
-                self._known_groups[group_key(failure)] = entry
+                self._known_groups |= dict.fromkeys((*entry.groups, group_key(failure)), entry)
                 self._replayed[entry.fingerprint] = failure
             elif verdict.kind is VerdictKind.PASS:
                 self.known.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
@@ -233,7 +233,8 @@ class Campaign:
             mesh = failure.trial.mesh
             where = f"confirmed on {mesh.backend}, {mesh.world_size} rank{'s' * (mesh.world_size != 1)}"
             entry = self.plan.baseline.get(fingerprint_)
-            self.emit(FindingReported(self._record(merged, failure, where, True, entry)))
+            found = self._record(merged, failure, where, True, entry)
+            self.emit(FindingReported(replace(found, groups=sorted(group.key for group in groups))))
 
     def _is_handled(self, failure: Failure) -> bool:
         key = group_key(failure)
@@ -245,7 +246,8 @@ class Campaign:
 
     def _investigate(self) -> None:
         """Turn each group of failures that is not known into a finding."""
-        for key, group in list(self._collector.groups.items()):
+        in_order = sorted(self._collector.groups.items(), key=lambda item: (item[1].smallest.size[:2], len(item[0])))
+        for key, group in in_order:  # simple ones first: what looks more complicated often turns out to be one of them
             if key in self._known_groups or key in self._handled:
                 continue
             self._handled[key] = None
@@ -267,8 +269,8 @@ class Campaign:
                 self._found[name] = self._record(group, smallest, confirmed, minimised, None)
                 self.emit(FindingReported(self._found[name]))
             else:  # another way to the same defect
-                again = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen))
-                self.emit(FindingReported(again))
+                seen = {"occurrences": group.occurrences, "also": list(group.seen), "groups": [key]}
+                self.emit(FindingReported(replace(self._found[name], **seen)))
 
     def _record(
         self, group: Group, smallest: Failure, confirmed: str, minimised: bool, entry: BaselineEntry | None

@@ -12,10 +12,11 @@ from verifier.findings import (
     dtype_class,
     fingerprint,
     first_report,
+    group_key,
     rule_class,
 )
 from verifier.records import FindingRecord
-from verifier.script import render_script, run_script
+from verifier.script import GONE, render_script, run_script
 from verifier.trials import combination_rows
 
 __all__ = ["finding_record", "message"]
@@ -64,6 +65,8 @@ def finding_record(
         status = "not run: the finding is known"
     else:
         status = run_script(script)[0] if check_script else "not run"
+        if status == GONE:
+            confirmed = "unconfirmed: the stand-alone script does not show it"
     return FindingRecord(
         fingerprint=name,
         op=trial.case.op,
@@ -88,4 +91,5 @@ def finding_record(
         reason=entry.reason if entry is not None else "",
         also=list(group.seen),
         cotangent=cotangent_text(smallest),
+        groups=sorted({group.key, group_key(smallest)}),
     )

@@ -28,9 +28,10 @@ from verifier.cases import (
     format_placements,
 )
 from verifier.converter import tensor_arguments
-from verifier.oracle import Reference, judge, make_reference
+from verifier.oracle import Reference, judge, make_reference, parameter_names
 from verifier.placements import Alphabet
 from verifier.shrinking import shrink
+from verifier.torch_internals import pytree
 from verifier.trials import combination_rows, simpler_placements
 
 __all__ = ["Collector", "Failure", "Group", "Minimiser", "Runner", "describe_call", "dtype_class", "fingerprint"]
@@ -57,8 +58,8 @@ class Failure:
 
     @property
     def costly(self) -> bool:
-        """Running it again costs a restart of the ranks."""
-        return self.observation.fate is not Fate.COMPLETED
+        """Running it again costs new processes."""
+        return self.observation.fate in (Fate.HANG, Fate.DIED)
 
 
 def dtype_class(case: OpCase) -> str:
@@ -118,17 +119,31 @@ def group_key(failure: Failure) -> str:
     """Return what failures of one group have in common, all of it structure.
 
     A wrong value is the same defect wherever it is noticed first and however the op was called. Of crashes there are many
-    kinds, so the call, the phase and the type of the exception tell them apart.
+    kinds, so the phase, the type of the exception and the function that raised it tell them apart.
     """
     trial, verdict = failure.trial, failure.verdict
     parts: tuple[str, ...]
     if verdict.kind in _LOUD:
         report = first_report(failure.observation)
-        error = report.raised.type if report is not None and report.raised is not None else ""
-        parts = (trial.case.call, verdict.phase, error)
+        error = report.raised if report is not None else None
+        parts = (verdict.phase, f"{error.type} in {error.where}" if error is not None else "")
     else:
-        parts = (_BEFORE.get(verdict.phase, verdict.phase), re.sub(r" \d+$", "", _bare(verdict.subject)))
-    return " | ".join([trial.case.op, verdict.kind, *parts, rule_class(failure), dtype_class(trial.case)])
+        subject = re.sub(r" \d+$", "", _bare(verdict.subject))
+        parts = (_BEFORE.get(verdict.phase, verdict.phase), subject, dtype_class(trial.case))
+    flags = ",".join(sorted(case_flags(trial.case))) or "no flags"
+    return " | ".join([trial.case.op, verdict.kind, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
+
+
+def case_flags(case: OpCase) -> set[str]:
+    """Return the names of the options that the call sets: keyword numbers and texts, and whatever is True.
+
+    >>> sorted(case_flags(OpCase("op", "torch.nn.functional.embedding", (), {"padding_idx": 3, "sparse": False})))
+    ['padding_idx']
+    """
+    names = parameter_names(case.call)
+    flags = {name for name, value in zip(names, case.args, strict=False) if value is True}
+    scalars = {name: value for name, value in case.kwargs.items() if isinstance(value, bool | int | float | str)}
+    return flags | {name for name, value in scalars.items() if value is not False}
 
 
 @dataclass
@@ -224,7 +239,7 @@ class Minimiser:
         best = self._simpler(self._fewer_cotangents(failure))
         if is_known(best):
             return best, True
-        if failure.costly:  # Hypothesis would need a restart for each of its attempts
+        if failure.costly:  # Hypothesis would need new processes for each of its attempts
             return best, False
         for mesh, kept in _smaller_meshes(best.trial):
             found = self._shrink(_project(best.trial, mesh, kept), best.verdict, failure.choices, 60)
@@ -243,7 +258,7 @@ class Minimiser:
             return None
         reference: Reference = make_reference(trial.case)
         observation = self.run(trial)
-        self.restarts -= observation.fate is not Fate.COMPLETED
+        self.restarts -= observation.fate in (Fate.HANG, Fate.DIED)
         verdict = judge(observation, reference)
         same = (verdict.kind, verdict.phase, _bare(verdict.subject)) == (like.kind, like.phase, _bare(like.subject))
         return Failure(trial, observation, verdict) if same else None
@@ -261,7 +276,8 @@ class Minimiser:
         progress = True
         while progress and time.monotonic() < self.until:
             progress = False
-            for trial in [*_simpler_combinations(failure.trial), *_simpler_cotangents(failure.trial)]:
+            simpler = (_plainer_cases, _simpler_combinations, _simpler_cotangents)
+            for trial in (variant for variants in simpler for variant in variants(failure.trial)):
                 found = self.attempt(trial, failure.verdict)
                 if found is not None:
                     failure, progress = found, True
@@ -327,6 +343,28 @@ def _project(trial: Trial, mesh: MeshSpec, kept: tuple[int, ...]) -> Trial:
     combination = tuple(tuple(placements[d] for d in kept) for placements in trial.combination)
     cotangents = tuple(tuple(tuple(p[d] for d in kept) for p in one) for one in trial.cotangents)
     return replace(trial, mesh=mesh, combination=combination, cotangents=cotangents)
+
+
+def _plainer_cases(trial: Trial) -> list[Trial]:
+    """Return variants with one option fewer, and one with float64 for every other floating dtype."""
+    case = trial.case
+    plainer = []
+    for name in sorted(case_flags(case) & set(case.kwargs)):
+        kwargs = {key: value for key, value in case.kwargs.items() if key != name}
+        plainer.append(replace(case, kwargs=kwargs))
+    if any(tensor.dtype in _NARROW for tensor in tensor_arguments(case.args, case.kwargs)):
+        args, kwargs = pytree.tree_map(_widened, (case.args, dict(case.kwargs)))
+        plainer.append(replace(case, args=args, kwargs=kwargs))
+    return [replace(trial, case=variant) for variant in plainer]
+
+
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _widened(leaf: object) -> object:
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype not in _NARROW:
+        return leaf
+    return leaf.detach().to(torch.float64).requires_grad_(leaf.requires_grad)
 
 
 def _simpler_combinations(trial: Trial) -> list[Trial]:

@@ -56,14 +56,15 @@ class Exchange:
     Parameters
     ----------
     announce
-        Tells the controller at once that this process raised, since others may be waiting for it.
+        Tells the controller at once that this process raised, and what it saw until then, since others may be waiting
+        for it.
     agree
         ``agree(failed, digest)`` returns whether all ranks can go on: none failed, and all gave the same digest.
     enter
         Notes for the controller which phase this process is in.
     """
 
-    announce: Callable[[Raised], None]
+    announce: Callable[[ProcessReport], None]
     agree: Callable[[bool, int], bool]
     enter: Callable[[Phase], None]
 
@@ -96,14 +97,30 @@ class _Log:
         finally:
             self.seconds[share] += time.perf_counter() - started
 
-    def fail(self, error: Exception, *, ours: bool = False) -> Raised:
+    def report(self, ranks: tuple[int, ...], misses: int = 0) -> ProcessReport:
+        """Return what has been seen so far, as data."""
+        return ProcessReport(
+            ranks=ranks,
+            reached=self.reached,
+            raised=self.raised,
+            placements=tuple(self.placements),
+            differences=tuple(self.differences),
+            contributions=tuple(self.contributions),
+            redistributions=tuple(self.redistributions),
+            executed=tuple(self.executed),
+            collectives=tuple((phase, name, n) for (phase, name), n in sorted(self.collectives.items())),
+            unchecked=tuple(self.unchecked),
+            seconds=tuple(self.seconds.items()),
+            cache_misses=misses,
+        )
+
+    def fail(self, error: Exception, *, ours: bool = False) -> None:
         text = "".join(traceback.format_exception(error)[-12:])
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{frame.name} ({Path(frame.filename).name})"
         self.raised = Raised(
             self.reached, type(error).__name__, str(error), where, text, is_refusal(error), ours, self.backward
         )
-        return self.raised
 
 
 class TrialRunner:
@@ -137,24 +154,12 @@ class TrialRunner:
             except _Stopped:
                 pass
             except Exception as error:  # noqa: BLE001 - the process boundary: becomes TOOL_ERROR with its traceback
-                self.exchange.announce(log.fail(error, ours=True))
+                log.fail(error, ours=True)
+                self.exchange.announce(log.report(self.ranks))
         log.seconds["total"] += time.perf_counter() - started
         if self.recorder.left_state() or log.reached is not Phase.DONE:
             clear_caches()  # the next trial must not see what this one left pending
-        return ProcessReport(
-            ranks=self.ranks,
-            reached=log.reached,
-            raised=log.raised,
-            placements=tuple(log.placements),
-            differences=tuple(log.differences),
-            contributions=tuple(log.contributions),
-            redistributions=tuple(log.redistributions),
-            executed=tuple(log.executed),
-            collectives=tuple((phase, name, n) for (phase, name), n in sorted(log.collectives.items())),
-            unchecked=tuple(log.unchecked),
-            seconds=tuple(log.seconds.items()),
-            cache_misses=cache_misses() - misses,
-        )
+        return log.report(self.ranks, cache_misses() - misses)
 
 
 class _Steps:
@@ -217,7 +222,7 @@ class _Steps:
             else:
                 yield
         except Exception as error:  # noqa: BLE001 - becomes a verdict
-            self.runner.exchange.announce(log.fail(error))
+            log.fail(error)
         finally:
             log.seconds[phase] += time.perf_counter() - started
             log.redistributions += [
@@ -225,6 +230,8 @@ class _Steps:
                 for s in recorder.steps
             ]
             log.executed += [Executed(phase, log.backward, op, texts) for op, texts in recorder.executed]
+        if log.raised is not None:
+            self.runner.exchange.announce(log.report(self.runner.ranks))
 
     def agree(self) -> None:
         """Go on only if every rank can, and if all hold the same placements: else the next collective would hang."""
@@ -263,7 +270,7 @@ class _Steps:
             if shards.placements is None:
                 self.log.unchecked.append(f"{spot.subject}: {shards.reason}")
                 return
-            absolute = case_tolerance(self.trial, self.reference, expected)
+            absolute = case_tolerance(self.trial, self.reference, expected, self.log.redistributions)
             differences, contributions = check_shards(
                 shards.locals, shards.placements, expected.detach(), absolute, self.trial.mesh, spot
             )
@@ -279,7 +286,7 @@ class _Steps:
             self.agree()  # raised here; the others come to theirs unless they wait for this rank
         spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
         with self.log.timed("compare"), paused_simulation():
-            absolute = case_tolerance(self.trial, self.reference, expected)
+            absolute = case_tolerance(self.trial, self.reference, expected, self.log.redistributions)
             self.log.differences += check_full(per_rank(full[0]), expected.detach(), absolute, spot)
 
     def backward(self, index: int, inputs: list[DTensor], outputs: list[DTensor]) -> None:
@@ -338,7 +345,7 @@ class _Steps:
                 wrong = []
                 self.log.unchecked.append(f"{name}: {shards.reason}")
             else:
-                absolute = case_tolerance(self.trial, self.reference, own)
+                absolute = case_tolerance(self.trial, self.reference, own, self.log.redistributions)
                 wrong, parts = check_shards(
                     shards.locals, shards.placements, own.detach(), absolute, self.trial.mesh, spot
                 )

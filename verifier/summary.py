@@ -282,6 +282,7 @@ def _add_finding(findings: dict[str, FindingRecord], finding: FindingRecord) -> 
         occurrences=finding.occurrences + other.occurrences,
         known=finding.known or other.known,
         also=sorted({*finding.also, *other.also, _where(finding), _where(other)} - {_where(best)}),
+        groups=sorted({*finding.groups, *other.groups}),
     )
 
 

@@ -112,11 +112,12 @@ def test_row_wise_passes_where_every_rank_has_a_row(verify: Verifier) -> None:
 
 
 def test_shards_on_two_mesh_dims(verify: Verifier) -> None:
-    letters = list(product(("R", "S(0)", "S(1)"), repeat=2))
-    by_rows = [(w, ("R", "R")) for w in letters if w.count("S(0)") == 1]
-    not_by_rows = [(w, i) for w, i in product(letters, letters) if "S(0)" not in w]
+    texts = ("R", "S(0)", "S(1)")
+    letters = [(first, second) for first in texts for second in texts]
+    combinations = [(w, ("R", "R")) for w in letters if w.count("S(0)") == 1]
+    combinations += [(w, i) for w, i in product(letters, letters) if "S(0)" not in w]
     case = lookup((4, 2), (8, 4), None)
-    result = verify(case, mesh="2x2", combinations=by_rows + not_by_rows, cotangents=[("S(1)", "S(0)")])
+    result = verify(case, mesh="2x2", combinations=combinations, cotangents=[("S(1)", "S(0)")])
     assert result.counts == {VerdictKind.PASS: 4 + 4 * 9}
 
 

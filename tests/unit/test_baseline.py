@@ -238,7 +238,7 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("format_version = 1", "format_version = 2", r":10: format_version is 2; this version of the verifier reads 1"),
+        ("format_version = 1", "format_version = 2", r":11: format_version is 2; this version of the verifier reads 1"),
         ("format_version = 1", "", r":1: has no format_version"),
         ('mesh = "4"', 'mesh = "4', r":18: not TOML: .*line 18"),
         ("expires = 2026-11-16", "expires = 2026-13-16", r":22: not TOML: "),

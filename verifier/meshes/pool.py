@@ -23,7 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Raised, Trial
+from verifier.cases import Fate, MeshSpec, Observation, ProcessReport, Trial
 from verifier.codec import pack, unpack
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
 
@@ -82,7 +82,7 @@ class _Flight:
     """One trial on its way: what has come back of it so far."""
 
     reports: dict[int, ProcessReport] = field(default_factory=dict)
-    raised: dict[int, Raised] = field(default_factory=dict)
+    raised: dict[int, ProcessReport] = field(default_factory=dict)
 
 
 class Pool:
@@ -327,15 +327,8 @@ class Pool:
     def _ended(self, trial: Trial, flight: _Flight, fate: Fate, started: float, detail: str) -> Observation:
         reports: list[ProcessReport | None] = []
         for index in range(self.size):
-            report = flight.reports.get(index)
-            if report is None and index in flight.raised:
-                raised = flight.raised[index]
-                report = ProcessReport(self._ranks(index), raised.phase, raised)
-            reports.append(report)
+            reports.append(flight.reports.get(index) or flight.raised.get(index))
         return Observation(trial, fate, tuple(reports), detail, time.monotonic() - started)
-
-    def _ranks(self, index: int) -> tuple[int, ...]:
-        return (index,) if self.size == self.key.world_size else tuple(range(self.key.world_size))
 
     def _phase(self, index: int) -> str:
         assert self._phases is not None
@@ -355,7 +348,9 @@ class Pool:
         by_state: dict[str, list[int]] = {}
         for index in range(self.size):
             if index in flight.raised:
-                state = f"raised {flight.raised[index].type} in {flight.raised[index].phase}"
+                raised = flight.raised[index].raised
+                assert raised is not None
+                state = f"raised {raised.type} in {raised.phase}"
             elif index in flight.reports:
                 state = "done"
             else:

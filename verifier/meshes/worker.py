@@ -20,7 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from verifier.cases import OpCase, Phase, Raised, Trial
+from verifier.cases import OpCase, Phase, ProcessReport, Trial
 from verifier.codec import pack, unpack
 from verifier.imports import run_imports
 from verifier.oracle import Reference, make_reference
@@ -63,8 +63,8 @@ class _Messages:
     def send(self, kind: str, payload: object) -> None:
         self.connection.send_bytes(pack((kind, self.trial, payload)))
 
-    def announce(self, raised: Raised) -> None:
-        self.send("raised", raised)
+    def announce(self, report: ProcessReport) -> None:
+        self.send("raised", report)
 
     def enter(self, phase: str) -> None:
         self.phases[self.index] = PHASE_CODES.index(phase)
