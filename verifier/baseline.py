@@ -192,7 +192,7 @@ def _version_key(version: str) -> list[tuple[int, str]]:
 
 def _line(name: str, value: str | date | tuple[str, ...]) -> str:
     """Return ``name = value`` in TOML."""
-    if name == "groups":
+    if name == "groups" and isinstance(value, tuple):
         lines = "".join(f"    {tomli_w.dumps({'v': item}).removeprefix('v = ').strip()},\n" for item in value)
         return f"groups = [\n{lines}]\n"
     if isinstance(value, tuple):

@@ -1,7 +1,7 @@
 """What to run, within a budget, and what becomes of what fails.
 
 A campaign replays the known findings, then lets Hypothesis draw cases for each mesh and family and tries their
-combinations, then minimises and confirms one failure of each group that is not known. It announces everything as events.
+combinations, then minimises and confirms one failure of each group that is not known. It announces all of it as events.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from verifier.finding_records import finding_record
 from verifier.findings import Collector, Failure, Group, Minimiser, confirm, fingerprint, group_key
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.oracle import Reference, judge, make_reference
-from verifier.shrinking import current_choices
 from verifier.records import FindingRecord, KnownRecord, RunHeader
+from verifier.shrinking import current_choices
 from verifier.trials import combination_rows, plan_case
 
 __all__ = ["Campaign", "Plan"]
@@ -269,8 +269,8 @@ class Campaign:
                 self._found[name] = self._record(group, smallest, confirmed, minimised, None)
                 self.emit(FindingReported(self._found[name]))
             else:  # another way to the same defect
-                seen = {"occurrences": group.occurrences, "also": list(group.seen), "groups": [key]}
-                self.emit(FindingReported(replace(self._found[name], **seen)))
+                again = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
+                self.emit(FindingReported(again))
 
     def _record(
         self, group: Group, smallest: Failure, confirmed: str, minimised: bool, entry: BaselineEntry | None

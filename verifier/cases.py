@@ -148,7 +148,7 @@ class MeshSpec:
         if colon:
             if prefix not in BACKENDS:
                 raise ValueError(f"mesh {text!r}: backend {prefix!r} is none of {', '.join(BACKENDS)}")
-            backend = prefix  # type: ignore[assignment]
+            backend = prefix
         if not re.fullmatch(r"\d+(x\d+)*", shape_text):
             raise ValueError(f"mesh {text!r} is not a shape such as 4, 2x2 or simulated:8")
         shape = tuple(int(extent) for extent in shape_text.split("x"))

@@ -9,7 +9,7 @@ import time
 __all__ = ["InjectedFault", "inject"]
 
 
-class InjectedFault(RuntimeError):
+class InjectedFault(RuntimeError):  # noqa: N818 - it is a fault
     """The exception of the fault ``raise``."""
 
 

@@ -53,8 +53,8 @@ def finding_record(
 ) -> FindingRecord:
     """Return the record of ``group``, whose minimised failure is ``smallest``.
 
-    The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was run
-    when it was new.
+    The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was
+    run when it was new.
     """
     trial, verdict = smallest.trial, smallest.verdict
     name = entry.fingerprint if entry is not None else fingerprint(smallest)

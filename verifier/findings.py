@@ -1,7 +1,7 @@
 """From bad verdicts to findings: group them, minimise one of each group, confirm it, write it down.
 
-Grouping is by structure and never by message: the op, the verdict, the phase, and the placements on which DTensor really
-ran the op after it had redistributed the arguments. Many combinations end in the same rule, so they make one group.
+Grouping is by structure and never by message: the op, the verdict, the phase, and the placements on which DTensor
+really ran the op after it had redistributed the arguments. Many combinations end in one rule, so they make one group.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _BEFORE = {Phase.GATHER: Phase.FORWARD, Phase.GATHER_GRADIENT: Phase.BACKWARD, P
 
 
 def rule_class(failure: Failure) -> str:
-    """Return the op and the rules in use where it failed, one per mesh dim: ``aten.embedding.default: S(0),MaskP(sum)``.
+    """Return the op and the rules in use where it failed, by mesh dim: ``aten.embedding.default: S(0),MaskP(sum)``.
 
     The placements are those on which DTensor ran the op, after it had redistributed the arguments. A mesh dim on which
     everything is replicated is left out.
@@ -118,20 +118,26 @@ def _per_mesh_dim(text: str) -> list[str]:
 def group_key(failure: Failure) -> str:
     """Return what failures of one group have in common, all of it structure.
 
-    A wrong value is the same defect wherever it is noticed first and however the op was called. Of crashes there are many
-    kinds, so the phase, the type of the exception and the function that raised it tell them apart.
+    A wrong value is the same defect wherever it is noticed first and however the op was called. Of crashes there are
+    many kinds, so the phase, the type of the exception and the function that raised it tell them apart.
     """
-    trial, verdict = failure.trial, failure.verdict
-    parts: tuple[str, ...]
+    trial = failure.trial
+    parts = [*symptom(failure)]
+    if failure.verdict.kind not in _LOUD:
+        parts.append(dtype_class(trial.case))
+    flags = ",".join(sorted(case_flags(trial.case))) or "no flags"
+    return " | ".join([trial.case.op, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
+
+
+def symptom(failure: Failure) -> tuple[str, ...]:
+    """Return how the failure shows, which minimising must not change: the verdict and where it arose."""
+    verdict = failure.verdict
     if verdict.kind in _LOUD:
         report = first_report(failure.observation)
         error = report.raised if report is not None else None
-        parts = (verdict.phase, f"{error.type} in {error.where}" if error is not None else "")
-    else:
-        subject = re.sub(r" \d+$", "", _bare(verdict.subject))
-        parts = (_BEFORE.get(verdict.phase, verdict.phase), subject, dtype_class(trial.case))
-    flags = ",".join(sorted(case_flags(trial.case))) or "no flags"
-    return " | ".join([trial.case.op, verdict.kind, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
+        return verdict.kind, verdict.phase, f"{error.type} in {error.where}" if error is not None else ""
+    subject = re.sub(r" \d+$", "", verdict.subject.removeprefix("gathered "))
+    return verdict.kind, _BEFORE.get(verdict.phase, verdict.phase), subject
 
 
 def case_flags(case: OpCase) -> set[str]:
@@ -242,26 +248,25 @@ class Minimiser:
         if failure.costly:  # Hypothesis would need new processes for each of its attempts
             return best, False
         for mesh, kept in _smaller_meshes(best.trial):
-            found = self._shrink(_project(best.trial, mesh, kept), best.verdict, failure.choices, 60)
+            found = self._shrink(_project(best.trial, mesh, kept), best, failure.choices, 60)
             if found is not None:
                 best = found
                 break
         else:
-            found = self._shrink(best.trial, best.verdict, failure.choices, 200)
+            found = self._shrink(best.trial, best, failure.choices, 200)
         if found is None or found.size > best.size:
             return best, False
         return self._simpler(found), time.monotonic() < self.until
 
-    def attempt(self, trial: Trial, like: Verdict) -> Failure | None:
+    def attempt(self, trial: Trial, like: Failure) -> Failure | None:
         """Return the failure if ``trial`` fails in the same way as ``like``, else None."""
         if self.restarts <= 0:
             return None
         reference: Reference = make_reference(trial.case)
         observation = self.run(trial)
         self.restarts -= observation.fate in (Fate.HANG, Fate.DIED)
-        verdict = judge(observation, reference)
-        same = (verdict.kind, verdict.phase, _bare(verdict.subject)) == (like.kind, like.phase, _bare(like.subject))
-        return Failure(trial, observation, verdict) if same else None
+        found = Failure(trial, observation, judge(observation, reference))
+        return found if found.verdict.kind.bad and symptom(found) == symptom(like) else None
 
     def _fewer_cotangents(self, failure: Failure) -> Failure:
         if len(failure.trial.cotangents) < 2:
@@ -270,7 +275,7 @@ class Minimiser:
         kept = () if index is None else (failure.trial.cotangents[index],)
         # the seed of a backward pass counts from the trial's, so that dropping passes keeps its cotangent
         trial = replace(failure.trial, cotangents=kept, seed=failure.trial.seed + (index or 0))
-        return self.attempt(trial, failure.verdict) or failure
+        return self.attempt(trial, failure) or failure
 
     def _simpler(self, failure: Failure) -> Failure:
         progress = True
@@ -278,13 +283,13 @@ class Minimiser:
             progress = False
             simpler = (_plainer_cases, _simpler_combinations, _simpler_cotangents)
             for trial in (variant for variants in simpler for variant in variants(failure.trial)):
-                found = self.attempt(trial, failure.verdict)
+                found = self.attempt(trial, failure)
                 if found is not None:
                     failure, progress = found, True
                     break
         return failure
 
-    def _shrink(self, template: Trial, like: Verdict, choices: bytes | None, examples: int) -> Failure | None:
+    def _shrink(self, template: Trial, like: Failure, choices: bytes | None, examples: int) -> Failure | None:
         """Return the failure that Hypothesis shrinks to under the mesh and combination of ``template``."""
         ndims = [tensor.ndim for tensor in tensor_arguments(template.case.args, template.case.kwargs)]
 
@@ -299,10 +304,6 @@ class Minimiser:
         generator = self.generate(template.case, template.mesh)
         case = shrink(generator, fails, choices, examples, self.seed)
         return None if case is None else self.attempt(replace(template, case=case), like)
-
-
-def _bare(subject: str) -> str:
-    return subject.removeprefix("gathered ")
 
 
 def _fits(template: Trial, case: OpCase) -> bool:
@@ -398,7 +399,7 @@ def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
     if trial.mesh.backend == "simulated":
         trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
     minimiser.restarts += 1
-    again = minimiser.attempt(trial, failure.verdict)
+    again = minimiser.attempt(trial, failure)
     if again is None:
         why = "real processes do not show it" if failure.trial.mesh != trial.mesh else "did not fail a second time"
         return failure, f"unconfirmed: {why}"

@@ -245,7 +245,7 @@ def _first_line(text: str) -> str:
 def _judge_raised(
     observation: Observation, reference: Reference, raised: Sequence[tuple[ProcessReport, Raised]]
 ) -> Verdict:
-    report, error = min(raised, key=lambda pair: (_PHASES.index(pair[1].phase), pair[0].ranks))
+    _, error = min(raised, key=lambda pair: (_PHASES.index(pair[1].phase), pair[0].ranks))
     if reference.raised is not None and error.phase in (Phase.SETUP, Phase.FORWARD):
         return Verdict(VerdictKind.PASS, f"raises as the local call does: {error.type}", error.phase)
     ranks = sorted(rank for r, e in raised if e.phase == error.phase for rank in r.ranks)
@@ -317,8 +317,8 @@ def case_tolerance(
 ) -> float:
     """Return the largest absolute error that counts as equal to ``expected``: 0 where everything is exact.
 
-    On the way from Replicate to a Partial sum DTensor divides by the number of ranks, which rounds unless that is a power
-    of two; ``steps`` says whether it did.
+    On the way from Replicate to a Partial sum DTensor divides by the number of ranks, which rounds unless that is a
+    power of two; ``steps`` says whether it did.
     """
     rounded = any(extent & (extent - 1) for extent in trial.mesh.shape) and any(
         step.collective is None and "P(" in step.target for step in steps
@@ -356,7 +356,8 @@ def argument_names(case: OpCase) -> list[str]:
     for path, leaf in pytree.tree_flatten_with_path((case.args, dict(case.kwargs)))[0]:
         if not isinstance(leaf, torch.Tensor):
             continue
-        root, first, *rest = (getattr(key, "idx", getattr(key, "key", None)) for key in path)
+        steps = [key.idx if isinstance(key, pytree.SequenceKey) else key.key for key in path]  # type: ignore[attr-defined]
+        root, first, *rest = steps
         name = str(first) if root == 1 else positional[first] if first < len(positional) else f"argument {first}"
         names.append(name + "".join(f"[{part}]" for part in rest))
     return names

@@ -1,8 +1,8 @@
 """The placement algebra: cut a global tensor into local ones, put local ones together, enumerate placements.
 
-This is the judge, so it is written from DTensor's documented semantics and calls none of DTensor's functions: placements
-are read as data only. A mesh of shape ``mesh_shape`` numbers its ranks row-major, and several mesh dims act left to
-right, each on what the one before left.
+This is the judge, so it is written from DTensor's documented semantics and calls none of DTensor's functions:
+placements are read as data only. A mesh of shape ``mesh_shape`` numbers its ranks row-major, and several mesh dims act
+left to right, each on what the one before left.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ __all__ = [
     "take_local",
 ]
 
-# Noise of a Partial split: integers up to the first number, scaled per rank by one of the others. The sum of the absolute
-# values over 8 ranks must stay below 2**p for a dtype with p significant bits, or the reduction would round.
+# Noise of a Partial split: integers up to the first number, scaled per rank by one of the others. The sum of the
+# absolute values over 8 ranks must stay below 2**p for a dtype with p significant bits, or the reduction would round.
 _NOISE = (8, (1, 3, 7))
 _NOISE_BFLOAT16 = (4, (1, 2, 3))
 LARGEST_PART = 512.0
 """No part of a Partial split of small integers is larger, over up to 8 ranks."""
 
 
-class Disagreement(ValueError):
+class Disagreement(ValueError):  # noqa: N818 - what the ranks are in
     """Ranks that must hold the same value, or a piece of a certain shape, do not."""
 
 
 # ------------------------------------------------------------------------------------------------------------- shards
 def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where shard ``index`` of ``parts`` begins and ends in a tensor dim of ``size``, as ``torch.chunk`` cuts it.
+    """Return where shard ``index`` of ``parts`` of a tensor dim of ``size`` begins and ends, cut as by ``torch.chunk``.
 
     Every shard has ``ceil(size / parts)`` elements until they run out: then comes a smaller one, then empty ones.
 

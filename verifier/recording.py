@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -113,8 +113,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def _unknown(what: str, name: str, known: Sequence[str] | dict[str, object] | object) -> str:
-    names = list(known)  # type: ignore[call-overload]
+def _unknown(what: str, name: str, known: Iterable[str]) -> str:
+    names = list(known)
     near = difflib.get_close_matches(name, names, 1, 0.4)
     return f"{what} {name!r} is none of {', '.join(names)}" + (f"; did you mean {near[0]!r}?" if near else "")
 
@@ -162,10 +162,10 @@ def record(plan: Plan, store: RunStore, listeners: Sequence[Listener] = ()) -> R
     graph = RedistributionGraph()
     summary = Summary(graph)
     with store.open_run(plan.header) as writer:
-        journal = journal_listener(writer)
+        everyone: list[Listener] = [journal_listener(writer), summary, *listeners]
 
         def emit(event: Event) -> None:
-            for listener in (journal, summary, *listeners):
+            for listener in everyone:
                 listener(event)
 
         campaign = Campaign(plan, emit)

@@ -1,7 +1,7 @@
 """Level 2: one process's part of a trial.
 
-Runs the call through DTensor's dispatch and compares what each rank holds with what the placements promise. The same code
-serves a real rank and a process that simulates all of them: both hold a dictionary from rank to local tensor.
+Runs the call through DTensor's dispatch and compares what each rank holds with what the placements promise. The same
+code serves a real rank and a process that simulates all of them: both hold a dictionary from rank to local tensor.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ def body(rank, mesh):
     before = {{name: argument.to_local().detach().clone() for name, argument in arguments.items()}}
     results = tensors(call(**arguments))
     if error is not None:
-        return [f"the local call raises {{error!r}}, the sharded one returns {{[t.to_local().tolist() for t in results]}}"]
+        returned = [t.to_local().tolist() for t in results]
+        return [f"the local call raises {{error!r}}, the sharded one returns {{returned}}"]
     problems = []
     for i, (got, wanted) in enumerate(zip(results, expected)):
         problems += check(f"output {{i}}", got.detach(), wanted, rank)

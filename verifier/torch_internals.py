@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor import _dispatch as dispatch_module
 from torch.distributed.tensor import _redistribute as redistribute_module
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema
 from torch.distributed.tensor.debug import (
     CommDebugMode,
     _clear_sharding_prop_cache,
@@ -42,9 +44,9 @@ __all__ = [
     "per_rank",
     "placement_text",
     "pytree",
-    "start_simulated_world",
     "simulated_mode",
     "simulated_ranks",
+    "start_simulated_world",
 ]
 
 
@@ -57,7 +59,7 @@ def start_simulated_world(world_size: int) -> None:
     # importing the module registers the "fake" backend
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
 
 
 def simulated_mode(world_size: int) -> contextlib.AbstractContextManager[object]:
@@ -80,7 +82,7 @@ def paused_simulation() -> contextlib.AbstractContextManager[object]:
 
 def make_rank_tensors(locals_: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return one tensor that holds the local tensor of every simulated rank, given in rank order."""
-    result: torch.Tensor = LocalTensor(dict(enumerate(locals_)))
+    result: torch.Tensor = LocalTensor(dict(enumerate(locals_)))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -205,7 +207,7 @@ def _install_hooks() -> None:
     redistribute_args = dispatch_module.OpDispatcher.redistribute_local_args
 
     def recording_redistribute(
-        local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, **options: object
+        local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, **options: Any
     ) -> torch.Tensor:
         if _recorders and current.placements != target.placements:
             steps = _plan_steps(local, current, target, options.get("use_graph_based_transform"))
@@ -216,25 +218,28 @@ def _install_hooks() -> None:
         result: torch.Tensor = redistribute(local, current, target, **options)
         return result
 
-    def recording_redistribute_args(op_info: object, schema: object, use_values: bool) -> None:
+    def recording_redistribute_args(op_info: OpInfo, schema: OpSchema, use_values: bool) -> None:
         if _recorders:
             entry = _executed(schema)
             for recorder in _recorders:
                 recorder.executed.append(entry)
         redistribute_args(op_info, schema, use_values)
 
-    redistribute_module.redistribute_local_tensor = recording_redistribute
-    dispatch_module.redistribute_local_tensor = recording_redistribute
-    dispatch_module.OpDispatcher.redistribute_local_args = staticmethod(recording_redistribute_args)
+    for holder, name, hook in (
+        (redistribute_module, "redistribute_local_tensor", recording_redistribute),
+        (dispatch_module, "redistribute_local_tensor", recording_redistribute),
+        (dispatch_module.OpDispatcher, "redistribute_local_args", staticmethod(recording_redistribute_args)),
+    ):
+        setattr(holder, name, hook)
 
 
-def _executed(schema: object) -> tuple[str, tuple[str, ...]]:
-    specs = [arg for arg in schema.args_schema if isinstance(arg, DTensorSpec)]  # type: ignore[attr-defined]
-    return str(schema.op), tuple(placement_text(spec.placements) for spec in specs)  # type: ignore[attr-defined]
+def _executed(schema: OpSchema) -> tuple[str, tuple[str, ...]]:
+    specs = [arg for arg in schema.args_schema if isinstance(arg, DTensorSpec)]
+    return str(schema.op), tuple(placement_text(spec.placements) for spec in specs)
 
 
 def _plan_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
-    """Return the steps that DTensor will take. A plan that cannot be made is DTensor's to report, so none is returned."""
+    """Return the steps that DTensor will take; none if it cannot plan them, which is for DTensor to report."""
     try:
         infos = redistribute_module._gen_transform_infos(current, target, graph_based)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError):
@@ -262,7 +267,7 @@ def _plan_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, 
 def count_collectives() -> Iterator[dict[str, int]]:
     """Count the collectives that really run inside the block, by name, with torch's ``CommDebugMode``."""
     counts: dict[str, int] = {}
-    mode = CommDebugMode()
+    mode = CommDebugMode()  # type: ignore[no-untyped-call]
     with mode:
         yield counts
     for op, count in mode.get_comm_counts().items():
@@ -272,12 +277,12 @@ def count_collectives() -> Iterator[dict[str, int]]:
 
 def cache_misses() -> int:
     """Return how often DTensor's sharding propagation missed its cache in this process so far."""
-    return int(_get_fast_path_sharding_prop_cache_stats()[1])
+    return int(_get_fast_path_sharding_prop_cache_stats()[1])  # type: ignore[no-untyped-call]
 
 
 def clear_caches() -> None:
     """Empty DTensor's sharding propagation caches, so that rules registered later are used."""
-    _clear_sharding_prop_cache()
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

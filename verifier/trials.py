@@ -41,7 +41,8 @@ def cotangent_placements(reference: Reference, mesh: MeshSpec, seed: int) -> tup
         places[rng.randrange(mesh.ndim)] = lead
         return tuple(places)
 
-    passes = [tuple((Replicate(),) * mesh.ndim for _ in outputs)]
+    everywhere: Placements = (Replicate(),) * mesh.ndim
+    passes = [tuple(everywhere for _ in outputs)]
     if any(output.ndim for output in outputs):
         passes.append(tuple(mixture(o.ndim, Shard(rng.randrange(o.ndim)) if o.ndim else Replicate()) for o in outputs))
     passes.append(tuple(mixture(output.ndim, Partial("sum")) for output in outputs))
@@ -71,7 +72,7 @@ def simpler_placements(placements: Placements) -> Iterator[Placements]:
     >>> [format_placements(p) for p in simpler_placements((Shard(1), Replicate()))]
     ['(R, R)', '(S(0), R)']
     """
-    simpler = [(Replicate(),) * len(placements)]
+    simpler: list[Placements] = [(Replicate(),) * len(placements)]
     for mesh_dim, placement in enumerate(placements):
         options: list[Placement] = []
         if not isinstance(placement, Replicate):

@@ -143,7 +143,7 @@ def test_lists_keywords_and_scalars_keep_their_places(line: DeviceMesh) -> None:
     assert list(made_kwargs) == ["weight", "pair", "flag"]
     assert isinstance(pair, tuple)
     assert (pair[1], flag) == (None, True)
-    placed = [tensor.placements for tensor in (first, second, weight, pair[0])]
+    placed = [tensor.placements for tensor in dtensors(first, second, weight, pair)]
     assert placed == list(combination)
     for tensor, value in zip(dtensors(made_args, made_kwargs), tensor_arguments(args, kwargs), strict=True):
         assert torch.equal(whole(tensor), value)

@@ -1,7 +1,7 @@
 """A pool of processes that run trials: started once, fed in batches, started anew after a fault.
 
 A rank that raises while others wait for it, a hang and a death are each the fate of one trial. The controller decides:
-it sees who has reported, who raised, who is gone, and, in one byte of shared memory per process, which phase each is in.
+it sees who has reported, who raised, who is gone, and, in a byte of shared memory per process, which phase each is in.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Pool:
         self._epoch = 0
         self._processes: list[_Process] = []
         self._phases: mmap.mmap | None = None
-        self._store: dist.TCPStore | None = None
+        self._store: dist.TCPStore | None = None  # type: ignore[name-defined]
 
     @property
     def size(self) -> int:
@@ -136,7 +136,7 @@ class Pool:
         """Process ids, in order of rank; empty before the first trial."""
         return [process.popen.pid for process in self._processes]
 
-    # ----------------------------------------------------------------------------------------------- starting and ending
+    # ---------------------------------------------------------------------------------------------- starting and ending
     def start(self) -> None:
         """Start the processes if they are not running; :meth:`run` does so by itself."""
         if self._processes:
@@ -146,7 +146,7 @@ class Pool:
             raise PoolError(f"nccl needs one GPU per rank: {self.size} ranks were asked for, {gpus} GPUs are here")
         port = 0
         if self.key.backend != "simulated":
-            self._store = dist.TCPStore("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)
+            self._store = dist.TCPStore("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
             port = self._store.port
         phases_fd = os.memfd_create("phases")
         try:
@@ -227,7 +227,7 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -------------------------------------------------------------------------------------------------------- the trials
+    # ------------------------------------------------------------------------------------------------------- the trials
     def run(self, trials: Sequence[Trial]) -> Iterator[Observation]:
         """Yield the observation of each trial, in order, whatever happens to the processes on the way.
 

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from verifier.cases import OpCase, Phase, ProcessReport, Trial
 from verifier.codec import pack, unpack
@@ -85,7 +86,7 @@ class _Ranks:
             return
         if config.device == "cuda":
             torch.cuda.set_device(config.index % torch.cuda.device_count())
-        self._store = dist.TCPStore("127.0.0.1", config.store_port, config.world_size, is_master=False)
+        self._store = dist.TCPStore("127.0.0.1", config.store_port, config.world_size, is_master=False)  # type: ignore[attr-defined]
         self.build(0)
 
     def build(self, epoch: int) -> None:
@@ -97,7 +98,7 @@ class _Ranks:
             self.broken.clear()
         dist.init_process_group(
             self.config.backend,
-            store=dist.PrefixStore(f"epoch {epoch}", self._store),
+            store=PrefixStore(f"epoch {epoch}", self._store),
             rank=self.config.index,
             world_size=self.config.world_size,
             timeout=timedelta(minutes=10),
@@ -149,9 +150,9 @@ class _Ranks:
             except OSError:
                 continue  # not a socket, or closed meanwhile
             with connection, contextlib.suppress(OSError):
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    if connection.getpeername()[1] != self.config.store_port:
-                        connection.shutdown(socket.SHUT_RDWR)
+                to_rank = connection.family in (socket.AF_INET, socket.AF_INET6)
+                if to_rank and connection.getpeername()[1] != self.config.store_port:
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def _watch(lifeline_fd: int, ranks: list[_Ranks]) -> None:
