@@ -65,9 +65,9 @@ def _dotted_path(op: Callable[..., object] | str) -> str:
         path = f"torch.ops.{op}" if op.startswith("aten.") else op
         resolve(path)
         return path
-    name = getattr(op, "__qualname__", "")
-    modules = [getattr(op, "__module__", None), *_NAMESPACES]
-    for path in (f"torch.ops.{op}", *(f"{module}.{name}" for module in modules)):
+    paths = [f"torch.ops.{op}", f"{getattr(op, '__module__', '')}.{getattr(op, '__qualname__', '')}"]
+    paths += [f"{namespace}.{getattr(op, '__name__', '')}" for namespace in _NAMESPACES]
+    for path in paths:
         try:
             found = resolve(path)
         except ValueError:

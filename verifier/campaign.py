@@ -255,6 +255,8 @@ class Campaign:
             until = min(self._until, time.monotonic() + MINIMISING_LIMIT)
             minimiser = Minimiser(self._run_one, self._generator(family), self.plan.seed, until)
             smallest, minimised = minimiser.minimise(group.smallest, self._is_handled)
+            if time.monotonic() > self._until:
+                self.emit(CaseSkipped("findings", "minimised no further within the time limit"))
             smallest, confirmed = confirm(smallest, minimiser)
             name = fingerprint(smallest)
             entry = self.plan.baseline.get(name)
@@ -277,7 +279,9 @@ class Campaign:
     ) -> FindingRecord:
         family = next(f for f in self.plan.families.values() if smallest.trial.case.op in f.ops)
         cause = family.likely_cause(smallest.trial, smallest.verdict)
-        return finding_record(group, smallest, confirmed, minimised, entry, family.name, cause)
+        # the script has torch's own rules, and says nothing about those of the user's files
+        worth_it = not self.plan.imports and time.monotonic() < self._until
+        return finding_record(group, smallest, confirmed, minimised, entry, family.name, cause, check_script=worth_it)
 
     def _generator(self, family: Family) -> Callable[[OpCase, MeshSpec], SearchStrategy[OpCase]]:
         ops = self.plan.selected[family.name]

@@ -166,15 +166,13 @@ class CombinationSpace:
             for letters in self._letters
             for _ in range(self.mesh_ndim)
         )
-        emitted = 0
-        margin = 4 * self.cap + 16  # mixtures of reductions are dropped below, so ask for more than the cap
-        for entry in sample_pairwise(levels, margin, self.seed, plain):
-            combination = self._combination(entry)
-            if all(self.alphabet.legal(placements) for placements in combination):
-                yield combination
-                emitted += 1
-                if emitted == self.cap:
-                    return
+        legal: list[Combination] = []
+        margin = 2 * self.cap + 16  # mixtures of reductions are dropped, so ask for more than the cap
+        while len(legal) < self.cap:
+            sample = map(self._combination, sample_pairwise(levels, margin, self.seed, plain))
+            legal = [c for c in sample if all(self.alphabet.legal(placements) for placements in c)]
+            margin *= 2  # a larger sample begins with the smaller one
+        yield from legal[: self.cap]
 
     def _combination(self, entry: Sequence[int]) -> Combination:
         width = self.mesh_ndim

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from verifier.torch_internals import let_new_rules_win
+
 __all__ = ["ImportFailedError", "run_imports"]
 
 
@@ -15,21 +17,26 @@ class ImportFailedError(ValueError):
     """A module or file named by ``--import`` could not be run."""
 
 
-def run_imports(names: Sequence[str]) -> None:
+def run_imports(names: Sequence[str]) -> list[str]:
     """Import each module, or run each file, in order; a name that has been imported already is not run again.
 
-    A callable at a dotted path, as ``strategies.install``, is called.
+    A callable at a dotted path, as ``strategies.install``, is called. Sharding rules that are registered win over
+    torch's own; returned are the ops for which DTensor by itself would have kept its own.
 
     Raises
     ------
     ImportFailedError
         With the name and the exception, whatever it was.
     """
-    for name in names:
-        try:
-            _import(name)
-        except Exception as error:  # the user's own code may raise anything
-            raise ImportFailedError(f"--import {name}: {type(error).__name__}: {error}") from error
+    if not names:
+        return []
+    with let_new_rules_win() as helped:
+        for name in names:
+            try:
+                _import(name)
+            except Exception as error:  # the user's own code may raise anything
+                raise ImportFailedError(f"--import {name}: {type(error).__name__}: {error}") from error
+    return helped
 
 
 def _import(name: str) -> None:

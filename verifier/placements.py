@@ -265,6 +265,12 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
     if isinstance(placement, Shard):
         assert size is not None
         for index, piece in enumerate(pieces):
+            others = [extent for dim, extent in enumerate(piece.shape) if dim != placement.dim]
+            wanted = [extent for dim, extent in enumerate(pieces[0].shape) if dim != placement.dim]
+            if others != wanted:
+                raise Disagreement(
+                    f"shards 0 and {index} of tensor dim {placement.dim} differ along another tensor dim"
+                )
             start, stop = shard_bounds(size, len(pieces), index)
             if piece.shape[placement.dim] != stop - start:
                 raise Disagreement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import platform
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,7 +57,11 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
     ValueError
         If anything in it does not exist or does not fit, with the nearest valid name.
     """
-    run_imports(request.imports)
+    for op in run_imports(request.imports):
+        warnings.warn(
+            f"{op}: DTensor keeps its own rule beside one from register_sharding; yours is verified in its place",
+            stacklevel=2,
+        )
     families = installed_families()
     if not families:
         raise ValueError("no family is installed; install the distribution (pip install -e .), not the folder alone")

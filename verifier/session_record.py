@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from hypothesis import currently_in_test_context, settings
 from hypothesis.control import current_build_context
 
-from verifier.baseline import Baseline
+from verifier.baseline import Baseline, BaselineEntry
 from verifier.cases import OpCase
 from verifier.converter import tensor_arguments
 from verifier.events import CaseSkipped, Event, FindingReported, RunFinished, RunStarted, TrialFinished
 from verifier.finding_records import finding_record
-from verifier.findings import Collector, Failure, fingerprint
+from verifier.findings import Collector, Failure, Group, fingerprint
 from verifier.graph import RedistributionGraph
 from verifier.recording import versions
 from verifier.records import KnownRecord, RunHeader, RunRecord
@@ -101,12 +101,12 @@ class SessionRecord:
         """
         if self._header is None:
             return None
-        known = []
+        known: dict[str, int] = {}
         for group in self._collector.groups.values():
             name = fingerprint(group.smallest)
-            entry = self.baseline.get(name)
+            entry = self._entry(group)
             if entry is not None:
-                known.append(KnownRecord(name, "known", f"in {group.occurrences} trials"))
+                known[entry.fingerprint] = known.get(entry.fingerprint, 0) + group.occurrences
             raised = self._raised.get(name)
             smallest = raised.failure if raised is not None else group.smallest
             trial = smallest.trial
@@ -128,7 +128,12 @@ class SessionRecord:
                 continue
             self._summary(FindingReported(finding))
         self._summary(RunFinished(time.monotonic() - self._began, complete))
-        return self._summary.record(known)
+        return self._summary.record([KnownRecord(name, "known", f"in {n} trials") for name, n in known.items()])
+
+    def _entry(self, group: Group) -> BaselineEntry | None:
+        """Return the known finding that ``group`` is, by its fingerprint or by what its failures look like."""
+        looks_like = (entry for entry in self.baseline.entries if group.key in entry.groups)
+        return self.baseline.get(fingerprint(group.smallest)) or next(looks_like, None)
 
     def _start(self) -> RunHeader:
         if self._header is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._ops import OpOverload
 from torch.distributed import _local_tensor as local_tensor_module
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
@@ -37,6 +38,7 @@ __all__ = [
     "clear_caches",
     "count_collectives",
     "is_refusal",
+    "let_new_rules_win",
     "local_shards",
     "make_rank_tensors",
     "mesh_of_world",
@@ -283,6 +285,26 @@ def cache_misses() -> int:
 def clear_caches() -> None:
     """Empty DTensor's sharding propagation caches, so that rules registered later are used."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+@contextlib.contextmanager
+def let_new_rules_win() -> Iterator[list[str]]:
+    """Let rules that are registered inside the block replace torch's own; yield the ops for which that took our help.
+
+    ``register_sharding`` says that it overrides a strategy that DTensor has, but DTensor (torch 2.13.0) asks its newer
+    registry of single-dim strategies first, in which nothing is replaced. The op's entry there is removed.
+    """
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    registries: tuple[dict[OpOverload, Any], ...] = (propagator.op_strategy_funcs, propagator.op_to_rules)
+    before = [dict(registry) for registry in registries]
+    helped: list[str] = []
+    yield helped
+    for old, registry in zip(before, registries, strict=True):
+        for op, rule in registry.items():
+            if old.get(op) is not rule and propagator.op_single_dim_strategy_funcs.pop(op, None) is not None:
+                helped.append(str(op))
+    clear_caches()
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

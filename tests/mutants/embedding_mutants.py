@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial
 
@@ -49,10 +49,6 @@ class Rules:
 
     def register(self) -> None:
         """Make DTensor use these rules in this process."""
-        # register_sharding does not replace what torch registers in its newer form, although it says so
-        newer = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
-        for op in (aten.embedding.default, aten.embedding_dense_backward.default):
-            newer.pop(op, None)
 
         @register_sharding(aten.embedding.default)  # type: ignore[untyped-decorator]
         def lookup(weight: torch.Tensor, indices: torch.Tensor, *rest: object) -> Sequence[object]:

@@ -237,7 +237,6 @@ def test_a_part_that_is_too_long_is_noticed(
     assert noticed(locals_, placed)
 
 
-@pytest.mark.xfail(raises=RuntimeError, reason="combine lets torch.cat refuse them and not itself")
 def test_shards_that_differ_along_another_dim_are_noticed() -> None:
     value = values((4, 2), torch.float64, 0)
     first, second = split(value, (Shard(0),), (2,), 0)

@@ -240,13 +240,13 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
     [
         ("format_version = 1", "format_version = 2", r":11: format_version is 2; this version of the verifier reads 1"),
         ("format_version = 1", "", r":1: has no format_version"),
-        ('mesh = "4"', 'mesh = "4', r":18: not TOML: .*line 18"),
-        ("expires = 2026-11-16", "expires = 2026-13-16", r":22: not TOML: "),
-        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":12: finding 1 \(a1\): expires is '2026-11-16', but has"),
+        ('mesh = "4"', 'mesh = "4', r":19: not TOML: .*line 18"),
+        ("expires = 2026-11-16", "expires = 2026-13-16", r":23: not TOML: "),
+        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":13: finding 1 \(a1\): expires is '2026-11-16', but has"),
         ("expires = 2026-11-16", "expires = 2026-11-16T00:00:00", r"expires is '2026-11-16 00:00:00', but has to be"),
         ("expires = 2026-11-16", "expire = 2026-11-16", r"unknown field 'expire'; did you mean 'expires'\?"),
-        ("reason =", "#", r":12: finding 1 \(a1\): has no reason"),
-        ('fingerprint = "a1"', "", r":12: finding 1 \(without a fingerprint\): has no fingerprint"),
+        ("reason =", "#", r":13: finding 1 \(a1\): has no reason"),
+        ('fingerprint = "a1"', "", r":13: finding 1 \(without a fingerprint\): has no fingerprint"),
         ('fingerprint = "a1"', 'fingerprint = ""', r"its fingerprint is empty"),
         ('mesh = "4"', "mesh = 4", r"mesh is 4, but has to be a string"),
         ('["2.13.0"]', '"2.13.0"', r"torch is '2\.13\.0', but has to be a list of versions"),
@@ -254,8 +254,8 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
         ('verdict = "WRONG_GRADIENT"', 'verdict = "PASS"', r"verdict 'PASS' is none of a finding"),
         ("torch.nn", "\\u0000 \\\\", r"replay is no trial that can be run again"),
         ('S(0)\\"', 'S(x)\\"', r"replay is no trial that can be run again: placement 'S\(x\)'"),
-        ("[[finding]]", "[[findings]]", r":12: unknown key 'findings'; findings are \[\[finding\]\]"),
-        ("[[finding]]", "[finding]", r":12: findings are written as \[\[finding\]\]"),
+        ("[[finding]]", "[[findings]]", r":13: unknown key 'findings'; findings are \[\[finding\]\]"),
+        ("[[finding]]", "[finding]", r":13: findings are written as \[\[finding\]\]"),
     ],
 )
 def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -270,7 +270,7 @@ def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, 
 def test_repeated_fingerprint_names_both_lines(tmp_path: Path) -> None:
     path = written(tmp_path, a_finding("a1"), a_finding("b2"))
     path.write_text(path.read_text().replace('"b2"', '"a1"'))
-    with pytest.raises(BaselineError, match=r"baseline\.toml:25: fingerprint a1 stands in line 12 already"):
+    with pytest.raises(BaselineError, match=r"baseline\.toml:26: fingerprint a1 stands in line 13 already"):
         load_baseline(path)
 
 

@@ -1,0 +1,125 @@
+"""What an installation relies on: the version, the entry points, the files beside the code, the pins and tox.ini."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import tomllib
+from importlib import import_module, metadata, resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import verifier
+from verifier.families import ENTRY_POINT_GROUP, Family, installed_families
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def tox_ini() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "tox.ini", encoding="utf-8")
+    return parser
+
+
+def requirements() -> list[Requirement]:
+    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *extras]]
+
+
+def test_one_version() -> None:
+    assert PROJECT["version"] == verifier.__version__
+
+
+@pytest.mark.parametrize(("name", "path"), sorted(PROJECT["scripts"].items()))
+def test_scripts_can_be_called(name: str, path: str) -> None:
+    module, _, function = path.partition(":")
+    assert callable(getattr(import_module(module), function)), name
+
+
+@pytest.mark.parametrize("path", PROJECT["entry-points"]["pytest11"].values())
+def test_plugin_has_the_fixture_verify(path: str) -> None:
+    assert hasattr(import_module(path), "verify")
+
+
+@pytest.mark.parametrize(("name", "path"), sorted(PROJECT["entry-points"][ENTRY_POINT_GROUP].items()))
+def test_families_load_under_their_own_names(name: str, path: str) -> None:
+    module, _, attribute = path.partition(":")
+    family = getattr(import_module(module), attribute)
+    assert isinstance(family, Family)
+    assert family.name == name
+
+
+def test_what_is_installed_declares_the_families() -> None:
+    try:
+        metadata.distribution(PROJECT["name"])
+    except metadata.PackageNotFoundError:
+        pytest.skip("the distribution is not installed, the tests run from its folder")
+    assert installed_families().keys() >= PROJECT["entry-points"][ENTRY_POINT_GROUP].keys()
+
+
+def test_torch_is_pinned_and_admitted_from_2_13_to_2_15() -> None:
+    assert pins()["torch"] == "2.13.0"
+    torch = next(requirement for requirement in requirements() if requirement.name == "torch")
+    admitted = [v for v in ("2.12.1", "2.13.0", "2.14.0", "2.15.0", "2.15.2", "2.16.0") if v in torch.specifier]
+    assert admitted == ["2.13.0", "2.14.0", "2.15.0", "2.15.2"]
+
+
+def test_every_requirement_is_pinned_to_a_version_that_it_admits() -> None:
+    pinned = {canonicalize_name(name): version for name, version in pins().items()}
+    for requirement in requirements():
+        assert pinned.get(canonicalize_name(requirement.name), "no pin") in requirement.specifier, requirement
+
+
+def test_pins_are_portable_and_sorted() -> None:
+    assert [f"{name}=={version}" for name, version in pins().items() if "+" in version] == []
+    assert list(pins()) == sorted(pins())
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("verifier", "py.typed"),
+        ("strategies", "py.typed"),
+        *(("verifier.report", path.name) for path in sorted((ROOT / "verifier" / "report").glob("*.jinja"))),
+    ],
+)
+def test_files_beside_the_code_are_found_and_packaged(package: str, name: str) -> None:
+    assert resources.files(package).joinpath(name).is_file()
+    top, _, folder = package.partition(".")
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
+    assert any(Path(folder, name).match(pattern) for pattern in data[top])
+
+
+def test_the_page_has_its_templates() -> None:
+    assert (ROOT / "verifier" / "report" / "page.html.jinja").is_file()
+
+
+@pytest.mark.parametrize("name", ["ci", "report", "dev", "lint", "types"])
+def test_tox_has_the_environment(name: str) -> None:
+    environment = tox_ini()[f"testenv:{name}"]
+    assert environment["description"]
+    assert environment["commands"]
+
+
+def test_tox_installs_what_is_pinned() -> None:
+    assert tox_ini()["testenv"]["constraints"] == "{tox_root}/constraints.txt"
+
+
+def test_ci_runs_the_test_command() -> None:
+    command = re.sub(r"\{posargs:?|\}", "", tox_ini()["testenv:ci"]["commands"]).strip()
+    assert command == "pytest --hypothesis-profile=ci -n auto"
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    text = script.read_text(encoding="utf-8")
+    assert text.index("lint,types") < text.index("-e ci"), "pytest's summary comes last"
