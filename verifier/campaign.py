@@ -42,7 +42,7 @@ __all__ = ["Campaign", "Plan"]
 
 RESERVED_FOR_FINDINGS = 0.3
 """Share of the time limit that exploring leaves to minimising."""
-MINIMISING_LIMIT = 15.0
+MINIMISING_LIMIT = 12.0
 """Seconds after which a failure is reported as small as it is by then."""
 
 
@@ -281,7 +281,9 @@ class Campaign:
         cause = family.likely_cause(smallest.trial, smallest.verdict)
         # the script has torch's own rules, and says nothing about those of the user's files
         worth_it = not self.plan.imports and time.monotonic() < self._until
-        return finding_record(group, smallest, confirmed, minimised, entry, family.name, cause, check_script=worth_it)
+        return finding_record(
+            group, smallest, confirmed, minimised, entry, family.name, cause, worth_it, self.plan.imports
+        )
 
     def _generator(self, family: Family) -> Callable[[OpCase, MeshSpec], SearchStrategy[OpCase]]:
         ops = self.plan.selected[family.name]

@@ -11,20 +11,23 @@ import traceback
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from verifier.baseline import Baseline, load_baseline
+from verifier.baseline import Baseline, BaselineEntry, load_baseline
+from verifier.cases import Verdict
+from verifier.codec import load_trial
 from verifier.gate import as_json, decide, render
 from verifier.meshes import PoolError
 from verifier.progress import ProgressDisplay
 from verifier.recording import DEFAULT_MESHES, Request, make_plan, record, write_report
 from verifier.records import RunRecord
-from verifier.replay import replay as replay_finding
+from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json
 from verifier.runs import RunStore, RunStoreError
+from verifier.script import render_script
 
 __all__ = ["app", "main"]
 
@@ -186,18 +189,40 @@ def replay(
     baseline: BaselineOption = DEFAULT_BASELINE,
 ) -> None:
     """Run one finding again and say whether it still fails."""
-    found = RunStore(out).find_finding(finding)
+    store = RunStore(out)
+    try:
+        found = store.find_finding(finding)
+    except ValueError:
+        entries = [e for e in _load_baseline(baseline).entries if e.fingerprint.startswith(finding)]
+        if len(entries) != 1 or not finding:
+            raise
+        _replay_entry(entries[0], script)
     if script:
         sys.stdout.write(found.script)
         raise typer.Exit(0)
-    verdict, fails = replay_finding(found, imports or ())
-    console = _consoles()[0]
-    lines = [found.message, ""]
+    verdict, fails = replay_trial(load_trial(found.trial), found.verdict, imports or found.imports)
+    _say_replayed(found.message, found.verdict, verdict, fails)
+
+
+def _replay_entry(entry: BaselineEntry, script: bool) -> NoReturn:
+    """Replay a finding of which only the baseline knows."""
+    trial = load_trial(entry.trial())
+    verdict, fails = replay_trial(trial, entry.verdict)
+    if not script:
+        _say_replayed(f"{entry.summary}\n  {entry.rule}\n  known: {entry.reason}", entry.verdict, verdict, fails)
+    if not fails:
+        raise ValueError(f"{entry.fingerprint} does not fail any more, so there is no script: {verdict.kind}")
+    sys.stdout.write(render_script(trial, verdict))
+    raise typer.Exit(0)
+
+
+def _say_replayed(message: str, was: str, verdict: Verdict, fails: bool) -> NoReturn:
+    lines = [message, ""]
     if fails:
         lines.append(f"still fails: {verdict.kind}: {verdict.message}")
     else:
-        lines.append(f"does not fail as it did ({found.verdict}): now {verdict.kind} {verdict.message}".rstrip())
-    console.print("\n".join(lines), highlight=False, markup=False)
+        lines.append(f"does not fail as it did ({was}): now {verdict.kind} {verdict.message}".rstrip())
+    _consoles()[0].print("\n".join(lines), highlight=False, markup=False)
     raise typer.Exit(1 if fails else 0)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from verifier.baseline import BaselineEntry
 from verifier.codec import trial_record
 from verifier.findings import (
@@ -22,7 +25,7 @@ from verifier.trials import combination_rows
 __all__ = ["finding_record", "message"]
 
 
-def message(failure: Failure, cause: str, name: str) -> str:
+def message(failure: Failure, cause: str, name: str, imports: Sequence[str] = ()) -> str:
     """Return the finding's message: the difference, the call, the likely cause, what reproduces it."""
     trial = failure.trial
     call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
@@ -37,7 +40,8 @@ def message(failure: Failure, cause: str, name: str) -> str:
         lines.append(f"  called as {trial.case.call}")
     if cause:
         lines.append(f"  likely: {cause}")
-    lines.append(f"  reproduce: python -m verifier replay {name}")
+    options = "".join(f" --import {shlex.quote(name)}" for name in imports)
+    lines.append(f"  reproduce: python -m verifier replay {name}{options}")
     return "\n".join(lines)
 
 
@@ -50,6 +54,7 @@ def finding_record(
     family: str,
     cause: str,
     check_script: bool = True,
+    imports: Sequence[str] = (),
 ) -> FindingRecord:
     """Return the record of ``group``, whose minimised failure is ``smallest``.
 
@@ -81,7 +86,7 @@ def finding_record(
         subject=verdict.subject,
         dtype=dtype_class(trial.case),
         rule=rule_class(smallest),
-        message=message(smallest, cause, name),
+        message=message(smallest, cause, name, imports),
         confirmed=confirmed,
         minimised=minimised,
         occurrences=group.occurrences,
@@ -91,5 +96,6 @@ def finding_record(
         reason=entry.reason if entry is not None else "",
         also=list(group.seen),
         cotangent=cotangent_text(smallest),
+        imports=list(imports),
         groups=sorted({group.key, group_key(smallest)}),
     )

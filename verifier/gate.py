@@ -214,11 +214,11 @@ def _next_steps(decision: GateDecision) -> list[str]:
     elif decision.unverified:
         steps.append(f"{decision.unverified}; run again with more time, or another selection of ops")
     if decision.new:
-        steps.append("fix what is new, or accept it: `python -m verifier baseline --update`, then give each a reason")
+        steps.append("fix what is new, or accept it: `python -m verifier gate --update`, then give each a reason")
     if decision.expired:
         steps.append("fix what has expired, or move its `expires` in the baseline, with a reason that still holds")
     if decision.fixed:
-        steps.append("drop what is fixed from the baseline: `python -m verifier baseline --update`")
+        steps.append("drop what is fixed from the baseline: `python -m verifier gate --update`")
     verdict = {0: "passed: nothing new", 1: "failed: new or expired findings", 2: "could not verify"}
     return [
         *(f"next: {step}" for step in steps),

@@ -212,12 +212,12 @@ def take_local(
             start, stop = shard_bounds(local.shape[placement.dim], extent, index)
             local = local.narrow(placement.dim, start, stop - start)
         elif type(placement) is Partial:
-            # the ranks that share this mesh dim agree on everything to its left, and on nothing else
+            # the ranks that share this mesh dim agree on everything to its left; replicas have the same parts
             generator = torch.Generator().manual_seed(hash((seed, mesh_dim, prefix)) & 0x7FFFFFFF)
             local = split_partial(local, placement.reduce_op, extent, generator)[index]
         elif not isinstance(placement, Replicate):
             raise ValueError(f"cannot split by {placement!r}; Replicate, Shard and Partial are supported")
-        prefix = (*prefix, index)
+        prefix = (*prefix, 0 if isinstance(placement, Replicate) else index)
     return local.clone(memory_format=torch.preserve_format)
 
 

@@ -29,7 +29,7 @@ from verifier.summary import Summary
 
 __all__ = ["DEFAULT_MESHES", "Request", "make_plan", "record", "write_report"]
 
-DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3", "2x2x2")
+DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3")
 
 
 @dataclass(frozen=True)

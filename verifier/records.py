@@ -82,6 +82,8 @@ class FindingRecord:
     also: list[str] = field(default_factory=list)
     """Other combinations and meshes in which the same defect showed, as text."""
     cotangent: str = ""
+    imports: list[str] = field(default_factory=list)
+    """The user's modules and files under which it was found; the script does not have them."""
     groups: list[str] = field(default_factory=list)
     """What the failures look like that turned out to be this defect, before minimising: op, verdict, place, rule."""
     format_version: int = FORMAT_VERSION

@@ -281,3 +281,14 @@ def test_mixtures_of_reductions_are_illegal_but_for_sum_and_avg() -> None:
 def test_a_dim_that_is_not_there_is_refused(placements: Placements) -> None:
     with pytest.raises(ValueError, match="cannot place a 2-d tensor"):
         split(values((2, 2), torch.float64, 0), placements, (2,), 0)
+
+
+@given(data=st.data())
+def test_replicas_hold_the_same_parts(data: st.DataObject) -> None:
+    """Replicate promises equal local tensors, also where another mesh dim splits the value into parts."""
+    reduction = data.draw(st.sampled_from(["sum", "avg", "product", "min", "max"]))
+    value = values((3, 2), torch.float64, data.draw(st.integers(0, 99)))
+    for placements in ((Replicate(), Partial(reduction)), (Partial(reduction), Replicate())):
+        zero, one, two, three = split(value, placements, (2, 2), data.draw(st.integers(0, 99)))
+        pairs = ((zero, two), (one, three)) if placements[0] == Replicate() else ((zero, one), (two, three))
+        assert all(torch.equal(left, right) for left, right in pairs)

@@ -240,7 +240,7 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
     [
         ("format_version = 1", "format_version = 2", r":11: format_version is 2; this version of the verifier reads 1"),
         ("format_version = 1", "", r":1: has no format_version"),
-        ('mesh = "4"', 'mesh = "4', r":19: not TOML: .*line 18"),
+        ('mesh = "4"', 'mesh = "4', r":19: not TOML: .*line 19"),
         ("expires = 2026-11-16", "expires = 2026-13-16", r":23: not TOML: "),
         ("expires = 2026-11-16", 'expires = "2026-11-16"', r":13: finding 1 \(a1\): expires is '2026-11-16', but has"),
         ("expires = 2026-11-16", "expires = 2026-11-16T00:00:00", r"expires is '2026-11-16 00:00:00', but has to be"),

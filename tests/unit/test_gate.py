@@ -223,9 +223,9 @@ def test_text_of_a_new_finding_ends_with_what_to_do() -> None:
         "fixed b2 WRONG_GRADIENT in aten.embedding.default on mesh 4: tried again, and passed",
         "",
         "412 trials, 36 of them without evidence; 1 new, 1 expired, 0 known, 1 fixed, 0 untested",
-        "next: fix what is new, or accept it: `python -m verifier baseline --update`, then give each a reason",
+        "next: fix what is new, or accept it: `python -m verifier gate --update`, then give each a reason",
         "next: fix what has expired, or move its `expires` in the baseline, with a reason that still holds",
-        "next: drop what is fixed from the baseline: `python -m verifier baseline --update`",
+        "next: drop what is fixed from the baseline: `python -m verifier gate --update`",
         "gate failed: new or expired findings (exit status 1)",
     ]
 
