@@ -42,7 +42,7 @@ __all__ = ["Campaign", "Plan"]
 
 RESERVED_FOR_FINDINGS = 0.3
 """Share of the time limit that exploring leaves to minimising."""
-MINIMISING_LIMIT = 12.0
+MINIMISING_LIMIT = 20.0
 """Seconds after which a failure is reported as small as it is by then."""
 
 

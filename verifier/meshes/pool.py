@@ -112,7 +112,7 @@ class Pool:
         key: PoolKey,
         imports: Sequence[str] = (),
         trial_limit: float = 20.0,
-        grace: float = 0.5,
+        grace: float = 0.25,
         on_restart: Callable[[str, float], None] | None = None,
     ) -> None:
         self.key = key
