@@ -6,6 +6,7 @@ tensor is compared with the piece of the reference that the output's placements 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 
+@functools.cache
 def resolve(path: str) -> Callable[..., object]:
     """Return the callable at a dotted path, as ``torch.nn.functional.embedding`` or ``torch.ops.aten.mm.default``.
 
@@ -363,6 +365,7 @@ def argument_names(case: OpCase) -> list[str]:
     return names
 
 
+@functools.cache
 def parameter_names(call: str) -> list[str]:
     """Return the names of the parameters of the callable at a dotted path; empty if it does not tell."""
     target = resolve(call)

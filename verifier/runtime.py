@@ -183,7 +183,7 @@ class _Steps:
 
         result: list[object] = []
         with self.dtensor(Phase.FORWARD):
-            inject(trial.fault, self.runner.ranks)
+            self.inject_fault()
             result.append(resolve(trial.case.call)(*args, **kwargs))
         outputs = self.outputs(result)
         if reference.raised is not None:
@@ -197,7 +197,6 @@ class _Steps:
 
         for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
             self.gather(Spot(Phase.GATHER, name), output, expected)
-        self.agree()
         if reference.differentiable and reference.wanted:
             for log.backward in range(len(trial.cotangents)):
                 self.backward(log.backward, inputs, outputs)
@@ -234,6 +233,9 @@ class _Steps:
             log.executed += [Executed(phase, log.backward, op, texts) for op, texts in recorder.executed]
         if log.raised is not None:
             self.runner.exchange.announce(log.report(self.runner.ranks))
+
+    def inject_fault(self) -> None:
+        inject(self.trial.fault, self.runner.ranks, self.log.reached)
 
     def agree(self) -> None:
         """Go on only if every rank can, and if all hold the same placements: else the next collective would hang."""
@@ -286,9 +288,12 @@ class _Steps:
         """Let DTensor gather ``got`` on every rank and compare the whole with ``expected``."""
         full: list[torch.Tensor] = []
         with self.dtensor(spot.phase), torch.no_grad():
+            self.inject_fault()
             full.append(got.full_tensor())
         if not full:
-            self.agree()  # raised here; the others come to theirs unless they wait for this rank
+            # No exchange follows a gather that succeeds: it would cost each trial more than the rare rank that raises
+            # alone does. The others come to their next one, or wait for this rank until the controller breaks it off.
+            self.agree()
         spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
         with self.log.timed("compare"), paused_simulation():
             absolute = case_tolerance(self.trial, self.reference, expected, self.log.redistributions)
@@ -306,6 +311,7 @@ class _Steps:
             ]
         gradients: list[torch.Tensor | None] = []
         with self.dtensor(Phase.BACKWARD):
+            self.inject_fault()
             gradients.extend(
                 torch.autograd.grad(
                     [outputs[i] for i in reference.differentiable],
@@ -335,7 +341,6 @@ class _Steps:
         for subject, gradient, expected in pairs:
             if expected is not None and isinstance(gradient, DTensor):
                 self.gather(Spot(Phase.GATHER_GRADIENT, subject, index), gradient, expected)
-        self.agree()
 
     def check_inputs(self, inputs: list[DTensor], before: list[dict[int, torch.Tensor]]) -> None:
         """Check that each input is what it was, or what the local call made of it."""

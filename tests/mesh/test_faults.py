@@ -113,6 +113,19 @@ def test_a_rank_that_raises_alone_costs_no_restart(pool: Pool) -> None:
     assert pool.restarts == restarts
 
 
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.GATHER, Phase.BACKWARD, Phase.GATHER_GRADIENT])
+@pytest.mark.parametrize("weight", ["R", "S(0)", "S(1)", "P(sum)"])
+def test_a_rank_that_raises_in_any_phase_leaves_the_next_trials_alone(pool: Pool, phase: Phase, weight: str) -> None:
+    """Ranks that are one exchange apart would spoil every trial that follows."""
+    faulty = trial(weight, f"raise:1:{phase}")
+    observations = list(
+        pool.run([trial(weight), faulty, trial("S(1)"), faulty, faulty, trial("S(0)"), trial("P(sum)")])
+    )
+    passed, crashed = VerdictKind.PASS, VerdictKind.CRASH
+    assert kinds(observations) == [passed, crashed, passed, crashed, crashed, passed, passed]
+    assert judge(observations[1], make_reference(CASE)).phase is phase
+
+
 def test_every_fault_of_a_batch_has_its_own_restart(pool: Pool) -> None:
     restarts = pool.restarts
     batch = [trial("P(sum)", "kill:0"), trial("S(1)"), trial("P(sum)", "kill:1")]

@@ -23,7 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from verifier.cases import Fate, MeshSpec, Observation, ProcessReport, Trial
+from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
 from verifier.codec import pack, unpack
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
 
@@ -246,7 +246,15 @@ class Pool:
                 done += 1
                 if observation.fate is not Fate.COMPLETED:
                     self._recover(observation)
+                elif self._out_of_step(observation) and not self._rebuild_groups():
+                    self.close()
                 yield observation
+
+    def _out_of_step(self, observation: Observation) -> bool:
+        """Return whether ranks stopped where others went on without an exchange, so that their next ones differ."""
+        raised = [report.raised.phase for report in observation.reports if report is not None and report.raised]
+        exchanged = {Phase.FORWARD, Phase.BACKWARD}
+        return 0 < len(raised) < self.size and not exchanged.issuperset(raised)
 
     def _recover(self, observation: Observation) -> None:
         """Make the ranks usable after a fault: by new process groups if all processes live, else by new processes."""
@@ -282,7 +290,7 @@ class Pool:
         return True
 
     def _fly(self, trials: Sequence[Trial], first: int) -> Iterator[Observation]:
-        """Run ``trials[first:]`` until the first one that does not complete, that one included."""
+        """Run ``trials[first:]`` until the first one after which the ranks need mending, that one included."""
         message = pack(("batch", list(enumerate(trials[first:], first))))
         lost: dict[Connection, int] = {}
         for index, process in enumerate(self._processes):
@@ -321,7 +329,10 @@ class Pool:
                         flights[about].raised[index_of[connection]] = payload
                     else:
                         raise PoolError(f"process {index_of[connection]} failed: {payload}")
-            yield self._ended(trials[number], flight, Fate.COMPLETED, started, "")
+            observation = self._ended(trials[number], flight, Fate.COMPLETED, started, "")
+            yield observation
+            if self._out_of_step(observation):
+                return
             del flights[number]
 
     def _ended(self, trial: Trial, flight: _Flight, fate: Fate, started: float, detail: str) -> Observation:

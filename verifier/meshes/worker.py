@@ -78,7 +78,8 @@ class _Ranks:
         self.config = config
         self.messages = messages
         self.ranks = tuple(range(config.world_size)) if config.simulated else (config.index,)
-        self.broken = threading.Event()
+        self._stopping = threading.Event()
+        self._broken = threading.Event()
         self._runners: dict[tuple[int, ...], TrialRunner] = {}
         if config.simulated:
             start_simulated_world(config.world_size)
@@ -92,10 +93,13 @@ class _Ranks:
     def build(self, epoch: int) -> None:
         """Make the process groups; ``epoch`` counts how often that has been done."""
         if epoch:
+            # the watching thread may be slower than this one, and must not close the connections that are made below
+            assert self._broken.wait(timeout=60), "no byte came on the lifeline"
             dist.destroy_process_group()
             self._runners.clear()
             clear_caches()  # they hold meshes of the old groups
-            self.broken.clear()
+            self._stopping.clear()
+            self._broken.clear()
         dist.init_process_group(
             self.config.backend,
             store=PrefixStore(f"epoch {epoch}", self._store),
@@ -125,7 +129,7 @@ class _Ranks:
         case: OpCase | None = None
         reference: Reference | None = None
         for number, trial in batch:
-            if self.broken.is_set():
+            if self._stopping.is_set():
                 return
             self.messages.trial = number
             if trial.case is not case:
@@ -143,7 +147,7 @@ class _Ranks:
 
         Neither destroying nor aborting a gloo group does that (torch 2.13.0). Called from another thread.
         """
-        self.broken.set()
+        self._stopping.set()
         for name in os.listdir("/proc/self/fd"):
             try:
                 connection = socket.socket(fileno=os.dup(int(name)))
@@ -153,6 +157,7 @@ class _Ranks:
                 to_rank = connection.family in (socket.AF_INET, socket.AF_INET6)
                 if to_rank and connection.getpeername()[1] != self.config.store_port:
                     connection.shutdown(socket.SHUT_RDWR)
+        self._broken.set()
 
 
 def _watch(lifeline_fd: int, ranks: list[_Ranks]) -> None:
