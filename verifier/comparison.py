@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from verifier.cases import Contribution, Difference, DifferenceKind, MeshSpec, Phase, Placements, format_placements
-from verifier.placements import take_local
+from verifier.placements import local_shape, take_local
 
 __all__ = ["Spot", "check_full", "check_shards", "compare", "tolerance"]
 
@@ -97,10 +97,13 @@ def check_shards(
     """
     if any(placement.is_partial() for placement in placements):
         text = format_placements(placements)
-        return [], [
-            Contribution(spot.phase, spot.subject, rank, text, local.cpu().clone(), spot.backward)
-            for rank, local in locals_.items()
-        ]
+        misshapen, parts = [], []
+        for rank, local in locals_.items():
+            shape = local_shape(expected.shape, placements, mesh.shape, mesh.coordinate(rank))
+            if tuple(local.shape) != shape:
+                misshapen.append(spot.difference(DifferenceKind.SHAPE, list(local.shape), list(shape), rank))
+            parts.append(Contribution(spot.phase, spot.subject, rank, text, local.cpu().clone(), spot.backward))
+        return misshapen, [] if misshapen else parts
     differences = []
     for rank, local in locals_.items():
         piece = take_local(expected, placements, mesh.shape, mesh.coordinate(rank), seed=0)

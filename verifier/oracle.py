@@ -218,7 +218,8 @@ def judge(observation: Observation, reference: Reference) -> Verdict:
                 VerdictKind.RANKS_DISAGREE, f"{subject} placements differ: {listing}", Phase.FORWARD, subject
             )
     differences = [difference for report in reports for difference in report.differences]
-    differences += _combined_differences(observation.trial, reports, reference)
+    if not any(difference.kind is DifferenceKind.SHAPE for difference in differences):
+        differences += _combined_differences(observation.trial, reports, reference)
     if differences:
         return _judge_difference(min(differences, key=_order))
     for report in reports:
