@@ -124,6 +124,9 @@ def main() -> None:
             rate, share, misses = measure(MeshSpec.parse(text), arguments.trials, new_shapes)
             rates[text, new_shapes] = rate
             print(f"{text:14} {'new' if new_shapes else 'repeated':9} {rate:9.1f} {share:10.0%} {misses:7}", flush=True)
+    for text in ("2", "4", "simulated:2", "simulated:4"):
+        share = 1 - rates[text, True] / rates[text, False]
+        print(f"sharding propagation on cache misses: {share:.0%} of a trial in a new shape on mesh {text}")
     for world_size in (2, 4):
         rate = measure_spawned(world_size, arguments.spawned)
         ratio = rates[str(world_size), False] / rate
