@@ -7,7 +7,7 @@ is a :class:`Trial`; a mesh turns that into an :class:`Observation`, the oracle 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -62,6 +62,10 @@ def format_placements(placements: Placements) -> str:
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
+placement_parsers: list[Callable[[str], Placement | None]] = []
+"""Read the placements that only torch's private modules have; the one module that may import those adds to this."""
+
+
 def parse_placement(text: str) -> Placement:
     """Return the placement that ``text`` names: ``R``, ``S(0)`` or ``P(sum)``.
 
@@ -80,6 +84,9 @@ def parse_placement(text: str) -> Placement:
         return Shard(int(match[1]))
     if (match := re.fullmatch(r"P\((\w+)\)", text)) and match[1] in REDUCTIONS:
         return Partial(match[1])
+    for parse in placement_parsers:
+        if (special := parse(text)) is not None:
+            return special
     raise ValueError(f"placement {text!r} is none of R, S(dim) and P({'|'.join(REDUCTIONS)})")
 
 
@@ -91,7 +98,7 @@ def parse_placements(text: str) -> Placements:
     """
     text = text.strip()
     inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
-    return tuple(parse_placement(part) for part in inner.split(","))
+    return tuple(parse_placement(part) for part in re.split(r",(?![^(]*\))", inner))
 
 
 # --------------------------------------------------------------------------------------------------------------- mesh

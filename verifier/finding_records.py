@@ -55,14 +55,17 @@ def finding_record(
     cause: str,
     check_script: bool = True,
     imports: Sequence[str] = (),
+    level: int = 2,
+    name: str = "",
 ) -> FindingRecord:
     """Return the record of ``group``, whose minimised failure is ``smallest``.
 
     The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was
-    run when it was new.
+    run when it was new. ``level`` is that at which it was found, ``name`` its
+    fingerprint, where that is not made of the minimised failure.
     """
     trial, verdict = smallest.trial, smallest.verdict
-    name = entry.fingerprint if entry is not None else fingerprint(smallest)
+    name = entry.fingerprint if entry is not None else name or fingerprint(smallest)
     report = first_report(smallest.observation)
     outputs = [text for subject, text in (report.placements if report else ()) if subject.startswith("output")]
     script = render_script(trial, verdict)
@@ -77,7 +80,7 @@ def finding_record(
         op=trial.case.op,
         family=family,
         verdict=verdict.kind,
-        level=2,
+        level=level,
         mesh=str(trial.mesh),
         input_placements=dict(combination_rows(trial.case, trial.combination)),
         output_placements=outputs,

@@ -42,8 +42,8 @@ class GateItem:
 class GateDecision:
     """What is ``new``, ``known``, ``fixed``, ``expired`` (known, still there, past its day) and ``untested``.
 
-    ``trials`` counts all trials, ``evidence`` those that said something: an unsupported or inconclusive trial, or an
-    error of ours, proves nothing. ``errors`` are our own errors.
+    ``trials`` counts all trials, and the rules of level 1 if ``rules`` is true; ``evidence`` those that said something:
+    an unsupported or inconclusive trial, or an error of ours, proves nothing. ``errors`` are our own errors.
     """
 
     run: str
@@ -56,6 +56,11 @@ class GateDecision:
     evidence: int
     complete: bool
     errors: tuple[str, ...]
+    rules: bool = False
+
+    @property
+    def _counted(self) -> str:
+        return "trials and rules" if self.rules else "trials"
 
     @property
     def unverified(self) -> str:
@@ -64,11 +69,12 @@ class GateDecision:
             plural = "s" if len(self.errors) > 1 else ""
             return f"the verifier itself failed, with {len(self.errors)} distinct error{plural}"
         if not self.trials:
-            return "nothing was tested: the run has no trials"
+            return f"nothing was tested: the run has no {'trials and no rules' if self.rules else 'trials'}"
         if not self.evidence:
-            return f"nothing was tested: all {self.trials} trials are unsupported or inconclusive"
+            return f"nothing was tested: all {self.trials} {self._counted} are unsupported or inconclusive"
         if not self.complete:
-            return "the run is incomplete: it stopped before it had reached every mesh"
+            where = "every op and mesh" if self.rules else "every mesh"
+            return f"the run is incomplete: it stopped before it had reached {where}"
         return ""
 
     @property
@@ -130,6 +136,7 @@ def decide(run: RunRecord, baseline: Baseline, today: date) -> GateDecision:
         evidence=sum(count for kind, count in counts.items() if kind not in _NO_EVIDENCE),
         complete=run.complete,
         errors=errors,
+        rules=run.rules is not None,
     )
 
 
@@ -155,7 +162,11 @@ def _item(finding: FindingRecord | None, entry: BaselineEntry | None, note: str)
 def _why_untested(run: RunRecord, entry: BaselineEntry) -> str:
     if entry.family and entry.family not in run.header.families:
         return f"family {entry.family} was not selected"
-    if entry.op not in run.counts_by_op:
+    checked = [op for op in run.rules.ops.values() if entry.op in op.overloads] if run.rules else []
+    for op in checked:
+        if entry.op in op.not_testable:
+            return f"{entry.op} is not testable at level 1: {op.not_testable[entry.op]}"
+    if entry.op not in run.counts_by_op and not checked:
         return f"{entry.op} was not tried"
     return "was not tried again"
 
@@ -198,7 +209,7 @@ def render(decision: GateDecision) -> str:
         lines += ["", *(f"TOOL_ERROR {error}" for error in decision.errors)]
     lines += [
         "",
-        f"{decision.trials} trials, {decision.trials - decision.evidence} of them without evidence; "
+        f"{decision.trials} {decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
         f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
         f"{len(decision.fixed)} fixed, {len(decision.untested)} untested",
         *_next_steps(decision),

@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -45,6 +46,8 @@ __all__ = [
     "output_names",
     "parameter_names",
     "resolve",
+    "with_written",
+    "written_arguments",
 ]
 
 
@@ -80,7 +83,8 @@ class Reference:
     """What the call gives on the global values, in one process.
 
     ``inputs`` are the tensor arguments (copies; the case's own are never touched), ``outputs`` the tensors among the
-    results, ``structure`` the pytree of the results, ``raised`` the exception instead of results.
+    results and then the arguments that the op writes to without returning them, ``structure`` the pytree of the
+    results, ``raised`` the exception instead of results.
     """
 
     case: OpCase
@@ -145,8 +149,39 @@ def make_reference(case: OpCase) -> Reference:
         reference.raised = error
         return reference
     flat, reference.structure = pytree.tree_flatten(result)
-    reference.outputs = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+    reference.outputs = with_written([leaf for leaf in flat if isinstance(leaf, torch.Tensor)], case, inputs)
     return reference
+
+
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
+
+
+def with_written(returned: Sequence[_Tensor], case: OpCase, inputs: Sequence[_Tensor]) -> list[_Tensor]:
+    """Return the results, followed by the tensor arguments that the op writes to and does not return."""
+    written = [inputs[number] for number in written_arguments(case)]
+    return [*returned, *(tensor for tensor in written if not any(tensor is other for other in returned))]
+
+
+def written_arguments(case: OpCase) -> tuple[int, ...]:
+    """Return the numbers, among the tensor arguments, of those that the operator's schema marks as written to.
+
+    >>> a, b = torch.zeros(2), torch.zeros(2)
+    >>> written_arguments(OpCase("aten.add.out", "torch.ops.aten.add.out", (a, b), {"out": torch.empty(2)}))
+    (2,)
+    """
+    schema = getattr(resolve(case.call), "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    names = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    named = [(argument.name, value) for argument, value in zip(schema.arguments, case.args, strict=False)]
+    numbers: list[int] = []
+    count = 0
+    for name, value in [*named, *case.kwargs.items()]:
+        here = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+        if name in names:
+            numbers += range(count, count + here)
+        count += here
+    return tuple(numbers)
 
 
 def cotangents(reference: Reference, seed: int) -> list[torch.Tensor]:

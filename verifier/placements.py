@@ -16,6 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import REDUCTIONS, Placements, format_placements
+from verifier.torch_internals import norm_order, strides_of
 
 __all__ = [
     "Alphabet",
@@ -25,7 +26,10 @@ __all__ = [
     "local_shape",
     "partial_reductions",
     "shard_bounds",
+    "shard_indices",
+    "sharded_dim",
     "split",
+    "split_index",
     "split_partial",
     "take_local",
 ]
@@ -55,6 +59,38 @@ def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     return min(index * width, size), min((index + 1) * width, size)
 
 
+def shard_indices(placement: Placement, size: int, parts: int, index: int) -> tuple[int, Sequence[int]] | None:
+    """Return the tensor dim that ``placement`` cuts and which of its ``size`` indices shard ``index`` of ``parts`` has.
+
+    A strided shard is cut twice, first into ``split_factor`` pieces and then each of these into ``parts``; shard
+    ``index`` is made of the ``index``-th part of every piece. None for a placement that does not shard.
+
+    >>> from torch.distributed.tensor.placement_types import _StridedShard
+    >>> shard_indices(_StridedShard(0, split_factor=2), 8, 2, 0)
+    (0, [0, 1, 4, 5])
+    """
+    if isinstance(placement, Shard):
+        return placement.dim, range(*shard_bounds(size, parts, index))
+    strided = strides_of(placement)
+    if strided is None:
+        return None
+    dim, factor = strided
+    indices: list[int] = []
+    for piece in range(factor):
+        first, last = shard_bounds(size, factor, piece)
+        start, stop = shard_bounds(last - first, parts, index)
+        indices += range(first + start, first + stop)
+    return dim, indices
+
+
+def sharded_dim(placement: Placement) -> int | None:
+    """Return the tensor dim that ``placement`` cuts, or None."""
+    if isinstance(placement, Shard):
+        return placement.dim
+    strided = strides_of(placement)
+    return None if strided is None else strided[0]
+
+
 def coordinates(mesh_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the coordinate of every rank, in rank order.
 
@@ -74,9 +110,11 @@ def local_shape(
     """
     result = list(shape)
     for placement, extent, index in zip(placements, mesh_shape, coordinate, strict=True):
-        if isinstance(placement, Shard):
-            start, stop = shard_bounds(result[placement.dim], extent, index)
-            result[placement.dim] = stop - start
+        dim = sharded_dim(placement)
+        if dim is not None:
+            cut = shard_indices(placement, result[dim], extent, index)
+            assert cut is not None
+            result[dim] = len(cut[1])
     return tuple(result)
 
 
@@ -168,6 +206,38 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
     return pieces
 
 
+def split_index(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Return ``parts`` integer tensors that reduce to ``value``, with no value outside the range of its own and 0.
+
+    For indices, lengths and targets: kernels trust them, and a part that points outside memory can end the process.
+
+    Raises
+    ------
+    ValueError
+        If the dtype cannot be Partial under ``reduction``.
+    """
+    if reduction not in partial_reductions(value.dtype) or value.dtype == torch.bool:
+        raise ValueError(f"a {value.dtype} tensor cannot be split as indices under P({reduction})")
+    owner = torch.randint(0, parts, value.shape, generator=generator)
+    if reduction == "product" or not value.numel():
+        neutral = torch.full_like(value, 1 if reduction == "product" else 0)
+        return [torch.where(owner == rank, value, neutral) for rank in range(parts)]
+    fractions = torch.rand((parts, *value.shape), generator=generator, dtype=torch.float64)
+    if reduction == "sum":
+        rest = value.clone()
+        pieces = []
+        for rank in range(parts):  # each takes a part of what is left, the owner takes what all others leave
+            share = (rest * fractions[rank]).to(value.dtype)
+            pieces.append(torch.where(owner == rank, torch.zeros_like(value), share))
+            rest = rest - pieces[-1]
+        return [torch.where(owner == rank, rest, piece) for rank, piece in enumerate(pieces)]
+    bound = value.min() if reduction == "max" else value.max()
+    return [
+        torch.where(owner == rank, value, value + ((bound - value) * fractions[rank]).to(value.dtype))
+        for rank in range(parts)
+    ]
+
+
 def _split_product(
     value: torch.Tensor, owner: torch.Tensor, parts: int, generator: torch.Generator
 ) -> list[torch.Tensor]:
@@ -211,6 +281,10 @@ def take_local(
                 raise ValueError(f"cannot place a {value.ndim}-d tensor as {format_placements(placements)}")
             start, stop = shard_bounds(local.shape[placement.dim], extent, index)
             local = local.narrow(placement.dim, start, stop - start)
+        elif (dim := sharded_dim(placement)) is not None:
+            cut = shard_indices(placement, local.shape[dim], extent, index)
+            assert cut is not None
+            local = local.index_select(dim, torch.tensor(cut[1], dtype=torch.long))
         elif type(placement) is Partial:
             # the ranks that share this mesh dim agree on everything to its left; replicas have the same parts
             generator = torch.Generator().manual_seed(hash((seed, mesh_dim, prefix)) & 0x7FFFFFFF)
@@ -262,26 +336,33 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
             if first.shape != other.shape or not _same(first, other):
                 raise Disagreement(f"replicas 0 and {rank} along the mesh dim differ")
         return first
-    if isinstance(placement, Shard):
+    dim = sharded_dim(placement)
+    if dim is not None:
         assert size is not None
-        for index, piece in enumerate(pieces):
-            others = [extent for dim, extent in enumerate(piece.shape) if dim != placement.dim]
-            wanted = [extent for dim, extent in enumerate(pieces[0].shape) if dim != placement.dim]
-            if others != wanted:
+        cuts = [shard_indices(placement, size, len(pieces), index) for index in range(len(pieces))]
+        for index, (piece, cut) in enumerate(zip(pieces, cuts, strict=True)):
+            assert cut is not None
+            others = [extent for d, extent in enumerate(piece.shape) if d != dim]
+            wanted = [extent for d, extent in enumerate(pieces[0].shape) if d != dim]
+            if others != wanted or piece.ndim != pieces[0].ndim:
+                raise Disagreement(f"shards 0 and {index} of tensor dim {dim} differ along another tensor dim")
+            if piece.shape[dim] != len(cut[1]):
                 raise Disagreement(
-                    f"shards 0 and {index} of tensor dim {placement.dim} differ along another tensor dim"
+                    f"shard {index} of tensor dim {dim} has {piece.shape[dim]} elements, expected {len(cut[1])}"
                 )
-            start, stop = shard_bounds(size, len(pieces), index)
-            if piece.shape[placement.dim] != stop - start:
-                raise Disagreement(
-                    f"shard {index} of tensor dim {placement.dim} has {piece.shape[placement.dim]} elements, "
-                    f"expected {stop - start}"
-                )
-        return torch.cat(list(pieces), placement.dim)
-    if type(placement) is Partial:
+        joined = torch.cat(list(pieces), dim)
+        if isinstance(placement, Shard):
+            return joined
+        order = torch.tensor([i for cut in cuts if cut is not None for i in cut[1]], dtype=torch.long)
+        return joined.index_select(dim, order.argsort())
+    if isinstance(placement, Partial) and (type(placement) is Partial or norm_order(placement) is not None):
         shapes = {tuple(piece.shape) for piece in pieces}
         if len(shapes) > 1:
             raise Disagreement(f"parts of {placement} differ in shape: {sorted(shapes)}")
+        order_p = norm_order(placement)
+        if order_p is not None:
+            powers = torch.stack([piece.double().abs() ** order_p for piece in pieces])
+            return (powers.sum(0) ** (1 / order_p)).to(pieces[0].dtype)
         return _reduce(pieces, placement.reduce_op)
     raise ValueError(f"cannot combine by {placement!r}; Replicate, Shard and Partial are supported")
 
@@ -314,8 +395,11 @@ def combine(
         merged = {}
         for prefix, group in groups.items():
             size = None
-            if isinstance(placement, Shard):
-                size = local_shape(shape, placements[:mesh_dim], mesh_shape[:mesh_dim], prefix)[placement.dim]
+            dim = sharded_dim(placement)
+            if dim is not None:
+                if dim >= len(shape):
+                    raise Disagreement(f"the global tensor has {len(shape)} dims, {placement} cuts tensor dim {dim}")
+                size = local_shape(shape, placements[:mesh_dim], mesh_shape[:mesh_dim], prefix)[dim]
             merged[prefix] = _merge(group, placement, size)
         pieces = merged
     (result,) = pieces.values()

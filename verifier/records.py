@@ -137,6 +137,108 @@ class GraphRecord:
 
 
 @dataclass
+class TransferRecord:
+    """A collective on one argument: ``bytes`` is the size of the largest local tensor that enters it."""
+
+    argument: int
+    source: str
+    target: str
+    collective: str
+    bytes: int
+
+
+@dataclass
+class WrongRuleRecord:
+    """A claim of DTensor's that a counterexample refutes.
+
+    ``op`` is the aten overload, ``origin`` the sample that shows it; ``input_placements`` are those on which DTensor
+    runs the op. ``confirmed`` says on what real processes it was confirmed, or ``"unconfirmed"`` and why;
+    ``fingerprint`` names the finding and is empty for a rule that was not confirmed. ``draws`` counts the draws that
+    refute it.
+    """
+
+    op: str
+    input_placements: list[str]
+    output_placements: list[str]
+    mesh: str
+    shapes: list[list[int]]
+    arguments: str
+    origin: str
+    verdict: str
+    message: str
+    confirmed: str
+    fingerprint: str
+    known: bool
+    draws: int
+
+
+@dataclass
+class MissingRuleRecord:
+    """A rule that held in each of ``draws`` draws over ``sizes`` sets of shapes, where DTensor communicates or refuses.
+
+    ``saves`` is what DTensor runs instead at the shapes given; empty where it refuses. ``verdict`` is ``MISSING``.
+    ``samples`` counts the samples of the op in which it is missing.
+    """
+
+    op: str
+    input_placements: list[str]
+    output_placements: list[str]
+    shapes: list[list[int]]
+    arguments: str
+    origin: str
+    draws: int
+    sizes: int
+    world_sizes: list[int]
+    saves: list[TransferRecord]
+    collectives_saved: int
+    bytes_saved: int
+    samples: int = 1
+    verdict: str = "MISSING"
+
+
+@dataclass
+class OpRulesRecord:
+    """What level 1 says of one op.
+
+    ``combinations`` counts pairs of input placements and one output's placement that have a verdict, ``runs`` how often
+    input placements were run, over all draws. ``confirmed`` lists the claims that held in every draw, as text.
+    ``special`` are claims that hold but for infinities, NaN, -0.0 and values at a threshold. ``untested`` maps reasons
+    to numbers of combinations. ``not_testable`` maps overloads to the reason. ``seconds`` is the time of one worker.
+    """
+
+    overloads: list[str]
+    samples: int
+    combinations: int
+    runs: int
+    confirmed: list[str]
+    wrong: list[WrongRuleRecord]
+    unconfirmed: list[WrongRuleRecord]
+    missing: list[MissingRuleRecord]
+    special: list[WrongRuleRecord]
+    inconclusive: list[str]
+    untested: dict[str, int]
+    not_testable: dict[str, str]
+    died: list[str]
+    seconds: float
+
+
+@dataclass
+class RulesRecord:
+    """The rule check of one run. ``seconds`` is the wall time of all checks, without starting and confirming."""
+
+    combinations: int
+    seconds: float
+    seconds_starting: float
+    seconds_confirming: float
+    jobs: int
+    meshes: list[str]
+    dtype: str
+    sizes: int
+    claims_only: bool
+    ops: dict[str, OpRulesRecord]
+
+
+@dataclass
 class RunHeader:
     """Everything that was decided before any work."""
 
@@ -181,4 +283,5 @@ class RunRecord:
     inconclusive: dict[str, int] = field(default_factory=dict)
     unsupported: dict[str, int] = field(default_factory=dict)
     tool_errors: list[str] = field(default_factory=list)
+    rules: RulesRecord | None = None
     format_version: int = FORMAT_VERSION

@@ -33,7 +33,7 @@ from verifier.cases import (
 from verifier.comparison import Spot, check_full, check_shards
 from verifier.converter import DTensorConverter, place
 from verifier.faults import inject
-from verifier.oracle import Reference, argument_names, case_tolerance, cotangents, output_names, resolve
+from verifier.oracle import Reference, argument_names, case_tolerance, cotangents, output_names, resolve, with_written
 from verifier.torch_internals import (
     Recorder,
     cache_misses,
@@ -185,7 +185,7 @@ class _Steps:
         with self.dtensor(Phase.FORWARD):
             self.inject_fault()
             result.append(resolve(trial.case.call)(*args, **kwargs))
-        outputs = self.outputs(result)
+        outputs = self.outputs(result, inputs)
         if reference.raised is not None:
             self.agree()
             return
@@ -248,12 +248,16 @@ class _Steps:
         if not go_on:
             raise _Stopped
 
-    def outputs(self, result: list[object]) -> list[DTensor]:
-        """Return the output DTensors, in pytree order; anything else that came back counts as raised."""
+    def outputs(self, result: list[object], inputs: list[DTensor]) -> list[DTensor]:
+        """Return the output DTensors, in pytree order; anything else that came back counts as raised.
+
+        Arguments that the op writes to and does not return come last.
+        """
         if not result:
             return []
         flat, structure = pytree.tree_flatten(result[0])
-        tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        returned = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        tensors = with_written(returned, self.trial.case, list[torch.Tensor](inputs))
         for i, tensor in enumerate(tensors):
             name = "output" if len(tensors) == 1 else f"output {i}"
             text = local_shards(tensor).text if isinstance(tensor, DTensor) else type(tensor).__name__

@@ -6,6 +6,7 @@ The script shows the defect through DTensor's public API. Exit status 1: the def
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 
 from verifier.cases import Phase, Placements, Trial, Verdict, VerdictKind
 from verifier.converter import tensor_arguments
-from verifier.oracle import argument_names, cotangents, make_reference, resolve
+from verifier.oracle import argument_names, cotangents, make_reference, resolve, written_arguments
 from verifier.placements import split
 
 __all__ = ["FAILS", "GONE", "render_script", "run_script"]
@@ -65,6 +66,12 @@ def tensors(result):
     return [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, torch.Tensor)]
 
 
+def with_written(result, written):
+    """The tensors of a result, and the arguments that the op writes to without returning them."""
+    found = tensors(result)
+    return [*found, *(t for t in written if not any(t is f for f in found))]
+
+
 def place(name, rank, mesh):
     whole = GLOBAL[name]
     part = LOCAL[name][rank].to(DEVICE)
@@ -106,14 +113,15 @@ def check(what, got, expected, rank):
 
 
 def expected_results():
+    wholes = {{n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in GLOBAL.items()}}
     try:
-        results = tensors(call(**GLOBAL))
+        results = tensors(call(**wholes))
     except Exception as error:
         return None, None, error
     gradients = None
     if {backward}:
         flowing = [t for t in results if t.requires_grad]
-        wanted = [t for t in GLOBAL.values() if t.requires_grad]
+        wanted = [t for t in wholes.values() if t.requires_grad]
         gradients = torch.autograd.grad(flowing, wanted, COTANGENT_GLOBAL, allow_unused=True)
     return [t.detach() for t in results], gradients, None
 
@@ -227,13 +235,19 @@ def _call_text(trial: Trial, names: list[str]) -> str:
             return f"[{', '.join(map(text, value))}]"
         if isinstance(value, tuple):
             return f"({''.join(text(v) + ', ' for v in value)})"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float('{value}')"
+        if isinstance(value, torch.device):
+            return f"torch.device('{value}')"
         return repr(value)
 
     parts = [text(value) for value in trial.case.args]
     parts += [f"{name}={text(value)}" for name, value in trial.case.kwargs.items()]
     target = resolve(trial.case.call)
     called = target.__name__ if _is_program(trial.case.call) else trial.case.call
-    return f"{called}({', '.join(parts)})"
+    made = f"{called}({', '.join(parts)})"
+    written = [names[number] for number in written_arguments(trial.case)]
+    return f"with_written({made}, [{', '.join(written)}])" if written else made
 
 
 def _is_program(call: str) -> bool:

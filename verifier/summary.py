@@ -17,12 +17,13 @@ from verifier.records import (
     GraphRecord,
     KnownRecord,
     MatrixRecord,
+    RulesRecord,
     RunHeader,
     RunRecord,
     UntestedRecord,
 )
 
-__all__ = ["NO_ARGUMENT", "OTHER_REASONS", "GraphBuilder", "Summary", "merge_records"]
+__all__ = ["NO_ARGUMENT", "OTHER_REASONS", "GraphBuilder", "Summary", "join_levels", "merge_records"]
 
 NO_ARGUMENT = "-"
 """Row or column of a matrix where an op has no such tensor argument."""
@@ -161,7 +162,8 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
 
     Counts, occurrences, bytes and ``seconds_by`` are added up; ``seconds`` is the longest, because workers run side by
     side; the run is complete if every part is. The header is the first one's, with the families, meshes, dtypes and
-    imports of all. Of two records of one finding, the confirmed, the minimised, the smaller one is kept.
+    imports of all. Of two records of one finding, the confirmed, the minimised, the smaller one is kept; of two records
+    of one op's rules, the later one.
 
     Raises
     ------
@@ -190,13 +192,7 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
                 for column, counts in columns.items():
                     cells.setdefault(row, {}).setdefault(column, Counter()).update(counts)
     return RunRecord(
-        header=replace(
-            first,
-            families=_union(record.header.families for record in records),
-            meshes=_union(record.header.meshes for record in records),
-            dtypes=_union(record.header.dtypes for record in records),
-            imports=_union(record.header.imports for record in records),
-        ),
+        header=_merged_header(first, [record.header for record in records]),
         seconds=max(record.seconds for record in records),
         complete=all(record.complete for record in records),
         trials=sum(record.trials for record in records),
@@ -214,6 +210,54 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
         inconclusive=_merged_reasons(record.inconclusive for record in records),
         unsupported=_merged_reasons(record.unsupported for record in records),
         tool_errors=sorted(_merged_reasons(dict.fromkeys(record.tool_errors, 1) for record in records)),
+        rules=_merged_rules([record.rules for record in records if record.rules is not None]),
+    )
+
+
+def join_levels(level2: RunRecord, rules: RunRecord) -> RunRecord:
+    """Return a run on meshes and a rule check as one record, so that they are shown and judged together.
+
+    What :func:`merge_records` adds up or unites is added up or united here, too: an entry of the baseline that either
+    run saw fail is known, and the whole is complete if both runs are. They ran one after the other, so that ``seconds``
+    is their sum. The header is that of the newer run, with the families, meshes, dtypes, imports and commands of both.
+    """
+    records = (level2, rules)
+    newer = max(records, key=lambda record: (record.header.started, record.header.id))
+    header = _merged_header(newer.header, [record.header for record in records])
+    command = " ; ".join(_union([record.header.command] for record in records))
+    return replace(
+        merge_records(records),
+        header=replace(header, command=command),
+        seconds=level2.seconds + rules.seconds,
+    )
+
+
+def _merged_header(base: RunHeader, headers: Sequence[RunHeader]) -> RunHeader:
+    return replace(
+        base,
+        families=_union(header.families for header in headers),
+        meshes=_union(header.meshes for header in headers),
+        dtypes=_union(header.dtypes for header in headers),
+        imports=_union(header.imports for header in headers),
+    )
+
+
+def _merged_rules(parts: Sequence[RulesRecord]) -> RulesRecord | None:
+    """Return the rule checks as one. ``sizes`` is the fewest, because nothing more can be said of all ops."""
+    if not parts:
+        return None
+    ops = {name: op for part in parts for name, op in part.ops.items()}
+    return RulesRecord(
+        combinations=sum(part.combinations for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        seconds_starting=sum(part.seconds_starting for part in parts),
+        seconds_confirming=sum(part.seconds_confirming for part in parts),
+        jobs=max(part.jobs for part in parts),
+        meshes=_union(part.meshes for part in parts),
+        dtype=", ".join(_union(part.dtype.split(", ") for part in parts)),
+        sizes=min(part.sizes for part in parts),
+        claims_only=any(part.claims_only for part in parts),
+        ops=dict(sorted(ops.items())),
     )
 
 

@@ -6,7 +6,10 @@ Everything here was read off torch 2.13.0. Where a name is missing in another ve
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +19,17 @@ from torch._ops import OpOverload
 from torch.distributed import _local_tensor as local_tensor_module
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _dispatch as dispatch_module
 from torch.distributed.tensor import _redistribute as redistribute_module
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor._ops.single_dim_strategy import (
+    _PreparedSingleDimStrategy,
+    _resolve_foreach_elementwise_overload,
+)
 from torch.distributed.tensor.debug import (
     CommDebugMode,
     _clear_sharding_prop_cache,
@@ -28,27 +37,44 @@ from torch.distributed.tensor.debug import (
 )
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from verifier.cases import Placements
+from verifier.cases import Combination, Placements, placement_parsers
 
 __all__ = [
+    "ClaimReader",
     "LocalShards",
+    "OpOverload",
+    "Propagation",
     "Recorder",
+    "Slot",
     "cache_misses",
+    "capture_calls",
     "clear_caches",
     "count_collectives",
+    "has_decomposition",
+    "has_own_handler",
+    "is_composite",
     "is_refusal",
     "let_new_rules_win",
     "local_shards",
     "make_rank_tensors",
+    "masked_extent",
     "mesh_of_world",
+    "norm_order",
+    "opinfo_entries",
+    "opinfo_samples",
+    "opinfo_sizes",
     "paused_simulation",
     "per_rank",
     "placement_text",
     "pytree",
+    "registered_overloads",
     "simulated_mode",
     "simulated_ranks",
+    "special_placement",
     "start_simulated_world",
+    "strides_of",
 ]
 
 
@@ -134,7 +160,9 @@ def local_shards(tensor: DTensor) -> LocalShards:
                     return LocalShards(text, None, locals_, f"a mask of shape {got} on a local tensor of {needed}")
             locals_ = {rank: _without_masked(local, masks[rank]) for rank, local in locals_.items()}
             understood.append(Partial(placement.reduce_op))
-        elif isinstance(placement, _StridedShard) or type(placement).__name__ not in ("Replicate", "Shard", "Partial"):
+        elif isinstance(placement, _StridedShard | _NormPartial):
+            understood.append(placement)
+        elif type(placement).__name__ not in ("Replicate", "Shard", "Partial"):
             return LocalShards(text, None, locals_, f"placement {placement} is not modelled")
         else:
             understood.append(placement)
@@ -307,6 +335,253 @@ def let_new_rules_win() -> Iterator[list[str]]:
     clear_caches()
 
 
+# -------------------------------------------------------------------------------------------------------------- claims
+@dataclass(frozen=True)
+class Slot:
+    """Stands for tensor argument number ``index`` in a call that DTensor has rewritten."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """What DTensor decides to do with a call whose tensors have given placements, as one rank sees it.
+
+    Parameters
+    ----------
+    inputs
+        For each tensor argument the placements to which DTensor brings it before it runs the op.
+    outputs
+        The placements of each result, None for one that is no tensor; None if the op returns no DTensor.
+    call
+        ``(op, args)`` where DTensor runs another op or other arguments than it was given, with :class:`Slot` in the
+        place of tensors; else None.
+    """
+
+    inputs: tuple[Placements, ...]
+    outputs: tuple[Placements | None, ...] | None
+    call: tuple[OpOverload, tuple[object, ...]] | None = None
+
+
+class ClaimReader:
+    """Reads what DTensor claims for one call: no process group, no DTensor, nothing is run.
+
+    Whatever way of registering the op's rules used, DTensor's sharding propagation is what turns them into a decision,
+    so that is what is asked. Only its dry run of the op on fake tensors is left out: the results are known.
+
+    Parameters
+    ----------
+    op
+        The overload that is called.
+    args, kwargs
+        The call, with global tensors.
+    result
+        What the call returns on them.
+    """
+
+    def __init__(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
+        self.op = op
+        self._propagator = DTensor._op_dispatcher.sharding_propagator
+        leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        self._leaves = leaves
+        self._slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._metas = [_meta_of(leaves[i]) for i in self._slots]
+        self._result_meta: Any = _result_meta(result)
+        self._in_args = len([leaf for leaf in pytree.tree_leaves(tuple(args)) if isinstance(leaf, torch.Tensor)])
+
+    def at(self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0) -> Propagation | None:
+        """Return what DTensor does at ``combination``; None if it has no rule for it or fails to apply one."""
+        mesh = _bare_mesh(mesh_shape, rank)
+        specs = [
+            DTensorSpec(mesh, placements, tensor_meta=meta)
+            for placements, meta in zip(combination, self._metas, strict=True)
+        ]
+        schema = self._schema(specs)
+        try:
+            with self._without_dry_run():
+                sharding = self._propagator.propagate_op_sharding_non_cached(schema)
+        except Exception:  # noqa: BLE001 - strategies refuse in many ways, and fail in more; none of them is a claim
+            return None
+        outputs = _placements_of(sharding.output_spec)
+        changed = sharding.redistribute_schema if sharding.needs_redistribute else None
+        if changed is None:
+            return Propagation(combination, outputs)
+        wanted = [leaf for leaf in pytree.tree_leaves(changed.args_schema) if isinstance(leaf, DTensorSpec)]
+        in_kwargs = combination[self._in_args :]  # DTensor never redistributes those
+        inputs = (*(tuple(spec.placements) for spec in wanted), *in_kwargs)
+        if not sharding.use_val_from_redistribute_schema:
+            return Propagation(inputs, outputs)
+        numbers = iter(range(len(wanted)))
+        args = pytree.tree_map_only(DTensorSpec, lambda _: Slot(next(numbers)), changed.args_schema)
+        return Propagation(inputs, outputs, (changed.op, tuple(args)))
+
+    def listed(
+        self, mesh_shape: tuple[int, ...], combinations: Sequence[tuple[Placement, ...]]
+    ) -> list[tuple[Placement, ...]] | None:
+        """Return the input placements, on one mesh dim, of the rules that the op's strategy lists.
+
+        An op without a strategy is traced through its decomposition with each of ``combinations``. None for an op
+        whose strategy decides by the placements that it is shown, so that each combination has to be tried.
+        """
+        if self.op in self._propagator.op_single_dim_strategy_funcs:
+            return self._listed_per_element() if self._is_foreach() else self._listed_whole(mesh_shape)
+        if self.op in self._propagator.op_strategy_funcs or self.op in self._propagator.op_to_rules:
+            return None
+        return [combination for combination in combinations if self._decomposes(combination)]
+
+    def _listed_whole(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]] | None:
+        mesh = _bare_mesh(mesh_shape, 0)
+        first = next((i for i, meta in enumerate(self._metas) if len(meta.shape)), None)
+        specs = [
+            DTensorSpec(mesh, (Shard(0) if i == first else Replicate(),) * mesh.ndim, tensor_meta=meta)
+            for i, meta in enumerate(self._metas)
+        ]  # the strategy fills in Shard where it sees one among the inputs
+        return self._rules(self._schema(specs), self._result_meta, len(self._metas))
+
+    def _is_foreach(self) -> bool:
+        return str(self.op).startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_")) and any(
+            isinstance(arg, list | tuple) and any(isinstance(x, torch.Tensor) for x in arg) for arg in self._args()
+        )
+
+    def _args(self) -> tuple[object, ...]:
+        args: tuple[object, ...] = pytree.tree_unflatten(self._leaves, self._spec)[0]
+        return args
+
+    def _listed_per_element(self) -> list[tuple[Placement, ...]] | None:
+        """Return the rules that DTensor applies to each element of the lists, here the same to all elements."""
+        mesh = _bare_mesh((2,), 0)
+        lengths: list[int] = []
+        element: list[object] = []
+        for arg in self._args():
+            tensors = [x for x in arg if isinstance(x, torch.Tensor)] if isinstance(arg, list | tuple) else []
+            if tensors or isinstance(arg, torch.Tensor):
+                lengths.append(len(tensors) or 1)
+                one = tensors[0] if tensors else arg
+                assert isinstance(one, torch.Tensor)
+                element.append(DTensorSpec(mesh, (Shard(0) if one.ndim else Replicate(),), tensor_meta=_meta_of(one)))
+            else:
+                element.append(arg)
+        meta = self._result_meta[0] if isinstance(self._result_meta, list | tuple) and self._result_meta else None
+        schema = OpSchema(_resolve_foreach_elementwise_overload(self.op) or self.op, tuple(element), {})
+        rules = self._rules(schema, meta, len(lengths))
+        if rules is None:
+            return None
+        return [tuple(p for p, n in zip(rule, lengths, strict=True) for _ in range(n)) for rule in rules]
+
+    def _rules(self, schema: OpSchema, result_meta: Any, inputs: int) -> list[tuple[Placement, ...]] | None:
+        info = self._propagator.op_single_dim_strategy_funcs[self.op]
+        try:
+            wrapped = self._propagator._wrap_with_op_strategy(schema)
+            prepared = _PreparedSingleDimStrategy(info, wrapped, result_meta)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        rules = [rule[prepared.num_outputs :] for rule in prepared.expanded_strategies]
+        complete = [tuple(p for p in rule if p is not None) for rule in rules]
+        return [rule for rule in complete if len(rule) == inputs]
+
+    def _decomposes(self, combination: Sequence[Placement]) -> bool:
+        """Return whether DTensor can carry ``combination`` through the op's decomposition."""
+        strategy = self._propagator.decomp_strategy
+        mesh = _bare_mesh((2,), 0)
+        schema = self._schema([
+            DTensorSpec(mesh, (placement,), tensor_meta=meta)
+            for placement, meta in zip(combination, self._metas, strict=True)
+        ])  # fmt: skip
+        slots = dict(zip(self._slots, combination, strict=True))
+        placements: Any = tuple(slots.get(i) for i in range(len(self._leaves)))
+        try:
+            strategy.ensure_schema_info(self.op)
+            strategy._propagate_through_decomp(schema, placements, strategy._get_fake_mesh("cpu"))
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    def _schema(self, specs: Sequence[DTensorSpec]) -> OpSchema:
+        leaves = list(self._leaves)
+        for slot, spec in zip(self._slots, specs, strict=True):
+            leaves[slot] = spec
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        propagator = self._propagator
+        info = propagator.op_to_schema_info.get(self.op)
+        if info is None:
+            info = propagator.op_to_schema_info_for_single_dim_strategy.get(self.op)
+        return OpSchema(self.op, args, kwargs, schema_info=info)
+
+    @contextlib.contextmanager
+    def _without_dry_run(self) -> Iterator[None]:
+        propagator = self._propagator
+        propagator._propagate_tensor_meta_non_cached = lambda op_schema: self._result_meta  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del propagator._propagate_tensor_meta_non_cached
+
+
+def _meta_of(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _result_meta(result: object) -> Any:
+    if isinstance(result, torch.Tensor):
+        return _meta_of(result)
+    if isinstance(result, list | tuple):
+        metas = [_meta_of(item) if isinstance(item, torch.Tensor) else None for item in result]
+        return tuple(metas) if isinstance(result, tuple) else metas
+    return None
+
+
+def _placements_of(spec: object) -> tuple[Placements | None, ...] | None:
+    if spec is None:
+        return None
+    specs = spec if isinstance(spec, list | tuple) else (spec,)
+    return tuple(None if one is None else tuple(one.placements) for one in specs)
+
+
+@functools.cache
+def _bare_mesh(shape: tuple[int, ...], rank: int) -> DeviceMesh:
+    """Return a mesh as ``rank`` sees it, that has a shape and nothing behind it."""
+    ranks = torch.arange(math.prod(shape)).view(shape)
+    return DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank)
+
+
+def has_own_handler(op: OpOverload) -> bool:
+    """Return whether DTensor runs code of its own for ``op`` instead of the op on local tensors."""
+    return op in DTensor._op_dispatcher._custom_op_handlers
+
+
+def masked_extent(placement: Placement) -> int | None:
+    """Return the size of the tensor dim by whose shards a masked partial masks indices; None for all others."""
+    if not isinstance(placement, _MaskPartial) or placement.offset_shape is None:
+        return None
+    return int(placement.offset_shape[placement.offset_dim])
+
+
+def strides_of(placement: Placement) -> tuple[int, int] | None:
+    """Return ``(tensor dim, split factor)`` of a strided shard; None for any other placement."""
+    return (placement.dim, int(placement.split_factor)) if isinstance(placement, _StridedShard) else None
+
+
+def special_placement(text: str) -> Placement | None:
+    """Return the strided shard or norm partial that DTensor prints as ``text``; None for anything else.
+
+    >>> special_placement("_S(0, 2)"), special_placement("_NormP(2)")
+    (_StridedShard(dim=0, sf=2), _NormPartial(2))
+    """
+    if match := re.fullmatch(r"_S\((\d+), (\d+)\)", text):
+        return _StridedShard(int(match[1]), split_factor=int(match[2]))
+    if match := re.fullmatch(r"_NormP\(([\d.]+)\)", text):
+        return _NormPartial(float(match[1]) if "." in match[1] else int(match[1]))
+    return None
+
+
+placement_parsers.append(special_placement)
+
+
+def norm_order(placement: Placement) -> float | None:
+    """Return the p of a Partial whose parts are p-norms of parts of the vector; None for any other placement."""
+    return float(placement.norm_type) if isinstance(placement, _NormPartial) else None
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 _BACKEND_REFUSALS = (
     "Cannot use ReduceOp",  # gloo and nccl on a reduction that they lack
@@ -331,3 +606,140 @@ def is_refusal(error: BaseException) -> bool:
 def mesh_of_world(device: str, shape: tuple[int, ...]) -> DeviceMesh:
     """Return a mesh of all ranks of the default process group."""
     return dist.device_mesh.init_device_mesh(device, shape)
+
+
+# -------------------------------------------------------------------------------------------------------------- OpInfo
+def registered_overloads() -> frozenset[OpOverload]:
+    """Return the overloads that DTensor has a rule of its own for, in any of its registries."""
+    dispatcher = DTensor._op_dispatcher
+    propagator = dispatcher.sharding_propagator
+    return frozenset(
+        [
+            *propagator.op_strategy_funcs,
+            *propagator.op_single_dim_strategy_funcs,
+            *propagator.op_to_rules,
+            *dispatcher._random_ops,
+        ]
+    )
+
+
+def has_decomposition(op: OpOverload) -> bool:
+    """Return whether DTensor can derive the sharding of ``op`` from a decomposition."""
+    return bool(DecompShardingStrategy.has_decomp(op))
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Return whether autograd takes ``op`` apart, so that DTensor sees the op itself in inference mode only."""
+    name: str = op.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+@functools.cache
+def opinfo_entries() -> tuple[Any, ...]:
+    """Return torch's own descriptions of its ops, with generators of arguments: ``op_db`` and the foreach lists.
+
+    The first call imports torch's test utilities, which takes about 2 s.
+    """
+    from torch.testing._internal import common_methods_invocations as db
+
+    foreach = ("unary", "binary", "pointwise", "reduce", "other")
+    return (*db.op_db, *(entry for kind in foreach for entry in getattr(db, f"foreach_{kind}_op_db")))
+
+
+def _opinfo_modules() -> list[Any]:
+    import importlib
+    import pkgutil
+
+    from torch.testing._internal import common_methods_invocations as db
+    from torch.testing._internal.opinfo import definitions
+
+    names = [module.name for module in pkgutil.iter_modules(definitions.__path__)]
+    return [db, *(importlib.import_module(f"{definitions.__name__}.{name}") for name in names)]
+
+
+@contextlib.contextmanager
+def opinfo_sizes(constants: Mapping[str, int], foreach: Sequence[tuple[int, ...]]) -> Iterator[None]:
+    """Let torch's generators of arguments use other sizes inside the block.
+
+    Parameters
+    ----------
+    constants
+        Values of the constants that they are written with: S, M, L, XS.
+    foreach
+        Shapes of the tensors in each list of a foreach op; torch has square ones only.
+    """
+    from torch.testing import make_tensor
+    from torch.testing._internal import common_methods_invocations as db
+
+    def foreach_tensors(
+        info: object, device: str, dtype: torch.dtype, count: int, **options: Any
+    ) -> list[torch.Tensor]:
+        kept = {name: options[name] for name in ("low", "high", "requires_grad") if name in options}
+        return [make_tensor(foreach[i % len(foreach)], dtype=dtype, device=device, **kept) for i in range(count)]
+
+    replaced: list[tuple[Any, str, object]] = []
+    try:
+        for module in _opinfo_modules():
+            for name, value in constants.items():
+                if isinstance(getattr(module, name, None), int):
+                    replaced.append((module, name, getattr(module, name)))
+                    setattr(module, name, value)
+        replaced.append((db, "sample_inputs_foreach", vars(db)["sample_inputs_foreach"]))
+        setattr(db, "sample_inputs_foreach", foreach_tensors)  # noqa: B010
+        yield
+    finally:
+        for module, name, old in reversed(replaced):
+            setattr(module, name, old)
+
+
+def opinfo_samples(entry: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Any]:
+    """Return the sample inputs that ``entry`` generates, without torch's seeding (it depends on the running test)."""
+    options = {"num_input_tensors": [2]} if entry.name.startswith("_foreach") else {}
+    samples: Iterator[Any] = iter(
+        entry.sample_inputs("cpu", dtype, requires_grad=requires_grad, set_seed=False, **options)
+    )
+    return samples
+
+
+class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(
+        self, wanted: Callable[[OpOverload], bool], largest: int, calls: list[tuple[OpOverload, Any, Any]]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.wanted, self.largest, self.calls = wanted, largest, calls
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.wanted(func):
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            if tensors and all(self._plain(tensor) for tensor in tensors):
+                # copied now, since a later call may write into them
+                self.calls.append((func, *pytree.tree_map_only(torch.Tensor, _plain_copy, (args, kwargs))))
+        return func(*args, **kwargs)
+
+    def _plain(self, tensor: torch.Tensor) -> bool:
+        return (
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.layout == torch.strided
+            and tensor.device.type == "cpu"
+            and not tensor.is_quantized
+            and tensor.numel() <= self.largest
+        )
+
+
+def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+@contextlib.contextmanager
+def capture_calls(
+    wanted: Callable[[OpOverload], bool], largest: int = 4096
+) -> Iterator[list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]]:
+    """Collect the calls of aten overloads inside the block that ``wanted`` accepts, with copies of their tensors.
+
+    Calls without a tensor, with one of more than ``largest`` elements, or with one that is not plain (sparse,
+    quantized, on another device) are left out. The copies are contiguous.
+    """
+    calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = []
+    with _Capture(wanted, largest, calls):
+        yield calls

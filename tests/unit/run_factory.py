@@ -14,11 +14,16 @@ from verifier.records import (
     GraphRecord,
     KnownRecord,
     MatrixRecord,
+    MissingRuleRecord,
+    OpRulesRecord,
+    RulesRecord,
     RunHeader,
     RunRecord,
     TensorRecord,
+    TransferRecord,
     TrialRecord,
     UntestedRecord,
+    WrongRuleRecord,
 )
 
 ODD = "<script>alert('odd & \"quoted\"')</script>"
@@ -216,6 +221,151 @@ def make_run(**changes: object) -> RunRecord:
         unsupported={"DTensor has no strategy for aten.embedding_renorm_": 64, "indices P(sum) <integer>": 40},
     )
     return replace(run, **changes)  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------------------------- level 1
+SUM = "aten.sum.dim_IntList"
+RENORMED = "aten.renorm.default"
+BY_LEVEL_1 = "found at level 1, confirmed on gloo, 2 ranks"
+
+
+def make_wrong_rule(fingerprint: str = "5eed5eed01", op: str = RENORMED, **changes: object) -> WrongRuleRecord:
+    rule = WrongRuleRecord(
+        op=op,
+        input_placements=["S(0)"],
+        output_placements=["S(0)"],
+        mesh="2",
+        shapes=[[5, 4]],
+        arguments="2.0, -2, 1.0",
+        origin=f"renorm, sample 1, dim=-2 for dim=0 {MARKUP}",
+        verdict="WRONG_VALUE",
+        message=f"output [0, 1]: got 0.5, expected 0.25 {ODD}",
+        confirmed=BY_LEVEL_1,
+        fingerprint=fingerprint,
+        known=False,
+        draws=12,
+    )
+    return replace(rule, **changes)  # type: ignore[arg-type]
+
+
+def make_missing_rule(number: int = 0, op: str = SUM, **changes: object) -> MissingRuleRecord:
+    """Return a missing rule; the higher its number, the more it saves."""
+    rule = MissingRuleRecord(
+        op=op,
+        input_placements=[f"S({number})"],
+        output_placements=["P(sum)"],
+        shapes=[[6, 4]],
+        arguments="[0], True",
+        origin=f"sum, sample 2 {ODD}",
+        draws=24,
+        sizes=3,
+        world_sizes=[2, 3],
+        saves=[TransferRecord(0, "S(0)", "R", "all_gather", 480 + number)],
+        collectives_saved=1,
+        bytes_saved=480 + number,
+    )
+    return replace(rule, **changes)  # type: ignore[arg-type]
+
+
+def make_op_rules(**changes: object) -> OpRulesRecord:
+    """Return an op of which everything that was tried is confirmed."""
+    op = OpRulesRecord(
+        overloads=[SUM],
+        samples=8,
+        combinations=1480,
+        runs=2220,
+        confirmed=[f"{SUM}: S({dim}) -> S({dim})" for dim in range(3)],
+        wrong=[],
+        unconfirmed=[],
+        missing=[],
+        special=[],
+        inconclusive=[],
+        untested={},
+        not_testable={},
+        died=[],
+        seconds=0.84,
+    )
+    return replace(op, **changes)  # type: ignore[arg-type]
+
+
+def make_rules(**changes: object) -> RulesRecord:
+    """Return the rule check of five ops: wrong, missing, untested, not testable, and one with nothing amiss."""
+    unsure = make_wrong_rule("", confirmed="unconfirmed: gloo cannot run it", op=SUM)
+    refused = make_missing_rule(1, saves=[], collectives_saved=0, bytes_saved=0)
+    ops = {
+        "renorm": make_op_rules(
+            overloads=[RENORMED],
+            confirmed=[f"{RENORMED}: R -> R"],
+            wrong=[make_wrong_rule(), make_wrong_rule("5eed5eed02", known=True, mesh="2x2")],
+            untested={"the local call raises": 12, "DIED: it ended the process": 1},
+            died=["renorm, sample 3: SIGSEGV: double free or corruption"],
+        ),
+        "sum": make_op_rules(
+            unconfirmed=[unsure],
+            missing=[make_missing_rule(), refused],
+            special=[make_wrong_rule("", SUM, confirmed="not tried: special values")],
+            inconclusive=[f"{SUM}: P(max) -> P(max)"],
+        ),
+        "mean": make_op_rules(overloads=["aten.mean.dim"], missing=[make_missing_rule(2, "aten.mean.dim", samples=3)]),
+        "bernoulli": make_op_rules(
+            overloads=["aten.bernoulli.default"],
+            combinations=0,
+            confirmed=[],
+            untested={"it draws random numbers": 4},
+            not_testable={"aten.bernoulli.default": "it draws random numbers"},
+        ),
+        "neg": make_op_rules(overloads=["aten.neg.default"], confirmed=["aten.neg.default: S(0) -> S(0)"]),
+    }
+    rules = RulesRecord(
+        combinations=sum(op.combinations for op in ops.values()),
+        seconds=4.0,
+        seconds_starting=1.5,
+        seconds_confirming=2.5,
+        jobs=2,
+        meshes=["2", "3", "2x2"],
+        dtype="float64",
+        sizes=3,
+        claims_only=False,
+        ops=ops,
+    )
+    return replace(rules, **changes)  # type: ignore[arg-type]
+
+
+def make_rules_finding(fingerprint: str = "5eed5eed01", **changes: object) -> FindingRecord:
+    values = {"mesh": "2", "family": "opinfo", "level": 1, "confirmed": BY_LEVEL_1, **changes}
+    return make_finding(fingerprint, RENORMED, "WRONG_VALUE", **values)  # type: ignore[arg-type]
+
+
+def make_rules_run(rules: RulesRecord | None = None, **changes: object) -> RunRecord:
+    """Return a run of level 1 with one new and one known finding."""
+    checked = rules if rules is not None else make_rules()
+    values: dict[str, object] = {
+        "header": make_header(
+            id="2025-02-01T08-00-00-c3d4",
+            started="2025-02-01T08:00:00+00:00",
+            profile="rules",
+            families=["opinfo"],
+            meshes=checked.meshes,
+            time_limit=None,
+            command="python -m verifier rules",
+        ),
+        "seconds": 8.5,
+        "trials": 9,
+        "counts": {"PASS": 6, "WRONG_VALUE": 2, "INCONCLUSIVE": 1},
+        "counts_by_op": {
+            SUM: {"PASS": 3, "INCONCLUSIVE": 1},
+            RENORMED: {"PASS": 1, "WRONG_VALUE": 2},
+            "aten.mean.dim": {"PASS": 1},
+            "aten.neg.default": {"PASS": 1},
+        },
+        "findings": [
+            make_rules_finding(),
+            make_rules_finding("5eed5eed02", known=True, reason="pytorch#1", mesh="2x2"),
+        ],
+        "untested": [UntestedRecord("combinations at level 1", "the local call raises", 12)],
+        "rules": checked,
+    }
+    return make_empty_run(**(values | changes))
 
 
 def make_empty_run(**changes: object) -> RunRecord:

@@ -8,6 +8,7 @@ from datetime import date, timedelta
 
 import pytest
 import torch
+from run_factory import BY_LEVEL_1, make_op_rules, make_rules
 from torch.distributed.tensor import Shard
 
 from verifier.baseline import Baseline
@@ -168,6 +169,59 @@ def test_untested_says_why() -> None:
         "b2": "family torchrec was not selected",
         "c3": "aten.sum.default was not tried",
     }
+
+
+# ------------------------------------------------------------------------------------------------------------- level 1
+def a_rules_run(*findings: FindingRecord, **changes: object) -> RunRecord:
+    made = a_run(*findings, **({"rules": make_rules()} | changes))  # type: ignore[arg-type]
+    made.header = replace(made.header, families=["opinfo"])
+    return made
+
+
+def a_rules_finding(fingerprint: str = "a1") -> FindingRecord:
+    return a_finding(fingerprint, op="aten.renorm.default", family="opinfo", level=1, confirmed=BY_LEVEL_1, mesh="2")
+
+
+def test_finding_of_level_1_is_new_or_known_as_any_other() -> None:
+    run = a_rules_run(a_rules_finding())
+    decision = decide(run, Baseline(), TODAY)
+    assert (sorted_out(decision), decision.exit_status) == ({"new": ["a1"]}, 1)
+    decision = decide(run, a_baseline("a1"), TODAY)
+    assert (sorted_out(decision), decision.exit_status) == ({"known": ["a1"]}, 0)
+    assert "412 trials and rules, 36 of them without evidence" in render(decision)
+
+
+def test_untested_entry_of_level_1_says_why() -> None:
+    (entry,) = a_baseline("a1").entries
+    ops = {"a1": "aten.renorm.default", "b2": "aten.bernoulli.default", "c3": "aten.exp.default"}
+    baseline = Baseline(tuple(replace(entry, fingerprint=name, op=op, family="opinfo") for name, op in ops.items()))
+    notes = {item.fingerprint: item.note for item in decide(a_rules_run(), baseline, TODAY).untested}
+    assert notes == {
+        "a1": "was not tried again",
+        "b2": "aten.bernoulli.default is not testable at level 1: it draws random numbers",
+        "c3": "aten.exp.default was not tried",
+    }
+    on_meshes = decide(a_run(), baseline, TODAY).untested
+    assert {item.note for item in on_meshes} == {"family opinfo was not selected"}
+
+
+def test_missing_and_unconfirmed_rules_alone_accuse_nobody() -> None:
+    run = a_rules_run(rules=make_rules(ops={"sum": make_rules().ops["sum"], "neg": make_op_rules()}))
+    assert decide(run, Baseline(), TODAY).exit_status == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"trials": 0, "counts": {}}, "nothing was tested: the run has no trials and no rules"),
+        ({"trials": 5, "counts": {"INCONCLUSIVE": 5}}, "nothing was tested: all 5 trials and rules are unsupported"),
+        ({"complete": False}, "the run is incomplete: it stopped before it had reached every op and mesh"),
+    ],
+)
+def test_rules_that_were_not_verified_never_pass(changes: dict[str, object], why: str) -> None:
+    decision = decide(a_rules_run(**changes), Baseline(), TODAY)  # type: ignore[arg-type]
+    assert decision.exit_status == 2
+    assert decision.unverified.startswith(why)
 
 
 # --------------------------------------------------------------------------------------------------------- exit status

@@ -6,11 +6,12 @@ import io
 
 import pytest
 from rich.console import Console
-from run_factory import EMBEDDING, MARKUP, ODD, RENORM, make_empty_run, make_long_run, make_run
+from run_factory import EMBEDDING, MARKUP, ODD, RENORM, make_empty_run, make_long_run, make_rules_run, make_run
 
 from verifier.records import RunRecord
 from verifier.report import print_summary
 from verifier.report.words import OUTCOMES, totals
+from verifier.summary import join_levels
 
 
 def printed(run: RunRecord, width: int = 60, terminal: bool = False) -> str:
@@ -107,3 +108,23 @@ def test_numbers_add_up_and_only_pass_counts_as_passed() -> None:
     assert (total.passed, total.unsupported, total.inconclusive, total.tool_errors) == (1, 1, 1, 1)
     assert total.failed == len(OUTCOMES) - 4
     assert total.concluded == total.passed + total.failed
+
+
+def test_a_rule_check_is_summed_up_and_not_listed_op_by_op() -> None:
+    text = printed(make_rules_run())
+    lines = text.splitlines()
+    assert lines[1] == "rules of 5 ops on mesh 2, 3, 2x2, float64, 3 sizes"
+    assert "  3 missing in 2 ops; in 1 of them DTensor refuses the call" in lines
+    assert "nothing was tested\n" not in text
+    assert not any(line.startswith("aten.") for line in lines)
+    assert text.count("the local call raises") == 1
+    assert text.count("reproduce: python -m verifier replay 5eed5eed01") == 2
+    assert "WRONG_VALUE 5eed5eed01, found at level 1, confirmed on gloo, 2 ranks" in lines
+
+
+def test_two_levels_are_summed_up_one_after_the_other() -> None:
+    lines = printed(join_levels(make_run(), make_rules_run())).splitlines()
+    table = [line.split()[0] for line in lines if line.startswith("aten.")]
+    assert table == [EMBEDDING, "aten.embedding_dense_backward.default", RENORM]
+    assert "rules of 5 ops on mesh 2, 3, 2x2, float64, 3 sizes" in lines
+    assert any("not reached: aten.embedding.default on mesh 2x2x2" in line for line in lines)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_factory import make_op_rules, make_rules
 from torch.distributed.tensor import Shard
 
 from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, ProcessReport, Trial, Verdict, VerdictKind
@@ -22,8 +23,17 @@ from verifier.events import (
     RunStarted,
     TrialFinished,
 )
-from verifier.records import EdgeRecord, FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
-from verifier.summary import MAX_REASONS, OTHER_REASONS, Summary, merge_records
+from verifier.records import (
+    EdgeRecord,
+    FindingRecord,
+    GraphRecord,
+    KnownRecord,
+    RulesRecord,
+    RunHeader,
+    RunRecord,
+    UntestedRecord,
+)
+from verifier.summary import MAX_REASONS, OTHER_REASONS, Summary, join_levels, merge_records
 
 OPS = ("aten.embedding.default", "aten.sum.default")
 MESHES = (MeshSpec((4,)), MeshSpec((2, 2), "simulated"))
@@ -268,3 +278,70 @@ def test_merge_takes_the_longest_time_and_all_meshes_and_the_incompleteness() ->
 def test_merge_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no records"):
         merge_records([])
+
+
+# ---------------------------------------------------------------------------------------------------------- two levels
+def checked(started: str = "2026-05-21T00:00:00Z", rules: RulesRecord | None = None, **changes: object) -> RunRecord:
+    """Return a run of level 1, by default a day newer than those on meshes."""
+    made = replace(
+        summed(),
+        header=header(id="checked", started=started, families=["opinfo"], meshes=["2"], command="verifier rules"),
+        seconds=3.0,
+        complete=True,
+        rules=rules or make_rules(),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_rules_of_workers_are_united_and_their_work_is_added_up() -> None:
+    first, later = make_op_rules(combinations=1), make_op_rules(combinations=2)
+    one = checked(rules=make_rules(ops={"sum": first, "neg": first}, meshes=["2"], seconds=4.0, jobs=1))
+    other = checked(rules=make_rules(ops={"abs": later, "sum": later}, meshes=["3"], seconds=1.0, claims_only=True))
+    merged = merge_records([one, summed(), other]).rules
+    assert merged is not None
+    assert merged.ops == {"abs": later, "neg": first, "sum": later}
+    assert list(merged.ops) == ["abs", "neg", "sum"]
+    assert (merged.seconds, merged.jobs, merged.meshes, merged.claims_only) == (5.0, 2, ["2", "3"], True)
+    assert merged.combinations == 2 * make_rules().combinations
+    assert merge_records([merge_records([one, summed()]), other]).rules == merged
+    assert merge_records([summed(), summed()]).rules is None
+
+
+def test_levels_are_joined_under_the_newer_header_with_both_commands() -> None:
+    level2 = replace(summed(), seconds=2.0, complete=True)
+    for started, name in (("2026-05-21T00:00:00Z", "checked"), ("2026-05-19T00:00:00Z", header().id)):
+        joined = join_levels(level2, checked(started))
+        assert joined.header.id == name
+        assert joined.header.command == "python -m verifier run ; verifier rules"
+        assert (joined.header.families, joined.header.meshes) == (["embedding", "opinfo"], ["4", "2"])
+        assert (joined.seconds, joined.complete) == (5.0, True)
+        assert joined.rules == make_rules()
+    assert join_levels(level2, checked(header().started)).header.id == "checked", "the id decides between equal times"
+
+
+def test_joined_levels_have_the_findings_counts_and_errors_of_both() -> None:
+    level2 = replace(summed(finished(VerdictKind.PASS), FindingReported(a_finding("a1"))), tool_errors=["KeyError"])
+    rules = checked(
+        findings=[a_finding("a1", level=1), a_finding("b2", level=1)],
+        counts={"PASS": 3, "WRONG_VALUE": 2},
+        counts_by_op={OPS[0]: {"PASS": 3}, "aten.neg.default": {"WRONG_VALUE": 2}},
+        trials=5,
+        untested=[UntestedRecord("combinations at level 1", "why", 4)],
+        tool_errors=["IndexError"],
+        complete=False,
+    )
+    joined = join_levels(level2, rules)
+    assert [(one.fingerprint, one.occurrences) for one in joined.findings] == [("a1", 2), ("b2", 1)]
+    assert (joined.trials, joined.counts) == (6, {"PASS": 4, "WRONG_VALUE": 2})
+    assert joined.counts_by_op == {OPS[0]: {"PASS": 4}, "aten.neg.default": {"WRONG_VALUE": 2}}
+    assert [entry.count for entry in joined.untested] == [4]
+    assert (joined.tool_errors, joined.complete) == (["IndexError", "KeyError"], False)
+    assert joined.matrices == level2.matrices
+
+
+@pytest.mark.parametrize("statuses", [("known", "untested"), ("untested", "known"), ("fixed", "untested")])
+def test_an_entry_that_one_level_tried_is_not_untested(statuses: tuple[str, str]) -> None:
+    on_meshes, by_rules = statuses
+    level2 = replace(summed(), baseline=[KnownRecord("a1", on_meshes)])
+    joined = join_levels(level2, checked(baseline=[KnownRecord("a1", by_rules)]))
+    assert [entry.status for entry in joined.baseline] == ["fixed" if "fixed" in statuses else "known"]

@@ -16,12 +16,19 @@ from verifier.cases import MeshSpec
 from verifier.records import FindingRecord, RunRecord
 from verifier.report.graph_svg import collective_class, draw_graph
 from verifier.report.matrix import matrix_views
+from verifier.report.rules_html import MOST_OTHERS, rules_view
+from verifier.report.rules_text import call_text as rule_call_text
+from verifier.report.rules_text import evidence_for, rule_text, saves_text, state_text, untested_beside_rules
 from verifier.report.svg import drawn_text, sharding_svg
 from verifier.report.values import NamedTensor, call_text, named_tensors, values_text
 from verifier.report.words import (
     OUTCOMES,
     Totals,
     bytes_text,
+    counted,
+    evidence_text,
+    is_unconfirmed,
+    level_1_only,
     outcome,
     plural,
     present_verdicts,
@@ -69,33 +76,39 @@ class _Share:
 def banners(run: RunRecord, total: Totals) -> list[Banner]:
     """Return what stands at the top of the page, the most important first; never empty."""
     result = []
+    noun, nouns = counted(run)
+    ops = run.rules.ops.values() if run.rules is not None else ()
+    unsure = sum(len(op.unconfirmed) for op in ops)
     if not run.complete:
         text = "It was interrupted, or its time was up. What follows is what it had tried by then, and no more."
         result.append(Banner("open", "Incomplete: the run ended before it reached everything", text))
     if total.trials == 0:
         result.append(Banner("open", "Nothing was tested", "This page holds no evidence, for or against any rule."))
     elif total.concluded == 0:
-        text = f"None of {plural(total.trials, 'trial')} said anything about a rule: {total.line}."
+        text = f"None of {plural(total.trials, noun, nouns)} said anything about a rule: {total.line}."
         result.append(Banner("open", "Nothing was concluded", text))
     if total.tool_errors:
-        text = "Trials that end in one say nothing about the op; see “Errors of the verifier”."
+        text = f"{nouns.capitalize()} that end in one say nothing about the op; see “Errors of the verifier”."
         result.append(Banner("ours", f"{plural(total.tool_errors, 'error')} of the verifier itself", text))
     if total.new:
-        unconfirmed = sum(f.confirmed == "unconfirmed" for f in run.findings if not f.known)
+        unconfirmed = sum(is_unconfirmed(f.confirmed) for f in run.findings if not f.known)
         text = f"{unconfirmed} of them unconfirmed." if unconfirmed else "All of them confirmed."
         result.append(Banner("fail", plural(total.new, "new finding"), text))
-    elif total.failed and not total.known:
+    elif total.failed > unsure and not total.known:
         text = "Their findings were not worked out: the run ended first. The tables below say where they are."
-        result.append(Banner("fail", f"{plural(total.failed, 'trial')} failed", text))
+        result.append(Banner("fail", f"{plural(total.failed, noun, nouns)} failed", text))
     elif total.concluded:
         open_trials = total.trials - total.concluded
-        text = (
-            f"{plural(total.passed, 'trial')} passed; {open_trials:,} said nothing; {total.not_reached:,} not reached."
-        )
+        passed = plural(total.passed, noun, nouns)
+        text = f"{passed} passed; {open_trials:,} said nothing; {total.not_reached:,} not reached."
         if total.known:
             text += f" {plural(total.known, 'known finding')} still there."
-        whole = run.complete and not total.tool_errors and not total.not_reached and total.passed
+        skipped = total.not_reached or any(op.untested or op.not_testable or op.unconfirmed or op.died for op in ops)
+        whole = run.complete and not total.tool_errors and not skipped and total.passed
         result.append(Banner("pass" if whole else "open", "No new findings in what was tested", text))
+    if unsure:
+        text = "What level 1 alone refutes, and real processes have not borne out, accuses nobody. See “Rules”."
+        result.append(Banner("open", f"{plural(unsure, 'accused rule')} unconfirmed", text))
     return result
 
 
@@ -156,8 +169,11 @@ def render_html(run: RunRecord) -> str:
     )
     environment.filters |= {"bytes": bytes_text, "seconds": seconds_text}
     environment.filters |= {"outcome": outcome, "collective": collective_class}
-    environment.globals |= {"plural": plural}
-    script, total = _asset("page.js.jinja"), totals(run)
+    environment.filters |= {"rule": rule_text, "call": rule_call_text, "state": state_text}
+    environment.filters |= {"held": evidence_for, "saves": saves_text, "unconfirmed": is_unconfirmed}
+    environment.filters["evidence"] = lambda confirmed, level: evidence_text(level, confirmed)
+    environment.globals |= {"plural": plural, "most": MOST_OTHERS}
+    script, total, by_rules = _asset("page.js.jinja"), totals(run), level_1_only(run)
     findings = _finding_views(run.findings)
     return environment.get_template("page.html.jinja").render(
         run=run,
@@ -168,6 +184,10 @@ def render_html(run: RunRecord) -> str:
         verdicts=present_verdicts([run.counts, *run.counts_by_op.values(), *run.counts_by_mesh.values()]),
         outcomes=OUTCOMES,
         shares=_verdict_shares,
+        by_op={op: counts for op, counts in run.counts_by_op.items() if op not in by_rules},
+        untested=untested_beside_rules(run),
+        rules=rules_view(run),
+        counted=counted(run),
         matrices=matrix_views(run.matrices, run.findings),
         drawings=draw_graph(run.graph),
         time=_shares(run.seconds_by),

@@ -10,7 +10,17 @@ from rich.console import Console
 from rich.text import Text
 
 from verifier.records import FindingRecord, RunRecord
-from verifier.report.words import outcome, plural, present_verdicts, replay_command, seconds_text, totals
+from verifier.report.rules_text import totals_block, untested_beside_rules
+from verifier.report.words import (
+    evidence_text,
+    level_1_only,
+    outcome,
+    plural,
+    present_verdicts,
+    replay_command,
+    seconds_text,
+    totals,
+)
 
 __all__ = ["next_steps", "print_summary"]
 
@@ -35,8 +45,14 @@ def print_summary(run: RunRecord, console: Console, page: Path | str = "reports/
 
     total = totals(run)
     say()
-    for line in _table(run.counts_by_op):
-        say(line)
+    by_rules = level_1_only(run)
+    on_meshes = {op: counts for op, counts in run.counts_by_op.items() if op not in by_rules}
+    if on_meshes or not by_rules:
+        for line in _table(on_meshes):
+            say(line)
+        if run.rules is not None:
+            say()
+    _say_rules(run, say)
     _say_findings(run, say)
     _say_not_tested(run, say)
     say()
@@ -90,6 +106,16 @@ def _table(counts_by_op: Mapping[str, Mapping[str, int]]) -> list[Text]:
     return lines
 
 
+def _say_rules(run: RunRecord, say: _Say) -> None:
+    """Print the totals of level 1. Its ops are too many for a summary; its wrong rules are among the findings."""
+    if run.rules is None:
+        return
+    first, *lines = totals_block(run.rules)
+    say(first, "bold")
+    for line in lines:
+        say(line, "yellow" if line.startswith(("not tested", "nothing tested", "nothing was", "died")) else "")
+
+
 def _say_findings(run: RunRecord, say: _Say) -> None:
     new = [finding for finding in run.findings if not finding.known]
     known = [finding for finding in run.findings if finding.known]
@@ -124,11 +150,11 @@ def _evidence(finding: FindingRecord) -> str:
     script = {"fails as described": "", "did not fail": ", but its script did not fail"}.get(
         finding.script_status, f", script {finding.script_status}"
     )
-    return f"found at level {finding.level}, {finding.confirmed}{script}"
+    return evidence_text(finding.level, finding.confirmed) + script
 
 
 def _say_not_tested(run: RunRecord, say: _Say) -> None:
-    lines = [(entry.count, f"not reached: {entry.what}: {entry.reason}") for entry in run.untested]
+    lines = [(entry.count, f"not reached: {entry.what}: {entry.reason}") for entry in untested_beside_rules(run)]
     lines += [(count, f"unsupported: {reason}") for reason, count in sorted(run.unsupported.items(), key=_largest)]
     lines += [(count, f"inconclusive: {reason}") for reason, count in sorted(run.inconclusive.items(), key=_largest)]
     if lines:

@@ -13,6 +13,10 @@ __all__ = [
     "Outcome",
     "Totals",
     "bytes_text",
+    "counted",
+    "evidence_text",
+    "is_unconfirmed",
+    "level_1_only",
     "outcome",
     "plural",
     "present_verdicts",
@@ -147,6 +151,39 @@ def totals(run: RunRecord) -> Totals:
         known=known,
         refusals=tuple(sorted(run.unsupported, key=lambda reason: (-run.unsupported[reason], reason))),
     )
+
+
+# ------------------------------------------------------------------------------------------------------- two levels
+def counted(run: RunRecord) -> tuple[str, str]:
+    """Return what the counts of ``run`` count, as singular and plural: trials, rules of level 1, or both."""
+    if run.rules is None:
+        return "trial", "trials"
+    return ("trial or rule", "trials and rules") if run.matrices else ("rule", "rules")
+
+
+def level_1_only(run: RunRecord) -> set[str]:
+    """Return the ops in ``run.counts_by_op`` that were tried at level 1 and at no other; a table of rules has them."""
+    if run.rules is None:
+        return set()
+    checked = {*run.rules.ops, *(overload for op in run.rules.ops.values() for overload in op.overloads)}
+    # Every trial on a mesh is in a matrix.
+    return (checked & set(run.counts_by_op)) - {matrix.op for matrix in run.matrices}
+
+
+def is_unconfirmed(confirmed: str) -> bool:
+    """Return whether a finding's ``confirmed`` says that it was not confirmed, with or without the reason."""
+    return confirmed.removeprefix("found at level 1, ").startswith("unconfirmed")
+
+
+def evidence_text(level: int, confirmed: str) -> str:
+    """Return at which level something was found and on what it was confirmed.
+
+    >>> evidence_text(2, "confirmed on gloo, 4 ranks")
+    'found at level 2, confirmed on gloo, 4 ranks'
+    >>> evidence_text(1, "found at level 1, confirmed on gloo, 2 ranks")
+    'found at level 1, confirmed on gloo, 2 ranks'
+    """
+    return confirmed if confirmed.startswith("found at level") else f"found at level {level}, {confirmed}"
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers

@@ -1,0 +1,291 @@
+"""How a call is filled with new values: found by running it, since no schema says what an op assumes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from strategies.opinfo.calls import Call, attempt
+from strategies.opinfo.names import base_of, stem
+from strategies.opinfo.tables import KEEP_VALUES, RANDOM_BASES, UNINITIALISED, UNIQUE_INDICES
+from strategies.opinfo.values import (
+    Chosen,
+    Constant,
+    Domain,
+    Fill,
+    Flags,
+    Integers,
+    Palette,
+    Poison,
+    Regenerated,
+    domain_of,
+)
+
+__all__ = ["Level", "Plan", "Regenerate", "fills_of", "make_plan", "refilled", "settled", "why_not_testable"]
+
+Regenerate = Callable[[int], Call | None]
+"""The same call with the values that OpInfo generates under another seed; None if it cannot be had."""
+
+_CHECKED_DRAWS = 3  # one of each palette
+_MOST_DRAWS = 8
+_ENOUGH_ELEMENTS = 48  # so many integral results are no accident
+_SMALL = 4  # the values of fewer elements say nothing about a domain
+
+
+class Level(IntEnum):
+    """What floating tensors are filled with, from the most telling to the most cautious."""
+
+    PALETTE = 0
+    NONZERO = 1
+    STRICT = 2  # nonzero, and small tensors stay in the domain that they seem to have
+    CHOSEN = 3
+    REGENERATED = 4
+    CONSTANT = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was learned about a sample at its first size.
+
+    ``domains`` and ``poison`` are by leaf: the domain of each floating tensor, and those whose values are not read.
+    """
+
+    level: Level
+    domains: dict[int, Domain]
+    poison: frozenset[int]
+    exact: bool
+
+
+def why_not_testable(call: Call) -> str:
+    """Return why the results of a call are not determined by its arguments; empty if they are."""
+    base = stem(base_of(str(call.op)))
+    if base in UNINITIALISED:
+        return "uninitialised memory"
+    if torch.Tag.nondeterministic_seeded in call.op.tags or base in RANDOM_BASES:
+        return "random"
+    before = torch.get_rng_state()
+    first, second = attempt(call), attempt(call)
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        return "random"
+    if first is not None and (second is None or not _same(first, second)):
+        return "uninitialised memory"
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------------------- fills
+def fills_of(call: Call, plan: Plan, regenerate: Regenerate) -> dict[int, Fill]:
+    """Return what each tensor of ``call`` is filled with, by leaf."""
+    base = base_of(str(call.op)).rstrip("_")
+    level = max(plan.level, Level.REGENERATED) if base in KEEP_VALUES else plan.level
+    fills: dict[int, Fill] = {}
+    for place, leaf in enumerate(call.leaves):
+        if isinstance(leaf, torch.Tensor):
+            keep = level >= Level.REGENERATED or (base in UNIQUE_INDICES and not _is_floating(leaf))
+            if place in plan.poison:
+                fills[place] = Poison(leaf.shape, leaf.dtype)
+            elif level == Level.CONSTANT:
+                fills[place] = Constant(leaf)
+            elif keep:
+                fills[place] = Regenerated(_regenerated(call, regenerate, place))
+            elif leaf.dtype == torch.bool:
+                fills[place] = Flags(leaf.shape)
+            elif not _is_floating(leaf):
+                fills[place] = _integers(leaf)
+            elif level == Level.CHOSEN or leaf.dtype == torch.complex32:
+                fills[place] = Chosen(leaf.shape, leaf)
+            else:
+                free = level < Level.STRICT and leaf.numel() < _SMALL
+                domain = "any" if free else plan.domains.get(place, "any")
+                fills[place] = Palette(leaf.shape, leaf.dtype, domain, zero=level == Level.PALETTE)
+    return fills
+
+
+def _integers(leaf: torch.Tensor) -> Fill:
+    """Return a fill for a tensor that may hold indices: nothing outside of what OpInfo takes for valid."""
+    if not leaf.numel():
+        return Constant(leaf)
+    low, high = int(leaf.min()), int(leaf.max())
+    if low < 0:
+        # such as an ignore_index of -100, with nothing valid between it and 0
+        return Chosen(leaf.shape, leaf)
+    return Integers(leaf.shape, leaf.dtype, 0 if leaf.numel() < _SMALL else low, high)
+
+
+def _regenerated(call: Call, regenerate: Regenerate, place: int) -> Callable[[int], torch.Tensor]:
+    leaf = call.leaves[place]
+    assert isinstance(leaf, torch.Tensor)
+
+    def tensor(number: int) -> torch.Tensor:
+        other = regenerate(number)
+        value = None if other is None else other.leaves[place]
+        return value if isinstance(value, torch.Tensor) and value.shape == leaf.shape else leaf
+
+    return tensor
+
+
+def refilled(call: Call, fills: dict[int, Fill], generator: torch.Generator, number: int) -> list[object]:
+    """Return the leaves of ``call`` with new tensors."""
+    leaves = call.leaves
+    for place, fill in fills.items():
+        leaves[place] = fill.draw(generator, number)
+    return leaves
+
+
+def _is_floating(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+# --------------------------------------------------------------------------------------------------------------- plans
+def make_plan(call: Call, regenerate: Regenerate, generator: torch.Generator) -> Plan | None:
+    """Return how ``call`` is filled; None if torch does not take it."""
+    reference = attempt(call)
+    if reference is None:
+        return None
+    domains = {
+        place: domain_of(leaf)
+        for place, leaf in enumerate(call.leaves)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    }
+    for level in Level:
+        plan = Plan(level, domains, frozenset(), False)
+        outcomes = _tried(call, plan, regenerate, generator, reference, _CHECKED_DRAWS)
+        if outcomes is not None:
+            poison = _unread(call, plan, regenerate, generator, outcomes)
+            exact = _is_exact(call, plan, poison, regenerate, generator, outcomes)
+            return Plan(level, domains, poison, exact)
+    return None
+
+
+def settled(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Generator) -> Plan | None:
+    """Return ``plan``, made at another size, as it holds for ``call``; None if torch does not take the call."""
+    reference = attempt(call)
+    if reference is None:
+        return None
+    for level in Level:
+        if level >= plan.level:
+            exact = plan.exact and level == plan.level
+            here = Plan(level, plan.domains, plan.poison, exact)
+            outcomes = _tried(call, here, regenerate, generator, reference, 1)
+            if outcomes is not None:
+                return here if not exact or _integral(outcomes[0]) else Plan(level, plan.domains, plan.poison, False)
+    return None
+
+
+def _tried(
+    call: Call,
+    plan: Plan,
+    regenerate: Regenerate,
+    generator: torch.Generator,
+    reference: Sequence[torch.Tensor],
+    draws: int,
+) -> list[list[torch.Tensor]] | None:
+    """Return the results of some draws, or None if one raises or gives more NaN and infinities than OpInfo's values."""
+    fills = fills_of(call, plan, regenerate)
+    allowed = _not_finite(reference)
+    outcomes = []
+    for number in range(draws):
+        results = attempt(call.with_leaves(refilled(call, fills, generator.manual_seed(number), number)))
+        if results is None or len(results) != len(reference):
+            return None
+        if plan.level < Level.REGENERATED and _not_finite(results) > allowed:
+            return None
+        outcomes.append(results)
+    return outcomes
+
+
+def _not_finite(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() - int(tensor.isfinite().sum()) for tensor in tensors if _is_floating(tensor))
+
+
+def _unread(
+    call: Call,
+    plan: Plan,
+    regenerate: Regenerate,
+    generator: torch.Generator,
+    outcomes: Sequence[Sequence[torch.Tensor]],
+) -> frozenset[int]:
+    """Return the leaves whose values the op does not read: with NaN there, every draw gives what it gave before."""
+    if not any(result.is_floating_point() and result.numel() for result in outcomes[0]):
+        return frozenset()  # a comparison may well give the same for NaN
+    fills = fills_of(call, plan, regenerate)
+    unread = set()
+    for place, fill in fills.items():
+        leaf = call.leaves[place]
+        if not (isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel()):
+            continue
+        for number, before in enumerate(outcomes):
+            leaves = refilled(call, fills, generator.manual_seed(number), number)
+            leaves[place] = Poison(leaf.shape, leaf.dtype).draw(generator, number)
+            after = attempt(call.with_leaves(leaves))
+            if after is None or _has_nan(after) or not _same(before, after):
+                break
+            if number and not isinstance(fill, Constant):
+                # read by comparisons only, as the input of relu's backward: NaN is just another value there
+                leaves[place] = fill.draw(generator, number + 1)
+                moved = attempt(call.with_leaves(leaves))
+                if moved is None or not _same(before, moved):
+                    break
+        else:
+            unread.add(place)
+    return frozenset(unread)
+
+
+def _has_nan(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(_is_floating(tensor) and bool(tensor.isnan().any()) for tensor in tensors)
+
+
+def _same(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> bool:
+    return len(these) == len(those) and all(
+        a.shape == b.shape and a.dtype == b.dtype and (torch.equal(a, b) or _same_but_for_nan(a, b))
+        for a, b in zip(these, those, strict=True)
+    )
+
+
+def _same_but_for_nan(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return _is_floating(a) and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+# --------------------------------------------------------------------------------------------------------------- exact
+def _is_exact(
+    call: Call,
+    plan: Plan,
+    poison: frozenset[int],
+    regenerate: Regenerate,
+    generator: torch.Generator,
+    outcomes: Sequence[Sequence[torch.Tensor]],
+) -> bool:
+    """Return whether all floating values are small integers and so many results are, too, that it is no accident."""
+    fills = fills_of(call, plan, regenerate)
+    for place, fill in fills.items():
+        leaf = call.leaves[place]
+        read = place not in poison and isinstance(leaf, torch.Tensor) and _is_floating(leaf) and leaf.numel()
+        if read and not (isinstance(fill, Palette) and fill.is_integral):
+            return False
+    if not all(_integral(results) for results in outcomes):
+        return False
+    seen = sum(result.numel() for results in outcomes for result in results)
+    for number in range(len(outcomes), _MOST_DRAWS):
+        if seen >= _ENOUGH_ELEMENTS:
+            break
+        results = attempt(call.with_leaves(refilled(call, fills, generator.manual_seed(number), number)))
+        if results is None or not _integral(results):
+            return False
+        seen += sum(result.numel() for result in results)
+    return True
+
+
+def _integral(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all finite elements are integers, far from where the dtype has no room for all of them."""
+    for tensor in tensors:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
+        if tensor.is_floating_point() and tensor.numel():
+            largest = 0.125 / torch.finfo(tensor.dtype).eps
+            finite = tensor if bool(tensor.isfinite().all()) else tensor.nan_to_num(0.0, 0.0, 0.0)
+            if not torch.equal(finite, finite.round()) or bool(finite.abs().max() > largest):
+                return False
+    return True

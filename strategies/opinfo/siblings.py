@@ -1,0 +1,107 @@
+"""Calls of overloads that nothing dispatches to (in-place, ``out=``, with a scalar), made from those of a sibling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from strategies.opinfo.calls import Call, Parameter, attempt, parameters
+from strategies.opinfo.names import base_of, stem
+from strategies.opinfo.tables import SAME_AS
+from verifier.torch_internals import OpOverload
+
+__all__ = ["converted", "family", "is_sibling"]
+
+
+@cache
+def family(op: OpOverload | str) -> str:
+    """Return the stem that all overloads share whose calls can be made from each other."""
+    key = stem(base_of(str(op)))
+    while key in SAME_AS:
+        key = stem(SAME_AS[key])
+    return key
+
+
+def is_sibling(op: OpOverload, other: OpOverload) -> bool:
+    """Return whether calls of ``op`` may be made from those of ``other``."""
+    foreach = [base_of(str(each)).startswith("_foreach") for each in (op, other)]
+    return op is not other and foreach[0] == foreach[1] and family(op) == family(other)
+
+
+def converted(call: Call, op: OpOverload) -> Call | None:
+    """Return a call of ``op`` with the arguments of ``call``, a call of a sibling; None if there is none.
+
+    ``out`` arguments get the shape and dtype of the results and NaN for values.
+    """
+    given = call.values
+    by_place = [parameter.name for parameter in parameters(call.op)]
+    names = {parameter.name for parameter in parameters(op)}
+    values: dict[str, object] = {}
+    for place, parameter in enumerate(parameters(op)):
+        if parameter.out:
+            continue
+        name = parameter.name
+        if name not in given and place < len(by_place) and by_place[place] not in names:
+            name = by_place[place]  # the same argument under another name
+        if name in given:
+            value, fits = _as_type(given[name], parameter, call.tensors)
+            if not fits:
+                return None
+            values[parameter.name] = value
+        elif not parameter.has_default:
+            return None
+    if any(parameter.out for parameter in parameters(op)):
+        return _with_outputs(call, op, values)
+    made = Call.of(op, values)
+    return made if made is not None and made.tensors and attempt(made) is not None else None
+
+
+def _as_type(value: object, parameter: Parameter, tensors: Sequence[torch.Tensor]) -> tuple[object, bool]:
+    """Return ``value`` as the parameter wants it, and whether that is possible."""
+    type_ = parameter.type
+    if "List[Tensor]" in type_ or "List[Optional[Tensor]]" in type_:
+        return value, isinstance(value, list | tuple)
+    if "List[number]" in type_:
+        if isinstance(value, list | tuple) and all(isinstance(item, torch.Tensor) and item.numel() for item in value):
+            return [item.view(-1)[0].item() for item in value], True
+        return value, isinstance(value, list | tuple)
+    if "Tensor" in type_:
+        if isinstance(value, bool | int | float | complex):
+            return torch.tensor(value, dtype=tensors[0].dtype), True
+        return value, isinstance(value, torch.Tensor) or (value is None and type_.startswith("Optional"))
+    if "number" in type_ and isinstance(value, torch.Tensor):
+        return (_number(value), True) if value.numel() else (None, False)
+    return value, not isinstance(value, torch.Tensor)
+
+
+def _number(value: torch.Tensor) -> object:
+    """Return the first element, as an integral number if that does not make it 0: results stay exact."""
+    number = value.reshape(-1)[0].item()
+    return float(round(number)) if isinstance(number, float) and 1 <= abs(number) < math.inf else number
+
+
+def _with_outputs(call: Call, op: OpOverload, values: dict[str, object]) -> Call | None:
+    """Return the call of ``op`` with output tensors that fit, found by what the sibling returns."""
+    outputs = [parameter.name for parameter in parameters(op) if parameter.out]
+    results = attempt(call)
+    if results is None or len(results) < len(outputs):
+        return None
+    # torch resizes empty buffers to what the op returns, others only with a warning
+    probe = Call.of(op, {**values, **{n: result.new_empty(0) for n, result in zip(outputs, results, strict=False)}})
+    probed = None if probe is None else attempt(probe)
+    if not probed:
+        return None
+    buffers = {name: _buffer(result) for name, result in zip(outputs, probed[-len(outputs) :], strict=True)}
+    made = Call.of(op, {**values, **buffers})
+    return made if made is not None and attempt(made) is not None else None
+
+
+def _buffer(result: torch.Tensor) -> torch.Tensor:
+    if result.is_floating_point() or result.is_complex():
+        return torch.full(result.shape, float("nan"), dtype=result.dtype)
+    if result.dtype == torch.bool:
+        return torch.ones(result.shape, dtype=torch.bool)
+    return torch.full(result.shape, 7, dtype=result.dtype)

@@ -1,0 +1,209 @@
+"""The source "opinfo": targets by the names of OpInfos or of aten overloads, and their samples."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, islice, zip_longest
+
+import torch
+
+from strategies.opinfo.calls import quiet
+from strategies.opinfo.capture import captured, entries_of, hidden, sharded
+from strategies.opinfo.names import base_of, home_rows, owners, row_names
+from strategies.opinfo.rows import Row, Template, registered_of
+from strategies.opinfo.sample import OpInfoSample
+from strategies.opinfo.siblings import converted, family, is_sibling
+from strategies.opinfo.spellings import Variation, spellings
+from verifier.rules.samples import Sample, SampleOptions, Target
+from verifier.torch_internals import OpOverload, registered_overloads
+
+__all__ = ["OpInfoSource"]
+
+_SCANNED = 6  # samples of each OpInfo: enough to see what it dispatches to
+_PROVIDERS = 3  # OpInfos that give the calls of a helper that no OpInfo is about
+_SPELLINGS_OF_ONE = 6
+
+
+@dataclass(frozen=True)
+class OpInfoSource:
+    """Draws the aten calls that torch's OpInfo samples dispatch; see :class:`verifier.rules.samples.SampleSource`."""
+
+    name: str = "opinfo"
+
+    def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
+        """Return the targets that the globs name: OpInfos, or aten overloads where a pattern starts with ``aten.``.
+
+        Raises
+        ------
+        ValueError
+            If a pattern matches nothing; the message has the nearest valid name.
+        """
+        if not patterns:
+            return self._all()
+        targets: set[Target] = set()
+        for pattern in patterns:
+            known = _overload_names() if pattern.startswith("aten.") else row_names()
+            names = [name for name in known if any(fnmatch.fnmatchcase(text, pattern) for text in _spelled(name))]
+            if not names:
+                near = difflib.get_close_matches(pattern, [*row_names(), *_overload_names()], 1, 0.4)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"no OpInfo and no aten overload with a rule matches {pattern!r}{hint}")
+            targets |= {self._target(name) for name in names}
+        return tuple(sorted(targets, key=_order))
+
+    def samples(self, target: Target, options: SampleOptions) -> Iterator[Sample]:
+        """Yield the samples of ``target``, the same ones in the same order whenever it is asked."""
+        if target.overload is None:
+            yield from _row_samples(Row(target.name, options), registered_of().get(target.name, ()), options)
+            return
+        op = _overload(target.overload)
+        if op is None:
+            return
+        found = False
+        for row in home_rows(op):
+            for sample in _row_samples(Row(row, options, op), (op,), options, op):
+                found = True
+                yield sample
+        if not found:
+            for row in _providers(op)[:_PROVIDERS]:
+                yield from _row_samples(Row(row, options, op), (op,), options, op)
+
+    def _target(self, name: str) -> Target:
+        return Target(name, self.name, name if name.startswith("aten.") else None)
+
+    def _all(self) -> tuple[Target, ...]:
+        """Return all rows that dispatch to something with a rule, and overloads that are at home in none of them."""
+        reached = _reached()
+        rows = {row for row, ops in reached.items() if ops}
+        families = {row: {family(op) for op in ops} for row, ops in reached.items()}
+        everywhere = set(chain.from_iterable(families.values()))
+        # helpers are tested where nothing else is; see Row
+        helped: set[OpOverload] = set()
+        for ops in reached.values():
+            helpers = [op for op in ops if not owners(op)]
+            if helpers and not any(set(home_rows(op)) & rows for op in ops if owners(op)):
+                helped.update(helpers)
+        left = [
+            str(op)
+            for op in registered_overloads()
+            if family(op) in everywhere
+            and op not in helped
+            and not any(family(op) in families.get(row, ()) for row in home_rows(op))
+        ]
+        return tuple(sorted((self._target(name) for name in (*rows, *left)), key=_order))
+
+
+def _order(target: Target) -> tuple[str, str]:
+    return target.name, target.overload or ""
+
+
+@cache
+def _overload_names() -> tuple[str, ...]:
+    return tuple(sorted(str(op) for op in registered_overloads() if op.namespace == "aten"))
+
+
+def _spelled(name: str) -> tuple[str, ...]:
+    """Return the texts that a pattern may match: also the base name of an overload."""
+    return (name, f"aten.{base_of(name)}") if name.startswith("aten.") else (name,)
+
+
+def _overload(name: str) -> OpOverload | None:
+    return next((op for op in registered_overloads() if str(op) == name), None)
+
+
+# ---------------------------------------------------------------------------------------------------------------- scan
+@cache
+def _reached() -> dict[str, frozenset[OpOverload]]:
+    """Return the overloads with a rule that each OpInfo's first samples dispatch to; takes some seconds, once."""
+    return {row: _reached_by(row) for row in row_names()}
+
+
+def _reached_by(row: str) -> frozenset[OpOverload]:
+    composite = any(hidden(op) for op in registered_of().get(row, ()))
+    calls = (
+        captured(entry, torch.float64, size=0, seed=0, wanted=sharded, composite=composite, only=range(_SCANNED))
+        for _, entry in entries_of(row)
+    )
+    return frozenset(call.op for made in calls for each in made.values() for call in each)
+
+
+@cache
+def _providers(op: OpOverload) -> tuple[str, ...]:
+    """Return the OpInfos that dispatch to ``op``, else those that dispatch to a sibling of it."""
+    rows = [row for row, ops in _reached().items() if op in ops]
+    return tuple(rows or (row for row, ops in _reached().items() if any(is_sibling(op, other) for other in ops)))
+
+
+# ------------------------------------------------------------------------------------------------------------- samples
+def _row_samples(
+    row: Row, registered: Sequence[OpOverload], options: SampleOptions, only: OpOverload | None = None
+) -> Iterator[Sample]:
+    """Yield the samples of a row by overload: captured ones, other spellings of them, then those made from siblings."""
+    named: set[OpOverload] = set()
+    for op, templates in row.templates.items():
+        if only is None or op == only:
+            yield from _with_spellings([OpInfoSample(row, template) for template in templates], row, options, named)
+    for op in registered:
+        if op not in row.templates and (only is None or op == only):
+            yield from _with_spellings(_derived(row, op, options), row, options, named)
+
+
+def _with_spellings(
+    samples: list[OpInfoSample], row: Row, options: SampleOptions, named: set[OpOverload]
+) -> Iterator[Sample]:
+    seen = {sample.first.signature() for sample in samples}
+    testable = []
+    for sample in samples:
+        if not sample.not_testable:
+            testable.append(sample)
+        elif sample.first.op not in named:
+            # one is enough to say so
+            named.add(sample.first.op)
+            yield sample
+    yield from testable
+    left = options.max_samples if options.max_samples is not None else len(testable) * _SPELLINGS_OF_ONE
+    with quiet():
+        # from each sample in turn, and beginning elsewhere in each, so that a limit leaves variations of every kind
+        offered = zip_longest(*(_rotated(sample, place) for place, sample in enumerate(testable)))
+        for sample, variation in (pair for round_ in offered for pair in round_ if pair is not None):
+            if left == 0:
+                break
+            other = sample.varied(variation)
+            if other is not None and other.first.signature() not in seen:
+                seen.add(other.first.signature())
+                left -= 1
+                yield other
+
+
+def _rotated(sample: OpInfoSample, place: int) -> list[tuple[OpInfoSample, Variation]]:
+    variations = list(islice(spellings(sample.first), _SPELLINGS_OF_ONE))
+    start = place % len(variations) if variations else 0
+    return [(sample, variation) for variation in (*variations[start:], *variations[:start])]
+
+
+def _derived(row: Row, op: OpOverload, options: SampleOptions) -> list[OpInfoSample]:
+    """Return samples of an overload that nothing dispatches to, made from those of its siblings."""
+    made: dict[str, OpInfoSample] = {}
+    limit = options.max_samples
+    sources = [other for other in row.templates if is_sibling(op, other)]
+    templates: list[Template] = [
+        t for other in sorted(sources, key=lambda o: _distance(op, o)) for t in row.templates[other]
+    ]
+    with quiet():
+        for template in templates:
+            if limit is not None and len(made) >= limit:
+                break
+            change = Variation(f"from {template.call.op}", lambda call: converted(call, op))
+            first = change.apply(template.call)
+            if first is not None and first.signature() not in made:
+                made[first.signature()] = OpInfoSample(row, template, (change,))
+    return list(made.values())
+
+
+def _distance(op: OpOverload, other: OpOverload) -> tuple[float, str]:
+    """Return how far apart the names of two siblings are: ``add_.Tensor`` is close to ``add.Tensor``."""
+    return -difflib.SequenceMatcher(None, str(op), str(other)).ratio(), str(other)

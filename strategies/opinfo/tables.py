@@ -1,0 +1,150 @@
+"""What must be known of single ops, each with its reason; everything else is derived from schemas and samples."""
+
+from __future__ import annotations
+
+__all__ = [
+    "FOREACH_SHAPES",
+    "KEEP_VALUES",
+    "RANDOM_BASES",
+    "SAME_AS",
+    "SIZES",
+    "UNINITIALISED",
+    "UNIQUE_INDICES",
+]
+
+SIZES: tuple[dict[str, int], ...] = (
+    {"S": 5, "M": 7, "L": 11, "XS": 3},  # uneven shards on 2 and on 3 ranks
+    {"S": 3, "M": 2, "L": 5, "XS": 1},  # extents smaller than the number of ranks: empty shards
+    {"S": 6, "M": 4, "L": 9, "XS": 2},  # mostly even shards; made to differ per axis where the call allows it
+    {"S": 7, "M": 5, "L": 13, "XS": 3},
+    {"S": 4, "M": 6, "L": 10, "XS": 2},
+)
+"""Values of the constants that torch's generators of arguments are written with, per size."""
+
+SKEWED = frozenset({2})
+"""The sizes at which extents that coincide are made to differ, where the call allows it."""
+
+REGENERATIONS = 4
+"""Ops that keep the values of OpInfo see so many different ones."""
+
+FOREACH_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((5, 3), (7, 2)),
+    ((2, 1), (1, 3)),
+    ((6, 4), (4, 6)),
+    ((7, 5), (3, 11)),
+    ((4, 8), (8, 6)),
+)
+"""Shapes of the tensors of a foreach list, per size."""
+
+UNINITIALISED = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize", "resize_as"}
+)
+"""Bases of ops whose result nobody has written to."""
+
+RANDOM_BASES = frozenset({"multinomial", "native_dropout", "rrelu_with_noise"})
+"""Bases of ops that draw random numbers, though not every overload is tagged with it."""
+
+UNIQUE_INDICES = {
+    "scatter": "with an index twice in a line, which source wins is not defined",
+    "index_copy": "with an index twice, which source wins is not defined",
+    "index_put": "with an index twice and no accumulation, which value wins is not defined",
+    "_index_put_impl": "as index_put",
+    "_unsafe_index_put": "as index_put",
+    "put": "as index_put",
+    "max_unpool2d": "two maxima at one place: which wins is not defined",
+    "max_unpool3d": "as max_unpool2d",
+    "masked_scatter": "takes as many elements of the source as the mask has",
+}
+"""Ops whose integer (and bool) tensors keep the values that OpInfo generates."""
+
+KEEP_VALUES = {
+    "searchsorted": "the sequence must be sorted",
+    "bucketize": "the boundaries must be sorted",
+    "histogram": "the bin edges must be sorted",
+    "_histogramdd_from_bin_tensors": "the bin edges must be sorted",
+    "_linalg_eigh": "reads one triangle of a symmetric matrix",
+    "_linalg_svd": "the result is unique up to sign only for distinct singular values",
+    "_linalg_det": "returns a factorisation whose pivots jump where elements tie",
+    "_linalg_slogdet": "as _linalg_det",
+    "_linalg_solve_ex": "as _linalg_det, and needs a matrix with an inverse",
+    "linalg_inv_ex": "needs a matrix with an inverse",
+    "linalg_qr": "unique only for full rank",
+    "linalg_eig": "eigenvectors are unique only for distinct eigenvalues",
+    "linalg_lu": "the pivots jump where elements tie",
+    "linalg_lu_factor_ex": "the pivots jump where elements tie",
+    "linalg_lu_solve": "takes factors and pivots that belong together",
+    "linalg_ldl_factor_ex": "the matrix must be symmetric",
+    "linalg_ldl_solve": "takes factors and pivots that belong together",
+    "linalg_lstsq": "unique only for full rank",
+    "linalg_cholesky_ex": "the matrix must be positive definite",
+    "cholesky": "the matrix must be positive definite",
+    "cholesky_solve": "takes a factor with a nonzero diagonal",
+    "cholesky_inverse": "takes a factor with a nonzero diagonal",
+    "linalg_solve_triangular": "the diagonal must not be near 0",
+    "triangular_solve": "the diagonal must not be near 0",
+    "lu_unpack": "pivots are a permutation",
+    "linalg_householder_product": "takes reflectors of a factorisation",
+    "ormqr": "takes reflectors of a factorisation",
+    "geqrf": "unique only for full rank",
+    "linalg_matrix_exp": "large elements overflow",
+    "linalg_pinv": "rank is decided by a threshold",
+    "_ctc_loss": "targets and lengths belong together",
+    "_ctc_loss_backward": "takes what the forward saved",
+    "segment_reduce": "lengths must add up to the size",
+    "_segment_reduce_backward": "lengths must add up to the size",
+    "_embedding_bag": "offsets must be sorted and start at 0",
+    "_embedding_bag_forward_only": "offsets must be sorted and start at 0",
+    "_embedding_bag_backward": "takes what the forward saved",
+    "_embedding_bag_dense_backward": "takes what the forward saved",
+    "_embedding_bag_per_sample_weights_backward": "takes what the forward saved",
+    "grid_sampler_2d": "a grid point outside the image is read as padding",
+    "grid_sampler_3d": "a grid point outside the image is read as padding",
+    "grid_sampler_2d_backward": "as the forward",
+    "grid_sampler_3d_backward": "as the forward",
+    "_grid_sampler_2d_cpu_fallback": "as the forward",
+    "_pack_padded_sequence": "lengths must be sorted",
+    "multinomial": "takes probabilities",
+    "_fused_adam": "the second moments and the steps must be positive",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "takes what the forward saved",
+    "_scaled_dot_product_flash_attention_backward": "takes what the forward saved",
+}
+"""Ops all of whose tensors keep the values that OpInfo generates, newly generated for each draw."""
+
+SAME_AS = {
+    "ilshift": "lshift",
+    "irshift": "rshift",
+    "ixor": "xor",
+    "iand": "and",
+    "ior": "or",
+    "xor": "bitwise_xor",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+    "clip": "clamp",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "absolute": "abs",
+    "negative": "neg",
+    "fix": "trunc",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arccosh": "acosh",
+    "arcsinh": "asinh",
+    "arctanh": "atanh",
+    "true_divide": "div",
+    "unsafe_index": "index",
+    "unsafe_index_put": "index_put",
+    "index_put_impl": "index_put",
+    "native_batch_norm_legit": "native_batch_norm",
+    "batch_norm_with_update": "native_batch_norm",
+}
+"""Bases (without outer underscores) whose calls can be made from those of another base."""

@@ -1,0 +1,189 @@
+"""New values for the tensors of a call: what each kind of tensor is filled with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+
+__all__ = [
+    "Chosen",
+    "Constant",
+    "Domain",
+    "Fill",
+    "Flags",
+    "Integers",
+    "Palette",
+    "Poison",
+    "Regenerated",
+    "domain_of",
+    "with_specials",
+]
+
+Domain = str
+"""``any``, ``positive``, ``not negative``, ``negative``, ``inside 0..1``, ``0..1`` or ``-1..1``."""
+
+# Per domain the values of one draw after the other. The full set, few values (ties), and one with 0 and the ends.
+# -4 is left out of the first: with it, every value once would add up to 0 and hide a missing or doubled sum.
+_PALETTES: dict[Domain, tuple[tuple[float, ...], ...]] = {
+    "any": ((-3, -2, -1, 1, 2, 3, 4), (-1, 1, 2), (-2, -1, 0, 1, 2, 3)),
+    "positive": ((1, 2, 3, 4), (1, 2), (1, 3, 5)),
+    "not negative": ((1, 2, 3, 4), (1, 2), (0, 1, 2, 3)),
+    "negative": ((-1, -2, -3, -4), (-1, -2), (-1, -3, -5)),
+    "inside 0..1": ((0.125, 0.25, 0.5, 0.75), (0.25, 0.5), (0.125, 0.5, 0.875)),
+    "0..1": ((0.125, 0.25, 0.5, 0.75), (0.25, 0.5), (0, 0.25, 0.5, 1)),
+    "-1..1": ((-0.75, -0.5, -0.25, 0.25, 0.5), (-0.5, 0.25, 0.5), (-1, -0.5, 0, 0.25, 1)),
+}
+
+
+def domain_of(values: torch.Tensor) -> Domain:
+    """Return the smallest domain that the finite ones of real floating ``values`` lie in."""
+    finite = values[torch.isfinite(values)]
+    if not finite.numel():
+        return "any"
+    low, high = finite.min().item(), finite.max().item()
+    if low > 0:
+        return "inside 0..1" if high < 1 else "positive"
+    if high < 0 and low < -1:
+        return "negative"
+    if low >= 0:
+        return "0..1" if high <= 1 and not _is_integral(finite) else "not negative"
+    return "-1..1" if low >= -1 and high <= 1 and not _is_integral(finite) else "any"
+
+
+def _is_integral(values: torch.Tensor) -> bool:
+    return torch.equal(values, values.round())
+
+
+@cache
+def _palettes(domain: Domain, dtype: torch.dtype, zero: bool) -> tuple[torch.Tensor, ...]:
+    # the last of the three is the one with 0 and the ends of the domain
+    return tuple(torch.tensor(palette, dtype=dtype) for palette in _PALETTES[domain][: 3 if zero else 2])
+
+
+class Fill(Protocol):
+    """What a tensor is filled with."""
+
+    def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        """Return a new tensor for draw ``number``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Palette:
+    """Floating values from a few exact ones of a domain."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    domain: Domain
+    zero: bool = True
+
+    @property
+    def is_integral(self) -> bool:
+        return all(value == int(value) for value in _PALETTES[self.domain][0])
+
+    def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        palettes = _palettes(self.domain, self.dtype.to_real(), self.zero)
+        palette = palettes[number % len(palettes)]
+        real = palette.take(torch.randint(len(palette), self.shape, generator=generator))
+        if not self.dtype.is_complex:
+            return real
+        return torch.complex(real, palette.take(torch.randint(len(palette), self.shape, generator=generator)))
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Values out of given ones, each drawn anew."""
+
+    shape: torch.Size
+    values: torch.Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        if not self.values.numel():
+            return self.values.new_empty(self.shape)
+        return self.values.take(torch.randint(self.values.numel(), self.shape, generator=generator))
+
+
+@dataclass(frozen=True, eq=False)
+class Integers:
+    """Integers from ``low`` to ``high``, both included."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    low: int
+    high: int
+
+    def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        return torch.randint(self.low, self.high + 1, self.shape, dtype=self.dtype, generator=generator)
+
+
+@dataclass(frozen=True, eq=False)
+class Flags:
+    """Booleans, not all of them equal."""
+
+    shape: torch.Size
+
+    def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        flags = torch.randint(2, self.shape, dtype=torch.bool, generator=generator)
+        if flags.numel() > 1:
+            first = flags.view(-1)[:1]
+            if torch.equal(flags, first.expand(flags.shape)):
+                first.logical_not_()
+        return flags
+
+
+@dataclass(frozen=True, eq=False)
+class Poison:
+    """NaN everywhere, in a tensor whose values must not be read."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        return torch.full(self.shape, float("nan"), dtype=self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """Always the same values."""
+
+    value: torch.Tensor
+
+    def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        return self.value.clone()
+
+
+@dataclass(frozen=True, eq=False)
+class Regenerated:
+    """The values of a tensor in the call as OpInfo generates it with another seed."""
+
+    tensors: Callable[[int], torch.Tensor]
+
+    def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
+        return self.tensors(number).clone()
+
+
+_SPECIALS = ((float("inf"),), (float("-inf"), -0.0), (float("nan"),), (float("inf"), float("-inf"), float("nan"), -0.0))
+
+
+def with_specials(
+    tensor: torch.Tensor, thresholds: Sequence[float], generator: torch.Generator, number: int
+) -> torch.Tensor:
+    """Return ``tensor`` with some elements, at least one, replaced by special values and by the thresholds.
+
+    Which special values depends on the draw's number: a NaN in every tensor would hide what infinities do.
+    """
+    if not tensor.numel():
+        return tensor
+    values = torch.tensor([*_SPECIALS[number % len(_SPECIALS)], *thresholds], dtype=tensor.dtype)
+    hit = torch.rand(tensor.shape, generator=generator) < 0.2
+    hit.view(-1)[int(torch.randint(tensor.numel(), (), generator=generator))] = True
+    replacements = values.take(torch.randint(len(values), tensor.shape, generator=generator))
+    return torch.where(hit, replacements, tensor)

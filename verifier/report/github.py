@@ -1,0 +1,78 @@
+"""What level 1 says, as workflow commands of GitHub Actions, which shows them as annotations of a check.
+
+The syntax is that of "Workflow commands for GitHub Actions" in GitHub's documentation; how values are escaped is taken
+from the ``command`` module of ``actions/toolkit``. Nothing says which line of which file registers a rule, so that an
+annotation has a title and no place.
+"""
+
+from __future__ import annotations
+
+from verifier.records import MissingRuleRecord, RunRecord, WrongRuleRecord
+from verifier.report.rules_text import (
+    by_worth,
+    call_text,
+    evidence_for,
+    first_line,
+    rule_text,
+    saves_text,
+    state_text,
+    totals_block,
+)
+from verifier.report.words import evidence_text
+
+__all__ = ["MOST_MISSING", "github_lines"]
+
+MOST_MISSING = 50
+"""Missing rules that get an annotation of their own: those that save most."""
+
+
+def github_lines(run: RunRecord) -> list[str]:
+    """Return one line for each annotation; none for a run without level 1.
+
+    An error of our own and a wrong rule that is not known are errors, an accused rule that was not confirmed is a
+    warning, a missing rule a notice. The last line is a notice with the totals, what was not tested included. A rule
+    that several ops lead to is annotated once.
+    """
+    if run.rules is None:
+        return []
+    ops = run.rules.ops.values()
+    lines = [_command("error", "the verifier itself failed", error) for error in run.tool_errors]
+    wrong = {_identity(rule): rule for op in ops for rule in op.wrong if not rule.known}.values()
+    lines += [_command("error", f"wrong rule in {rule.op}", _wrong_text(rule)) for rule in wrong]
+    unsure = {_identity(rule): rule for op in ops for rule in op.unconfirmed}.values()
+    lines += [_command("warning", f"unconfirmed: rule of {rule.op}", _wrong_text(rule)) for rule in unsure]
+    missing = by_worth({_identity(rule): rule for op in ops for rule in op.missing}.values())
+    lines += [_command("notice", f"missing rule in {rule.op}", _missing_text(rule)) for rule in missing[:MOST_MISSING]]
+    summary = totals_block(run.rules)
+    if len(missing) > MOST_MISSING:
+        summary.append(f"{len(missing) - MOST_MISSING:,} more missing rules in run.json")
+    return [*lines, _command("notice", "rule check (level 1)", "\n".join(summary))]
+
+
+def _identity(rule: WrongRuleRecord | MissingRuleRecord) -> tuple[str, ...]:
+    """Return what makes two rules one annotation: the finding, or the same rule of the same call."""
+    if isinstance(rule, MissingRuleRecord):
+        return call_text(rule), rule_text(rule)
+    return (rule.fingerprint,) if rule.fingerprint else (call_text(rule), rule_text(rule), rule.mesh)
+
+
+def _wrong_text(rule: WrongRuleRecord) -> str:
+    lines = [f"{rule.verdict} {first_line(rule.message)}", f"in {state_text(rule)}"]
+    lines.append(evidence_text(1, rule.confirmed))
+    if rule.fingerprint:
+        lines.append(f"reproduce: python -m verifier replay {rule.fingerprint}")
+    return "\n".join(lines)
+
+
+def _missing_text(rule: MissingRuleRecord) -> str:
+    return f"{rule_text(rule)}; {evidence_for(rule)}; {saves_text(rule)}\nin {call_text(rule)}"
+
+
+def _command(kind: str, title: str, message: str) -> str:
+    escaped = _escape(title).replace(":", "%3A").replace(",", "%2C")
+    return f"::{kind} title={escaped}::{_escape(message)}"
+
+
+def _escape(text: str) -> str:
+    # Per cent signs first, or those of the other escapes would be escaped again.
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,0 +1,283 @@
+"""What level 1 says, as plain lines: one for each op with its wrong and missing rules beneath it, and totals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from verifier.cases import MeshSpec
+from verifier.records import MissingRuleRecord, OpRulesRecord, RulesRecord, RunRecord, UntestedRecord, WrongRuleRecord
+from verifier.report.words import bytes_text, evidence_text, plural, seconds_text
+
+__all__ = [
+    "by_worth",
+    "call_text",
+    "evidence_for",
+    "first_line",
+    "header_line",
+    "is_tested",
+    "not_tested",
+    "op_lines",
+    "rule_text",
+    "saves_text",
+    "state_text",
+    "total_lines",
+    "totals_block",
+    "untested_beside_rules",
+    "untested_reasons",
+]
+
+_NAME_WIDTH = 34
+_COLUMNS = {"combinations": 12, "confirmed": 9, "wrong": 5, "missing": 7, "not tested": 10, "seconds": 7}
+_MOST_MISSING = 6
+_MOST_UNCONFIRMED = 6
+_MOST_REASONS = 2
+_MOST_TOTAL_REASONS = 12
+
+
+# -------------------------------------------------------------------------------------------------------------- phrases
+def rule_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
+    """Return a rule without its op, as ``S(0), R -> S(0)``."""
+    return f"{', '.join(rule.input_placements) or '()'} -> {', '.join(rule.output_placements) or '()'}"
+
+
+def call_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
+    """Return the call that shows the rule, as ``aten.sum.dim_IntList([6, 4], [1])``: shapes first, then the rest."""
+    arguments = [str(shape) for shape in rule.shapes] + ([rule.arguments] if rule.arguments else [])
+    return _flat(f"{rule.op}({', '.join(arguments)})")
+
+
+def state_text(rule: WrongRuleRecord) -> str:
+    """Return the call of a wrong rule with the rule and the mesh on which it is refuted."""
+    inputs, outputs = ", ".join(rule.input_placements) or "()", ", ".join(rule.output_placements) or "()"
+    return f"{call_text(rule)} with {inputs} → {outputs} on mesh {MeshSpec.parse(rule.mesh).shape}"
+
+
+def saves_text(rule: MissingRuleRecord) -> str:
+    """Return what the missing rule would save: ``saves 1 all_gather, 480 B``, or that DTensor refuses the call."""
+    if not rule.saves:
+        return "DTensor refuses this call"
+    kinds = Counter(transfer.collective for transfer in rule.saves)
+    return f"saves {' and '.join(f'{n:,} {name}' for name, n in kinds.items())}, {bytes_text(rule.bytes_saved)}"
+
+
+def evidence_for(rule: MissingRuleRecord) -> str:
+    """Return in how many draws a missing rule held, and over how many sizes and samples."""
+    samples = f", in {plural(rule.samples, 'sample')}" if rule.samples > 1 else ""
+    return f"held in {plural(rule.draws, 'draw')} over {plural(rule.sizes, 'size')}{samples}"
+
+
+def by_worth(rules: Iterable[MissingRuleRecord]) -> list[MissingRuleRecord]:
+    """Return missing rules, those that save most collectives and bytes first; refused calls, which save none, last."""
+    return sorted(rules, key=lambda rule: (-rule.collectives_saved, -rule.bytes_saved, rule.op, rule_text(rule)))
+
+
+def not_tested(op: OpRulesRecord) -> list[str]:
+    """Return why combinations of ``op`` have no verdict, most frequent first, then which overloads cannot be tested.
+
+    A sample that cannot be tested counts among the combinations as well; it is named once.
+    """
+    named = set(op.not_testable.values())
+    reasons = [f"{count:,} {reason}" for reason, count in _by_count(op.untested) if reason not in named]
+    overloads: dict[str, list[str]] = {}
+    for overload, reason in op.not_testable.items():
+        overloads.setdefault(reason, []).append(overload)
+    return reasons + [f"{', '.join(names)} ({reason})" for reason, names in overloads.items()]
+
+
+def first_line(message: str) -> str:
+    """Return the difference that a message begins with; what follows in a stored one is written anew here."""
+    return message.partition("\n")[0]
+
+
+def is_tested(op: OpRulesRecord) -> bool:
+    """Return whether anything in ``op`` has a verdict."""
+    return bool(op.combinations or op.confirmed or op.wrong or op.unconfirmed or op.missing)
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+# ------------------------------------------------------------------------------------------------------------- one op
+def header_line() -> str:
+    """Return the heads of the columns in which :func:`op_lines` writes."""
+    return "op".ljust(_NAME_WIDTH) + "".join(f"  {name:>{width}}" for name, width in _COLUMNS.items())
+
+
+def op_lines(name: str, op: OpRulesRecord) -> list[str]:
+    """Return what is said of one op: a line of numbers and why not more was tested, then its rules, indented.
+
+    Wrong rules come in full, known ones in a line each, missing rules in a line each up to a limit. A number that is 0
+    is a dash, so that what is there stands out.
+    """
+    numbers = (op.combinations, len(op.confirmed), len(op.wrong), len(op.missing), sum(op.untested.values()))
+    texts = [*(f"{number:,}" if number else "-" for number in numbers), f"{op.seconds:.2f}"]
+    row = name.ljust(_NAME_WIDTH) + "".join(
+        f"  {text:>{width}}" for text, width in zip(texts, _COLUMNS.values(), strict=True)
+    )
+    lines = [f"{row}  {'; '.join(_notes(op))}".rstrip()]
+    lines += [f"  died: {_flat(text)}" for text in op.died]
+    for rule in op.wrong:
+        lines += [_known_line(rule)] if rule.known else _wrong_lines(rule)
+    for rule in op.unconfirmed[:_MOST_UNCONFIRMED]:
+        lines += _wrong_lines(rule)
+    if len(op.unconfirmed) > _MOST_UNCONFIRMED:
+        lines.append(f"  and {len(op.unconfirmed) - _MOST_UNCONFIRMED:,} more unconfirmed in run.json")
+    for missing in by_worth(op.missing)[:_MOST_MISSING]:
+        call = call_text(missing)
+        lines.append(f"  missing: {rule_text(missing)} in {call}; {evidence_for(missing)}; {saves_text(missing)}")
+    if len(op.missing) > _MOST_MISSING:
+        lines.append(f"  and {len(op.missing) - _MOST_MISSING:,} more in run.json")
+    return lines
+
+
+def _notes(op: OpRulesRecord) -> list[str]:
+    notes = [] if is_tested(op) else ["nothing tested"]
+    counts = (
+        (sum(rule.known for rule in op.wrong), "known"),
+        (len(op.unconfirmed), "unconfirmed"),
+        (len(op.inconclusive), "inconclusive"),
+        (len(op.special), "not for special values"),
+    )
+    notes += [f"{count:,} {what}" for count, what in counts if count]
+    reasons = not_tested(op)
+    if reasons:
+        more = len(reasons) - _MOST_REASONS
+        shown = [_flat(reason) for reason in reasons[:_MOST_REASONS]]
+        notes += ["not tested: " + "; ".join(shown) + (f"; {plural(more, 'more reason')}" if more > 0 else "")]
+    return notes
+
+
+def _wrong_lines(rule: WrongRuleRecord) -> list[str]:
+    """Return a wrong rule in the order of all messages: the difference, the call, the evidence, how to see it again."""
+    lines = [f"  {rule.verdict} {first_line(rule.message)}", f"    in {state_text(rule)}"]
+    unsure = rule.confirmed.startswith("unconfirmed")
+    lines.append(f"    {_flat(rule.confirmed if unsure else evidence_text(1, rule.confirmed))}")
+    if rule.fingerprint:
+        lines.append(f"    reproduce: python -m verifier replay {rule.fingerprint}")
+    return lines
+
+
+def _known_line(rule: WrongRuleRecord) -> str:
+    return f"  known {rule.fingerprint} {rule.verdict} in {state_text(rule)}: {first_line(rule.message)}"
+
+
+# ------------------------------------------------------------------------------------------------------------- totals
+def total_lines(rules: RulesRecord) -> list[str]:
+    """Return the numbers of the whole rule check, what was not tested and why, and what to do next."""
+    return [*totals_block(rules), *(f"next: {step}" for step in _next_steps(rules))]
+
+
+def untested_reasons(rules: RulesRecord) -> Counter[str]:
+    """Return how many combinations have no verdict, by reason, over all ops."""
+    untested: Counter[str] = Counter()
+    for op in rules.ops.values():
+        untested.update(op.untested)
+    return untested
+
+
+def untested_beside_rules(run: RunRecord) -> list[UntestedRecord]:
+    """Return what the run lists as untested, without what the totals of level 1 say already."""
+    said = untested_reasons(run.rules) if run.rules is not None else Counter()
+    return [entry for entry in run.untested if said[entry.reason] != entry.count]
+
+
+def totals_block(rules: RulesRecord) -> list[str]:
+    """Return :func:`total_lines` without the last ones, for a reader who is told elsewhere what to do next."""
+    ops = list(rules.ops.values())
+    meshes = ", ".join(rules.meshes) or "none"
+    each = plural(rules.sizes, "size")
+    lines = [f"rules of {plural(len(ops), 'op')} on mesh {meshes}, {rules.dtype}, {each}", f"  {_speed_text(rules)}"]
+    flags = [rule.known for op in ops for rule in op.wrong]
+    known = ", all known" if flags and all(flags) else f", {sum(flags):,} of them known" if any(flags) else ""
+    counts: list[tuple[Sequence[int], str, str]] = [
+        ([len(op.confirmed) for op in ops], "confirmed", ""),
+        ([len(op.wrong) for op in ops], "wrong", known),
+        ([len(op.unconfirmed) for op in ops], "accused, but unconfirmed", ""),
+        ([len(op.missing) for op in ops], "missing", _saved_text(ops)),
+        ([len(op.special) for op in ops], "true but for special values", ""),
+        ([len(op.inconclusive) for op in ops], "inconclusive", ""),
+    ]
+    width = max(len(f"{sum(numbers):,}") for numbers, _, _ in counts)
+    always = ("confirmed", "wrong") if rules.claims_only else ("confirmed", "wrong", "missing")
+    for numbers, what, more in counts:
+        if any(numbers) or what in always:
+            where = f" in {plural(sum(map(bool, numbers)), 'op')}" if any(numbers) else ""
+            lines.append(f"  {sum(numbers):>{width},} {what}{where}{more}")
+    if rules.claims_only:
+        lines.append("  missing rules were not looked for: claims only")
+    return lines + _not_tested_lines(rules)
+
+
+def _speed_text(rules: RulesRecord) -> str:
+    rate = f", {rules.combinations / rules.seconds:,.0f} a second" if rules.seconds > 0 else ""
+    return (
+        f"{plural(rules.combinations, 'combination')} in {seconds_text(rules.seconds)} of checking{rate}, "
+        f"{plural(rules.jobs, 'job')}; {seconds_text(rules.seconds_starting)} starting, "
+        f"{seconds_text(rules.seconds_confirming)} confirming"
+    )
+
+
+def _saved_text(ops: Iterable[OpRulesRecord]) -> str:
+    refused = sum(not rule.saves for op in ops for rule in op.missing)
+    return f"; in {refused:,} of them DTensor refuses the call" if refused else ""
+
+
+def _not_tested_lines(rules: RulesRecord) -> list[str]:
+    ops = rules.ops
+    untested = untested_reasons(rules)
+    overloads = sum(len(op.not_testable) for op in ops.values())
+    with_some = sum(bool(op.untested or op.not_testable) for op in ops.values())
+    without = [name for name, op in ops.items() if not is_tested(op)]
+    lines = []
+    if untested or overloads:
+        places = f" and {plural(overloads, 'overload')}" if overloads else ""
+        number = plural(sum(untested.values()), "combination")
+        lines.append(f"not tested: {number}{places} in {plural(with_some, 'op')}")
+        reasons = _by_count(untested)
+        width = max((len(f"{count:,}") for _, count in reasons), default=0)
+        lines += [f"  {count:>{width},} {_flat(reason)}" for reason, count in reasons[:_MOST_TOTAL_REASONS]]
+        if len(reasons) > _MOST_TOTAL_REASONS:
+            lines.append(f"  and {plural(len(reasons) - _MOST_TOTAL_REASONS, 'more reason')} in run.json")
+    if without:
+        shown = ", ".join(without[:6]) + (f" and {len(without) - 6:,} more" if len(without) > 6 else "")
+        lines.append(f"nothing tested in {plural(len(without), 'op')}: {shown}")
+    if not ops:
+        lines.append("nothing was tested: no op was checked")
+    died = [(name, text) for name, op in ops.items() for text in op.died]
+    if died:
+        lines.append(
+            f"died: {plural(len(died), 'combination')} ended a worker in {plural(len({n for n, _ in died}), 'op')}"
+        )
+        lines += [
+            f"  {_flat(text if text.startswith(name) else f'{name}: {text}')}"
+            for name, text in died[:_MOST_TOTAL_REASONS]
+        ]
+        if len(died) > _MOST_TOTAL_REASONS:
+            lines.append(f"  and {len(died) - _MOST_TOTAL_REASONS:,} more in run.json")
+    return lines
+
+
+def _next_steps(rules: RulesRecord) -> list[str]:
+    ops = rules.ops.values()
+    new = [rule for op in ops for rule in op.wrong if not rule.known]
+    steps = []
+    if not any(is_tested(op) for op in ops):
+        steps.append("nothing was tested, so nothing is proved: see above why, then run again")
+    if new:
+        command = f"python -m verifier replay {new[0].fingerprint}"
+        steps.append(
+            f"{command} runs the first wrong rule again; fix it, or accept it: python -m verifier gate --update"
+        )
+    if any(op.unconfirmed for op in ops):
+        steps.append("accused rules that are unconfirmed accuse nobody: read why each could not be confirmed")
+    if any(op.missing for op in ops):
+        steps.append("python -m verifier report shows every op's missing rules, and what each would save")
+    elif not steps:
+        steps.append("python -m verifier run, for what level 1 cannot see: redistribution, backward, the dispatcher")
+    return steps

@@ -1,0 +1,145 @@
+"""What DTensor claims about a call, and whether the local results bear it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.distributed.tensor import Partial, Replicate
+
+from verifier.cases import Combination, MeshSpec, Placements, VerdictKind
+from verifier.rules.classify import Expected, Mismatch
+from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices
+from verifier.rules.results import Rule
+from verifier.torch_internals import ClaimReader, Propagation, masked_extent, placement_text
+
+__all__ = ["Claim", "judge_claim", "read_claim", "run_claim", "same_others"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A rule that DTensor applies to a call exactly as it stands, with nothing communicated before.
+
+    Parameters
+    ----------
+    inputs
+        The placements that the call has.
+    masked
+        The placements on which the op really runs: those of ``inputs``, but for indices that are masked on the way.
+    outputs
+        The placements of the tensors that come back, then of those that are written to and do not come back.
+    by_rank
+        What each rank decides; they differ where sizes among the arguments are rewritten.
+    """
+
+    rule: Rule
+    inputs: Combination
+    masked: Combination
+    outputs: tuple[Placements, ...]
+    by_rank: tuple[Propagation, ...] = field(repr=False)
+
+    @property
+    def plain(self) -> bool:
+        """True if each rank runs the call as it is, on its own tensors."""
+        return self.masked == self.inputs and all(one.call is None for one in self.by_rank)
+
+
+def read_claim(
+    reader: ClaimReader, call: LocalCall, op: str, combination: Combination, mesh: MeshSpec, returned: int
+) -> Claim | None:
+    """Return what DTensor claims at ``combination``; None if it communicates first, or refuses.
+
+    ``returned`` is the number of tensors that the call returns.
+    """
+    decided = reader.at(combination, mesh.shape)
+    if decided is None or not _runs_as_it_is(decided.inputs, combination):
+        return None
+    by_rank = [decided]
+    if decided.call is not None:
+        for rank in range(1, mesh.world_size):
+            other = reader.at(combination, mesh.shape, rank)
+            if other is None:
+                return None
+            by_rank.append(other)
+    else:
+        by_rank *= mesh.world_size
+    outputs = [placements for placements in decided.outputs or () if placements is not None][:returned]
+    if len(outputs) < returned:
+        return None
+    outputs += [combination[number] for number in call.written][: max(0, len(call.written) - returned)]
+    rule = Rule(
+        op,
+        tuple(placement_text(placements) for placements in decided.inputs),
+        tuple(placement_text(placements) for placements in outputs),
+    )
+    return Claim(rule, combination, decided.inputs, tuple(outputs), tuple(by_rank))
+
+
+def _runs_as_it_is(inputs: Combination, combination: Combination) -> bool:
+    """Return whether the only thing that DTensor does on the way is to mask indices, which needs no communication."""
+    if len(inputs) != len(combination):
+        return False
+    for wanted, given in zip(inputs, combination, strict=True):
+        for to, is_ in zip(wanted, given, strict=True):
+            if to != is_ and not (masked_extent(to) is not None and is_ == Replicate()):
+                return False
+    return True
+
+
+def run_claim(claim: Claim, call: LocalCall, cuts: Cuts, mesh: MeshSpec) -> list[Results]:
+    """Return what each rank gets when it runs what DTensor would. Whatever the op raises comes out."""
+    results = []
+    for rank in range(mesh.world_size):
+        tensors = [cuts.of(number, placements)[rank] for number, placements in enumerate(claim.inputs)]
+        mask = None
+        for number, placements in enumerate(claim.masked):
+            if placements != claim.inputs[number]:
+                tensors[number], mask = masked_indices(tensors[number], placements, mesh.shape, mesh.coordinate(rank))
+        rewritten = claim.by_rank[rank].call
+        made = call(tensors) if rewritten is None else call.rewritten(*rewritten, tensors)
+        if mask is not None:
+            made = _without_masked(made, claim.outputs, mask)
+        results.append(made)
+    return results
+
+
+def _without_masked(made: Results, outputs: Sequence[Placements], mask: torch.Tensor) -> Results:
+    """Return the results with 0 where a masked index was looked up, which is what the masked partial counts it as."""
+    tensors = []
+    for tensor, placements in zip(made.tensors, outputs, strict=False):
+        if any(masked_extent(placement) is not None for placement in placements):
+            wide = mask.view(*mask.shape, *(1 for _ in range(tensor.ndim - mask.ndim)))
+            tensor = torch.where(wide, torch.zeros((), dtype=tensor.dtype), tensor)
+        tensors.append(tensor)
+    return replace(made, tensors=(*tensors, *made.tensors[len(tensors) :]))
+
+
+def judge_claim(
+    claim: Claim, results: Sequence[Results], expected: Sequence[Expected], others: Sequence[object], mesh: MeshSpec
+) -> Mismatch | None:
+    """Return how the ranks' results differ from what the claim promises; None if they bear it out."""
+    for rank, made in enumerate(results):
+        if len(made.tensors) != len(expected):
+            message = f"rank {rank} made {len(made.tensors)} tensors, expected {len(expected)}"
+            return Mismatch(VerdictKind.WRONG_SHAPE, message)
+        if not same_others(made.others, others):
+            return Mismatch(VerdictKind.WRONG_VALUE, f"rank {rank} returned {made.others}, expected {tuple(others)}")
+    for number, (placements, wanted) in enumerate(zip(claim.outputs, expected, strict=True)):
+        tensors = [made.tensors[number] for made in results]
+        plain = tuple(Partial(p.reduce_op) if masked_extent(p) is not None else p for p in placements)  # type: ignore[attr-defined]
+        bit = wanted.bit(plain[0]) if mesh.ndim == 1 else 0
+        if bit and wanted.represented(tensors, bit):
+            continue
+        found = wanted.mismatch(tensors, plain, mesh)
+        if found is not None:
+            name = "output" if len(expected) == 1 else f"output {number}"
+            return Mismatch(found.kind, f"{name} {found.message}", found.clear)
+    return None
+
+
+def same_others(got: Sequence[object], wanted: Sequence[object]) -> bool:
+    """Return whether two results agree in everything that is not a tensor; NaN equals NaN."""
+    if len(got) != len(wanted):
+        return False
+    return all(a == b or (a != a and b != b) for a, b in zip(got, wanted, strict=True))

@@ -1,0 +1,178 @@
+"""Which placements the ranks' results represent: one look at them answers for every output placement at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.cases import MeshSpec, Placements, VerdictKind, format_placements
+from verifier.comparison import compare, tolerance
+from verifier.placements import Alphabet, Disagreement, combine, local_shape, shard_bounds
+
+__all__ = ["Expected", "Mismatch"]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """How results differ from what placements promise.
+
+    ``clear`` is False for a difference so small that the conditioning of the op may explain it.
+    """
+
+    kind: VerdictKind
+    message: str
+    clear: bool = True
+
+
+class Expected:
+    """One result of the call on global values, and what every placement promises of it on a mesh of one dim.
+
+    Parameters
+    ----------
+    value
+        The result.
+    parts
+        Number of ranks.
+    exact
+        Compare bit for bit.
+    terms, noise
+        For the tolerance where ``exact`` is False; see :func:`verifier.comparison.tolerance`.
+    """
+
+    def __init__(self, value: torch.Tensor, parts: int, exact: bool, terms: int, noise: float) -> None:
+        self.value = value.detach()
+        self.shape = value.shape
+        self.dtype = value.dtype
+        self.parts = parts
+        self.absolute = 0.0 if exact else tolerance(value, terms, noise)
+        self.letters: tuple[Placement, ...] = Alphabet().placements(value.ndim, value.dtype)
+        self._numbers = {letter: number for number, letter in enumerate(self.letters)}
+        inexact = value.dtype.is_floating_point or value.dtype.is_complex
+        self._finite = not inexact or bool(torch.isfinite(self.value).all())
+        scale = float(self.value.abs().max()) if inexact and self._finite and value.numel() else 0.0
+        # an error of sqrt(eps) is what an ill-conditioned op may make of rounding; a wrong rule makes more
+        self.doubtful = torch.finfo(value.dtype).eps ** 0.5 * (scale + noise) if inexact and not exact else 0.0
+        # The bits that shards can have, by the shapes of all ranks' tensors: most results are settled by these alone.
+        self._by_shapes: dict[tuple[torch.Size, ...], list[tuple[int, list[torch.Tensor]]]] = {}
+        for dim in range(value.ndim):
+            bounds = [shard_bounds(value.shape[dim], parts, index) for index in range(parts)]
+            pieces = [self.value.narrow(dim, start, stop - start) for start, stop in bounds]
+            shapes = tuple(piece.shape for piece in pieces)
+            self._by_shapes.setdefault(shapes, []).append((1 << self._numbers[Shard(dim)], pieces))
+        self._whole = (self.shape,) * parts
+        self._replicated = 1 << self._numbers[Replicate()]
+        self._partial = {
+            p.reduce_op: 1 << n for n, p in enumerate(self.letters) if isinstance(p, Partial) and type(p) is Partial
+        }
+        self._all_partial = sum(self._partial.values())
+
+    def same(self, got: torch.Tensor, wanted: torch.Tensor) -> bool:
+        """Return whether ``got`` is ``wanted``, of the same shape and dtype, within the tolerance; NaN equals NaN."""
+        if torch.equal(got, wanted):
+            return True
+        if self.absolute and self._finite:
+            return bool(((got - wanted).abs() <= self.absolute).all())
+        if self._finite:
+            return False
+        return compare(got, wanted, self.absolute) is None
+
+    def represented(self, results: Sequence[torch.Tensor], within: int = -1) -> int:
+        """Return the placements that the ranks' results represent, as bits in the order of :attr:`letters`.
+
+        Only those in ``within`` are looked at.
+        """
+        shapes = tuple(result.shape for result in results)
+        for result in results:
+            if result.dtype is not self.dtype:
+                return 0
+        found = 0
+        for bit, pieces in self._by_shapes.get(shapes, ()):
+            if bit & within and all(self.same(a, b) for a, b in zip(results, pieces, strict=True)):
+                found |= bit
+        if shapes == self._whole:
+            found |= self._represented_whole(results, within)
+        return found
+
+    def _represented_whole(self, results: Sequence[torch.Tensor], within: int) -> int:
+        found = 0
+        same, value, partial = self.same, self.value, self._partial
+        if self._replicated & within and all(same(result, value) for result in results):
+            found |= self._replicated
+        if not self._all_partial & within:
+            return found
+        first, *rest = results
+        if self.dtype is torch.bool:
+            if (bit := partial["max"]) & within and same(_fold(torch.logical_or, first, rest), value):
+                found |= bit
+            both = (partial["min"] | partial["product"]) & within
+            if both and same(_fold(torch.logical_and, first, rest), value):
+                found |= both
+            return found
+        add = partial.get("sum", 0) | partial.get("avg", 0)
+        if add & within:
+            total = _fold(torch.add, first, rest)
+            if (bit := partial.get("sum", 0)) & within and same(total, value):
+                found |= bit
+            if (bit := partial.get("avg", 0)) & within and same(total / self.parts, value):
+                found |= bit
+        if (bit := partial.get("product", 0)) & within and same(_fold(torch.mul, first, rest), value):
+            found |= bit
+        if (bit := partial.get("max", 0)) & within and same(_fold(torch.maximum, first, rest), value):
+            found |= bit
+        if (bit := partial.get("min", 0)) & within and same(_fold(torch.minimum, first, rest), value):
+            found |= bit
+        return found
+
+    def bit(self, placement: Placement) -> int:
+        """Return the bit of a placement; 0 if it is none of :attr:`letters`."""
+        number = self._numbers.get(placement)
+        return 0 if number is None or type(placement) not in (Replicate, Shard, Partial) else 1 << number
+
+    def mismatch(self, results: Sequence[torch.Tensor], placements: Placements, mesh: MeshSpec) -> Mismatch | None:
+        """Return how the ranks' results differ from what ``placements`` promise on ``mesh``; None if they do not."""
+        text = format_placements(placements)
+        for rank, result in enumerate(results):
+            if result.dtype is not self.dtype:
+                return Mismatch(VerdictKind.WRONG_DTYPE, f"rank {rank} has {result.dtype}, expected {self.dtype}")
+            try:
+                shape = local_shape(self.shape, placements, mesh.shape, mesh.coordinate(rank))
+            except IndexError:
+                return Mismatch(VerdictKind.WRONG_SHAPE, f"{text} of a result with {len(self.shape)} dims")
+            if tuple(result.shape) != shape:
+                got, wanted = list(result.shape), list(shape)
+                return Mismatch(VerdictKind.WRONG_SHAPE, f"rank {rank} has shape {got}, expected {wanted} of {text}")
+        try:
+            whole = combine(results, placements, mesh.shape, self.shape)
+        except Disagreement as error:
+            difference = max((_distance(results[0], other) for other in results[1:]), default=float("inf"))
+            return Mismatch(VerdictKind.WRONG_VALUE, f"{text}: {error}", not difference <= self.doubtful)
+        if self.same(whole, self.value):
+            return None
+        found = compare(whole, self.value, self.absolute)
+        if found is None:
+            return None
+        _, mine, reference, index = found
+        message = f"{list(index or ())}: got {mine} once put together under {text}, expected {reference}"
+        return Mismatch(VerdictKind.WRONG_VALUE, message, not _distance(whole, self.value) <= self.doubtful)
+
+
+def _fold(operation: object, first: torch.Tensor, rest: Sequence[torch.Tensor]) -> torch.Tensor:
+    for other in rest:
+        first = operation(first, other)  # type: ignore[operator]
+    return first
+
+
+def _distance(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Return the largest difference of two tensors of one shape; infinite where it cannot be told."""
+    if left.shape != right.shape or not (left.dtype.is_floating_point or left.dtype.is_complex):
+        return float("inf")
+    gap = (left - right).abs()
+    gap = gap[~((left == right) | ((left != left) & (right != right)))]
+    if not gap.numel():
+        return 0.0
+    largest = float(gap.max())
+    return largest if largest == largest else float("inf")

@@ -1,0 +1,174 @@
+"""Tries each wrong rule on real processes: only what they show as well is an accusation."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from verifier.baseline import Baseline, BaselineEntry
+from verifier.cases import Trial
+from verifier.codec import load_trial
+from verifier.finding_records import finding_record
+from verifier.findings import Failure, Group, Runner, group_key
+from verifier.oracle import judge, make_reference
+from verifier.records import FindingRecord, KnownRecord, WrongRuleRecord
+from verifier.rules.collect import wrong_record
+from verifier.rules.results import WrongRule
+
+__all__ = ["Confirmer", "base_op", "defect_key"]
+
+ATTEMPTS = 3
+"""Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
+
+
+def base_op(op: str) -> str:
+    """Return the op without its overload and without the mark of its in-place form: they share a strategy.
+
+    >>> base_op("aten.add_.Tensor"), base_op("aten.amax.out")
+    ('aten.add', 'aten.amax')
+    """
+    namespace, name, *_ = op.split(".")
+    return f"{namespace}.{name.rstrip('_')}"
+
+
+def defect_key(wrong: WrongRule) -> str:
+    """Return what wrong rules have in common that one defect makes wrong: op, verdict, and the kind of rule.
+
+    Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
+    everything is replicated.
+    """
+    rows = [*wrong.rule.inputs, *wrong.rule.outputs]
+    columns = set()
+    for column in zip(*(_per_mesh_dim(row) for row in rows), strict=True):
+        kinds = [re.sub(r"S\(\d+", "S(*", text) for text in column]
+        inputs, outputs = kinds[: len(wrong.rule.inputs)], kinds[len(wrong.rule.inputs) :]
+        if set(kinds) != {"R"}:
+            columns.add(f"{','.join(dict.fromkeys(inputs))} -> {','.join(dict.fromkeys(outputs))}")
+    return " | ".join([base_op(wrong.rule.op), wrong.verdict, *sorted(columns)])
+
+
+def _per_mesh_dim(text: str) -> list[str]:
+    inside = text[1:-1] if text.startswith("(") else text
+    return [part.strip() for part in re.split(r",(?![^(]*\))", inside)]
+
+
+@dataclass
+class _Known:
+    entry: BaselineEntry
+    failure: Failure
+    occurrences: int = 0
+    also: tuple[str, ...] = ()
+
+
+@dataclass
+class _Defect:
+    """Confirmed wrong rules that one defect explains: the smallest, and in how many draws all of them failed."""
+
+    wrong: WrongRule
+    failure: Failure
+    confirmed: str
+    occurrences: int
+    also: dict[str, None]
+
+
+class Confirmer:
+    """Runs counterexamples through DTensor on real processes, and makes findings of those that fail there as well.
+
+    Parameters
+    ----------
+    run
+        Runs a trial on its mesh.
+    baseline
+        What is known.
+    family
+        Under which findings are filed.
+    imports
+        The user's files, for the command that reproduces a finding.
+    """
+
+    def __init__(self, run: Runner, baseline: Baseline, family: str, imports: tuple[str, ...] = ()) -> None:
+        self.run, self.baseline, self.family, self.imports = run, baseline, family, imports
+        self.statuses: list[KnownRecord] = []
+        self.findings: list[FindingRecord] = []
+        self._known: dict[str, _Known] = {}
+        self._defects: dict[str, _Defect] = {}
+
+    def replay_known(self, ops: set[str]) -> None:
+        """Run the baseline's entries again whose op is among ``ops``, to see which still fail."""
+        for entry in self.baseline.entries:
+            if entry.family != self.family:
+                continue
+            if entry.op not in ops:
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} is not selected"))
+                continue
+            failure = self._attempt(load_trial(entry.trial()))
+            if failure is None:
+                self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+            else:
+                self._known[entry.fingerprint] = _Known(entry, failure)
+                self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
+
+    def confirm(self, wrongs: Iterable[WrongRule]) -> list[WrongRuleRecord]:
+        """Return the record of each wrong rule, which says whether real processes show it as well."""
+        return [self._confirm(wrong) for wrong in wrongs]
+
+    def _confirm(self, wrong: WrongRule) -> WrongRuleRecord:
+        trial = load_trial(wrong.trial)
+        trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+        ranks = trial.mesh.world_size
+        for attempt in range(ATTEMPTS):
+            failure = self._attempt(replace(trial, seed=trial.seed + 7919 * attempt))
+            if failure is not None:
+                return self._accuse(wrong, failure, f"found at level 1, confirmed on gloo, {ranks} ranks")
+        return wrong_record(wrong, f"unconfirmed: {ranks} gloo ranks do not show it", "", False)
+
+    def _attempt(self, trial: Trial) -> Failure | None:
+        observation = self.run(trial)
+        verdict = judge(observation, make_reference(trial.case))
+        return Failure(trial, observation, verdict) if verdict.kind.bad else None
+
+    def _accuse(self, wrong: WrongRule, failure: Failure, confirmed: str) -> WrongRuleRecord:
+        key = defect_key(wrong)
+        name = hashlib.sha256(key.encode()).hexdigest()[:12]
+        where = f"{wrong.rule} on mesh {wrong.mesh}"
+        known = self._known.get(name)
+        if known is not None:
+            known.occurrences += wrong.draws
+            known.also = (*known.also, where)
+            return wrong_record(wrong, confirmed, name, True)
+        defect = self._defects.get(name)
+        if defect is None:
+            defect = self._defects[name] = _Defect(wrong, failure, confirmed, 0, {})
+        elif _size(wrong, failure) < _size(defect.wrong, defect.failure):
+            defect.wrong, defect.failure, defect.confirmed = wrong, failure, confirmed
+        defect.occurrences += wrong.draws
+        defect.also[where] = None
+        return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
+
+    def settle(self) -> None:
+        """Make a finding of each defect: those of the baseline that still fail, and what is new."""
+        for name, known in self._known.items():
+            confirmed = f"found at level 1, confirmed on gloo, {known.failure.trial.mesh.world_size} ranks"
+            group = self._group(known.failure, max(1, known.occurrences), known.also)
+            self.findings.append(self._record(name, group, confirmed, known.entry))
+        for name, defect in self._defects.items():
+            group = self._group(defect.failure, defect.occurrences, tuple(defect.also))
+            self.findings.append(self._record(name, group, defect.confirmed, self.baseline.get(name)))
+        self.findings.sort(key=lambda finding: (finding.op, finding.fingerprint))
+
+    def _record(self, name: str, group: Group, confirmed: str, entry: BaselineEntry | None) -> FindingRecord:
+        return finding_record(
+            group, group.smallest, confirmed, False, entry, self.family, "", not self.imports, self.imports,
+            level=1, name=name,
+        )  # fmt: skip
+
+    @staticmethod
+    def _group(failure: Failure, occurrences: int, also: Sequence[str]) -> Group:
+        return Group(group_key(failure), failure, occurrences, dict.fromkeys(also[:12]))
+
+
+def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:
+    """Smaller is simpler: ranks, mesh dims, elements."""
+    return failure.trial.mesh.world_size, failure.trial.mesh.ndim, wrong.elements

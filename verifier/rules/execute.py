@@ -1,0 +1,189 @@
+"""Runs an op on the local tensors of one rank: the call split into what stays and what is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from verifier.cases import OpCase, Placements
+from verifier.oracle import resolve, written_arguments
+from verifier.placements import coordinates, shard_bounds, split_index, split_partial, take_local
+from verifier.torch_internals import Slot, masked_extent, pytree
+
+__all__ = ["Cuts", "LocalCall", "Results", "masked_indices"]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a call left behind: its tensors, and everything else that it returned.
+
+    ``tensors`` begins with the tensors that are returned; tensors that are written to and not returned follow.
+    ``written`` has, for each argument that the op writes to, the index at which it is among them.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    others: tuple[object, ...]
+    returned: object
+    written: tuple[int, ...] = ()
+
+
+class LocalCall:
+    """The call of a case, to be made with other tensors.
+
+    Parameters
+    ----------
+    case
+        Its ``call`` names an operator overload, whose schema says which arguments are written to.
+    """
+
+    def __init__(self, case: OpCase) -> None:
+        self.op: Callable[..., object] = resolve(case.call)
+        self.leaves, self._spec = pytree.tree_flatten((tuple(case.args), dict(case.kwargs)))
+        self.slots = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+        self.tensors = [self.leaves[i].detach() for i in self.slots]
+        self.in_args = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(tuple(case.args)))
+        # Where no list holds a tensor, the arguments can be filled in without walking them: this is the inner loop.
+        self._args, self._kwargs = list(case.args), dict(case.kwargs)
+        values = [*self._args, *self._kwargs.values()]
+        self._flat = not any(not isinstance(value, torch.Tensor) and _holds_tensor(value) for value in values)
+        self._at: list[tuple[int, str]] = [(i, "") for i, arg in enumerate(self._args) if isinstance(arg, torch.Tensor)]
+        self._at += [(-1, name) for name, value in self._kwargs.items() if isinstance(value, torch.Tensor)]
+        self.written = written_arguments(case)
+        """Numbers of the tensor arguments that the op writes to."""
+        self.buffers = tuple(number for number in self.written if number >= self.in_args)
+        """Numbers of those that it only writes to: the ``out=`` arguments."""
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Results:
+        """Run the op with ``tensors`` in the place of its own; those that it writes to are copied first."""
+        if self.written:
+            tensors = list(tensors)
+            for number in self.written:
+                tensors[number] = tensors[number].clone()
+        if self._flat:
+            args, kwargs = self._args.copy(), self._kwargs.copy()
+            for (index, name), tensor in zip(self._at, tensors, strict=True):
+                if name:
+                    kwargs[name] = tensor
+                else:
+                    args[index] = tensor
+        else:
+            args, kwargs = pytree.tree_unflatten(self._with(tensors), self._spec)
+        returned = self.op(*args, **kwargs)
+        return self._results(returned, tensors)
+
+    def without_buffers(self, tensors: Sequence[torch.Tensor]) -> Results:
+        """Run the op with empty tensors to write its results to, which it makes as large as it needs."""
+        tensors = list(tensors)
+        for number in self.buffers:
+            tensors[number] = torch.empty(0, dtype=tensors[number].dtype)
+        return self(tensors)
+
+    def rewritten(self, op: Callable[..., object], args: Sequence[object], tensors: Sequence[torch.Tensor]) -> Results:
+        """Run what DTensor runs instead: ``op`` on ``args``, in which :class:`Slot` stands for a tensor."""
+        tensors = list(tensors)
+        for number in self.written:
+            tensors[number] = tensors[number].clone()
+        filled = pytree.tree_map_only(Slot, lambda slot: tensors[slot.index], tuple(args))
+        _, kwargs = pytree.tree_unflatten(self._with(tensors), self._spec)
+        return self._results(op(*filled, **kwargs), tensors)
+
+    def _with(self, tensors: Sequence[torch.Tensor]) -> list[object]:
+        leaves = list(self.leaves)
+        for slot, tensor in zip(self.slots, tensors, strict=True):
+            leaves[slot] = tensor
+        return leaves
+
+    def _results(self, returned: object, tensors: Sequence[torch.Tensor]) -> Results:
+        if isinstance(returned, torch.Tensor) and not self.written:
+            return Results((returned,), (), returned)
+        plain = isinstance(returned, torch.Tensor)
+        flat = [returned] if plain else pytree.tree_leaves(returned)
+        made = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        others = tuple(leaf for leaf in flat if not isinstance(leaf, torch.Tensor))
+        written = []
+        for number in self.written:
+            index = next((i for i, leaf in enumerate(made) if leaf is tensors[number]), None)
+            if index is None:
+                index = len(made)
+                made.append(tensors[number])
+            written.append(index)
+        return Results(tuple(made), others, returned, tuple(written))
+
+
+def _holds_tensor(value: object) -> bool:
+    return isinstance(value, list | tuple | dict) and any(
+        isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)
+    )
+
+
+class Cuts:
+    """The local tensors of a call's arguments under any placements: each split is made once, when first asked for.
+
+    Parameters
+    ----------
+    tensors
+        The global tensors.
+    mesh_shape
+        Of the mesh.
+    seed
+        Fixes how Partial arguments are split.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], mesh_shape: tuple[int, ...], seed: int) -> None:
+        self.tensors = tensors
+        self.mesh_shape = mesh_shape
+        self.seed = seed
+        self._coordinates = tuple(coordinates(mesh_shape))
+        self._made: dict[tuple[int, Placements], list[torch.Tensor]] = {}
+        self._one_sided: dict[tuple[int, Placements], bool] = {}
+
+    def of(self, number: int, placements: Placements) -> list[torch.Tensor]:
+        """Return the local tensors of argument ``number`` on all ranks."""
+        key = (number, placements)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._cut(number, placements)
+        return made
+
+    def one_sided(self, number: int, placements: Placements) -> bool:
+        """Return whether all ranks have the same of argument ``number``, as of a Partial they should not."""
+        key = (number, placements)
+        if key not in self._one_sided:
+            first, *rest = self.of(number, placements)
+            self._one_sided[key] = all(torch.equal(first, other) for other in rest)
+        return self._one_sided[key]
+
+    def _cut(self, number: int, placements: Placements) -> list[torch.Tensor]:
+        value, seed = self.tensors[number], self.seed + number
+        if len(placements) > 1:
+            return [take_local(value, placements, self.mesh_shape, c, seed) for c in self._coordinates]
+        (placement,), (parts,) = placements, self.mesh_shape
+        if placement.is_replicate():
+            return [value] * parts
+        if placement.is_partial():
+            generator = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
+            whole = not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool)
+            split = split_index if whole else split_partial
+            return split(value, placement.reduce_op, parts, generator)  # type: ignore[attr-defined]
+        return [take_local(value, placements, self.mesh_shape, c, seed) for c in self._coordinates]
+
+
+def masked_indices(
+    indices: torch.Tensor, placements: Placements, mesh_shape: Sequence[int], coordinate: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the indices as a rank has them under a masked partial, and the mask of those that are not its own.
+
+    Each rank owns the rows of its shard: ids of other rows become 0, the rest count from the shard's first row. The
+    second value is None where no placement is a masked partial.
+    """
+    mask = None
+    for placement, parts, index in zip(placements, mesh_shape, coordinate, strict=True):
+        extent = masked_extent(placement)
+        if extent is None:
+            continue
+        start, stop = shard_bounds(extent, parts, index)
+        mask = (indices < start) | (indices >= stop)
+        indices = torch.where(mask, torch.zeros_like(indices), indices - start)
+    return indices, mask

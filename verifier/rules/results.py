@@ -1,0 +1,123 @@
+"""What level 1 says of an op, as data: rules confirmed, wrong and missing, each with its evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from verifier.cases import VerdictKind
+from verifier.records import TrialRecord
+
+__all__ = ["MissingRule", "Rule", "SampleReport", "Transfer", "WrongRule"]
+
+
+@dataclass(frozen=True, order=True)
+class Rule:
+    """One claim about an op: these input placements give these output placements, all as text, in argument order."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op}: {', '.join(self.inputs)} -> {', '.join(self.outputs)}"
+
+
+@dataclass(frozen=True)
+class WrongRule:
+    """A claim that a draw refutes.
+
+    Parameters
+    ----------
+    rule, mesh
+        What is claimed, and on which mesh it was tried.
+    shapes, arguments
+        The global shapes of the tensor arguments, and the other arguments as text.
+    verdict, message
+        How the local results differ from what the output placements promise.
+    trial
+        The counterexample by value, to be run on real processes.
+    elements
+        Number of elements of all tensor arguments: of two counterexamples the smaller one is kept.
+    """
+
+    rule: Rule
+    mesh: str
+    shapes: tuple[tuple[int, ...], ...]
+    arguments: str
+    origin: str
+    verdict: VerdictKind
+    message: str
+    trial: TrialRecord
+    elements: int
+    draws: int = 1
+    """In how many draws it failed."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective that DTensor runs on one argument: ``bytes`` is the size of the local tensor that enters it."""
+
+    argument: int
+    source: str
+    target: str
+    collective: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class MissingRule:
+    """A rule that held in every draw and that DTensor does not claim.
+
+    Parameters
+    ----------
+    draws, sizes, world_sizes
+        The evidence: in how many draws it held, over how many sets of shapes, on how many ranks.
+    saves
+        What DTensor runs instead at the largest size tried; empty where it refuses the call at these inputs.
+    """
+
+    rule: Rule
+    shapes: tuple[tuple[int, ...], ...]
+    arguments: str
+    origin: str
+    draws: int
+    sizes: int
+    world_sizes: tuple[int, ...]
+    saves: tuple[Transfer, ...]
+
+    @property
+    def bytes_saved(self) -> int:
+        return sum(transfer.bytes for transfer in self.saves)
+
+
+@dataclass
+class SampleReport:
+    """What came of checking one sample, on all meshes and at all sizes.
+
+    Parameters
+    ----------
+    combinations
+        Pairs of input placements and one output's placement that have a verdict.
+    runs
+        Input combinations that were run, over all draws.
+    special
+        Claims that hold on ordinary values, and not on infinities, NaN, -0.0 and values at a threshold.
+    untested
+        How many combinations have no verdict, by reason.
+    """
+
+    op: str
+    origin: str
+    combinations: int = 0
+    runs: int = 0
+    confirmed: set[Rule] = field(default_factory=set)
+    wrong: list[WrongRule] = field(default_factory=list)
+    missing: list[MissingRule] = field(default_factory=list)
+    special: list[WrongRule] = field(default_factory=list)
+    inconclusive: set[Rule] = field(default_factory=set)
+    untested: Counter[str] = field(default_factory=Counter)
+    died: list[str] = field(default_factory=list)
+    """Combinations that ended the process, as text."""
+    not_testable: str = ""
+    seconds: float = 0.0

@@ -1,0 +1,123 @@
+"""What level 1 asks of a source of calls: the ops that it knows, and their calls at several sizes with new values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from verifier.cases import OpCase
+
+__all__ = ["SAMPLE_SOURCE_GROUP", "Sample", "SampleOptions", "SampleSource", "Target", "installed_sources"]
+
+SAMPLE_SOURCE_GROUP = "dtensor_verifier.samples"
+
+
+@dataclass(frozen=True, order=True)
+class Target:
+    """An op as the user names it: the unit of work and of the report.
+
+    Parameters
+    ----------
+    name
+        As OpInfo has it (``nn.functional.embedding``), or an aten overload (``aten.embedding_dense_backward.default``).
+    source
+        Name of the source that draws its calls.
+    overload
+        Only calls of this aten overload, where the user named one.
+    """
+
+    name: str
+    source: str
+    overload: str | None = None
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """How calls are drawn.
+
+    Parameters
+    ----------
+    dtype
+        Of the floating tensors.
+    sizes
+        Each call is drawn at up to so many sizes.
+    max_samples
+        At most so many samples of one aten overload under one target; None for all.
+    seed
+        Fixes all values.
+    """
+
+    dtype: torch.dtype = torch.float64
+    sizes: int = 3
+    max_samples: int | None = 8
+    seed: int = 0
+
+
+class Sample(Protocol):
+    """One way of calling one aten overload: at each size the same structure, with new values at each draw."""
+
+    @property
+    def op(self) -> str:
+        """The aten overload, as ``aten.embedding.default``."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Where the call comes from, as ``nn.functional.embedding, sample 3, dim=-1 for dim=1``."""
+        ...
+
+    @property
+    def not_testable(self) -> str:
+        """Why its rules cannot be checked (random, uninitialised memory); empty if they can."""
+        ...
+
+    def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
+        """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none.
+
+        Shapes and arguments that are not tensors depend on ``size`` alone. ``special`` asks for values that a Partial
+        cannot always carry: infinities, NaN, -0.0, values exactly at a threshold argument.
+        """
+        ...
+
+
+@runtime_checkable
+class SampleSource(Protocol):
+    """Draws calls of ops for the rule check."""
+
+    @property
+    def name(self) -> str: ...
+
+    def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
+        """Return the targets that the globs name, sorted; all of them if there is no pattern.
+
+        Raises
+        ------
+        ValueError
+            If a pattern matches nothing; the message has the nearest valid name.
+        """
+        ...
+
+    def samples(self, target: Target, options: SampleOptions) -> Iterator[Sample]:
+        """Yield the samples of ``target``, the same ones in the same order whenever it is asked."""
+        ...
+
+
+def installed_sources() -> dict[str, SampleSource]:
+    """Return every source that an installed package declares under ``dtensor_verifier.samples``, by name.
+
+    Raises
+    ------
+    TypeError
+        If an entry point loads something that is not a :class:`SampleSource`.
+    """
+    sources: dict[str, SampleSource] = {}
+    for entry_point in sorted(entry_points(group=SAMPLE_SOURCE_GROUP), key=lambda e: e.name):
+        source = entry_point.load()
+        if not isinstance(source, SampleSource):
+            raise TypeError(f"entry point {entry_point.name} = {entry_point.value} is a {type(source)}, not a source")
+        sources[source.name] = source
+    return sources

@@ -1,0 +1,43 @@
+"""What a worker does: check the samples of one target, one after the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from verifier.rules.check import CheckOptions, check_sample
+from verifier.rules.results import SampleReport
+from verifier.rules.samples import SampleOptions, SampleSource, Target, installed_sources
+from verifier.rules.worker_process import InFlight, Position
+
+__all__ = ["WorkItem", "check_target"]
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One op, and how to check it."""
+
+    target: Target
+    samples: SampleOptions
+    check: CheckOptions
+
+
+@cache
+def _sources() -> dict[str, SampleSource]:
+    return installed_sources()
+
+
+def check_target(
+    item: WorkItem, in_flight: InFlight, skip: frozenset[Position], resume_at: int, /
+) -> Iterator[SampleReport]:
+    """Yield the report of each sample of the target of ``item``, in order; the first ``resume_at`` are left out."""
+    source = _sources()[item.target.source]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, sample in enumerate(source.samples(item.target, item.samples)):
+            if number < resume_at:
+                continue
+            in_flight.leave()
+            yield check_sample(sample, item.check, number, in_flight.enter, skip)
