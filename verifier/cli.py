@@ -33,6 +33,7 @@ from verifier.rules.progress import RulesProgress
 from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
 from verifier.runs import RunStore, RunStoreError
 from verifier.script import render_script
+from verifier.summary import join_levels
 
 __all__ = ["app", "main"]
 
@@ -98,6 +99,16 @@ def _consoles() -> tuple[Console, Console]:
 def _make(request: Request, baseline: Path, out: Path) -> RunRecord:
     plan = make_plan(request, _load_baseline(baseline))
     return record(plan, RunStore(out), [ProgressDisplay(_consoles()[1])])
+
+
+def _newest(store: RunStore) -> RunRecord | None:
+    """Return the newest run on meshes and the newest rule check as one; the newer of them if the versions differ."""
+    meshes, rules = store.newest_of_each_level()
+    if meshes is None or rules is None:
+        return meshes or rules
+    if meshes.header.versions != rules.header.versions:
+        return max(meshes, rules, key=lambda run: run.header.id)
+    return join_levels(meshes, rules)
 
 
 def _exit_status(run: RunRecord, baseline: Path) -> int:
@@ -206,9 +217,9 @@ def report(
     out: Out = Path("reports"),
     baseline: BaselineOption = DEFAULT_BASELINE,
 ) -> None:
-    """Render the newest recorded run as a page; make a run first if there is none."""
+    """Render the newest run and the newest rule check as a page; make a run first if there is none."""
     store = RunStore(out)
-    newest = None if fresh else store.newest()
+    newest = None if fresh else _newest(store)
     if newest is None:
         newest = _make(Request(command=_command()), baseline, out)
     page = write_report(newest, store)
@@ -228,9 +239,9 @@ def gate(
     out: Out = Path("reports"),
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Compare the newest run with the baseline: new, known, fixed, expired, untested."""
+    """Compare the newest run, and the newest rule check, with the baseline: new, known, fixed, expired, untested."""
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
-    newest = None if fresh else RunStore(out).newest()
+    newest = None if fresh else _newest(RunStore(out))
     if newest is None:
         request = Request(profile="ci", command=_command())
         newest = record(make_plan(request, known), RunStore(out), [ProgressDisplay(_consoles()[1])])

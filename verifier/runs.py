@@ -414,6 +414,27 @@ class RunStore:
                 return read_record(self.path(run_id))
         return None
 
+    def newest_of_each_level(self) -> tuple[RunRecord | None, RunRecord | None]:
+        """Return the newest finished run on meshes and the newest finished rule check; None where there is none.
+
+        Raises
+        ------
+        RunFormatError
+            If a file that is newer than what is returned cannot be read.
+        """
+        meshes: RunRecord | None = None
+        rules: RunRecord | None = None
+        for run_id in self.ids():
+            if meshes is not None and rules is not None:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                run = read_record(self.path(run_id))
+                if run.rules is not None:
+                    rules = rules or run
+                else:
+                    meshes = meshes or run
+        return meshes, rules
+
     def load(self, id_or_path: str | Path) -> RunRecord:
         """Return the run of an id, of a directory, or of a file.
 

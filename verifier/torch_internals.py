@@ -569,7 +569,7 @@ def special_placement(text: str) -> Placement | None:
     """
     if match := re.fullmatch(r"_S\((\d+), (\d+)\)", text):
         return _StridedShard(int(match[1]), split_factor=int(match[2]))
-    if match := re.fullmatch(r"_NormP\(([\d.]+)\)", text):
+    if match := re.fullmatch(r"_NormP\((-?[\d.]+)\)", text):
         return _NormPartial(float(match[1]) if "." in match[1] else int(match[1]))
     return None
 

@@ -13,7 +13,7 @@ from verifier.torch_internals import OpOverload, pytree
 
 __all__ = ["REFUSALS", "Call", "Parameter", "attempt", "outcome", "parameters", "quiet"]
 
-REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ArithmeticError, AttributeError, KeyError)
+REFUSALS: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ArithmeticError, AttributeError, KeyError)
 """What torch raises where it does not take a call; NotImplementedError is a RuntimeError."""
 
 
@@ -146,11 +146,12 @@ def outcome(call: Call) -> list[torch.Tensor]:
 
 
 def attempt(call: Call) -> list[torch.Tensor] | None:
-    """Return what :func:`outcome` returns, or None if torch does not take the call."""
+    """Return what :func:`outcome` returns, or None if torch does not take the call or cannot compare the results."""
     try:
-        return outcome(call)
+        results = outcome(call)
     except REFUSALS:
         return None
+    return None if any(result.dtype == torch.complex32 for result in results) else results
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

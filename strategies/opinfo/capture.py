@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from strategies.opinfo.calls import REFUSALS, Call, quiet
-from strategies.opinfo.tables import FOREACH_SHAPES, SIZES
+from strategies.opinfo.tables import FOREACH_SHAPES, NO_BACKWARD, SIZES
 from verifier.torch_internals import (
     OpOverload,
     capture_calls,
@@ -98,7 +98,10 @@ def captured(
     if usable is None:
         return calls
     # foreach ops do not dispatch otherwise in a backward pass, and some of their samples cannot have one
-    differentiable = usable.is_floating_point and entry.supports_autograd and not entry.name.startswith("_foreach")
+    foreach = entry.name.startswith("_foreach")
+    differentiable = (
+        usable.is_floating_point and entry.supports_autograd and not foreach and entry.name not in NO_BACKWARD
+    )
     with opinfo_sizes(SIZES[size], FOREACH_SHAPES[size]), _own_random_state(), quiet():
         samples = _generated(entry, usable, differentiable, seed, None if only is None else max(only, default=-1))
         if only is None:

@@ -40,6 +40,7 @@ def converted(call: Call, op: OpOverload) -> Call | None:
     by_place = [parameter.name for parameter in parameters(call.op)]
     names = {parameter.name for parameter in parameters(op)}
     values: dict[str, object] = {}
+    used: set[str] = set()
     for place, parameter in enumerate(parameters(op)):
         if parameter.out:
             continue
@@ -51,8 +52,11 @@ def converted(call: Call, op: OpOverload) -> Call | None:
             if not fits:
                 return None
             values[parameter.name] = value
+            used.add(name)
         elif not parameter.has_default:
             return None
+    if any(name not in used and _has_tensor(value) for name, value in given.items()):
+        return None  # batch_norm without its statistics, say, which some kernels need and do not ask for
     if any(parameter.out for parameter in parameters(op)):
         return _with_outputs(call, op, values)
     made = Call.of(op, values)
@@ -75,6 +79,10 @@ def _as_type(value: object, parameter: Parameter, tensors: Sequence[torch.Tensor
     if "number" in type_ and isinstance(value, torch.Tensor):
         return (_number(value), True) if value.numel() else (None, False)
     return value, not isinstance(value, torch.Tensor)
+
+
+def _has_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) or (isinstance(value, list | tuple) and any(map(_has_tensor, value)))
 
 
 def _number(value: torch.Tensor) -> object:

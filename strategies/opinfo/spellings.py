@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from strategies.opinfo.calls import Call, Parameter, attempt, parameters
+from strategies.opinfo.names import base_of
 
 __all__ = ["Variation", "spellings", "with_value"]
 
@@ -45,17 +46,28 @@ def with_value(call: Call, name: str, value: object) -> Call | None:
 
 
 def spellings(call: Call) -> Iterator[Variation]:
-    """Yield the other ways of writing ``call`` that torch takes."""
+    """Yield the other ways of writing ``call`` that torch takes.
+
+    Helpers that people do not call have one argument changed at most, ``padding_idx`` or ``ignore_index``: what calls
+    them has checked the others, and some of their kernels read past the end of a tensor on what they do not expect.
+    """
+    base = base_of(str(call.op))
+    helper = (base.startswith("_") and not base.startswith("_foreach")) or "backward" in base
     for parameter in parameters(call.op):
-        if parameter.name in ("ignore_index", "padding_idx"):
-            yield Variation(f"{parameter.name} occurs", partial(_with_last_index, parameter.name))
-            continue
-        given = call.values.get(parameter.name, parameter.default)
-        for value, text in _other_values(call, parameter, given):
-            variation = _set(parameter.name, value, f"{parameter.name}={text} for {given}")
+        for variation in _variations(call, parameter, helper):
             changed = variation.apply(call)
             if changed is not None and attempt(changed) is not None:
                 yield variation
+
+
+def _variations(call: Call, parameter: Parameter, helper: bool) -> Iterator[Variation]:
+    name, given = parameter.name, call.values.get(parameter.name, parameter.default)
+    if name in ("ignore_index", "padding_idx"):
+        yield Variation(f"{name} occurs", partial(_with_last_index, name))
+    elif not helper:
+        for value in _candidates(call, parameter, given):
+            if value != given or type(value) is not type(given):
+                yield Variation(f"{name}={value} for {given}", partial(with_value, name=name, value=value))
 
 
 def _with_last_index(name: str, call: Call) -> Call | None:
@@ -64,29 +76,20 @@ def _with_last_index(name: str, call: Call) -> Call | None:
     return with_value(call, name, int(indices[-1].view(-1)[-1])) if indices else None
 
 
-def _set(name: str, value: object, label: str) -> Variation:
-    return Variation(label, lambda call: with_value(call, name, value))
-
-
-def _other_values(call: Call, parameter: Parameter, given: object) -> Iterator[tuple[object, str]]:
-    for value in _candidates(call, parameter, given):
-        if value != given or type(value) is not type(given):
-            yield value, str(value)
-
-
 def _candidates(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
     name, type_ = parameter.name, parameter.type
-    # a backward op takes what its forward gave for the same arguments, and not every kernel checks that
-    backward = "backward" in str(call.op)
+    names = {other.name for other in parameters(call.op)}
     optional = type_.startswith("Optional")
+    has_out = any(other.out for other in parameters(call.op))
+    if has_out and name not in _DIMS:
+        return  # the result might no longer fit the buffers
     if name in _DIMS and "int" in type_ and isinstance(given, int):
         yield from _equivalent_dims(call, name, given)
-        if optional and not backward:
+        if optional and not has_out:
             yield None
-    elif backward:
-        return
     elif name in _DIMS and "List[int]" in type_:
-        yield from _dim_lists(call, name, given if isinstance(given, list | tuple) else [], optional)
+        reduces = "keepdim" in names and not has_out
+        yield from _dim_lists(call, given if isinstance(given, list | tuple) else [], reduces, optional)
     elif name in _FLAGS and "bool" in type_:
         yield not given
     elif name == "correction":
@@ -98,18 +101,19 @@ def _candidates(call: Call, parameter: Parameter, given: object) -> Iterator[obj
         yield torch.float32 if call.tensors[0].dtype == torch.float64 else torch.float64
 
 
-def _dim_lists(call: Call, name: str, given: list[int] | tuple[int, ...], optional: bool) -> Iterator[object]:
+def _dim_lists(call: Call, given: list[int] | tuple[int, ...], reduces: bool, optional: bool) -> Iterator[object]:
     rank = call.tensors[0].ndim
     if given and rank:
         yield [dim - rank if dim >= 0 else dim + rank for dim in given]
+    if reduces:
         if len(given) > 1:
             yield list(reversed(given))
-    if rank > 1:
-        yield [0, -1]
-        yield [rank - 1]
-    yield []
-    if optional:
-        yield None
+        if rank > 1:
+            yield [0, -1]
+            yield [rank - 1]
+        yield []
+        if optional:
+            yield None
 
 
 def _equivalent_dims(call: Call, name: str, given: int) -> Iterator[int]:

@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, MeshSpec, OpCase, Trial, VerdictKind
 from verifier.codec import trial_record
-from verifier.placements import LARGEST_PART, Alphabet
+from verifier.placements import LARGEST_PART, Alphabet, partial_reductions
 from verifier.rules.claims import Claim, judge_claim, read_claim, run_claim, same_others
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.enumerate import input_combinations, product_choices
@@ -431,7 +431,10 @@ class _Place:
         returned = len(self.reference.tensors) - self._written_only()
         listed = self.reader.listed(self.mesh.shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
         if listed is not None:
-            combinations = list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
+            rules = dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed)
+            combinations = [combination for combination in rules if self._possible(combination)]
+            if impossible := len(rules) - len(combinations):
+                self.check.report.untested["a placement that the dtype cannot have"] += impossible
         for combination in combinations:
             claim = read_claim(self.reader, self.call, op, combination, self.mesh, returned)
             if claim is not None:
@@ -439,6 +442,13 @@ class _Place:
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
+
+    def _possible(self, combination: Combination) -> bool:
+        """Return whether each tensor can be placed so: a sum of bools, for one, is not a bool."""
+        return all(
+            not placement.is_partial() or placement.reduce_op in partial_reductions(tensor.dtype)  # type: ignore[attr-defined]
+            for tensor, (placement,) in zip(self.call.tensors, combination, strict=True)
+        )
 
     def _written_only(self) -> int:
         returned = [leaf for leaf in pytree.tree_leaves(self.reference.returned) if isinstance(leaf, torch.Tensor)]
@@ -484,7 +494,8 @@ class _Place:
         trial = Trial(self.case, self.mesh, claim.inputs, (), self.seed)
         into[key] = WrongRule(
             claim.rule, str(self.mesh), self.shapes, self.arguments, self.check.sample.origin, found.kind,
-            found.message, trial_record(trial), elements, 1 if known is None else known.draws + 1,
+            found.message, trial_record(trial), elements, self.call.in_args,
+            1 if known is None else known.draws + 1,
         )  # fmt: skip
 
     def _try_special(self) -> None:

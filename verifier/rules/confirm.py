@@ -39,11 +39,12 @@ def defect_key(wrong: WrongRule) -> str:
     Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
     everything is replicated.
     """
-    rows = [*wrong.rule.inputs, *wrong.rule.outputs]
+    read = wrong.rule.inputs[: wrong.read]
+    rows = [*read, *wrong.rule.outputs]
     columns = set()
     for column in zip(*(_per_mesh_dim(row) for row in rows), strict=True):
         kinds = [re.sub(r"S\(\d+", "S(*", text) for text in column]
-        inputs, outputs = kinds[: len(wrong.rule.inputs)], kinds[len(wrong.rule.inputs) :]
+        inputs, outputs = kinds[: len(read)], kinds[len(read) :]
         if set(kinds) != {"R"}:
             columns.add(f"{','.join(dict.fromkeys(inputs))} -> {','.join(dict.fromkeys(outputs))}")
     return " | ".join([base_op(wrong.rule.op), wrong.verdict, *sorted(columns)])

@@ -50,6 +50,8 @@ class WrongRule:
     message: str
     trial: TrialRecord
     elements: int
+    read: int
+    """How many of the inputs the op reads; the rest it writes to."""
     draws: int = 1
     """In how many draws it failed."""
 

@@ -1,0 +1,240 @@
+"""The check of one sample, on calls made by hand: what it confirms, refutes, and finds missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.rules.check import DRAWS_FOR_MISSING, CheckOptions, Position, check_sample
+from verifier.rules.results import SampleReport
+
+TWO = MeshSpec((2,))
+THREE = MeshSpec((3,))
+SQUARE = MeshSpec((2, 2))
+SIZES = ((5, 3, 4), (4, 2, 5), (6, 5, 3))
+
+Make = Callable[[torch.Generator, tuple[int, int, int]], tuple[tuple[object, ...], dict[str, object]]]
+
+
+@dataclass
+class HandMade:
+    """A sample whose calls a function makes."""
+
+    op: str
+    make: Make
+    exact: bool = True
+    origin: str = "by hand"
+    not_testable: str = ""
+    sizes: tuple[tuple[int, int, int], ...] = field(default=SIZES)
+
+    def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
+        if size >= len(self.sizes) or special:
+            return None
+        generator = torch.Generator().manual_seed(1000 * size + draw)
+        args, kwargs = self.make(generator, self.sizes[size])
+        return OpCase(self.op, f"torch.ops.{self.op}", args, kwargs, exact=self.exact)
+
+
+def floats(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randint(-4, 5, shape, generator=generator).double()
+
+
+def embedding(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+    return (floats(g, s[0], s[1]), torch.randint(0, s[0], (s[2],), generator=g)), {}
+
+
+def pair(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+    return (floats(g, s[0], s[1]), floats(g, s[0], s[1])), {}
+
+
+def check(sample: HandMade, *meshes: MeshSpec, **options: object) -> SampleReport:
+    return check_sample(sample, CheckOptions(meshes or (TWO,), **options))  # type: ignore[arg-type]
+
+
+def texts(report: SampleReport, what: str) -> set[str]:
+    if what == "confirmed":
+        return {f"{', '.join(r.inputs)} -> {', '.join(r.outputs)}" for r in report.confirmed}
+    rules = report.wrong if what == "wrong" else report.missing
+    return {f"{', '.join(r.rule.inputs)} -> {', '.join(r.rule.outputs)}" for r in rules}
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+def test_the_rules_of_embedding_are_confirmed_and_its_partial_weights_are_missing() -> None:
+    report = check(HandMade("aten.embedding.default", embedding))
+    assert texts(report, "confirmed") == {
+        "R, R -> R",
+        "S(1), R -> S(1)",
+        "R, S(0) -> S(0)",
+        "S(0), MaskP(sum) -> MaskP(sum)",
+    }
+    assert not report.wrong
+    assert texts(report, "missing") == {f"P({r}), R -> P({r})" for r in ("sum", "avg", "product", "min", "max")}
+    for missing in report.missing:
+        assert missing.draws >= DRAWS_FOR_MISSING
+        assert missing.sizes == 3
+        assert [transfer.argument for transfer in missing.saves] == [0]
+        assert missing.bytes_saved > 0
+
+
+def test_a_row_wise_lookup_in_an_empty_shard_is_a_wrong_rule() -> None:
+    report = check(HandMade("aten.embedding.default", embedding), TWO, THREE)
+    assert texts(report, "wrong") == {"S(0), MaskP(sum) -> MaskP(sum)"}
+    (wrong,) = report.wrong
+    assert wrong.verdict is VerdictKind.CRASH
+    assert wrong.mesh == "3"
+    assert wrong.shapes[0] == (4, 2)  # 4 rows on 3 ranks: 2, 2, 0
+
+
+def test_a_rule_that_dtensor_reaches_by_cutting_locally_is_not_missing() -> None:
+    # (S(0), R) -> S(0) holds for mm and is claimed; (R, R) -> anything else needs no communication either.
+    report = check(HandMade("aten.mm.default", lambda g, s: ((floats(g, s[0], s[1]), floats(g, s[1], s[2])), {})))
+    assert not report.wrong
+    assert not report.missing
+    assert "S(1), S(0) -> P(sum)" in texts(report, "confirmed")
+
+
+def test_what_is_claimed_at_one_size_is_not_missing_at_another() -> None:
+    report = check(HandMade("aten.add.Tensor", pair), TWO, THREE)
+    assert texts(report, "missing") == {"R, P(max) -> P(max)", "R, P(min) -> P(min)"}
+
+
+def test_claims_alone_are_tried_on_request() -> None:
+    everything = check(HandMade("aten.add.Tensor", pair))
+    claims = check(HandMade("aten.add.Tensor", pair), claims_only=True)
+    assert claims.confirmed == everything.confirmed
+    assert not claims.missing
+    assert claims.combinations < everything.combinations
+
+
+def test_too_few_sizes_are_not_enough_for_a_missing_rule() -> None:
+    report = check(HandMade("aten.embedding.default", embedding, sizes=SIZES[:2]))
+    assert not report.missing
+    assert report.untested["holds, but in too few draws or sizes to be called missing"] == 5
+
+
+def test_an_output_of_zeros_proves_nothing() -> None:
+    report = check(HandMade("aten.mul.Tensor", lambda g, s: ((torch.zeros(s[0], s[1]), floats(g, s[0], s[1])), {})))
+    assert not report.missing
+
+
+# -------------------------------------------------------------------------------------------------------- kinds of call
+def test_an_in_place_op_has_to_keep_the_placement_of_what_it_writes_to() -> None:
+    report = check(HandMade("aten.add_.Tensor", pair))
+    assert "S(0), S(0) -> S(0)" in texts(report, "confirmed")
+    assert not report.wrong
+    for missing in report.missing:
+        assert missing.rule.inputs[0] == missing.rule.outputs[0]
+
+
+def test_an_out_buffer_has_the_placement_of_what_is_written_to_it() -> None:
+    def make(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return pair(g, s)[0], {"out": torch.full((s[0], s[1]), float("nan"), dtype=torch.float64)}
+
+    report = check(HandMade("aten.add.out", make))
+    assert "S(0), S(0), S(0) -> S(0)" in texts(report, "confirmed")
+    assert not report.wrong
+    for missing in report.missing:
+        assert missing.rule.inputs[2] == missing.rule.outputs[0]
+
+
+def test_lists_are_placed_element_by_element() -> None:
+    def make(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return ([floats(g, s[0], s[1]), floats(g, s[2])], [floats(g, s[0], s[1]), floats(g, s[2])]), {}
+
+    report = check(HandMade("aten._foreach_add.List", make))
+    assert "S(0), S(0), S(0), S(0) -> S(0), S(0)" in texts(report, "confirmed")
+    assert not report.wrong
+
+
+def test_an_in_place_foreach_is_judged_by_what_it_writes() -> None:
+    def make(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return ([floats(g, s[0], s[1]), floats(g, s[2])],), {}
+
+    report = check(HandMade("aten._foreach_neg_.default", make))
+    assert "S(0), S(0) -> S(0), S(0)" in texts(report, "confirmed")
+    assert not report.wrong
+
+
+def test_sizes_among_the_arguments_are_rewritten_as_dtensor_does() -> None:
+    view = HandMade("aten.view.default", lambda g, s: ((floats(g, 6, s[1]), [6 * s[1]]), {}))
+    report = check(view)
+    assert not report.wrong
+    assert "S(0) -> S(0)" in texts(report, "confirmed")
+    assert "S(1) -> _S(0, 6)" in texts(check(HandMade(view.op, view.make, sizes=((1, 4, 1),))), "confirmed")
+    zeros = check(HandMade("aten.new_zeros.default", lambda g, s: ((floats(g, s[0], s[1]), [s[0], s[1]]), {})))
+    assert "S(0) -> S(0)" in texts(zeros, "confirmed")
+    assert not zeros.wrong
+
+
+def test_several_results_have_a_placement_each() -> None:
+    def make(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return (floats(g, s[0], s[1]), [s[1]], floats(g, s[1]), floats(g, s[1]), 1e-5), {}
+
+    report = check(HandMade("aten.native_layer_norm.default", make, exact=False))
+    assert "S(0), R, R -> S(0), S(0), S(0)" in texts(report, "confirmed")
+    assert not report.wrong
+
+
+def test_norms_of_shards_are_understood() -> None:
+    report = check(HandMade("aten.linalg_vector_norm.default", lambda g, s: ((floats(g, s[0], s[1]), 2), {}), False))
+    assert "S(0) -> _NormP(2)" in texts(report, "confirmed")
+    assert not report.wrong
+
+
+def test_an_op_without_a_strategy_is_traced_through_its_decomposition() -> None:
+    report = check(HandMade("aten.mse_loss.default", lambda g, s: ((*pair(g, s)[0], 0), {})))
+    assert "S(0), S(0) -> S(0)" in texts(report, "confirmed")
+    assert not report.wrong
+
+
+def test_products_of_rules_are_tried_on_a_mesh_of_two_dims() -> None:
+    report = check(HandMade("aten.mm.default", lambda g, s: ((floats(g, 5, 3), floats(g, 3, 4)), {})), TWO, SQUARE)
+    assert not report.wrong
+    both = {rule for rule in report.confirmed if rule.inputs[0].startswith("(")}
+    assert len(both) >= 6
+
+
+# ------------------------------------------------------------------------------------------------------------ precision
+def test_the_same_seed_gives_the_same_report() -> None:
+    first = check(HandMade("aten.embedding.default", embedding), TWO, THREE)
+    second = check(HandMade("aten.embedding.default", embedding), TWO, THREE)
+    assert first.confirmed == second.confirmed
+    assert first.missing == second.missing
+    assert [w.message for w in first.wrong] == [w.message for w in second.wrong]
+
+
+def test_what_ended_a_process_is_left_out_and_counts_as_died() -> None:
+    visited: list[Position] = []
+    sample = HandMade("aten.add.Tensor", pair)
+    whole = check_sample(sample, CheckOptions((TWO,)), enter=visited.append)
+    fatal = next(p for p in visited if p[3] == 8)
+    rest: list[Position] = []
+    report = check_sample(sample, CheckOptions((TWO,)), enter=rest.append, skip=frozenset({fatal}))
+    assert fatal not in rest
+    assert report.untested["DIED: it ended the process"] == 1
+    assert len(report.died) == 1
+    assert report.combinations == whole.combinations
+
+
+def test_a_claim_that_ended_a_process_is_an_accusation() -> None:
+    visited: list[Position] = []
+    sample = HandMade("aten.neg.default", lambda g, s: ((floats(g, s[0], s[1]),), {}))
+    check_sample(sample, CheckOptions((TWO,)), enter=visited.append)
+    sharded = next(p for p in visited if p[2:] == (0, 1))  # S(0), which neg claims
+    report = check_sample(sample, CheckOptions((TWO,)), skip=frozenset({sharded}))
+    assert [(w.verdict, w.rule.inputs) for w in report.wrong] == [(VerdictKind.DIED, ("S(0)",))]
+
+
+def test_random_ops_are_named_and_not_run() -> None:
+    report = check(HandMade("aten.rand_like.default", pair, not_testable="random"))
+    assert report.not_testable == "random"
+    assert report.runs == 0
+
+
+@pytest.mark.parametrize("meshes", [(TWO,), (THREE,), (TWO, THREE)])
+def test_every_missing_rule_has_held_often_enough(meshes: tuple[MeshSpec, ...]) -> None:
+    assert CheckOptions(meshes).draws * len(meshes) * 3 >= DRAWS_FOR_MISSING
