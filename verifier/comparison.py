@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from verifier.cases import Contribution, Difference, DifferenceKind, MeshSpec, Phase, Placements, format_placements
-from verifier.placements import local_shape, take_local
+from verifier.placements import local_shape, sharded_dim, take_local
 
 __all__ = ["Spot", "check_full", "check_shards", "compare", "tolerance"]
 
@@ -95,8 +95,13 @@ def check_shards(
     Parts of a Partial mean nothing one by one: they come back as contributions, to be reduced and compared by the
     oracle.
     """
+    text = format_placements(placements)
+    if any((sharded_dim(placement) or 0) >= max(1, expected.ndim) for placement in placements) or (
+        expected.ndim == 0 and any(sharded_dim(placement) is not None for placement in placements)
+    ):
+        wanted = f"placements of a tensor with {expected.ndim} dims"
+        return [spot.difference(DifferenceKind.PLACEMENT, text, wanted, rank) for rank in locals_], []
     if any(placement.is_partial() for placement in placements):
-        text = format_placements(placements)
         misshapen, parts = [], []
         for rank, local in locals_.items():
             shape = local_shape(expected.shape, placements, mesh.shape, mesh.coordinate(rank))

@@ -57,12 +57,14 @@ def finding_record(
     imports: Sequence[str] = (),
     level: int = 2,
     name: str = "",
+    script_status: str = "",
 ) -> FindingRecord:
     """Return the record of ``group``, whose minimised failure is ``smallest``.
 
     The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was
-    run when it was new. ``level`` is that at which it was found, ``name`` its
-    fingerprint, where that is not made of the minimised failure.
+    run when it was new. ``level`` is that at which it was found; ``name`` its
+    fingerprint, where that is not made of the minimised failure; ``script_status`` what came of the script, if it has
+    been run already.
     """
     trial, verdict = smallest.trial, smallest.verdict
     name = entry.fingerprint if entry is not None else name or fingerprint(smallest)
@@ -72,7 +74,7 @@ def finding_record(
     if entry is not None:
         status = "not run: the finding is known"
     else:
-        status = run_script(script)[0] if check_script else "not run"
+        status = script_status or (run_script(script)[0] if check_script else "not run")
         if status == GONE:
             confirmed = "unconfirmed: the stand-alone script does not show it"
     return FindingRecord(

@@ -29,6 +29,7 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.single_dim_strategy import (
     _PreparedSingleDimStrategy,
     _resolve_foreach_elementwise_overload,
+    _SingleDimStrategyInfo,
 )
 from torch.distributed.tensor.debug import (
     CommDebugMode,
@@ -70,6 +71,7 @@ __all__ = [
     "placement_text",
     "pytree",
     "registered_overloads",
+    "replaced_strategy",
     "simulated_mode",
     "simulated_ranks",
     "special_placement",
@@ -335,6 +337,45 @@ def let_new_rules_win() -> Iterator[list[str]]:
     clear_caches()
 
 
+@contextlib.contextmanager
+def replaced_strategy(
+    op: OpOverload, strategy: Callable[..., list[list[Placement | None]]] | None = None
+) -> Iterator[None]:
+    """Let DTensor have no other rules for ``op`` inside the block than those of ``strategy``.
+
+    Parameters
+    ----------
+    strategy
+        Called with the op, its arguments and its keyword arguments, in which a tensor is its ``TensorMeta``. Returns
+        rules for one mesh dim: the placements of each result, then of each tensor argument. Shards may be uneven. If it
+        is None, the block registers rules itself, in whatever way.
+    """
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    registries: tuple[dict[OpOverload, Any], ...] = (
+        propagator.op_single_dim_strategy_funcs,
+        propagator.op_strategy_funcs,
+        propagator.op_to_rules,
+        propagator.op_to_schema_info,
+        propagator.op_to_schema_info_for_single_dim_strategy,
+    )
+    # what is said of the arguments stays: whether they hold lists of tensors does not depend on the rules
+    kept = [registry.get(op) for registry in registries]
+    for registry in registries[:3]:
+        registry.pop(op, None)
+    if strategy is not None:
+        info = _SingleDimStrategyInfo(func=strategy, allow_uneven_sharding=True)
+        propagator.op_single_dim_strategy_funcs[op] = info
+    clear_caches()
+    try:
+        yield
+    finally:
+        for registry, rules in zip(registries, kept, strict=True):
+            registry.pop(op, None)
+            if rules is not None:
+                registry[op] = rules
+        clear_caches()
+
+
 # -------------------------------------------------------------------------------------------------------------- claims
 @dataclass(frozen=True)
 class Slot:
@@ -427,6 +468,8 @@ class ClaimReader:
             return self._listed_per_element() if self._is_foreach() else self._listed_whole(mesh_shape)
         if self.op in self._propagator.op_strategy_funcs or self.op in self._propagator.op_to_rules:
             return None
+        if not self._decomposes([Replicate()] * len(self._metas)):
+            return []
         return [combination for combination in combinations if self._decomposes(combination)]
 
     def _listed_whole(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]] | None:

@@ -13,7 +13,16 @@ from verifier.torch_internals import OpOverload, pytree
 
 __all__ = ["REFUSALS", "Call", "Parameter", "attempt", "outcome", "parameters", "quiet"]
 
-REFUSALS: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, ArithmeticError, AttributeError, KeyError)
+REFUSALS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+)
 """What torch raises where it does not take a call; NotImplementedError is a RuntimeError."""
 
 

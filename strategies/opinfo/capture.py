@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from strategies.opinfo.calls import REFUSALS, Call, quiet
+from strategies.opinfo.siblings import families_with_rule, family
 from strategies.opinfo.tables import FOREACH_SHAPES, NO_BACKWARD, SIZES
 from verifier.torch_internals import (
     OpOverload,
@@ -59,8 +60,8 @@ def _registered() -> frozenset[OpOverload]:
 
 @cache
 def hidden(op: OpOverload) -> bool:
-    """Return whether DTensor has a rule of its own for ``op`` though autograd takes it apart before DTensor sees it."""
-    return op in _registered() and is_composite(op)
+    """Return whether autograd takes ``op`` apart before DTensor sees it, which has a rule for it or for a sibling."""
+    return is_composite(op) and (op in _registered() or family(op) in families_with_rule())
 
 
 def usable_dtype(entry: Any, dtype: torch.dtype) -> torch.dtype | None:
@@ -147,7 +148,7 @@ def _calls(
         with (
             capture_calls(lambda op: hidden(op) and op not in seen and wanted(op)) as more,
             torch.inference_mode(),
-            suppress(REFUSALS),
+            suppress(*REFUSALS),
         ):
             entry.op(sample.input, *sample.args, **sample.kwargs)
         # outside of inference mode again, where its tensors may not be written to

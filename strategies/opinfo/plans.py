@@ -80,7 +80,7 @@ def why_not_testable(call: Call) -> str:
 def fills_of(call: Call, plan: Plan, regenerate: Regenerate) -> dict[int, Fill]:
     """Return what each tensor of ``call`` is filled with, by leaf."""
     base = base_of(str(call.op)).rstrip("_")
-    level = max(plan.level, Level.REGENERATED) if base in KEEP_VALUES else plan.level
+    level = max(plan.level, Level.REGENERATED) if _keeps_values(call) else plan.level
     fills: dict[int, Fill] = {}
     for place, leaf in enumerate(call.leaves):
         if isinstance(leaf, torch.Tensor):
@@ -102,6 +102,10 @@ def fills_of(call: Call, plan: Plan, regenerate: Regenerate) -> dict[int, Fill]:
                 domain = "any" if free else plan.domains.get(place, "any")
                 fills[place] = Palette(leaf.shape, leaf.dtype, domain, zero=level == Level.PALETTE)
     return fills
+
+
+def _keeps_values(call: Call) -> bool:
+    return base_of(str(call.op)).rstrip("_") in KEEP_VALUES
 
 
 def _integers(leaf: torch.Tensor) -> Fill:
@@ -209,6 +213,8 @@ def _unread(
     outcomes: Sequence[Sequence[torch.Tensor]],
 ) -> frozenset[int]:
     """Return the leaves whose values the op does not read: with NaN there, every draw gives what it gave before."""
+    if _keeps_values(call):
+        return frozenset()  # NaN as a coordinate crashes some kernels
     if not any(result.is_floating_point() and result.numel() for result in outcomes[0]):
         return frozenset()  # a comparison may well give the same for NaN
     fills = fills_of(call, plan, regenerate)

@@ -19,14 +19,15 @@ def resized(call: Call, size: int) -> Call | None:
 
     Extents 0 and 1 stay, so that what was broadcast still is. Values are those of ``call``, repeated.
 
-    Only calls whose tensors are all of one shape (or broadcast to it) are resized: not every kernel checks that, say,
-    statistics have an element for each channel, and reads or writes past their end if not. Tensors of integers may
-    hold indices: with them extents only grow.
+    Only calls of pointwise ops and those whose tensors are all of one shape are resized: not every kernel checks that,
+    say, statistics have an element for each channel, and reads or writes past their end if not. Tensors of integers
+    may hold indices: with them extents only grow.
     """
     tensors = call.tensors
     shrinks = size == _SHRINKING
     holds_integers = any(not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool) for t in tensors)
-    if not _one_shape(tensors) or (shrinks and holds_integers):
+    pointwise = torch.Tag.pointwise in call.op.tags
+    if not pointwise and (not _one_shape(tensors) or (shrinks and holds_integers)):
         return None
     leaves: list[object] = []
     for leaf in call.leaves:
@@ -50,7 +51,9 @@ def _one_shape(tensors: Sequence[torch.Tensor]) -> bool:
 def _extent(extent: int, from_last: int, size: int, shrinks: bool) -> int:
     if extent < 2:
         return extent
-    return max(2, extent // 2 - from_last) if shrinks else extent + from_last + size - 2
+    if shrinks:
+        return 1 if extent == 2 else max(2, extent // 2 - from_last)
+    return extent + from_last + size - 2
 
 
 def _repeated(tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:

@@ -13,12 +13,12 @@ from strategies.opinfo.calls import Call
 from strategies.opinfo.capture import Origin, captured, entries_of, hidden, sharded
 from strategies.opinfo.names import base_of, home_rows, owners
 from strategies.opinfo.resizing import resized
-from strategies.opinfo.siblings import is_sibling
+from strategies.opinfo.siblings import families_with_rule, family, is_sibling
 from strategies.opinfo.tables import KEEP_VALUES, REGENERATIONS, SIZES, SKEWED
 from verifier.rules.samples import SampleOptions
 from verifier.torch_internals import OpOverload, opinfo_entries, registered_overloads
 
-__all__ = ["Row", "Template", "registered_of", "spread"]
+__all__ = ["Row", "Template", "registered_of", "spread", "wanted"]
 
 _FOREIGN = 2  # of the calls that belong to other rows, a fraction: they are tested there
 
@@ -55,7 +55,7 @@ class Row:
     def _wanted(self, op: OpOverload) -> bool:
         if self.overload is not None:
             return op == self.overload or is_sibling(op, self.overload)
-        return sharded(op)
+        return wanted(op)
 
     def _chosen(self) -> dict[OpOverload, list[Template]]:
         """Return the templates of each overload that is tested here, no two of which differ in values only."""
@@ -87,7 +87,7 @@ class Row:
         if self.overload is not None:
             return ops
         own = [op for op in ops if self.name in home_rows(op)]
-        return own or [op for op in ops if not owners(op)] or ops
+        return own or [op for op in ops if not owners(op) and sharded(op)] or [op for op in ops if sharded(op)]
 
     # ---------------------------------------------------------------------------------------------------------- sizes
     def at_size(self, template: Template, size: int, seed: int = 0) -> Call | None:
@@ -142,6 +142,12 @@ def _counted(calls: Iterable[Call]) -> dict[tuple[str, int], Call]:
         counted[name, counts[name]] = call
         counts[name] += 1
     return counted
+
+
+@cache
+def wanted(op: OpOverload) -> bool:
+    """Return whether DTensor has a rule for ``op``, or for something that a call of it can be turned into."""
+    return sharded(op) or family(op) in families_with_rule()
 
 
 @cache

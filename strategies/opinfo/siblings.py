@@ -11,9 +11,9 @@ import torch
 from strategies.opinfo.calls import Call, Parameter, attempt, parameters
 from strategies.opinfo.names import base_of, stem
 from strategies.opinfo.tables import SAME_AS
-from verifier.torch_internals import OpOverload
+from verifier.torch_internals import OpOverload, registered_overloads
 
-__all__ = ["converted", "family", "is_sibling"]
+__all__ = ["converted", "families_with_rule", "family", "is_sibling"]
 
 
 @cache
@@ -23,6 +23,12 @@ def family(op: OpOverload | str) -> str:
     while key in SAME_AS:
         key = stem(SAME_AS[key])
     return key
+
+
+@cache
+def families_with_rule() -> frozenset[str]:
+    """Return the families with an overload that DTensor has a rule of its own for."""
+    return frozenset(family(op) for op in registered_overloads())
 
 
 def is_sibling(op: OpOverload, other: OpOverload) -> bool:
@@ -76,6 +82,8 @@ def _as_type(value: object, parameter: Parameter, tensors: Sequence[torch.Tensor
         if isinstance(value, bool | int | float | complex):
             return torch.tensor(value, dtype=tensors[0].dtype), True
         return value, isinstance(value, torch.Tensor) or (value is None and type_.startswith("Optional"))
+    if "List[int]" in type_ and type(value) is int:
+        return [value], True
     if "number" in type_ and isinstance(value, torch.Tensor):
         return (_number(value), True) if value.numel() else (None, False)
     return value, not isinstance(value, torch.Tensor)
@@ -92,19 +100,33 @@ def _number(value: torch.Tensor) -> object:
 
 
 def _with_outputs(call: Call, op: OpOverload, values: dict[str, object]) -> Call | None:
-    """Return the call of ``op`` with output tensors that fit, found by what the sibling returns."""
+    """Return the call of ``op`` with output tensors that fit, found by what the same call without them returns."""
     outputs = [parameter.name for parameter in parameters(op) if parameter.out]
-    results = attempt(call)
+    functional = _functional(op)
+    plain = call if functional is None or functional == call.op else Call.of(functional, values)
+    results = None if plain is None else attempt(plain)
     if results is None or len(results) < len(outputs):
         return None
-    # torch resizes empty buffers to what the op returns, others only with a warning
-    probe = Call.of(op, {**values, **{n: result.new_empty(0) for n, result in zip(outputs, results, strict=False)}})
-    probed = None if probe is None else attempt(probe)
-    if not probed:
-        return None
-    buffers = {name: _buffer(result) for name, result in zip(outputs, probed[-len(outputs) :], strict=True)}
+    buffers = {name: _buffer(result) for name, result in zip(outputs, results, strict=False)}
     made = Call.of(op, {**values, **buffers})
-    return made if made is not None and attempt(made) is not None else None
+    written = None if made is None else attempt(made)
+    if not written:
+        return None
+    # a buffer that does not fit is resized, which is not what people mean by out=
+    fits = zip(written[-len(outputs) :], buffers.values(), strict=True)
+    return made if all(after.shape == before.shape for after, before in fits) else None
+
+
+@cache
+def _functional(op: OpOverload) -> OpOverload | None:
+    """Return the overload with the same parameters as ``op`` but for its outputs, if there is one."""
+    wanted = [(parameter.name, parameter.type) for parameter in parameters(op) if not parameter.out]
+    packet = op.overloadpacket
+    for name in packet.overloads():
+        other: OpOverload = getattr(packet, name)
+        if [(parameter.name, parameter.type) for parameter in parameters(other)] == wanted:
+            return other
+    return None
 
 
 def _buffer(result: torch.Tensor) -> torch.Tensor:

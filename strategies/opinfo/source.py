@@ -14,7 +14,7 @@ import torch
 from strategies.opinfo.calls import quiet
 from strategies.opinfo.capture import captured, entries_of, hidden, sharded
 from strategies.opinfo.names import base_of, home_rows, owners, row_names
-from strategies.opinfo.rows import Row, Template, registered_of
+from strategies.opinfo.rows import Row, Template, registered_of, wanted
 from strategies.opinfo.sample import OpInfoSample
 from strategies.opinfo.siblings import converted, family, is_sibling
 from strategies.opinfo.spellings import Variation, spellings
@@ -23,7 +23,7 @@ from verifier.torch_internals import OpOverload, registered_overloads
 
 __all__ = ["OpInfoSource"]
 
-_SCANNED = 6  # samples of each OpInfo: enough to see what it dispatches to
+_SCANNED = 16  # samples of each OpInfo, evenly spaced: enough to see what it dispatches to
 _PROVIDERS = 3  # OpInfos that give the calls of a helper that no OpInfo is about
 _SPELLINGS_OF_ONE = 6
 
@@ -125,7 +125,7 @@ def _reached() -> dict[str, frozenset[OpOverload]]:
 def _reached_by(row: str) -> frozenset[OpOverload]:
     composite = any(hidden(op) for op in registered_of().get(row, ()))
     calls = (
-        captured(entry, torch.float64, size=0, seed=0, wanted=sharded, composite=composite, only=range(_SCANNED))
+        captured(entry, torch.float64, size=0, seed=0, wanted=wanted, composite=composite, most=_SCANNED)
         for _, entry in entries_of(row)
     )
     return frozenset(call.op for made in calls for each in made.values() for call in each)
@@ -145,7 +145,7 @@ def _row_samples(
     """Yield the samples of a row by overload: captured ones, other spellings of them, then those made from siblings."""
     named: set[OpOverload] = set()
     for op, templates in row.templates.items():
-        if only is None or op == only:
+        if sharded(op) and (only is None or op == only):
             yield from _with_spellings([OpInfoSample(row, template) for template in templates], row, options, named)
     for op in registered:
         if op not in row.templates and (only is None or op == only):

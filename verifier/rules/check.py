@@ -36,7 +36,7 @@ Position = tuple[int, int, int, int]
 
 DRAWS_FOR_MISSING = 20
 SIZES_FOR_MISSING = 3
-TRACED = 64
+TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
 _OWN_CODE = ("aten.equal.default", "aten._local_scalar_dense.default")
 
@@ -239,6 +239,7 @@ class _Place:
         self.shapes = tuple(tuple(tensor.shape) for tensor in self.call.tensors)
         self.arguments = _arguments(case)
         self.claims: dict[Combination, Claim] = {}
+        self.no_claims = "DTensor has no rule for this call"
         self._bits: dict[Rule, list[int]] = {}
 
     @classmethod
@@ -311,6 +312,9 @@ class _Place:
         kinds = tuple((tensor.ndim, tensor.dtype) for tensor in self.call.tensors)
         free = input_combinations(kinds, self._groups(), options.cap)
         self._read_claims(free)
+        if not self.claims:
+            report.untested[self.no_claims] += 1
+            return
         combinations = list(dict.fromkeys([*free, *self.claims] if not options.claims_only else self.claims))
         numbers = {combination: i for i, combination in enumerate(combinations)}
         letters = sum(len(expected.letters) for expected in self.expected)
@@ -426,7 +430,7 @@ class _Place:
     def _read_claims(self, combinations: Sequence[Combination]) -> None:
         op = self.check.sample.op
         if has_own_handler(self.call.op) or op in _OWN_CODE:  # type: ignore[arg-type]
-            self.check.report.untested["DTensor runs code of its own instead of the op: level 2 only"] += 1
+            self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
         returned = len(self.reference.tensors) - self._written_only()
         listed = self.reader.listed(self.mesh.shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
@@ -437,7 +441,9 @@ class _Place:
                 self.check.report.untested["a placement that the dtype cannot have"] += impossible
         for combination in combinations:
             claim = read_claim(self.reader, self.call, op, combination, self.mesh, returned)
-            if claim is not None:
+            if claim is not None and not self._reducible(claim):
+                self.check.report.untested["a placement that the dtype cannot have"] += 1
+            elif claim is not None:
                 self.claims[combination] = claim
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
@@ -446,8 +452,15 @@ class _Place:
     def _possible(self, combination: Combination) -> bool:
         """Return whether each tensor can be placed so: a sum of bools, for one, is not a bool."""
         return all(
-            not placement.is_partial() or placement.reduce_op in partial_reductions(tensor.dtype)  # type: ignore[attr-defined]
-            for tensor, (placement,) in zip(self.call.tensors, combination, strict=True)
+            can_be(tensor.dtype, placement) for tensor, (placement,) in zip(self.call.tensors, combination, strict=True)
+        )
+
+    def _reducible(self, claim: Claim) -> bool:
+        """Return whether each result can be placed as it is claimed."""
+        return all(
+            can_be(expected.dtype, placement)
+            for expected, placements in zip(self.expected, claim.outputs, strict=False)
+            for placement in placements
         )
 
     def _written_only(self) -> int:
@@ -525,7 +538,7 @@ class _Place:
         """Try claims on a mesh of several dims: products of rules that hold on one, whatever DTensor makes of them."""
         check = self.check
         rules = sorted(check.products, key=str)
-        if not rules or has_own_handler(self.call.op):  # type: ignore[arg-type]
+        if not rules or not check.options.products:
             return
         seed = zlib.crc32(check.sample.op.encode())
         chosen = product_choices(len(rules), self.mesh.ndim, check.options.products, seed)
@@ -543,7 +556,7 @@ class _Place:
                 self._died(combination, claim)
                 continue
             check.enter(position)
-            if claim is None:
+            if claim is None or not self._reducible(claim):
                 continue
             if any(sum(masked_extent(p) is not None for p in placements) > 1 for placements in claim.masked):
                 check.report.untested["a masked partial on two mesh dims: level 2 only"] += 1
@@ -555,6 +568,11 @@ class _Place:
 
 def _unmasked(placement: Placement) -> Placement:
     return Replicate() if masked_extent(placement) is not None else placement
+
+
+def can_be(dtype: torch.dtype, placement: Placement) -> bool:
+    """Return whether a tensor of ``dtype`` can have ``placement``, whatever its shape."""
+    return not placement.is_partial() or placement.reduce_op in partial_reductions(dtype)  # type: ignore[attr-defined]
 
 
 def _telling(value: torch.Tensor) -> bool:

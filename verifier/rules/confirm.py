@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import Trial
+from verifier.cases import Trial, VerdictKind
 from verifier.codec import load_trial
 from verifier.finding_records import finding_record
 from verifier.findings import Failure, Group, Runner, group_key
@@ -16,6 +18,7 @@ from verifier.oracle import judge, make_reference
 from verifier.records import FindingRecord, KnownRecord, WrongRuleRecord
 from verifier.rules.collect import wrong_record
 from verifier.rules.results import WrongRule
+from verifier.script import render_script, run_script
 
 __all__ = ["Confirmer", "base_op", "defect_key"]
 
@@ -93,6 +96,7 @@ class Confirmer:
         self.run, self.baseline, self.family, self.imports = run, baseline, family, imports
         self.statuses: list[KnownRecord] = []
         self.findings: list[FindingRecord] = []
+        self.errors: list[str] = []
         self._known: dict[str, _Known] = {}
         self._defects: dict[str, _Defect] = {}
 
@@ -128,6 +132,8 @@ class Confirmer:
     def _attempt(self, trial: Trial) -> Failure | None:
         observation = self.run(trial)
         verdict = judge(observation, make_reference(trial.case))
+        if verdict.kind is VerdictKind.TOOL_ERROR:
+            self.errors.append(f"{trial.case.op} on mesh {trial.mesh}: {verdict.message}\n{verdict.detail}".strip())
         return Failure(trial, observation, verdict) if verdict.kind.bad else None
 
     def _accuse(self, wrong: WrongRule, failure: Failure, confirmed: str) -> WrongRuleRecord:
@@ -154,20 +160,34 @@ class Confirmer:
             confirmed = f"found at level 1, confirmed on gloo, {known.failure.trial.mesh.world_size} ranks"
             group = self._group(known.failure, max(1, known.occurrences), known.also)
             self.findings.append(self._record(name, group, confirmed, known.entry))
+        new = [name for name in self._defects if self.baseline.get(name) is None]
+        if not self.imports:  # the script has torch's own rules, and says nothing about those of the user's files
+            scripts = [self._defects[name].failure for name in new]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                statuses = dict(zip(new, pool.map(_script_status, scripts), strict=True))
+        else:
+            statuses = {}
         for name, defect in self._defects.items():
             group = self._group(defect.failure, defect.occurrences, tuple(defect.also))
-            self.findings.append(self._record(name, group, defect.confirmed, self.baseline.get(name)))
+            entry = self.baseline.get(name)
+            self.findings.append(self._record(name, group, defect.confirmed, entry, statuses.get(name, "not run")))
         self.findings.sort(key=lambda finding: (finding.op, finding.fingerprint))
 
-    def _record(self, name: str, group: Group, confirmed: str, entry: BaselineEntry | None) -> FindingRecord:
+    def _record(
+        self, name: str, group: Group, confirmed: str, entry: BaselineEntry | None, status: str = ""
+    ) -> FindingRecord:
         return finding_record(
-            group, group.smallest, confirmed, False, entry, self.family, "", not self.imports, self.imports,
-            level=1, name=name,
+            group, group.smallest, confirmed, False, entry, self.family, "", False, self.imports,
+            level=1, name=name, script_status=status,
         )  # fmt: skip
 
     @staticmethod
     def _group(failure: Failure, occurrences: int, also: Sequence[str]) -> Group:
         return Group(group_key(failure), failure, occurrences, dict.fromkeys(also[:12]))
+
+
+def _script_status(failure: Failure) -> str:
+    return run_script(render_script(failure.trial, failure.verdict))[0]
 
 
 def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import time
+import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -263,7 +264,10 @@ class _RulesRun:
             for op in self.ops:
                 op.record = self._op_record(op, self.findings.confirm(wrong_rules(op.reports)))
             self.findings.settle()
+        except Exception:  # noqa: BLE001 - what has been checked must not be lost; becomes an error of ours
+            self.errors.append(traceback.format_exc().strip())
         finally:
+            self.errors += self.findings.errors
             pools.close()
 
     def _make_pool(self, key: PoolKey) -> Pool:
