@@ -22,7 +22,8 @@ What is in the seconds
     states as ``seconds``: the above, and generating and capturing the samples, and sending the results. With 0 jobs it
     is the same span as the validator's. With more it is longer by what a worker imports when it gets its first item,
     and shorter where several ops share the cores; one op keeps one worker busy, so it is measured with at most one.
-    The column ``command`` is the whole command by the clock on the wall, of which ours also writes a report.
+    The column ``command`` is the whole command by the clock on the wall, of which ours also writes a report, and
+    ``cpu`` the share of that which it spent on a core: much less than 100 % means that other programs were in the way.
 
 The row ``all together`` is one command of ours on all ops beside the sum of the validator's seconds: it is serial. With
 ``--repeat`` the two sides alternate, round by round. On a busy machine trust the ratios, and those only with repeats.
@@ -34,6 +35,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -63,48 +65,54 @@ class Measurement:
         Time by each clock, in seconds.
     command
         Wall time of the whole command, in seconds.
+    cpu
+        CPU time of the whole command, that of its workers included, in seconds.
     """
 
     combinations: int
     seconds: Mapping[str, float]
     command: float
+    cpu: float
 
 
-def run(command: Sequence[str], statuses: Sequence[int]) -> tuple[str, float]:
-    """Return the stdout of a command and its wall time; end the benchmark if its exit status is none of ``statuses``.
+def run(command: Sequence[str], statuses: Sequence[int]) -> tuple[str, float, float]:
+    """Return the stdout of a command, its wall time and its CPU time.
 
-    Both sides get one thread: workers have one anyway, and tensors of a few elements are no faster with more.
+    Ends the benchmark if the exit status is none of ``statuses``. Both sides get one thread: our workers have one
+    anyway, and tensors of a few elements are no faster with more.
     """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
     seconds = time.perf_counter() - started
     if done.returncode not in statuses:
         raise SystemExit(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout, seconds
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.stdout, seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def measure_validator(op: str) -> Measurement:
     """Return what torch's validator did on ``op``, as its own output says."""
-    text, command = run(
+    text, command, cpu = run(
         [sys.executable, "-m", VALIDATOR, "--device", "cpu", "--world-size", "2", "--op", op], statuses=(0,)
     )
     combinations = re.search(r"Combinations: (\d+)$", text, re.MULTILINE)
     seconds = re.search(r"^Total +\d+ +\d+ +\d+ +([\d.]+)s$", text, re.MULTILINE)
     if combinations is None or seconds is None:
         raise SystemExit(f"torch's validator tests nothing of {op}:\n{text}")
-    return Measurement(int(combinations[1]), {"validator": float(seconds[1])}, command)
+    return Measurement(int(combinations[1]), {"validator": float(seconds[1])}, command, cpu)
 
 
 def measure_ours(ops: Sequence[str], jobs: int, out: Path) -> Measurement:
     """Return what ``python -m verifier rules`` did on ``ops``, as its JSON says."""
     options = ["--world-size", "2", "--jobs", str(jobs), "--format", "json", "--out", str(out)]
     # 1 is findings: verdicts on the op, no failure
-    text, command = run([sys.executable, "-m", "verifier", "rules", *ops, *options], statuses=(0, 1))
+    text, command, cpu = run([sys.executable, "-m", "verifier", "rules", *ops, *options], statuses=(0, 1))
     found = json.loads(text)
     if not found["complete"] or found["tool_errors"]:
         raise SystemExit(f"the rule check of {', '.join(ops)} failed: {found['tool_errors'] or 'incomplete'}")
     checks = sum(op["seconds"] for op in found["ops"].values())
-    return Measurement(found["combinations"], {"checks": checks, "wall": found["seconds"]}, command)
+    return Measurement(found["combinations"], {"checks": checks, "wall": found["seconds"]}, command, cpu)
 
 
 def rates(measured: Sequence[Measurement], clock: str) -> list[float]:
@@ -127,8 +135,9 @@ def line(op: str, who: str, measured: Sequence[Measurement], clock: str, ratio: 
     seconds = span([one.seconds[clock] for one in measured], 2)
     command = span([one.command for one in measured], 1)
     rate = span(rates(measured, clock))
-    text = f"{op:26} {who:18} {combinations:12,.0f} {seconds:>20} {rate:>26} {ratio:>18} {target:>7} {command:>19}"
-    return text.rstrip()
+    share = sum(one.cpu for one in measured) / sum(one.command for one in measured)
+    figures = f"{combinations:12,.0f} {seconds:>20} {rate:>26} {ratio:>18} {target:>7} {command:>19} {share:>5.0%}"
+    return f"{op:26} {who:18} {figures}"
 
 
 def show(op: str, theirs: Sequence[Measurement], ours: Mapping[int, Sequence[Measurement]]) -> None:
@@ -170,6 +179,7 @@ def total(parts: Sequence[Measurement]) -> Measurement:
         sum(one.combinations for one in parts),
         {clock: sum(one.seconds[clock] for one in parts) for clock in parts[0].seconds},
         sum(one.command for one in parts),
+        sum(one.cpu for one in parts),
     )
 
 
@@ -186,7 +196,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {cores} cores, load {os.getloadavg()[0]:.1f}, rounds: {arguments.repeat}")
     print(
         f"{'op':26} {'who, clock':18} {'combinations':>12} {'seconds':>20} {'combinations/s':>26} {'ratio':>18} "
-        f"{'target':>7} {'command':>19}"
+        f"{'target':>7} {'command':>19} {'cpu':>5}"
     )
     with tempfile.TemporaryDirectory() as out:
         measure_all(arguments.ops, arguments.jobs, arguments.repeat, Path(out))

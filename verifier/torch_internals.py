@@ -738,9 +738,8 @@ def opinfo_sizes(constants: Mapping[str, int], foreach: Sequence[tuple[int, ...]
 def opinfo_samples(entry: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Any]:
     """Return the sample inputs that ``entry`` generates, without torch's seeding (it depends on the running test)."""
     options = {"num_input_tensors": [2]} if entry.name.startswith("_foreach") else {}
-    samples: Iterator[Any] = iter(
-        entry.sample_inputs("cpu", dtype, requires_grad=requires_grad, set_seed=False, **options)
-    )
+    # not entry.sample_inputs: it seeds by the running test, which it finds by walking the stack for every sample
+    samples: Iterator[Any] = iter(entry.sample_inputs_func(entry, "cpu", dtype, requires_grad, **options))
     return samples
 
 
@@ -754,10 +753,14 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.wanted(func):
-            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            values = [*args, *kwargs.values()]
+            # aten has no deeper nesting; pytree would take most of the time
+            flat = [leaf for value in values for leaf in (value if isinstance(value, list | tuple) else (value,))]
+            tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
             if tensors and all(self._plain(tensor) for tensor in tensors):
                 # copied now, since a later call may write into them
-                self.calls.append((func, *pytree.tree_map_only(torch.Tensor, _plain_copy, (args, kwargs))))
+                copies = tuple(map(_plain_copies, args)), {name: _plain_copies(v) for name, v in kwargs.items()}
+                self.calls.append((func, *copies))
         return func(*args, **kwargs)
 
     def _plain(self, tensor: torch.Tensor) -> bool:
@@ -770,8 +773,10 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
-def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+def _plain_copies(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return type(value)(map(_plain_copies, value)) if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager

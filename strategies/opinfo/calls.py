@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 
-from verifier.torch_internals import OpOverload, pytree
+from verifier.torch_internals import OpOverload
 
 __all__ = ["REFUSALS", "Call", "Parameter", "attempt", "outcome", "parameters", "quiet"]
 
@@ -61,13 +61,11 @@ def _writes(op: OpOverload) -> bool:
     return any(parameter.written for parameter in parameters(op))
 
 
-@dataclass(frozen=True, eq=False)
 class Call:
-    """A call of an aten overload with values."""
+    """A call of an aten overload with values; not to be changed."""
 
-    op: OpOverload
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
+    def __init__(self, op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        self.op, self.args, self.kwargs = op, args, kwargs
 
     @classmethod
     def of(cls, op: OpOverload, values: Mapping[str, object]) -> Call | None:
@@ -88,27 +86,54 @@ class Call:
             args.pop()
         return cls(op, tuple(args), kwargs)
 
-    @property
+    @cached_property
     def values(self) -> dict[str, object]:
         """The arguments that are given, by name."""
         positional = [parameter.name for parameter in parameters(self.op) if not parameter.keyword_only]
         return {**dict(zip(positional, self.args, strict=False)), **self.kwargs}
 
-    @property
-    def leaves(self) -> list[object]:
-        """The arguments in the order in which a pytree walk of ``(args, kwargs)`` meets them."""
-        leaves: list[object] = pytree.tree_leaves((self.args, dict(self.kwargs)))
-        return leaves
+    @cached_property
+    def _flat(self) -> tuple[list[object], list[tuple[type, int] | None]]:
+        """The leaves, and how they are grouped: per argument None, or the type and length of a list.
+
+        Not torch's pytree, which gives the same leaves but would take most of the time of a run: arguments of aten
+        overloads are never nested deeper.
+        """
+        leaves: list[object] = []
+        groups: list[tuple[type, int] | None] = []
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, list | tuple):
+                leaves.extend(value)
+                groups.append((type(value), len(value)))
+            else:
+                leaves.append(value)
+                groups.append(None)
+        return leaves, groups
 
     @property
+    def leaves(self) -> list[object]:
+        """The arguments in the order in which a pytree walk of ``(args, kwargs)`` meets them, in a new list."""
+        return list(self._flat[0])
+
+    @cached_property
     def tensors(self) -> list[torch.Tensor]:
-        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in self._flat[0] if isinstance(leaf, torch.Tensor)]
 
     def with_leaves(self, leaves: list[object]) -> Call:
         """Return the same call on other leaves."""
-        spec = pytree.tree_structure((self.args, dict(self.kwargs)))
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return Call(self.op, args, kwargs)
+        values: list[object] = []
+        at = 0
+        for group in self._flat[1]:
+            if group is None:
+                values.append(leaves[at])
+                at += 1
+            else:
+                values.append(group[0](leaves[at : at + group[1]]))
+                at += group[1]
+        count = len(self.args)
+        other = Call(self.op, tuple(values[:count]), dict(zip(self.kwargs, values[count:], strict=True)))
+        other._flat = leaves, self._flat[1]
+        return other
 
     def signature(self) -> str:
         """Return a text that two calls share iff they differ at most in the values of their tensors."""

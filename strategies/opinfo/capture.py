@@ -153,11 +153,8 @@ def _calls(
             entry.op(sample.input, *sample.args, **sample.kwargs)
         # outside of inference mode again, where its tensors may not be written to
         calls += pytree.tree_map_only(torch.Tensor, torch.clone, more)
-    return [Call(op, args, kwargs) for op, args, kwargs in calls if any(t.numel() for t in _tensors(args, kwargs))]
-
-
-def _tensors(args: object, kwargs: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    made = [Call(op, args, kwargs) for op, args, kwargs in calls]
+    return [call for call in made if any(tensor.numel() for tensor in call.tensors)]
 
 
 def _run_backward(result: object) -> None:

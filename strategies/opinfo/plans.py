@@ -32,6 +32,7 @@ Regenerate = Callable[[int], Call | None]
 _CHECKED_DRAWS = 3  # one of each palette
 _MOST_DRAWS = 8
 _ENOUGH_ELEMENTS = 48  # so many integral results are no accident
+_LARGEST_INDEX = 1_000_000
 _SMALL = 4  # the values of fewer elements say nothing about a domain
 
 
@@ -113,6 +114,9 @@ def _integers(leaf: torch.Tensor) -> Fill:
     if not leaf.numel():
         return Constant(leaf)
     low, high = int(leaf.min()), int(leaf.max())
+    if max(-low, high) > _LARGEST_INDEX:
+        # what happened to be in memory: a buffer that is only written to
+        return Integers(leaf.shape, leaf.dtype, 0, 7)
     if low < 0:
         # such as an ignore_index of -100, with nothing valid between it and 0
         return Chosen(leaf.shape, leaf)

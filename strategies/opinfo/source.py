@@ -13,7 +13,7 @@ import torch
 
 from strategies.opinfo.calls import quiet
 from strategies.opinfo.capture import captured, entries_of, hidden, sharded
-from strategies.opinfo.names import base_of, home_rows, owners, row_names
+from strategies.opinfo.names import home_rows, owners, row_names
 from strategies.opinfo.rows import Row, Template, registered_of, wanted
 from strategies.opinfo.sample import OpInfoSample
 from strategies.opinfo.siblings import converted, family, is_sibling
@@ -34,8 +34,12 @@ class OpInfoSource:
 
     name: str = "opinfo"
 
+    def prepare(self) -> None:
+        """Load the OpInfos and what capturing their calls needs."""
+        next(self.samples(Target("neg", self.name), SampleOptions()), None)
+
     def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
-        """Return the targets that the globs name: OpInfos, or aten overloads where a pattern starts with ``aten.``.
+        """Return the targets that the globs name: OpInfos, or overloads where a pattern starts with ``aten.``.
 
         Raises
         ------
@@ -46,7 +50,7 @@ class OpInfoSource:
             return self._all()
         targets: set[Target] = set()
         for pattern in patterns:
-            known = _overload_names() if pattern.startswith("aten.") else row_names()
+            known = _overload_names() if _is_overload(pattern) else row_names()
             names = [name for name in known if any(fnmatch.fnmatchcase(text, pattern) for text in _spelled(name))]
             if not names:
                 near = difflib.get_close_matches(pattern, [*row_names(), *_overload_names()], 1, 0.4)
@@ -73,7 +77,7 @@ class OpInfoSource:
                 yield from _row_samples(Row(row, options, op), (op,), options, op)
 
     def _target(self, name: str) -> Target:
-        return Target(name, self.name, name if name.startswith("aten.") else None)
+        return Target(name, self.name, name if _is_overload(name) else None)
 
     def _all(self) -> tuple[Target, ...]:
         """Return all rows that dispatch to something with a rule, and overloads that are at home in none of them."""
@@ -103,12 +107,16 @@ def _order(target: Target) -> tuple[str, str]:
 
 @cache
 def _overload_names() -> tuple[str, ...]:
-    return tuple(sorted(str(op) for op in registered_overloads() if op.namespace == "aten"))
+    return tuple(sorted(str(op) for op in registered_overloads() if _is_overload(str(op))))
+
+
+def _is_overload(text: str) -> bool:
+    return text.startswith(("aten.", "prims."))
 
 
 def _spelled(name: str) -> tuple[str, ...]:
     """Return the texts that a pattern may match: also the base name of an overload."""
-    return (name, f"aten.{base_of(name)}") if name.startswith("aten.") else (name,)
+    return (name, name.rpartition(".")[0]) if _is_overload(name) else (name,)
 
 
 def _overload(name: str) -> OpOverload | None:

@@ -175,6 +175,5 @@ SAME_AS = {
     "ndtri": "special_ndtri",
     "spherical_bessel_j0": "special_spherical_bessel_j0",
     "zeta": "special_zeta",
-    "convert_element_type": "to_copy",
 }
 """Bases (without outer underscores) whose calls can be made from those of another base."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,7 +43,16 @@ from rule_strategies import (
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from strategies.opinfo import SOURCE
+from verifier.cases import MeshSpec
+from verifier.rules.check import CheckOptions, check_sample
+from verifier.rules.results import Rule as Claimed
+from verifier.rules.results import SampleReport
+from verifier.rules.samples import Sample, SampleOptions
 from verifier.torch_internals import replaced_strategy
+
+MESHES = (MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2)))
+MOST = 2
 
 
 class ShownBy(StrEnum):
@@ -71,6 +81,8 @@ class RuleMutant:
         Rules of torch's own for the op that are wrong, too.
     register
         How DTensor is told of the rules.
+    most
+        How many samples are drawn: enough for every one of ``wrong``.
     claims_only
         Try no more than the rules: with anything else, torch's kernel may end the process.
     """
@@ -84,6 +96,7 @@ class RuleMutant:
     shown_by: ShownBy = ShownBy.ANY
     known: frozenset[str] = frozenset()
     register: Register = per_mesh_dim
+    most: int = MOST
     claims_only: bool = False
 
     @property
@@ -96,7 +109,8 @@ class RuleMutant:
         mutated = self.mutation(*args, **kwargs)
         results = len(self.overload._schema.returns)
         taken = [rule[results:] for rule in mutated]
-        return [*mutated, *(rule for rule in self.true(*args, **kwargs) if rule[results:] not in taken)]
+        # replicated first: where costs are equal, DTensor takes the first rule of an element of a list
+        return [*(rule for rule in self.true(*args, **kwargs) if rule[results:] not in taken), *mutated]
 
     @contextmanager
     def registered(self, mutated: bool = True) -> Iterator[None]:
@@ -107,6 +121,23 @@ class RuleMutant:
             else:
                 per_mesh_dim(self.overload, self.true)
             yield
+
+
+def short(claimed: Claimed) -> str:
+    """Return a rule as text without its op."""
+    return f"{', '.join(claimed.inputs)} -> {', '.join(claimed.outputs)}"
+
+
+@cache
+def samples(op: str, most: int) -> tuple[Sample, ...]:
+    """Return ``most`` samples of an overload, and at most as many in other spellings."""
+    (target,) = SOURCE.select([op])
+    return tuple(sample for sample in SOURCE.samples(target, SampleOptions(max_samples=most)) if sample.op == op)
+
+
+def check(op: str, most: int = MOST, claims_only: bool = False) -> list[SampleReport]:
+    """Return what level 1 says of each sample, with the rules that DTensor has at this moment."""
+    return [check_sample(sample, CheckOptions(MESHES, claims_only=claims_only)) for sample in samples(op, most)]
 
 
 def mutant(name: str, fault: str, op: str, true: Strategy, mutation: Strategy, *wrong: str, **more: Any) -> RuleMutant:
@@ -121,7 +152,6 @@ def rule(*placements: Placement) -> Strategy:
 def all_partial(given: Placement) -> Strategy:
     """Return the rule that takes an op for linear in all its tensors together."""
     return lambda *args, **kwargs: [[given] * (1 + len(tensors_among(args)) + ("out" in kwargs))]
-
 
 
 def own_dim(args: Any, default: int = -1) -> int | None:
@@ -165,71 +195,208 @@ def broadcast_cut(left: Meta, right: Meta, **_: object) -> list[Rule]:
     return [[Shard(max(last)), Shard(last[0]), Shard(last[1])]]
 
 
-def mean_of_means(tensor: Meta, dim: Any = None, keepdim: bool = False, **_: object) -> list[Rule]:
-    return [[AVG, Shard(d)] for d in reduced_dims(tensor, dim)]
-
-
-def swapped(tensor: Meta, *_: object) -> list[Rule]:
-    return [[Shard(len(tensor.shape) - 1 - d), Shard(d)] for d in dims(tensor) if len(tensor.shape) > 1]
+def reduced_to(result: Placement) -> Strategy:
+    """Return the rules of a reduction that place its result so where a dim that it reduces over is cut."""
+    return lambda x, dim=None, *_, **__: [[result, Shard(d)] for d in reduced_dims(x, dim)]
 
 
 ROW_WISE = "S(0), MaskP(sum) -> MaskP(sum)"  # torch's own looks up id 0 in an empty shard
+SAME = tuple(f"S({dim}) -> S({dim})" for dim in range(4))  # torch's own takes an empty list of dims for no dims
 
 MUTANTS: tuple[RuleMutant, ...] = (
-    # ------------------------------------------------------------------------------------------------ where the result is
-    mutant("rows_for_columns", "wrong output dim", "mm.default", mm, rule(Shard(1), Shard(0), R), ""),
-    mutant("transposed_stays", "wrong output dim", "transpose.int", transposed,
-        lambda x, a, b: [[Shard(d), Shard(d)] for d in {from_start(a, x), from_start(b, x)} if from_start(a, x) != from_start(b, x)], ""),
-    mutant("view_follows_the_last_dim", "wrong dim of a view", "view.default", lambda x, size: [[R, R]],
-        lambda x, size: [[Shard(1), Shard(0)]] if len(size) == 2 else [], ""),
-    mutant("product_is_whole", "a result that is pending claimed as replicated", "mm.default", mm, rule(R, Shard(1), Shard(0)), ""),
-    mutant("max_dim_unshifted", "keepdim forgotten", "max.dim", reduction(2), unshifted(2), ""),
-    mutant("var_unshifted", "keepdim forgotten", "var.correction", reduction(), unshifted(1), "", known=("S(0) -> S(0)",)),
-    mutant("layer_norm_mean_whole", "one of several results", "native_layer_norm.default", layer_norm,
-        lambda *args: [[Shard(0), R, Shard(0), *one[3:]] for one in layer_norm(*args)[1:2]], ""),
-    mutant("sort_indices_whole", "one of several results", "sort.default", along(2),
-        lambda *args: [[Shard(d), R, Shard(d)] for d in dims(args[0]) if d != own_dim(args)], ""),
-    # -------------------------------------------------------------------------------------------- linear where it is not
+    # ---------------------------------------------------------------------------------------------- where the result is
+    mutant(
+        "rows_for_columns", "wrong output dim", "mm.default", mm,
+        rule(Shard(1), Shard(0), R),
+        "S(0), R -> S(1)",
+    ),
+    mutant(
+        "transposed_stays", "wrong output dim", "transpose.int", transposed,
+        lambda x, *pair: [[Shard(d), Shard(d)] for d in {from_start(d, x) for d in pair}] if len(dims(x)) > 1 else [],
+        *SAME[:3],
+    ),
+    mutant(
+        "view_follows_the_last_dim", "wrong dim of a view", "view.default", lambda x, size: [[R, R]],
+        lambda x, size: [[Shard(1), Shard(0)]] if len(size) == 2 else [],
+        "S(0) -> S(1)",
+    ),
+    mutant(
+        "product_is_whole", "pending claimed as replicated", "mm.default", mm,
+        rule(R, Shard(1), Shard(0)),
+        "S(1), S(0) -> R",
+    ),
+    mutant(
+        "max_dim_unshifted", "keepdim forgotten", "max.dim", reduction(2), unshifted(2),
+        "S(2) -> S(2), S(2)", most=4,
+    ),
+    mutant(
+        "var_unshifted", "keepdim forgotten", "var.correction", reduction(), unshifted(1),
+        "S(2) -> S(2)", known=SAME, most=4,
+    ),
+    mutant(
+        "layer_norm_mean_whole", "one of several results", "native_layer_norm.default", layer_norm,
+        lambda *args: [[Shard(0), R, Shard(0), *one[3:]] for one in layer_norm(*args)[1:2]],
+        "S(0), R -> S(0), R, S(0)", "S(0), R, R -> S(0), R, S(0)", most=4,
+    ),
+    mutant(
+        "sort_indices_whole", "one of several results", "sort.default", along(2),
+        lambda *args: [[Shard(d), R, Shard(d)] for d in dims(args[0]) if d != own_dim(args)],
+        "S(0) -> S(0), R", "S(1) -> S(1), R", "S(2) -> S(2), R", most=4,
+    ),
+    # ------------------------------------------------------------------------------------------- linear where it is not
     mutant("relu_linear", "linear treatment", "relu.default", pointwise, all_partial(SUM), "P(sum) -> P(sum)"),
-    mutant("floor_linear", "linear treatment", "floor.default", pointwise, all_partial(SUM), "P(sum) -> P(sum)", register=as_propagation),
-    mutant("tanh_averaged", "linear treatment", "tanh.default", pointwise, all_partial(AVG), "P(avg) -> P(avg)", register=publicly),
+    mutant(
+        "exp_linear", "linear treatment", "exp.default", pointwise, all_partial(SUM),
+        "P(sum) -> P(sum)", register=as_propagation,
+    ),
+    mutant(
+        "tanh_averaged", "linear treatment", "tanh.default", pointwise, all_partial(AVG),
+        "P(avg) -> P(avg)", register=publicly,
+    ),
     mutant("clamp_linear", "linear treatment", "clamp.default", pointwise, all_partial(SUM), "P(sum) -> P(sum)"),
-    mutant("product_of_sums", "bilinear taken for linear", "mul.Tensor", pointwise, all_partial(SUM), "P(sum), P(sum) -> P(sum)"),
-    mutant("add_whole_to_sum", "added on every rank", "add.Tensor", pointwise, rule(SUM, SUM, R), "P(sum), R -> P(sum)"),
-    mutant("where_one_side", "added on every rank", "where.self", pointwise, rule(SUM, R, SUM, R), "R, P(sum), R -> P(sum)"),
-    mutant("where_pending_condition", "a pending condition", "where.self", pointwise, rule(MAX, MAX, R, R), "P(max), R, R -> P(max)"),
-    # --------------------------------------------------------------------------------------------- the wrong reduction
-    mutant("mean_summed", "sum where the average is due", "mean.dim", reduction(),
-        lambda x, dim=None, *_, **__: [[SUM, Shard(d)] for d in reduced_dims(x, dim)], ""),
-    mutant("mean_of_means", "average of uneven parts", "mean.dim", reduction(), mean_of_means, "", shown_by=ShownBy.UNEVEN),
-    mutant("sum_is_whole", "a reduction over a cut dim claimed as replicated", "sum.dim_IntList", reduction(across=SUM),
-        lambda x, dim=None, *_, **__: [[R, Shard(d)] for d in reduced_dims(x, dim)], ""),
-    mutant("max_and_its_indices", "a reduction that picks", "max.dim", reduction(2), cut_along(MAX, MAX), ""),
-    mutant("neg_of_max", "P(max) through a decreasing function", "neg.default", pointwise, all_partial(MAX), "P(max) -> P(max)"),
-    mutant("abs_of_max", "P(max) through a function that is not monotone", "abs.default", pointwise, all_partial(MAX), "P(max) -> P(max)"),
-    mutant("minimum_of_max", "P(max) through min", "minimum.default", pointwise, all_partial(MAX), "P(max), P(max) -> P(max)"),
-    # ----------------------------------------------------------------------------------------- cut where it must be whole
-    mutant("softmax_cut", "a dim counted from the end", "_softmax.default", along(1), if_negative(cut_along(None)), ""),
-    mutant("sort_cut", "a dim counted from the end", "sort.default", along(2), if_negative(cut_along(None, None)), ""),
-    mutant("topk_cut", "cut along its own dim", "topk.default", along(2, position=2), lambda *args: along(2), ""),
-    mutant("flip_cut", "cut along its own dim", "flip.default", flipped, lambda x, over: [[Shard(d)] * 2 for d in reduced_dims(x, over)], "", register=publicly),
-    mutant("gather_cut", "cut along the indexed dim", "gather.default", along(1), cut_along(None), ""),
-    mutant("index_select_cut", "cut along the indexed dim", "index_select.default", selected, lambda x, dim, i: [[Shard(from_start(dim, x)), Shard(from_start(dim, x)), R]], ""),
-    mutant("scatter_add_cut", "cut along the indexed dim", "scatter_add.default", along(1), cut_along(None), ""),
-    mutant("cat_cut", "cut along its own dim", "cat.default", concatenated, lambda xs, dim=0: [[Shard(from_start(dim, xs[0]))] * (1 + len(xs))], ""),
-    mutant("broadcast_cut", "a broadcast dim cut", "mul.Tensor", pointwise, broadcast_cut, ""),
-    # -------------------------------------------------------------------------------------------------------- embedding
-    mutant("rows_without_mask", "row-wise without a mask", "embedding.default", embedding, rule(SUM, Shard(0), R), "S(0), R -> P(sum)", known=(ROW_WISE,)),
-    mutant("columns_on_first_dim", "wrong output dim", "embedding.default", embedding, lambda w, i, *_: [[Shard(0), Shard(1), R]] if len(i.shape) else [], "S(1), R -> S(0)", known=(ROW_WISE,)),
-    mutant("lookup_of_max", "the wrong reduction", "embedding.default", embedding, rule(SUM, MAX, R), "P(max), R -> P(sum)", known=(ROW_WISE,)),
-    # -------------------------------------------------------------------------------------------------------- gradients
-    mutant("table_gradient_whole", "a gradient that is not reduced", "embedding_dense_backward.default", embedding_gradient, lambda g, i, *_: [[R, Shard(d), Shard(d)] for d in dims(i)], ""),
-    mutant("threshold_gradient_linear", "a gradient linear in the input, too", "threshold_backward.default", pointwise, all_partial(SUM), "P(sum), P(sum) -> P(sum)"),
-    mutant("softmax_gradient_cut", "a gradient cut along its own dim", "_softmax_backward_data.default", along(1, position=2), lambda g, o, dim, *_: [[Shard(from_start(dim, g))] * 3], ""),
-    mutant("layer_norm_gradient_whole", "a gradient that is not reduced", "native_layer_norm_backward.default", layer_norm_gradient, lambda *args: layer_norm_gradient(*args, parameters=R)[1:], "", claims_only=True),
-    # ------------------------------------------------------------------------------------------------ variants, mesh dims
-    mutant("in_place_product", "in place", "mul_.Tensor", pointwise, all_partial(SUM), ""),
-    mutant("buffer_of_products", "an out argument", "mul.out", pointwise, all_partial(SUM), "P(sum), P(sum), P(sum) -> P(sum)"),
-    mutant("foreach_product", "lists of tensors", "_foreach_mul.List", pointwise, all_partial(SUM), "P(sum), P(sum), P(sum), P(sum) -> P(sum), P(sum)"),
-    mutant("mesh_dims_exchanged", "mesh dims in the wrong order", "neg.default", pointwise, lambda *_: [], "", shown_by=ShownBy.TWO_DIMS, register=for_whole_meshes(lambda placements: placements[::-1])),
-)
+    mutant(
+        "product_of_sums", "bilinear taken for linear", "mul.Tensor", pointwise, all_partial(SUM),
+        "P(sum), P(sum) -> P(sum)",
+    ),
+    mutant(
+        "add_whole_to_sum", "added on every rank", "add.Tensor", pointwise,
+        rule(SUM, SUM, R),
+        "P(sum), R -> P(sum)",
+    ),
+    mutant(
+        "where_one_side", "added on every rank", "where.self", pointwise,
+        rule(SUM, R, SUM, R),
+        "R, P(sum), R -> P(sum)",
+    ),
+    mutant(
+        "where_pending_condition", "a pending condition", "where.self", pointwise,
+        rule(MAX, MAX, R, R),
+        "P(max), R, R -> P(max)",
+    ),
+    # ---------------------------------------------------------------------------------------------- the wrong reduction
+    mutant(
+        "mean_summed", "sum where the average is due", "mean.dim", reduction(), reduced_to(SUM),
+        *(f"S({dim}) -> P(sum)" for dim in range(4)), known=SAME, most=4,
+    ),
+    mutant(
+        "mean_of_means", "average of uneven parts", "mean.dim", reduction(), reduced_to(AVG),
+        *(f"S({dim}) -> P(avg)" for dim in range(4)), known=SAME, shown_by=ShownBy.UNEVEN, most=4,
+    ),
+    mutant(
+        "sum_is_whole", "reduced over a cut dim, claimed as replicated", "sum.dim_IntList", reduction(across=SUM),
+        reduced_to(R),
+        *(f"S({dim}) -> R" for dim in range(4)), known=SAME, most=4,
+    ),
+    mutant(
+        "max_and_its_indices", "a reduction that picks", "max.dim", reduction(2), cut_along(MAX, MAX),
+        "S(1) -> P(max), P(max)",
+    ),
+    mutant(
+        "neg_of_max", "P(max) through a decreasing function", "neg.default", pointwise, all_partial(MAX),
+        "P(max) -> P(max)",
+    ),
+    mutant(
+        "abs_of_max", "P(max) through what is not monotone", "abs.default", pointwise, all_partial(MAX),
+        "P(max) -> P(max)",
+    ),
+    mutant(
+        "minimum_of_max", "P(max) through min", "minimum.default", pointwise, all_partial(MAX),
+        "P(max), P(max) -> P(max)",
+    ),
+    # -------------------------------------------------------------------------------------------- cut where it is whole
+    mutant(
+        "softmax_cut", "a dim counted from the end", "_softmax.default", along(1), if_negative(cut_along(None)),
+        "S(1) -> S(1)", most=4,
+    ),
+    mutant(
+        "sort_cut", "a dim counted from the end", "sort.default", along(2), if_negative(cut_along(None, None)),
+        "S(0) -> S(0), S(0)", "S(1) -> S(1), S(1)", most=4,
+    ),
+    mutant(
+        "topk_cut", "cut along its own dim", "topk.default", along(2, position=2),
+        lambda x, k, dim=-1, *_: [[Shard(from_start(dim, x))] * 3] if dims(x) else [],
+        "S(1) -> S(1), S(1)", "S(2) -> S(2), S(2)", most=4,
+    ),
+    mutant(
+        "flip_cut", "cut along its own dim", "flip.default", flipped,
+        lambda x, over: [[Shard(d)] * 2 for d in reduced_dims(x, over)],
+        *SAME[:3], register=publicly,
+    ),
+    mutant(
+        "gather_cut", "cut along the indexed dim", "gather.default", along(1), cut_along(None),
+        "S(0), S(0) -> S(0)",
+    ),
+    mutant(
+        "index_select_cut", "cut along the indexed dim", "index_select.default", selected,
+        lambda x, dim, i: [[Shard(from_start(dim, x)), Shard(from_start(dim, x)), R]] if dims(x) else [],
+        "S(0), R -> S(0)", "S(1), R -> S(1)",
+    ),
+    mutant(
+        "scatter_add_cut", "cut along the indexed dim", "scatter_add.default", along(1), cut_along(None),
+        "S(0), S(0), S(0) -> S(0)", "S(1), S(1), S(1) -> S(1)", most=4,
+    ),
+    mutant(
+        "cat_cut", "cut along its own dim", "cat.default", concatenated,
+        lambda xs, dim=0: [[Shard(from_start(dim, xs[0]))] * (1 + len(xs))] if len(xs) > 1 else [],
+        "S(1), S(1) -> S(1)",
+    ),
+    mutant(
+        "broadcast_cut", "a broadcast dim cut", "mul.Tensor", pointwise, broadcast_cut,
+        "S(1), S(0) -> S(1)", "S(1), S(1) -> S(1)", most=4,
+    ),
+    # --------------------------------------------------------------------------------------------- embedding, gradients
+    mutant(
+        "rows_without_mask", "row-wise without a mask", "embedding.default", embedding,
+        rule(SUM, Shard(0), R),
+        "S(0), R -> P(sum)", known=(ROW_WISE,),
+    ),
+    mutant(
+        "columns_on_first_dim", "wrong output dim", "embedding.default", embedding,
+        lambda w, i, *_: [[Shard(0), Shard(1), R]] if dims(i) else [],
+        "S(1), R -> S(0)", known=(ROW_WISE,),
+    ),
+    mutant(
+        "lookup_of_max", "the wrong reduction", "embedding.default", embedding,
+        rule(SUM, MAX, R),
+        "P(max), R -> P(sum)", known=(ROW_WISE,),
+    ),
+    mutant(
+        "table_gradient_whole", "a gradient not reduced", "embedding_dense_backward.default", embedding_gradient,
+        lambda g, i, *_: [[R, Shard(d), Shard(d)] for d in dims(i)],
+        "S(0), S(0) -> R", "S(1), S(1) -> R",
+    ),
+    mutant(
+        "threshold_gradient_linear", "a gradient linear in the input", "threshold_backward.default", pointwise,
+        all_partial(SUM),
+        "P(sum), P(sum) -> P(sum)",
+    ),
+    mutant(
+        "softmax_gradient_cut", "a gradient cut along its own dim", "_softmax_backward_data.default",
+        along(1, position=2),
+        lambda g, o, dim, *_: [[Shard(from_start(dim, g))] * 3],
+        "S(0), S(0) -> S(0)", "S(2), S(2) -> S(2)",
+    ),
+    mutant(
+        "layer_norm_gradient_whole", "a gradient not reduced", "native_layer_norm_backward.default",
+        layer_norm_gradient,
+        lambda *args: layer_norm_gradient(*args, parameters=R)[1:],
+        "S(0), S(0), S(0), S(0), R -> S(0), R", "S(0), S(0), S(0), S(0), R, R -> S(0), R, R", claims_only=True, most=4,
+    ),
+    # ---------------------------------------------------------------------------------------------- variants, mesh dims
+    mutant("in_place_linear", "in place", "relu_.default", pointwise, all_partial(SUM), "P(sum) -> P(sum)"),
+    mutant(
+        "buffer_of_products", "an out argument", "mul.out", pointwise, all_partial(SUM),
+        "P(sum), P(sum), P(sum) -> P(sum)",
+    ),
+    mutant(
+        "foreach_product", "lists of tensors", "_foreach_mul.List", pointwise, all_partial(SUM),
+        "P(sum), P(sum), P(sum), P(sum) -> P(sum), P(sum)",
+    ),
+    mutant(
+        "mesh_dims_exchanged", "mesh dims in the wrong order", "neg.default", pointwise,
+        lambda *_: [],
+        "(R, S(0)) -> (S(0), R)", "(R, S(1)) -> (S(1), R)", "(S(0), R) -> (R, S(0))",
+        "(S(0), S(1)) -> (S(1), S(0))", "(S(1), R) -> (R, S(1))", "(S(1), S(0)) -> (S(0), S(1))",
+        shown_by=ShownBy.TWO_DIMS, register=for_whole_meshes(lambda placements: placements[::-1]),
+    ),
+)  # fmt: skip

@@ -28,7 +28,7 @@ Rule = list[Placement | None]
 Strategy = Callable[..., list[Rule]]
 
 R = Replicate()
-SUM, AVG, MAX = Partial(), Partial("avg"), Partial("max")
+SUM, AVG, MAX, MIN = Partial(), Partial("avg"), Partial("max"), Partial("min")
 
 
 class Meta(Protocol):
@@ -55,7 +55,7 @@ def alike(count: int, over: Sequence[int]) -> list[Rule]:
     return [[R] * count, *([Shard(dim)] * count for dim in over)]
 
 
-# ------------------------------------------------------------------------------------------------------- element by element
+# --------------------------------------------------------------------------------------------------- element by element
 def pointwise(*args: Any, **kwargs: Any) -> list[Rule]:
     """Return the rules of an op that is applied to each element, with broadcasting; ``out`` is placed as the result."""
     tensors = tensors_among(args)
@@ -71,7 +71,7 @@ def pointwise(*args: Any, **kwargs: Any) -> list[Rule]:
     return [[*rule, rule[0]] for rule in rules] if "out" in kwargs else rules
 
 
-# -------------------------------------------------------------------------------------------------------------- reductions
+# ----------------------------------------------------------------------------------------------------------- reductions
 def reduced_dims(tensor: Meta, dim: Sequence[int] | int | None) -> set[int]:
     given = (dim,) if isinstance(dim, int) else dim
     return {from_start(each, tensor) for each in given} if given else set(dims(tensor))
@@ -96,17 +96,21 @@ def reduction(results: int = 1, across: Placement | None = None) -> Strategy:
 
 
 def along(results: int, position: int = 1, default: int = -1) -> Strategy:
-    """Return the rules of an op that needs whole lines of all its tensors, along the dim at ``position``."""
+    """Return the rules of an op that needs whole lines of all its tensors, along the dim at ``position``.
+
+    Dims in which the tensors differ in size are left alone: their shards begin at different places.
+    """
 
     def rules(*args: Any, **_: object) -> list[Rule]:
-        tensors = tensors_among(args)
-        own = from_start(args[position] if len(args) > position else default, tensors[0])
-        return alike(results + len(tensors), [dim for dim in dims(tensors[0]) if dim != own])
+        first, *others = tensors = tensors_among(args)
+        own = from_start(args[position] if len(args) > position else default, first)
+        same = [d for d in dims(first) if d != own and all(other.shape[d] == first.shape[d] for other in others)]
+        return alike(results + len(tensors), same)
 
     return rules
 
 
-# ------------------------------------------------------------------------------------------------------------- single ops
+# ----------------------------------------------------------------------------------------------------------- single ops
 def mm(left: Meta, right: Meta) -> list[Rule]:
     return [[R, R, R], [Shard(0), Shard(0), R], [Shard(1), R, Shard(1)], [SUM, Shard(1), Shard(0)]]
 
@@ -160,7 +164,8 @@ def selected(tensor: Meta, dim: int, index: Meta) -> list[Rule]:
     """Return the rules of ``index_select``."""
     own = from_start(dim, tensor)
     rest = [other for other in dims(tensor) if other != own]
-    return [[R, R, R], [Shard(own), R, Shard(0)], *([Shard(other), Shard(other), R] for other in rest)]
+    by_index: list[Rule] = [[Shard(own), R, Shard(0)]] if dims(tensor) else []
+    return [[R, R, R], *by_index, *([Shard(other), Shard(other), R] for other in rest)]
 
 
 def concatenated(tensors: Sequence[Meta], dim: int = 0) -> list[Rule]:
@@ -168,8 +173,7 @@ def concatenated(tensors: Sequence[Meta], dim: int = 0) -> list[Rule]:
     return alike(1 + len(tensors), [other for other in dims(tensors[0]) if other != own])
 
 
-
-# ----------------------------------------------------------------------------------------------------- ways of registering
+# -------------------------------------------------------------------------------------------------- ways of registering
 Register = Callable[[Any, Strategy], None]
 """Tells DTensor of the rules of an op."""
 
@@ -200,7 +204,9 @@ def for_whole_meshes(results: Callable[[tuple[Placement, ...]], tuple[Placement,
 
     def register(op: Any, rules: Strategy) -> None:
         def strategy(schema: OpSchema) -> OpStrategy:
-            metas = [arg.strategies[0].output_spec if isinstance(arg, OpStrategy) else arg for arg in schema.args_schema]
+            metas = [
+                arg.strategies[0].output_spec if isinstance(arg, OpStrategy) else arg for arg in schema.args_schema
+            ]
             made = expand_to_full_mesh_op_strategy(schema.get_mesh_from_args(), schema, rules(*metas))
             for one in made.strategies:
                 placed = results(one.output_spec.placements)

@@ -25,7 +25,7 @@ from verifier.rules.collect import op_record, wrong_rules
 from verifier.rules.confirm import Confirmer
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import SampleOptions, Target, installed_sources
-from verifier.rules.work import WorkItem, check_target
+from verifier.rules.work import WorkItem, check_target, prepare
 from verifier.rules.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
 from verifier.runs import RunStore, RunWriter, new_run_id
 
@@ -36,6 +36,8 @@ DEFAULT_MESHES = ("2x2",)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_SIZES = 5
 TRIAL_LIMIT = 8.0
+FEW, PARTS_OF_FEW = 24, 4
+"""So few ops are shared out among the workers, each in so many parts; of more ops each worker has some to itself."""
 
 Progress = Callable[[int, int, str, OpRulesRecord | None], None]
 """Told of each op that has been checked: how many are, of how many, its name, and what came of it."""
@@ -165,12 +167,18 @@ def _targets(patterns: Sequence[str]) -> tuple[Target, ...]:
 # ------------------------------------------------------------------------------------------------------------ recording
 @dataclass
 class _Op:
-    """What has come back of one target so far."""
+    """What has come back of one target so far: ``unfinished`` counts the parts that have more to come."""
 
-    reports: list[SampleReport] = field(default_factory=list)
+    unfinished: int
+    by_number: dict[int, SampleReport] = field(default_factory=dict)
     given_up: list[str] = field(default_factory=list)
     died: list[str] = field(default_factory=list)
     record: OpRulesRecord | None = None
+
+    @property
+    def reports(self) -> list[SampleReport]:
+        """The reports of the samples, in the order of the samples whoever made them."""
+        return [self.by_number[number] for number in sorted(self.by_number)]
 
 
 def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *_: None) -> RunRecord:
@@ -194,7 +202,8 @@ def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *
 class _RulesRun:
     def __init__(self, plan: RulesPlan, writer: RunWriter, progress: Progress) -> None:
         self.plan, self.writer, self.progress = plan, writer, progress
-        self.ops = [_Op() for _ in plan.targets]
+        self.parts = PARTS_OF_FEW if len(plan.targets) <= FEW else 1
+        self.ops = [_Op(self.parts) for _ in plan.targets]
         self.errors: list[str] = []
         self.done = 0
         self.seconds = self.starting = self.confirming = 0.0
@@ -203,9 +212,13 @@ class _RulesRun:
     def check(self) -> None:
         """Check every target, then confirm what is wrong."""
         plan = self.plan
-        items = [WorkItem(target, plan.samples, plan.check) for target in plan.targets]
+        items = [
+            WorkItem(target, plan.samples, plan.check, part, self.parts)
+            for target in plan.targets
+            for part in range(self.parts)
+        ]
         began = time.monotonic()
-        with WorkerSet(min(plan.jobs, len(items)), plan.header.imports) as workers:
+        with WorkerSet(min(plan.jobs, len(items)), plan.header.imports, prepare=prepare) as workers:
             workers.start()
             ready = time.monotonic()
             self.starting = ready - began
@@ -219,10 +232,11 @@ class _RulesRun:
         self.confirming = time.monotonic() - began
 
     def _take(self, outcome: Outcome[SampleReport]) -> None:
-        op, name = self.ops[outcome.item], self.plan.targets[outcome.item].name
+        index, part = divmod(outcome.item, self.parts)
+        op, name = self.ops[index], self.plan.targets[index].name
         match outcome:
-            case Part(result=report):
-                op.reports.append(report)
+            case Part(ordinal=ordinal, result=report):
+                op.by_number[ordinal * self.parts + part] = report
                 return
             case Died(how=how, detail=detail, position=position):
                 where = f"sample {position[0]}"
@@ -234,6 +248,9 @@ class _RulesRun:
                 self.errors.append(f"{name}: {text.strip()}")
             case Finished():
                 pass
+        op.unfinished -= 1
+        if op.unfinished:
+            return
         self.done += 1
         op.record = self._op_record(op, [])
         self.writer.append({

@@ -91,6 +91,10 @@ class SampleSource(Protocol):
     @property
     def name(self) -> str: ...
 
+    def prepare(self) -> None:
+        """Load what is needed to draw samples, so that drawing the first one takes no longer than any other."""
+        ...
+
     def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
         """Return the targets that the globs name, sorted; all of them if there is no pattern.
 

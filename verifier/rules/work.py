@@ -13,7 +13,7 @@ from verifier.rules.results import SampleReport
 from verifier.rules.samples import SampleOptions, SampleSource, Target, installed_sources
 from verifier.rules.worker_process import InFlight, Position
 
-__all__ = ["WorkItem", "check_target"]
+__all__ = ["WorkItem", "check_target", "prepare"]
 
 
 SAMPLES_WITH_PRODUCTS = 2
@@ -22,11 +22,25 @@ SAMPLES_WITH_PRODUCTS = 2
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One op, and how to check it."""
+    """One op, or every so many-th of its samples, and how to check it.
+
+    Parameters
+    ----------
+    part, parts
+        Of ``parts`` workers that share the op this one checks the samples whose number leaves ``part`` as remainder.
+    """
 
     target: Target
     samples: SampleOptions
     check: CheckOptions
+    part: int = 0
+    parts: int = 1
+
+
+def prepare() -> None:
+    """Load what every worker needs, so that it is ready when it says so."""
+    for source in _sources().values():
+        source.prepare()
 
 
 @cache
@@ -42,10 +56,14 @@ def check_target(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seen: Counter[str] = Counter()
+        done = 0
         for number, sample in enumerate(source.samples(item.target, item.samples)):
             in_flight.leave()
             seen[sample.op] += 1
-            if number >= resume_at:
+            if number % item.parts != item.part:
+                continue
+            done += 1
+            if done > resume_at:
                 # DTensor takes long to decide on a mesh of several dims: the products of an op's rules need few samples
                 options = item.check if seen[sample.op] <= SAMPLES_WITH_PRODUCTS else replace(item.check, products=0)
                 yield check_sample(sample, options, number, in_flight.enter, skip)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Protocol, TypeAlias, TypeVar
@@ -106,6 +106,8 @@ class WorkerProcess:
         Modules and files that the worker runs first.
     memory_limit
         Bytes that it may map on top of what it has then.
+    prepare
+        A function of a module that it calls before it is ready.
 
     Attributes
     ----------
@@ -117,7 +119,9 @@ class WorkerProcess:
         The item that it has, or is to get when it is ready.
     """
 
-    def __init__(self, imports: Sequence[str], memory_limit: int | None) -> None:
+    def __init__(
+        self, imports: Sequence[str], memory_limit: int | None, prepare: Callable[[], None] | None = None
+    ) -> None:
         self.connection, theirs = Pipe()
         lifeline_read, self._lifeline = os.pipe()
         memory_fd = os.memfd_create("in flight")  # nothing on disk to be left behind
@@ -140,7 +144,7 @@ class WorkerProcess:
             theirs.close()
             os.close(lifeline_read)
             os.close(memory_fd)
-        self._send((list(imports), memory_limit))
+        self._send((list(imports), memory_limit, prepare))
         self.pid = self._popen.pid
         self.ready = False
         self.served = 0
@@ -259,8 +263,10 @@ def main() -> None:
     connection = Connection(connection_fd)
     in_flight = InFlight(mmap.mmap(memory_fd, 0))
     torch.set_num_threads(1)
-    imports, memory_limit = pickle.loads(connection.recv_bytes())
+    imports, memory_limit, prepare = pickle.loads(connection.recv_bytes())
     run_imports(imports)  # an exception ends the process, and the controller quotes its last line
+    if prepare is not None:
+        prepare()
     if memory_limit is not None:
         _limit_memory(memory_limit)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the controller is gone

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -143,6 +143,8 @@ class WorkerSet:
         Whether a death counts only in a worker that has had no item before. Corrupted memory often kills later than
         it is corrupted; without this, the innocent item that happened to come next would be charged, another one for
         each number of jobs. A death that does not happen again costs the start of a worker and is not reported.
+    prepare
+        A function of a module that every worker calls before it is ready.
 
     Attributes
     ----------
@@ -163,6 +165,7 @@ class WorkerSet:
         max_deaths_per_item: int = 20,
         memory_limit: int | None = MEMORY_LIMIT,
         confirm: bool = True,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         if jobs < 0:
             raise ValueError(f"jobs={jobs}, but should be 0 (in this process) or the number of workers")
@@ -172,6 +175,7 @@ class WorkerSet:
         self.max_deaths_per_item = max_deaths_per_item
         self.memory_limit = memory_limit
         self.confirm = confirm
+        self.prepare = prepare
         self.deaths = 0
         self._workers: list[WorkerProcess] = []
         self._running = False
@@ -250,7 +254,7 @@ class WorkerSet:
     def _hire(self, number: int) -> None:
         """Start workers until there are ``number``."""
         while len(self._workers) < number:
-            self._workers.append(WorkerProcess(self.imports, self.memory_limit))
+            self._workers.append(WorkerProcess(self.imports, self.memory_limit, self.prepare))
 
     def _listen(self) -> Iterator[Outcome[Any]]:
         """Wait for messages for a while, and yield the outcomes that they are."""
@@ -307,7 +311,7 @@ class WorkerSet:
                 why = f"{how} with nothing in flight" if position is None else f"killed {flight.deaths} workers"
                 yield GaveUp(flight.item, flight.received, why, detail)
                 return
-        replacement = WorkerProcess(self.imports, self.memory_limit)
+        replacement = WorkerProcess(self.imports, self.memory_limit, self.prepare)
         replacement.flight = flight
         self._workers.append(replacement)
 

@@ -1,0 +1,55 @@
+"""How many of the overloads that DTensor has a rule for the source can test; ``python -m strategies.opinfo.coverage``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from strategies.opinfo.source import OpInfoSource
+from verifier.rules.samples import SampleOptions
+from verifier.torch_internals import registered_overloads
+
+__all__ = ["Coverage", "coverage"]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The overloads with a rule of their own, as ``aten.add.Tensor``, sorted.
+
+    ``tested`` have a sample that can be drawn; ``not_testable`` have samples, but only ones whose results their
+    arguments do not determine, with the reason; ``missing`` have none.
+    """
+
+    tested: tuple[str, ...]
+    not_testable: dict[str, str]
+    missing: tuple[str, ...]
+
+
+def coverage(patterns: Sequence[str] = ()) -> Coverage:
+    """Return what samples there are, at one size and one sample of each overload; everything takes about 15 s."""
+    source = OpInfoSource()
+    options = SampleOptions(sizes=1, max_samples=1)
+    registered = {str(op) for op in registered_overloads()}
+    tested: set[str] = set()
+    reasons: dict[str, str] = {}
+    for target in source.select(patterns):
+        for sample in source.samples(target, options):
+            if sample.not_testable:
+                reasons[sample.op] = sample.not_testable
+            elif sample.op in registered and sample.op not in tested and sample.draw(0, 0) is not None:
+                tested.add(sample.op)
+    not_testable = {op: reason for op, reason in sorted(reasons.items()) if op in registered - tested}
+    missing = registered - tested - not_testable.keys()
+    return Coverage(tuple(sorted(tested)), not_testable, tuple(sorted(missing)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = coverage()
+    print(f"{len(found.tested)} tested, {len(found.not_testable)} not testable, {len(found.missing)} missing")
+    for name, reason in found.not_testable.items():
+        print(f"  {name}: {reason}")
+    for name in found.missing:
+        print(f"  {name}: no sample")
