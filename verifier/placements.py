@@ -34,10 +34,11 @@ __all__ = [
     "take_local",
 ]
 
-# Noise of a Partial split: integers up to the first number, scaled per rank by one of the others. The sum of the
-# absolute values over 8 ranks must stay below 2**p for a dtype with p significant bits, or the reduction would round.
+# Noise of a Partial split: quarters up to the first number, scaled per rank by one of the others. Quarters, since an op
+# that rounds is linear on integers. The sum of the absolute values over 8 ranks must stay below 2**p for a dtype with p
+# significant bits, two of which the quarters take, or the reduction would round.
 _NOISE = (8, (1, 3, 7))
-_NOISE_BFLOAT16 = (4, (1, 2, 3))
+_NOISE_NARROW = (4, (1, 2, 3))  # bfloat16 and integers have no bits for quarters
 LARGEST_PART = 512.0
 """No part of a Partial split of small integers is larger, over up to 8 ranks."""
 
@@ -138,6 +139,11 @@ def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
     return tuple(reduction for reduction in REDUCTIONS if reduction not in refused)
 
 
+def _unit(dtype: torch.dtype) -> float:
+    """Return the difference of neighbouring values of the noise in a tensor of ``dtype``."""
+    return 0.25 if dtype in (torch.float64, torch.float32, torch.complex128, torch.complex64) else 1
+
+
 def _noise(like: torch.Tensor, generator: torch.Generator, low: int, high: int) -> torch.Tensor:
     """Return random integers in ``[low, high]`` of the shape and dtype of ``like``."""
     if like.dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
@@ -181,9 +187,11 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
 
     if reduction in ("sum", "avg"):
         closing = int(torch.randint(0, parts, (), generator=generator))
-        limit, amplitudes = _NOISE_BFLOAT16 if value.dtype == torch.bfloat16 else _NOISE
+        limit, amplitudes = _NOISE_NARROW if value.dtype == torch.bfloat16 else _NOISE
+        unit = _unit(value.dtype)
         pieces = [
-            _noise(value, generator, -limit, limit) * amplitudes[(rank + closing) % len(amplitudes)]
+            _noise(value, generator, round(-limit / unit), round(limit / unit))
+            * (unit * amplitudes[(rank + closing) % len(amplitudes)])
             for rank in range(parts)
         ]
         total = value * parts if reduction == "avg" else value.clone()
@@ -196,7 +204,9 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
     owner = torch.randint(0, parts, value.shape, generator=generator)
     if reduction == "product":
         return _split_product(value, owner, parts, generator)
-    gap = -_noise(value, generator, 0, 8).abs() if reduction == "max" else _noise(value, generator, 0, 8).abs()
+    unit = _unit(value.dtype)
+    gap = _noise(value, generator, 0, round(8 / unit)).abs() * unit
+    gap = -gap if reduction == "max" else gap
     pieces = []
     for rank in range(parts):
         moved = value + gap * (1 + (rank % 2))

@@ -472,6 +472,30 @@ class ClaimReader:
             return []
         return [combination for combination in combinations if self._decomposes(combination)]
 
+    @property
+    def lists_rules(self) -> bool:
+        """Whether the op's strategy lists its rules for one mesh dim, whatever the placements that it is shown."""
+        return self.op in self._propagator.op_single_dim_strategy_funcs
+
+    def enumerated(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]]:
+        """Return the input placements, on one mesh dim, that the op's strategy enumerates for replicated arguments."""
+        strategy = self._propagator.op_strategy_funcs.get(self.op)
+        if strategy is None or self.lists_rules or len(mesh_shape) > 1:
+            return []
+        mesh = _bare_mesh(mesh_shape, 0)
+        specs = [DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas]
+        try:
+            decided = strategy(self._propagator._wrap_with_op_strategy(self._schema(specs)))
+        except Exception:  # noqa: BLE001 - as above
+            return []
+        rules = []
+        for one in getattr(decided, "strategies", []):
+            inputs = one.input_specs or ()
+            placed = [spec.placements[0] for spec in inputs if isinstance(spec, DTensorSpec)]
+            if len(placed) == len(self._metas):
+                rules.append(tuple(placed))
+        return rules
+
     def _listed_whole(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]] | None:
         mesh = _bare_mesh(mesh_shape, 0)
         first = next((i for i, meta in enumerate(self._metas) if len(meta.shape)), None)

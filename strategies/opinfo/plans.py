@@ -216,32 +216,46 @@ def _unread(
     generator: torch.Generator,
     outcomes: Sequence[Sequence[torch.Tensor]],
 ) -> frozenset[int]:
-    """Return the leaves whose values the op does not read: with NaN there, every draw gives what it gave before."""
+    """Return the leaves whose values the op does not read: with NaN there, draws give what they gave before."""
     if _keeps_values(call):
         return frozenset()  # NaN as a coordinate crashes some kernels
     if not any(result.is_floating_point() and result.numel() for result in outcomes[0]):
         return frozenset()  # a comparison may well give the same for NaN
     fills = fills_of(call, plan, regenerate)
-    unread = set()
-    for place, fill in fills.items():
-        leaf = call.leaves[place]
-        if not (isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel()):
-            continue
-        for number, before in enumerate(outcomes):
-            leaves = refilled(call, fills, generator.manual_seed(number), number)
-            leaves[place] = Poison(leaf.shape, leaf.dtype).draw(generator, number)
+    return frozenset(
+        place
+        for place, fill in fills.items()
+        if isinstance(leaf := call.leaves[place], torch.Tensor)
+        and leaf.is_floating_point()
+        and leaf.numel()
+        and not _is_read(call, place, fill, fills, generator, outcomes)
+    )
+
+
+def _is_read(
+    call: Call,
+    place: int,
+    fill: Fill,
+    fills: dict[int, Fill],
+    generator: torch.Generator,
+    outcomes: Sequence[Sequence[torch.Tensor]],
+) -> bool:
+    """Return whether other values of the leaf ``place`` change a result, or put NaN into one."""
+    leaf = call.leaves[place]
+    assert isinstance(leaf, torch.Tensor)
+    for number, before in enumerate(outcomes):
+        leaves = refilled(call, fills, generator.manual_seed(number), number)
+        # NaN first, which settles most; to what reads by comparisons only (relu's backward), it is a value like others
+        probes = [float("nan"), 0.0, 1e4, -1e4] if number == 0 else [float("nan")]
+        others = [torch.full(leaf.shape, value, dtype=leaf.dtype) for value in probes]
+        redraws = _MOST_DRAWS if leaf.numel() < _SMALL else 1
+        others += [fill.draw(generator, number + 1 + redraw) for redraw in range(redraws)]
+        for other in others:
+            leaves[place] = other
             after = attempt(call.with_leaves(leaves))
             if after is None or _has_nan(after) or not _same(before, after):
-                break
-            if number and not isinstance(fill, Constant):
-                # read by comparisons only, as the input of relu's backward: NaN is just another value there
-                leaves[place] = fill.draw(generator, number + 1)
-                moved = attempt(call.with_leaves(leaves))
-                if moved is None or not _same(before, moved):
-                    break
-        else:
-            unread.add(place)
-    return frozenset(unread)
+                return True
+    return False
 
 
 def _has_nan(tensors: Sequence[torch.Tensor]) -> bool:

@@ -72,10 +72,9 @@ class Row:
             )
             for number, made in calls.items():
                 for (op, occurrence), call in _counted(made).items():
-                    template = Template(
-                        Origin(place, number, op, occurrence), call, f"{self.name}{variant}, sample {number}"
-                    )
-                    found[call.op].setdefault(call.signature(), template)
+                    origin = Origin(place, number, op, occurrence)
+                    label = f"{self.name}{variant}, sample {number}" + (f", call {occurrence}" if occurrence else "")
+                    found[call.op].setdefault(call.signature(), Template(origin, call, label))
         taken, most = self._taken(found), self.options.max_samples
         if most is not None and self.overload is None and not any(self.name in home_rows(op) for op in taken):
             most = max(_FOREIGN, most // _FOREIGN)

@@ -94,9 +94,14 @@ def _has_tensor(value: object) -> bool:
 
 
 def _number(value: torch.Tensor) -> object:
-    """Return the first element, as an integral number if that does not make it 0: results stay exact."""
+    """Return the first element; if it is not in -1..1, as one of the integers that tensors are filled with.
+
+    Results stay exact then, and a comparison with it is neither true nor false everywhere.
+    """
     number = value.reshape(-1)[0].item()
-    return float(round(number)) if isinstance(number, float) and 1 <= abs(number) < math.inf else number
+    if not isinstance(number, float) or not 1 <= abs(number) < math.inf:
+        return number
+    return math.copysign(1 + round(abs(number)) % 3, number)
 
 
 def _with_outputs(call: Call, op: OpOverload, values: dict[str, object]) -> Call | None:

@@ -207,8 +207,7 @@ MUTANTS: tuple[RuleMutant, ...] = (
     # ---------------------------------------------------------------------------------------------- where the result is
     mutant(
         "rows_for_columns", "wrong output dim", "mm.default", mm,
-        rule(Shard(1), Shard(0), R),
-        "S(0), R -> S(1)",
+        rule(Shard(1), Shard(0), R), "S(0), R -> S(1)",
     ),
     mutant(
         "transposed_stays", "wrong output dim", "transpose.int", transposed,
@@ -217,13 +216,11 @@ MUTANTS: tuple[RuleMutant, ...] = (
     ),
     mutant(
         "view_follows_the_last_dim", "wrong dim of a view", "view.default", lambda x, size: [[R, R]],
-        lambda x, size: [[Shard(1), Shard(0)]] if len(size) == 2 else [],
-        "S(0) -> S(1)",
+        lambda x, size: [[Shard(1), Shard(0)]] if len(size) == 2 else [], "S(0) -> S(1)",
     ),
     mutant(
         "product_is_whole", "pending claimed as replicated", "mm.default", mm,
-        rule(R, Shard(1), Shard(0)),
-        "S(1), S(0) -> R",
+        rule(R, Shard(1), Shard(0)), "S(1), S(0) -> R",
     ),
     mutant(
         "max_dim_unshifted", "keepdim forgotten", "max.dim", reduction(2), unshifted(2),
@@ -260,13 +257,11 @@ MUTANTS: tuple[RuleMutant, ...] = (
     ),
     mutant(
         "add_whole_to_sum", "added on every rank", "add.Tensor", pointwise,
-        rule(SUM, SUM, R),
-        "P(sum), R -> P(sum)",
+        rule(SUM, SUM, R), "P(sum), R -> P(sum)",
     ),
     mutant(
         "where_one_side", "added on every rank", "where.self", pointwise,
-        rule(SUM, R, SUM, R),
-        "R, P(sum), R -> P(sum)",
+        rule(SUM, R, SUM, R), "R, P(sum), R -> P(sum)",
     ),
     mutant(
         "where_pending_condition", "a pending condition", "where.self", pointwise,

@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, MeshSpec, OpCase, Trial, VerdictKind
 from verifier.codec import trial_record
-from verifier.placements import LARGEST_PART, Alphabet, partial_reductions
+from verifier.placements import LARGEST_PART, Alphabet, partial_reductions, sharded_dim
 from verifier.rules.claims import Claim, judge_claim, read_claim, run_claim, same_others
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.enumerate import input_combinations, product_choices
@@ -38,6 +38,7 @@ DRAWS_FOR_MISSING = 20
 SIZES_FOR_MISSING = 3
 TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
+IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
 _OWN_CODE = ("aten.equal.default", "aten._local_scalar_dense.default")
 
 
@@ -109,8 +110,8 @@ def check_sample(
 ) -> SampleReport:
     """Return what comes of checking ``sample``, which has ``number`` among the samples of its op.
 
-    ``enter`` is told of each combination before it is run; those in ``skip`` are not run, since they have ended the
-    process before.
+    ``enter`` is told of each combination before it is run. Those in ``skip`` have ended the process before and are not
+    run, at this size and any other.
     """
     watch = _Stopwatch()
     report = SampleReport(sample.op, sample.origin)
@@ -136,7 +137,10 @@ class _SampleCheck:
         report: SampleReport,
     ) -> None:
         self.sample, self.options, self.number = sample, options, number
-        self.enter, self.skip, self.report = enter, skip, report
+        self.enter, self.report = enter, report
+        ndims = {mesh_number: mesh.ndim for mesh_number, mesh in enumerate(options.meshes)}
+        self._fatal = {(where, ndims[mesh], number) for where, mesh, _, number in skip}
+        self._ndims = ndims
         self.candidates: dict[Combination, _Candidate] = {}
         self.held: set[Rule] = set()
         self.vacuous: set[Rule] = set()
@@ -146,6 +150,14 @@ class _SampleCheck:
         self.products: dict[tuple[Placement, ...], tuple[Placement, ...]] = {}
         self.letters: list[tuple[Placement, ...]] = []
         self.largest: tuple[int, _Place] | None = None
+
+    def is_fatal(self, position: Position) -> bool:
+        """Return whether this combination has ended the process before, at whatever size and on however many ranks.
+
+        What corrupts memory at one size does so at others: to find each of them out would cost a process each.
+        """
+        sample, mesh, _, combination = position
+        return (sample, self._ndims[mesh], combination) in self._fatal
 
     def run(self) -> None:
         report = self.report
@@ -261,6 +273,7 @@ class _Place:
         self.expected = [Expected(t, parts, case.exact, terms, LARGEST_PART) for t in self.reference.tensors]
         self.vacuous = not any(t.numel() for t in self.reference.tensors)
         self.telling = all(_telling(t) for t in self.reference.tensors)
+        self.finite = all(bool(torch.isfinite(t).all()) for t in self.reference.tensors if t.is_floating_point())
         text = f"{self.check.sample.op}/{self.check.sample.origin}/{self.size}/{draw}/{self.mesh}"
         self.seed = zlib.crc32(text.encode()) ^ self.check.options.seed
         self._cuts: Cuts | None = None
@@ -271,7 +284,12 @@ class _Place:
         return self._cuts
 
     def draws(self) -> Iterator[bool]:
-        """Make one draw after the other current; yields False for one whose call raises."""
+        """Make one draw after the other current.
+
+        Left out are draws whose call raises, and those that came upon an infinity or NaN, by a division by 0 for one,
+        where the first did not: these are special values, which a Partial cannot always carry.
+        """
+        finite = self.finite
         yield True
         for draw in range(1, self.check.options.draws):
             case = self.check.sample.draw(self.size, draw)
@@ -281,7 +299,8 @@ class _Place:
                 self.take(case, draw)
             except (RuntimeError, ValueError, IndexError, TypeError):
                 continue
-            yield True
+            if self.finite or not finite:
+                yield True
 
     # --------------------------------------------------------------------------------------------------------- results
     def best_outputs(self, combination: Combination, masks: Sequence[int]) -> list[Placement] | None:
@@ -324,7 +343,7 @@ class _Place:
             for combination in list(alive):
                 position = (check.number, self.mesh_number, self.size, numbers[combination])
                 claim = self.claims.get(combination)
-                if position in check.skip:
+                if check.is_fatal(position):
                     self._died(combination, claim)
                     del alive[combination]
                     continue
@@ -351,6 +370,26 @@ class _Place:
                 if (claim.rule, 1) not in check.failed
             }
         self._try_special()
+
+    def _mixed(self, rules: Sequence[tuple[Placement, ...]], seed: int) -> Iterator[Combination]:
+        """Yield combinations that are a rule on one mesh dim and anything at all on the others.
+
+        DTensor is to communicate there; a strategy that looks at one mesh dim only claims them. One that lists its
+        rules for a single mesh dim cannot do so.
+        """
+        if self.reader.lists_rules:
+            return
+        kinds = tuple((tensor.ndim, tensor.dtype) for tensor in self.call.tensors)
+        anything = input_combinations(kinds, self._groups(), self.check.options.cap)
+        generator = torch.Generator().manual_seed(seed)
+        for number in range(self.check.options.products):
+            other = anything[int(torch.randint(0, len(anything), (), generator=generator))]
+            rule = rules[int(torch.randint(0, len(rules), (), generator=generator))]
+            at = number % self.mesh.ndim
+            yield tuple(
+                tuple(p if mesh_dim == at else q for mesh_dim in range(self.mesh.ndim))
+                for p, (q,) in zip(rule, other, strict=True)
+            )
 
     def _died(self, combination: Combination, claim: Claim | None) -> None:
         """Note a combination that ended the process when it was run before; if DTensor claims it, that is a defect."""
@@ -394,7 +433,10 @@ class _Place:
         claimed = {combination[: self.call.in_args] for combination in self.claims}
         for combination, masks in alive.items():
             candidate = self.check.candidates.setdefault(combination, _Candidate(list(masks)))
-            candidate.masks = [a & b for a, b in zip(candidate.masks, masks, strict=True)] if candidate.masks else []
+            if len(candidate.masks) == len(masks):
+                candidate.masks = [a & b for a, b in zip(candidate.masks, masks, strict=True)]
+            else:  # refuted before, or an op whose number of results depends on the size
+                candidate.masks = []
             candidate.draws += told[combination]
             if told[combination]:
                 candidate.shapes.add(self.shapes)
@@ -438,11 +480,15 @@ class _Place:
             rules = dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed)
             combinations = [combination for combination in rules if self._possible(combination)]
             if impossible := len(rules) - len(combinations):
-                self.check.report.untested["a placement that the dtype cannot have"] += impossible
+                self.check.report.untested[IMPOSSIBLE] += impossible
+        else:
+            # what the strategy enumerates by itself may lie beyond the combinations that are sampled
+            own = [tuple((_unmasked(p),) for p in rule) for rule in self.reader.enumerated(self.mesh.shape)]
+            combinations = list(dict.fromkeys([*combinations, *(c for c in own if self._possible(c))]))
         for combination in combinations:
             claim = read_claim(self.reader, self.call, op, combination, self.mesh, returned)
             if claim is not None and not self._reducible(claim):
-                self.check.report.untested["a placement that the dtype cannot have"] += 1
+                self.check.report.untested[IMPOSSIBLE] += 1
             elif claim is not None:
                 self.claims[combination] = claim
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
@@ -450,10 +496,12 @@ class _Place:
                     self._bits[claim.rule] = bits
 
     def _possible(self, combination: Combination) -> bool:
-        """Return whether each tensor can be placed so: a sum of bools, for one, is not a bool."""
+        """Return whether each tensor can be placed so: a sum of bools is not a bool, and a 0-d tensor has no shards."""
         return all(
-            can_be(tensor.dtype, placement) for tensor, (placement,) in zip(self.call.tensors, combination, strict=True)
-        )
+            can_be(tensor.dtype, placement) and (sharded_dim(placement) or 0) < max(1, tensor.ndim)
+            and not (tensor.ndim == 0 and sharded_dim(placement) is not None)
+            for tensor, (placement,) in zip(self.call.tensors, combination, strict=True)
+        )  # fmt: skip
 
     def _reducible(self, claim: Claim) -> bool:
         """Return whether each result can be placed as it is claimed."""
@@ -547,12 +595,13 @@ class _Place:
         for choice in chosen:
             columns = zip(*(rules[i] for i in choice), strict=True)
             combinations[tuple(tuple(column) for column in columns)] = None
+        combinations |= dict.fromkeys(self._mixed(rules, seed))
         for number, combination in enumerate(combinations):
             if not all(Alphabet.legal(placements) for placements in combination):
                 continue
             position = (check.number, self.mesh_number, self.size, number)
             claim = read_claim(self.reader, self.call, check.sample.op, combination, self.mesh, returned)
-            if position in check.skip:
+            if check.is_fatal(position):
                 self._died(combination, claim)
                 continue
             check.enter(position)

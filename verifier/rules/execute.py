@@ -112,6 +112,10 @@ class LocalCall:
         return Results(tuple(made), others, returned, tuple(written))
 
 
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
 def _holds_tensor(value: object) -> bool:
     return isinstance(value, list | tuple | dict) and any(
         isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)
@@ -136,6 +140,8 @@ class Cuts:
         self.mesh_shape = mesh_shape
         self.seed = seed
         self._coordinates = tuple(coordinates(mesh_shape))
+        # Integers beside floats are indices, lengths and targets; integers among themselves are numbers to reckon with.
+        self._beside_floats = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
         self._made: dict[tuple[int, Placements], list[torch.Tensor]] = {}
         self._one_sided: dict[tuple[int, Placements], bool] = {}
 
@@ -164,8 +170,7 @@ class Cuts:
             return [value] * parts
         if placement.is_partial():
             generator = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
-            whole = not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool)
-            split = split_index if whole else split_partial
+            split = split_index if self._beside_floats and _is_integer(value) else split_partial
             return split(value, placement.reduce_op, parts, generator)  # type: ignore[attr-defined]
         return [take_local(value, placements, self.mesh_shape, c, seed) for c in self._coordinates]
 
