@@ -116,6 +116,13 @@ class Call:
         return list(self._flat[0])
 
     @cached_property
+    def parameter_of(self) -> list[str]:
+        """The name of the parameter that each leaf belongs to."""
+        names = [parameter.name for parameter in parameters(self.op) if not parameter.keyword_only]
+        owners = [*names[: len(self.args)], *self.kwargs]
+        return [n for n, group in zip(owners, self._flat[1], strict=True) for _ in range(group[1] if group else 1)]
+
+    @cached_property
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in self._flat[0] if isinstance(leaf, torch.Tensor)]
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import torch
 
 from strategies.opinfo.calls import Call, attempt, parameters, quiet
 from strategies.opinfo.names import base_of
-from strategies.opinfo.plans import Plan, fills_of, make_plan, refilled, settled, why_not_testable
+from strategies.opinfo.plans import Plan, Regenerate, fills_of, make_plan, refilled, settled, why_not_testable
 from strategies.opinfo.rows import Row, Template
 from strategies.opinfo.spellings import Variation
-from strategies.opinfo.tables import KEEP_VALUES
+from strategies.opinfo.tables import KEEP_VALUES, TRUSTING
 from strategies.opinfo.values import Chosen, Fill, Palette, with_specials
 from verifier.cases import OpCase
 
@@ -56,6 +57,32 @@ class OpInfoSample:
             with quiet():
                 self._not_testable = why_not_testable(self.first)
         return self._not_testable
+
+    @property
+    def unread(self) -> frozenset[str] | None:
+        """The parameters whose values this call does not read, at its first size; None if it cannot be drawn."""
+        prepared = self._at(0)
+        if prepared is None:
+            return None
+        names = prepared.call.parameter_of
+        read = {names[place] for place in prepared.fills if place not in prepared.plan.poison}
+        return frozenset(names[place] for place in prepared.plan.poison) - read
+
+    def poison_only(self, names: Collection[str]) -> None:
+        """Take it that values are read of all parameters but ``names``: other calls of the overload show that."""
+        prepared = self._at(0)
+        if prepared is not None:
+            kept = frozenset(place for place in prepared.plan.poison if prepared.call.parameter_of[place] in names)
+            if kept != prepared.plan.poison:
+                plan = replace(prepared.plan, poison=kept)
+                self._prepared = {0: self._filled(prepared.call, plan, 0)}
+
+    @property
+    def claims_only(self) -> str:
+        """Why nothing but what DTensor claims can be tried; empty if everything can."""
+        if not base_of(self.op).startswith(TRUSTING):
+            return ""
+        return "its kernel trusts sizes: only what DTensor claims is tried"
 
     def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
         """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none."""
@@ -112,20 +139,22 @@ class OpInfoSample:
         call = self.first if size == 0 else self._changed(self._row.at_size(self._template, size))
         if call is None:
             return None
-        regenerate = self._row.regenerated(self._template, size)
-
-        def regenerated(number: int) -> Call | None:
-            return self._changed(regenerate(number))
-
         if size == 0:
-            plan = make_plan(call, regenerated, self._row.generator)
+            plan = make_plan(call, self._regenerate(0), self._row.generator)
         else:
             first = self._at(0)
-            plan = None if first is None else settled(call, first.plan, regenerated, self._row.generator)
+            plan = None if first is None else settled(call, first.plan, self._regenerate(size), self._row.generator)
         if plan is None:
             return None
-        fills = fills_of(call, plan, regenerated)
+        return self._filled(call, plan, size)
+
+    def _filled(self, call: Call, plan: Plan, size: int) -> _Prepared:
+        fills = fills_of(call, plan, self._regenerate(size))
         return _Prepared(call, plan, fills, _tags(call), _thresholds(call))
+
+    def _regenerate(self, size: int) -> Regenerate:
+        regenerated = self._row.regenerated(self._template, size)
+        return lambda number: self._changed(regenerated(number))
 
     def _can_be_special(self) -> bool:
         """Return whether torch takes special values, at the first size; some ops check for them and raise."""

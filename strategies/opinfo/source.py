@@ -172,6 +172,11 @@ def _with_spellings(
             # one is enough to say so
             named.add(sample.first.op)
             yield sample
+    # a mask that is set everywhere, or a threshold that nothing reaches, makes one call ignore what others read
+    unread = [names for sample in testable if (names := sample.unread) is not None]
+    common = frozenset.intersection(*unread) if unread else frozenset()
+    for sample in testable:
+        sample.poison_only(common)
     yield from testable
     left = options.max_samples if options.max_samples is not None else len(testable) * _SPELLINGS_OF_ONE
     with quiet():
@@ -183,6 +188,7 @@ def _with_spellings(
             other = sample.varied(variation)
             if other is not None and other.first.signature() not in seen:
                 seen.add(other.first.signature())
+                other.poison_only(common)
                 left -= 1
                 yield other
 

@@ -48,7 +48,7 @@ def with_value(call: Call, name: str, value: object) -> Call | None:
 def spellings(call: Call) -> Iterator[Variation]:
     """Yield the other ways of writing ``call`` that torch takes.
 
-    Helpers that people do not call have one argument changed at most, ``padding_idx`` or ``ignore_index``: what calls
+    Helpers that people do not call have only ``padding_idx``, ``ignore_index`` and the like changed: what calls
     them has checked the others, and some of their kernels read past the end of a tensor on what they do not expect.
     """
     base = base_of(str(call.op))
@@ -64,6 +64,8 @@ def _variations(call: Call, parameter: Parameter, helper: bool) -> Iterator[Vari
     name, given = parameter.name, call.values.get(parameter.name, parameter.default)
     if name in ("ignore_index", "padding_idx"):
         yield Variation(f"{name} occurs", partial(_with_last_index, name))
+    elif name == "scale_grad_by_freq" and given is False:
+        yield Variation(f"{name}=True for False", partial(with_value, name=name, value=True))
     elif not helper:
         for value in _candidates(call, parameter, given):
             if value != given or type(value) is not type(given):

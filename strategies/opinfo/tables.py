@@ -10,6 +10,7 @@ __all__ = [
     "SIZES",
     "UNINITIALISED",
     "UNIQUE_INDICES",
+    "WRITE_ONLY",
 ]
 
 SIZES: tuple[dict[str, int], ...] = (
@@ -43,6 +44,9 @@ UNINITIALISED = frozenset(
 
 NO_BACKWARD = {"_segment_reduce": "its kernel on CPU crashes for some of the samples (torch 2.13.0)"}
 """OpInfos whose backward pass is not run."""
+
+WRITE_ONLY = frozenset({"fill", "zero", "copy"})
+"""Ops that write into their first argument and do not read it."""
 
 RANDOM_BASES = frozenset({"multinomial", "native_dropout", "rrelu_with_noise"})
 """Bases of ops that draw random numbers, though not every overload is tagged with it."""
@@ -177,3 +181,28 @@ SAME_AS = {
     "zeta": "special_zeta",
 }
 """Bases (without outer underscores) whose calls can be made from those of another base."""
+
+TRUSTING = (
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+    "batch_norm_backward",
+    "native_layer_norm",
+    "native_group_norm",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+    "max_unpool",
+    "_adaptive_avg_pool",
+    "adaptive_max_pool",
+    "avg_pool2d_backward",
+    "avg_pool3d_backward",
+    "grid_sampler",
+    "_grid_sampler",
+    "linalg_ldl_solve",
+    "lu_unpack",
+    "_ctc_loss",
+    "_segment_reduce",
+    "_embedding_bag",
+)
+"""Beginnings of the names of ops whose kernels read and write by sizes that they take from one argument and do not
+compare with another's (torch 2.13.0, CPU): what checks them is the function that people call."""

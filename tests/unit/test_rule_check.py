@@ -29,6 +29,7 @@ class HandMade:
     exact: bool = True
     origin: str = "by hand"
     not_testable: str = ""
+    claims_only: str = ""
     sizes: tuple[tuple[int, int, int], ...] = field(default=SIZES)
 
     def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
@@ -227,6 +228,18 @@ def test_a_claim_that_ended_a_process_is_an_accusation() -> None:
     sharded = next(p for p in visited if p[2:] == (0, 1))  # S(0), which neg claims
     report = check_sample(sample, CheckOptions((TWO,)), skip=frozenset({sharded}))
     assert [(w.verdict, w.rule.inputs) for w in report.wrong] == [(VerdictKind.DIED, ("S(0)",))]
+
+
+def test_an_op_that_ends_the_process_again_and_again_has_its_claims_tried_and_nothing_else() -> None:
+    sample = HandMade("aten.add.Tensor", pair)
+    whole = check(sample)
+    fatal = frozenset((0, 0, 0, number) for number in (20, 21, 22, 23))
+    report = check_sample(sample, CheckOptions((TWO,)), skip=fatal)
+    assert report.confirmed == whole.confirmed
+    assert not report.missing
+    assert report.untested == {"it ended the process 4 times: only what DTensor claims is tried": 1}
+    trusting = HandMade("aten.add.Tensor", pair, claims_only="its kernel trusts sizes")
+    assert check(trusting).untested == {"its kernel trusts sizes": 1}
 
 
 def test_random_ops_are_named_and_not_run() -> None:

@@ -38,6 +38,8 @@ DRAWS_FOR_MISSING = 20
 SIZES_FOR_MISSING = 3
 TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
+MOST_DEATHS = 4
+"""After so many combinations of a sample that ended the process, no more are tried but those that DTensor claims."""
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
 _OWN_CODE = ("aten.equal.default", "aten._local_scalar_dense.default")
 
@@ -137,6 +139,12 @@ class _SampleCheck:
         report: SampleReport,
     ) -> None:
         self.sample, self.options, self.number = sample, options, number
+        unsafe = sample.claims_only
+        if not unsafe and len({position[3] for position in skip if position[0] == number}) >= MOST_DEATHS:
+            unsafe = f"it ended the process {MOST_DEATHS} times: only what DTensor claims is tried"
+        if unsafe and not options.claims_only:
+            self.options = replace(options, claims_only=True)
+            report.untested[unsafe] += 1
         self.enter, self.report = enter, report
         ndims = {mesh_number: mesh.ndim for mesh_number, mesh in enumerate(options.meshes)}
         self._fatal = {(where, ndims[mesh], number) for where, mesh, _, number in skip}

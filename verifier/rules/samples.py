@@ -75,6 +75,11 @@ class Sample(Protocol):
         """Why its rules cannot be checked (random, uninitialised memory); empty if they can."""
         ...
 
+    @property
+    def claims_only(self) -> str:
+        """Why nothing but what DTensor claims can be tried (a kernel that corrupts memory); empty if everything can."""
+        ...
+
     def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
         """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none.
 
