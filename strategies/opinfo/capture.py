@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy
 import torch
 
 from strategies.opinfo.calls import REFUSALS, Call, quiet
@@ -164,11 +165,14 @@ def _run_backward(result: object) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.layout == torch.strided
     ]
     if outputs:
-        # integers of mixed sign: the gradient of a domain op is as good with them, and nothing cancels by symmetry
-        cotangents = [torch.randint(1, 5, output.shape).to(output.dtype) for output in outputs]
-        for cotangent in cotangents:
-            if cotangent.numel():
-                cotangent.view(-1)[::2] *= -1
+        # integers of mixed sign: the gradient of a domain op is as good with them, nothing cancels by symmetry; made
+        # by numpy, since what torch does here is captured
+        generator = numpy.random.default_rng(random.getrandbits(32))
+        cotangents = []
+        for output in outputs:
+            values = generator.integers(1, 5, output.shape).astype("float64")
+            values.reshape(-1)[::2] *= -1
+            cotangents.append(torch.from_numpy(values).to(output.dtype))
         torch.autograd.backward(outputs, cotangents)
 
 

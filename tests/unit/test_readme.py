@@ -18,12 +18,15 @@ import typer
 from verifier.cli import app
 from verifier.profiles import CAMPAIGN_PROFILES, hypothesis_settings
 from verifier.recording import DEFAULT_MESHES
+from verifier.rules.recording import DEFAULT_MESHES as DEFAULT_RULE_MESHES
+from verifier.rules.recording import DEFAULT_WORLD_SIZES
 from verifier.runs import RunStore
 
 CLI: Any = typer.main.get_command(app)  # a group, of whatever click typer brings
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MARK = "<!-- executed by tests/unit/test_readme.py -->\n"
+RULES_MARK = "<!-- the rule check, executed by tests/unit/test_readme.py -->\n"
 FINGERPRINT = re.compile(r"\b[0-9a-f]{12}\b")
 
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -117,6 +120,11 @@ def test_default_meshes_are_those_that_it_names() -> None:
     assert f"without `--mesh` they are {', '.join(DEFAULT_MESHES[:-1])} and {DEFAULT_MESHES[-1]}." in README
 
 
+def test_default_meshes_of_the_rule_check_are_those_that_it_names() -> None:
+    names = [*map(str, DEFAULT_WORLD_SIZES), *DEFAULT_RULE_MESHES]
+    assert f"without `--world-size` and `--mesh` it checks {', '.join(names[:-1])} and {names[-1]}." in README
+
+
 def test_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert links
@@ -127,7 +135,7 @@ def test_links_lead_somewhere() -> None:
 def test_help_lists_the_commands(tmp_path: Path, installed: None) -> None:
     done = execute("python -m verifier --help", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in ("run", "report", "gate", "replay"))
+    assert all(name in done.stdout for name in ("run", "rules", "report", "gate", "replay"))
 
 
 def test_own_strategy_is_refuted_as_shown(folder: Path, installed: None) -> None:
@@ -148,6 +156,22 @@ def test_own_strategy_is_refuted_as_shown(folder: Path, installed: None) -> None
     assert "still fails: WRONG_VALUE" in done.stdout
     assert execute(report, folder).returncode == 1
     assert (folder / "reports" / "latest" / "index.html").is_file()
+
+
+def test_own_strategy_is_refuted_by_the_rule_check_as_shown(folder: Path, installed: None) -> None:
+    after = README.partition(RULES_MARK)[2]
+    (command,) = after.partition("```bash\n")[2].partition("```")[0].splitlines()
+    shown = after.partition("```text\n")[2].partition("```")[0].splitlines()
+
+    done = execute(command, folder)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert shown[0] in done.stdout.splitlines()
+    assert shown[1].partition(" with ")[2] in done.stdout  # the shapes are those of torch's samples
+    record = RunStore(folder / "reports").newest()
+    assert record is not None
+    (found,) = record.findings
+    assert found.level == 1
+    assert found.confirmed == "found at level 1, confirmed on gloo, 2 ranks"
 
 
 def test_pytest_example_passes_and_is_recorded(folder: Path, installed: None) -> None:

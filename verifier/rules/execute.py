@@ -143,7 +143,6 @@ class Cuts:
         # Integers beside floats are indices, lengths and targets; integers among themselves are numbers to reckon with.
         self._beside_floats = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
         self._made: dict[tuple[int, Placements], list[torch.Tensor]] = {}
-        self._one_sided: dict[tuple[int, Placements], bool] = {}
 
     def of(self, number: int, placements: Placements) -> list[torch.Tensor]:
         """Return the local tensors of argument ``number`` on all ranks."""
@@ -152,14 +151,6 @@ class Cuts:
         if made is None:
             made = self._made[key] = self._cut(number, placements)
         return made
-
-    def one_sided(self, number: int, placements: Placements) -> bool:
-        """Return whether all ranks have the same of argument ``number``, as of a Partial they should not."""
-        key = (number, placements)
-        if key not in self._one_sided:
-            first, *rest = self.of(number, placements)
-            self._one_sided[key] = all(torch.equal(first, other) for other in rest)
-        return self._one_sided[key]
 
     def _cut(self, number: int, placements: Placements) -> list[torch.Tensor]:
         value, seed = self.tensors[number], self.seed + number

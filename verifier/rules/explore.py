@@ -1,0 +1,231 @@
+"""Level 1 on one mesh dim: every combination of input placements, against every output placement at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.cases import Combination, MeshSpec, OpCase, Placements
+from verifier.rules.claims import Claim, run_claim, same_others
+from verifier.rules.enumerate import input_combinations
+from verifier.rules.execute import LocalCall, Results
+from verifier.rules.ledger import Candidate, Ledger
+from verifier.rules.options import Position
+from verifier.rules.place import Place
+from verifier.torch_internals import pytree
+
+__all__ = ["Exploration", "tensor_groups"]
+
+
+@dataclass(slots=True)
+class _Try:
+    """One combination at one size: ``columns`` are numbers of arguments as they are cut, ``partial`` those of Partials.
+
+    ``masks`` has for each result the placements that all draws so far allow; ``told`` counts the draws that say
+    something.
+    """
+
+    combination: Combination
+    columns: tuple[int, ...]
+    partial: tuple[int, ...]
+    position: Position
+    claim: Claim | None
+    masks: list[int]
+    told: int = 0
+
+
+class Exploration(Place):
+    """A sample at one size on a mesh of one dim."""
+
+    def __init__(self, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> None:
+        self._columns: list[tuple[int, Placements]] = []
+        self._cut: list[list[torch.Tensor] | None] = []
+        self._one_sided: list[bool | None] = []
+        super().__init__(ledger, case, mesh, mesh_number, size)
+
+    def take(self, case: OpCase, draw: int) -> None:
+        """Make ``case`` the call that is run from now on."""
+        super().take(case, draw)
+        self._cut = [None] * len(self._columns)
+        self._one_sided = [None] * len(self._columns)
+
+    def run(self) -> None:
+        """Run every combination, on one mesh dim."""
+        ledger, options, report = self.ledger, self.ledger.options, self.ledger.report
+        kinds = tuple((tensor.ndim, tensor.dtype) for tensor in self.call.tensors)
+        free = input_combinations(kinds, tensor_groups(self.call, self.case), options.cap)
+        self.read_claims(free)
+        if not self.claims:
+            report.untested[self.no_claims] += 1
+            return
+        tries = self._tries(list(dict.fromkeys([*free, *self.claims] if not options.claims_only else self.claims)))
+        report.combinations += len(tries) * sum(len(expected.letters) for expected in self.expected)
+        for _ in self.draws():
+            tries = [one for one in tries if self._try(one)]
+        self._keep(tries)
+        if not ledger.products and self.size == 0:
+            ledger.products = {
+                tuple(p for (p,) in c): tuple(p for (p,) in claim.outputs)
+                for c, claim in self.claims.items()
+                if not ledger.has_failed(claim.rule)
+            }
+        self._try_special()
+
+    def _tries(self, combinations: Sequence[Combination]) -> list[_Try]:
+        """Return what is to be tried at each draw. Columns get numbers, since placements take long to hash."""
+        numbers: dict[tuple[int, Placements], int] = {}
+        tries = []
+        for number, combination in enumerate(combinations):
+            columns = tuple(numbers.setdefault(column, len(numbers)) for column in enumerate(combination))
+            partial = tuple(c for c, (p,) in zip(columns, combination, strict=True) if p.is_partial())
+            position = (self.ledger.number, self.mesh_number, self.size, number)
+            masks = [-1] * len(self.expected)
+            tries.append(_Try(combination, columns, partial, position, self.claims.get(combination), masks))
+        self._columns = list(numbers)
+        self._cut = [None] * len(numbers)
+        self._one_sided = [None] * len(numbers)
+        return tries
+
+    def _try(self, one: _Try) -> bool:
+        """Run a combination on the values of this draw; return whether it is worth running on others."""
+        ledger, claim = self.ledger, one.claim
+        if ledger.is_fatal(one.position):
+            self.died(one.combination, claim)
+            return False
+        ledger.enter(one.position)
+        results = self._run(one)
+        ledger.report.runs += 1
+        masks = self._classify(results, one.masks)
+        if claim is not None:
+            self.try_claim(claim, results if claim.plain else None, masks)
+            one.masks = masks or [0] * len(self.expected)
+        elif masks:
+            one.masks = masks
+        else:
+            ledger.candidates[one.combination] = Candidate([])
+            return False
+        one.told += self.telling and not any(self._is_one_sided(column) for column in one.partial)
+        return True
+
+    def _is_one_sided(self, column: int) -> bool:
+        """Return whether a Partial argument came out with all parts the same, so that this draw says nothing of it."""
+        known = self._one_sided[column]
+        if known is None:
+            first, *rest = self._locals(column)
+            known = self._one_sided[column] = all(torch.equal(first, other) for other in rest)
+        return known
+
+    def _locals(self, column: int) -> list[torch.Tensor]:
+        made = self._cut[column]
+        if made is None:
+            made = self._cut[column] = self.cuts().of(*self._columns[column])
+        return made
+
+    def _keep(self, tries: Sequence[_Try]) -> None:
+        """Note what every draw here has allowed; what another size or mesh has refuted stays refuted."""
+        claimed = {combination[: self.call.in_args] for combination in self.claims}
+        for one in tries:
+            candidate = self.ledger.candidates.setdefault(one.combination, Candidate(list(one.masks)))
+            if len(candidate.masks) == len(one.masks):
+                candidate.masks = [a & b for a, b in zip(candidate.masks, one.masks, strict=True)]
+            else:  # refuted before, or an op whose number of results depends on the size
+                candidate.masks = []
+            candidate.draws += one.told
+            if one.told:
+                candidate.shapes.add(self.shapes)
+                candidate.world_sizes.add(self.mesh.world_size)
+            candidate.claimed |= one.combination[: self.call.in_args] in claimed
+
+    def _run(self, one: _Try) -> list[Results] | Exception:
+        call = self.call
+        run = call.without_buffers if call.buffers and one.claim is None else call
+        columns = [self._locals(column) for column in one.columns]
+        try:
+            return [run(tensors) for tensors in zip(*columns, strict=True)]
+        except Exception as error:  # noqa: BLE001 - an op may raise anything on a rank's part; that refutes the rule
+            return error
+
+    def _classify(self, results: list[Results] | Exception, within: Sequence[int]) -> list[int]:
+        if isinstance(results, Exception):
+            return []
+        count = len(self.expected)
+        others = self.reference.others
+        for made in results:
+            if len(made.tensors) != count or ((others or made.others) and not same_others(made.others, others)):
+                return []
+        masks = []
+        for number, (expected, bits) in enumerate(zip(self.expected, within, strict=True)):
+            mask = expected.represented([made.tensors[number] for made in results], bits)
+            if not mask:
+                return []
+            masks.append(mask)
+        return masks
+
+    def _try_special(self) -> None:
+        """Try the claims that held on values that a Partial cannot always carry."""
+        if self.size or not self.claims:
+            return
+        case = self.ledger.sample.draw(self.size, 0, special=True)
+        if case is None:
+            return
+        try:
+            self.take(case, 0)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return
+        for claim in self.claims.values():
+            if self.ledger.has_failed(claim.rule):
+                continue
+            try:
+                results: list[Results] | Exception = run_claim(claim, self.call, self.cuts(), self.mesh)
+            except Exception as error:  # noqa: BLE001 - as above
+                results = error
+            found = self.mismatch(claim, results)
+            if found is not None:
+                self.ledger.special.setdefault(claim.rule, self.counterexample(claim, found))
+
+    # --------------------------------------------------------------------------------------------------------- results
+    def best_outputs(self, combination: Combination, masks: Sequence[int]) -> list[Placement] | None:
+        """Return the most useful placement of each result that ``masks`` allow; None if there is none.
+
+        What an op writes to an argument has to have the placement of that argument.
+        """
+        masks = list(masks)
+        for number, index in zip(self.call.written, self.reference.written, strict=True):
+            if number not in self.call.buffers:
+                masks[index] &= self.expected[index].bit(combination[number][0])
+        if not all(masks):
+            return None
+        return [_best(expected.letters, mask) for expected, mask in zip(self.expected, masks, strict=True)]
+
+    def with_buffers(self, combination: Combination, outputs: Sequence[Placement]) -> Combination:
+        """Return the combination in which each ``out=`` argument is placed as what is written to it."""
+        placed = list(combination)
+        for number, index in zip(self.call.written, self.reference.written, strict=True):
+            if number in self.call.buffers:
+                placed[number] = (outputs[index],)
+        return tuple(placed)
+
+
+def _best(letters: Sequence[Placement], mask: int) -> Placement:
+    """Return the most useful of the placements that the bits of ``mask`` allow: Replicate, then Shard, then Partial."""
+    return next(letter for number, letter in enumerate(letters) if mask >> number & 1)
+
+
+def tensor_groups(call: LocalCall, case: OpCase) -> tuple[tuple[int, ...], ...]:
+    """Return which tensors are placed alike: the lists of an op that goes through them element by element.
+
+    What is only written to has the placement of what is written, so it is in no group.
+    """
+    numbers = [n for n in range(len(call.tensors)) if n not in call.buffers]
+    if not case.op.startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_")):
+        return tuple((number,) for number in numbers)
+    groups: list[tuple[int, ...]] = []
+    count = 0
+    for value in [*case.args, *case.kwargs.values()]:
+        here = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+        groups.append(tuple(n for n in range(count, count + here) if n in numbers))
+        count += here
+    return tuple(group for group in groups if group)

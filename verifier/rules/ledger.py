@@ -1,0 +1,116 @@
+"""What is known of a sample so far, over all meshes, sizes and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.cases import Combination
+from verifier.rules.options import CheckOptions, Position
+from verifier.rules.results import Rule, SampleReport, WrongRule
+from verifier.rules.samples import Sample
+
+__all__ = ["Candidate", "Ledger"]
+
+MOST_DEATHS = 4
+"""After so many combinations of a sample that ended the process, no more are tried but those that DTensor claims."""
+
+
+@dataclass
+class Candidate:
+    """What is known of one combination of inputs so far, over all meshes, sizes and draws.
+
+    ``masks`` has for each result the placements that every draw has allowed.
+    """
+
+    masks: list[int]
+    draws: int = 0
+    shapes: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
+    world_sizes: set[int] = field(default_factory=set)
+    claimed: bool = False
+
+
+class Ledger:
+    """Keeps what the places find out about one sample, and fills in its report.
+
+    Parameters
+    ----------
+    number
+        Of the sample among those of its op.
+    enter
+        Told of each combination before it is run.
+    skip
+        Combinations that have ended the process before.
+    report
+        Counts and reasons go in as they come, rules with :meth:`settle`.
+
+    Attributes
+    ----------
+    held, vacuous, unclear
+        Claims that a draw bore out; that only draws without a result did; that rounding may have failed.
+    failed, special
+        Claims that a draw refuted, by rule and number of mesh dims; claims that only special values refuted.
+    products
+        Rules that held on one mesh dim: output placements by input placements.
+    """
+
+    def __init__(
+        self,
+        sample: Sample,
+        options: CheckOptions,
+        number: int,
+        enter: Callable[[Position], None],
+        skip: frozenset[Position],
+        report: SampleReport,
+    ) -> None:
+        self.sample, self.options, self.number = sample, options, number
+        unsafe = sample.claims_only
+        if not unsafe and len({position[3] for position in skip if position[0] == number}) >= MOST_DEATHS:
+            unsafe = f"it ended the process {MOST_DEATHS} times: only what DTensor claims is tried"
+        if unsafe and not options.claims_only:
+            self.options = replace(options, claims_only=True)
+            report.untested[unsafe] += 1
+        self.enter, self.report = enter, report
+        ndims = {mesh_number: mesh.ndim for mesh_number, mesh in enumerate(options.meshes)}
+        self._fatal = {(where, ndims[mesh], number) for where, mesh, _, number in skip}
+        self._ndims = ndims
+        self.candidates: dict[Combination, Candidate] = {}
+        self.held: set[Rule] = set()
+        self.vacuous: set[Rule] = set()
+        self.failed: dict[tuple[Rule, int], WrongRule] = {}
+        self.unclear: set[Rule] = set()
+        self.special: dict[Rule, WrongRule] = {}
+        self.products: dict[tuple[Placement, ...], tuple[Placement, ...]] = {}
+
+    def is_fatal(self, position: Position) -> bool:
+        """Return whether this combination has ended the process before, at whatever size and on however many ranks.
+
+        What corrupts memory at one size does so at others: to find each of them out would cost a process each.
+        """
+        sample, mesh, _, combination = position
+        return (sample, self._ndims[mesh], combination) in self._fatal
+
+    def note(self, wrong: WrongRule, mesh_ndim: int) -> None:
+        """Note a claim that a draw has refuted; of several counterexamples the smallest is kept."""
+        key = wrong.rule, mesh_ndim
+        known = self.failed.get(key)
+        if known is None:
+            self.failed[key] = wrong
+        else:
+            best = min(known, wrong, key=lambda one: one.elements)
+            self.failed[key] = replace(best, draws=known.draws + 1)
+
+    def has_failed(self, rule: Rule) -> bool:
+        """Return whether a draw has refuted ``rule`` on a mesh of one dim."""
+        return (rule, 1) in self.failed
+
+    def settle(self) -> None:
+        """Write into the report which claims are confirmed, wrong, inconclusive, or not true of special values."""
+        report = self.report
+        wrong = {rule for rule, _ in self.failed}
+        report.wrong = [self.failed[key] for key in sorted(self.failed, key=lambda key: (key[0], key[1]))]
+        report.confirmed = self.held - wrong - self.unclear
+        report.inconclusive = (self.vacuous | self.unclear) - wrong - report.confirmed
+        report.special = [self.special[rule] for rule in sorted(self.special) if rule not in wrong]

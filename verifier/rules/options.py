@@ -1,0 +1,52 @@
+"""How thoroughly level 1 checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from verifier.cases import MeshSpec
+
+__all__ = ["DRAWS_FOR_MISSING", "SIZES_FOR_MISSING", "CheckOptions", "Position"]
+
+Position = tuple[int, int, int, int]
+"""Which combination is being run: sample, mesh, size, combination."""
+
+DRAWS_FOR_MISSING = 20
+SIZES_FOR_MISSING = 3
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """How thoroughly a sample is checked.
+
+    Parameters
+    ----------
+    meshes
+        Meshes of one dim on which rules are looked for, and of several dims on which products of claims are tried.
+    sizes
+        How many sizes.
+    claims_only
+        Try what DTensor claims and nothing else.
+    cap
+        At most so many input combinations of a call (all of a smaller number, else a pairwise cover).
+    products
+        At most so many products of one-dim rules on each mesh of several dims.
+    """
+
+    meshes: tuple[MeshSpec, ...]
+    sizes: int = 3
+    seed: int = 0
+    claims_only: bool = False
+    cap: int = 256
+    products: int = 12
+
+    @property
+    def flat(self) -> tuple[MeshSpec, ...]:
+        return tuple(mesh for mesh in self.meshes if mesh.ndim == 1)
+
+    @property
+    def draws(self) -> int:
+        """Draws at each size and mesh, so that a rule that is said to be missing has held in at least 20."""
+        places = max(1, len(self.flat) * min(self.sizes, SIZES_FOR_MISSING))
+        return 3 if self.claims_only else max(3, math.ceil(DRAWS_FOR_MISSING / places))

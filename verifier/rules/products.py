@@ -1,0 +1,75 @@
+"""Level 1 on meshes of several dims: products of the rules that hold on one."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.cases import Combination
+from verifier.placements import Alphabet
+from verifier.rules.claims import read_claim
+from verifier.rules.enumerate import input_combinations, product_choices
+from verifier.rules.explore import tensor_groups
+from verifier.rules.place import Place
+from verifier.torch_internals import masked_extent
+
+__all__ = ["Products"]
+
+
+class Products(Place):
+    """A sample at one size on a mesh of several dims."""
+
+    def run(self) -> None:
+        """Try claims on a mesh of several dims: products of rules that hold on one, whatever DTensor makes of them."""
+        ledger = self.ledger
+        rules = sorted(ledger.products, key=str)
+        if not rules or not ledger.options.products:
+            return
+        seed = zlib.crc32(ledger.sample.op.encode())
+        chosen = product_choices(len(rules), self.mesh.ndim, ledger.options.products, seed)
+        returned = len(self.reference.tensors) - self.written_only()
+        combinations: dict[Combination, None] = {}
+        for choice in chosen:
+            columns = zip(*(rules[i] for i in choice), strict=True)
+            combinations[tuple(tuple(column) for column in columns)] = None
+        combinations |= dict.fromkeys(self._mixed(rules, seed))
+        for number, combination in enumerate(combinations):
+            if not all(Alphabet.legal(placements) for placements in combination):
+                continue
+            position = (ledger.number, self.mesh_number, self.size, number)
+            claim = read_claim(self.reader, self.call, ledger.sample.op, combination, self.mesh, returned)
+            if ledger.is_fatal(position):
+                self.died(combination, claim)
+                continue
+            ledger.enter(position)
+            if claim is None or not self.reducible(claim):
+                continue
+            if any(sum(masked_extent(p) is not None for p in placements) > 1 for placements in claim.masked):
+                ledger.report.untested["a masked partial on two mesh dims: level 2 only"] += 1
+                continue
+            self.try_claim(claim, None)
+            ledger.report.runs += 1
+            ledger.report.combinations += 1
+
+    def _mixed(self, rules: Sequence[tuple[Placement, ...]], seed: int) -> Iterator[Combination]:
+        """Yield combinations that are a rule on one mesh dim and anything at all on the others.
+
+        DTensor is to communicate there; a strategy that looks at one mesh dim only claims them. One that lists its
+        rules for a single mesh dim cannot do so.
+        """
+        if self.reader.lists_rules:
+            return
+        kinds = tuple((tensor.ndim, tensor.dtype) for tensor in self.call.tensors)
+        anything = input_combinations(kinds, tensor_groups(self.call, self.case), self.ledger.options.cap)
+        generator = torch.Generator().manual_seed(seed)
+        for number in range(self.ledger.options.products):
+            other = anything[int(torch.randint(0, len(anything), (), generator=generator))]
+            rule = rules[int(torch.randint(0, len(rules), (), generator=generator))]
+            at = number % self.mesh.ndim
+            yield tuple(
+                tuple(p if mesh_dim == at else q for mesh_dim in range(self.mesh.ndim))
+                for p, (q,) in zip(rule, other, strict=True)
+            )
