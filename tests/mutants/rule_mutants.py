@@ -140,6 +140,9 @@ def check(op: str, most: int = MOST, claims_only: bool = False) -> list[SampleRe
     return [check_sample(sample, CheckOptions(MESHES, claims_only=claims_only)) for sample in samples(op, most)]
 
 
+BATCH = ("S(0), S(0) -> P(sum)", "S(1), S(1) -> P(sum)")  # torch's own, wrong with scale_grad_by_freq
+
+
 def mutant(name: str, fault: str, op: str, true: Strategy, mutation: Strategy, *wrong: str, **more: Any) -> RuleMutant:
     more["known"] = frozenset(more.get("known", ()))
     return RuleMutant(name, fault, f"aten.{op}", true, mutation, frozenset(wrong), **more)
@@ -358,7 +361,12 @@ MUTANTS: tuple[RuleMutant, ...] = (
     mutant(
         "table_gradient_whole", "a gradient not reduced", "embedding_dense_backward.default", embedding_gradient,
         lambda g, i, *_: [[R, Shard(d), Shard(d)] for d in dims(i)],
-        "S(0), S(0) -> R", "S(1), S(1) -> R",
+        "S(0), S(0) -> R", "S(1), S(1) -> R", known=BATCH,
+    ),
+    mutant(
+        "table_gradient_frequencies", "frequencies counted per rank", "embedding_dense_backward.default",
+        embedding_gradient, lambda g, i, *_: [[SUM, Shard(d), Shard(d)] for d in dims(i)],
+        *BATCH, known=BATCH,
     ),
     mutant(
         "threshold_gradient_linear", "a gradient linear in the input", "threshold_backward.default", pointwise,

@@ -131,9 +131,13 @@ def embedding(weight: Meta, indices: Meta, *_: object) -> list[Rule]:
     return [[R, R, R], [Shard(last), Shard(1), R], *([Shard(dim), R, Shard(dim)] for dim in dims(indices))]
 
 
-def embedding_gradient(gradient: Meta, indices: Meta, *_: object) -> list[Rule]:
+def embedding_gradient(
+    gradient: Meta, indices: Meta, rows: int, padding: int, scale_by_frequency: bool, *_: object
+) -> list[Rule]:
+    """Cut in the columns, or in the batch; but frequencies cannot be counted in a part of the batch."""
     last = len(indices.shape)
-    return [[R, R, R], [Shard(1), Shard(last), R], [SUM, SUM, R], *([SUM, Shard(d), Shard(d)] for d in dims(indices))]
+    batch: list[Rule] = [] if scale_by_frequency else [[SUM, Shard(d), Shard(d)] for d in dims(indices)]
+    return [[R, R, R], [Shard(1), Shard(last), R], [SUM, SUM, R], *batch]
 
 
 def layer_norm(

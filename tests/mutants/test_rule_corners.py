@@ -1,0 +1,69 @@
+"""Wrong rules that only some part of level 1 can see: how it splits, what it asks of a strategy, what it multiplies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rule_mutants import check, short
+from rule_strategies import SUM, R, Rule, alike, dims, for_whole_meshes, per_mesh_dim, pointwise
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+from torch.distributed.tensor._ops.utils import register_op_strategy
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.torch_internals import replaced_strategy
+
+aten = torch.ops.aten
+
+
+def accused(op: str, most: int = 4) -> set[str]:
+    return {short(wrong.rule) for report in check(op, most) for wrong in report.wrong}
+
+
+@pytest.mark.parametrize("name", ["floor", "ceil", "round", "trunc"])
+def test_rounding_is_linear_on_integers_alone(name: str) -> None:
+    overload = getattr(aten, name).default
+    with replaced_strategy(overload):
+        per_mesh_dim(overload, lambda t: [*alike(2, dims(t)), [SUM, SUM]])
+        assert accused(str(overload)) == {"P(sum) -> P(sum)"}
+
+
+def test_rounding_misses_no_rule_for_partial_sums() -> None:
+    missing = {short(m.rule) for report in check("aten.floor.default", 4) for m in report.missing}
+    assert not {rule for rule in missing if rule.startswith(("P(sum)", "P(avg)"))}
+
+
+def test_a_strategy_for_whole_meshes_is_asked_for_the_rules_beyond_the_sampled_combinations() -> None:
+    """Of three tensors with two dims there are 512 combinations, of which at most 256 are tried blindly."""
+
+    def rules(*tensors: Any, **_: Any) -> list[Rule]:
+        wrong: list[Rule] = [[Shard(0), SUM, Shard(1), R]] if len(tensors[0].shape) > 1 else []
+        return [*pointwise(*tensors), *wrong]
+
+    with replaced_strategy(aten.addcmul.default):
+        for_whole_meshes(lambda results: results)(aten.addcmul.default, rules)
+        assert "P(sum), S(1), R -> S(0)" in accused("aten.addcmul.default", 6)
+
+
+def test_a_strategy_that_looks_at_the_first_mesh_dim_alone_is_found_out_on_two() -> None:
+    """It keeps the dim of a softmax whole on the first mesh dim, and takes what comes on the second."""
+
+    def strategy(schema: OpSchema) -> OpStrategy:
+        given = schema.args_schema[0]
+        assert isinstance(given, OpStrategy)
+        dim = int(schema.args_schema[1]) % max(1, given.ndim)  # type: ignore[call-overload]
+        spec = given.strategies[0].output_spec
+        first: Placement = spec.placements[0]
+        whole = R if first == Shard(dim) or first.is_partial() else first
+        rest = [R if placement.is_partial() else placement for placement in spec.placements[1:]]
+        target = DTensorSpec(spec.mesh, (whole, *rest), tensor_meta=spec.tensor_meta)
+        return OpStrategy([OpSpec(target, input_specs=(target,), redistribute_cost=[[0.0]])])
+
+    with replaced_strategy(aten._softmax.default):
+        register_op_strategy(aten._softmax.default)(strategy)
+        found = accused("aten._softmax.default", 8)
+    assert found
+    assert all(rule.startswith("(") for rule in found)
