@@ -364,11 +364,6 @@ MUTANTS: tuple[RuleMutant, ...] = (
         "S(0), S(0) -> R", "S(1), S(1) -> R", known=BATCH,
     ),
     mutant(
-        "table_gradient_frequencies", "frequencies counted per rank", "embedding_dense_backward.default",
-        embedding_gradient, lambda g, i, *_: [[SUM, Shard(d), Shard(d)] for d in dims(i)],
-        *BATCH, known=BATCH,
-    ),
-    mutant(
         "threshold_gradient_linear", "a gradient linear in the input", "threshold_backward.default", pointwise,
         all_partial(SUM),
         "P(sum), P(sum) -> P(sum)",

@@ -82,8 +82,6 @@ def missing_rules(ledger: Ledger, place: Exploration) -> list[MissingRule]:
     for combination, candidate in ledger.candidates.items():
         if candidate.claimed or not candidate.masks or not all(candidate.masks):
             continue
-        if candidate.world_sizes != {mesh.world_size for mesh in ledger.options.flat}:
-            continue
         outputs = place.best_outputs(combination, candidate.masks)
         if outputs is None:
             continue
@@ -93,7 +91,8 @@ def missing_rules(ledger: Ledger, place: Exploration) -> list[MissingRule]:
             tuple(placement_text(placements) for placements in combination),
             tuple(str(placement) for placement in outputs),
         )
-        if candidate.draws < DRAWS_FOR_MISSING or len(candidate.shapes) < SIZES_FOR_MISSING:
+        everywhere = candidate.world_sizes == {mesh.world_size for mesh in ledger.options.flat}
+        if candidate.draws < DRAWS_FOR_MISSING or len(candidate.shapes) < SIZES_FOR_MISSING or not everywhere:
             ledger.report.untested["holds, but in too few draws or sizes to be called missing"] += 1
             continue
         decided = place.reader.at(combination, place.mesh.shape)

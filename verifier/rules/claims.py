@@ -119,12 +119,18 @@ def judge_claim(
     claim: Claim, results: Sequence[Results], expected: Sequence[Expected], others: Sequence[object], mesh: MeshSpec
 ) -> Mismatch | None:
     """Return how the ranks' results differ from what the claim promises; None if they bear it out."""
+    partial = any(placement.is_partial() for placements in claim.inputs for placement in placements)
+    for one in expected:
+        one.expect_parts(partial)
     for rank, made in enumerate(results):
         if len(made.tensors) != len(expected):
             message = f"rank {rank} made {len(made.tensors)} tensors, expected {len(expected)}"
             return Mismatch(VerdictKind.WRONG_SHAPE, message)
         if not same_others(made.others, others):
             return Mismatch(VerdictKind.WRONG_VALUE, f"rank {rank} returned {made.others}, expected {tuple(others)}")
+    if len(claim.outputs) != len(expected):
+        message = f"DTensor places {len(claim.outputs)} results, the call has {len(expected)}"
+        return Mismatch(VerdictKind.WRONG_SHAPE, message)
     for number, (placements, wanted) in enumerate(zip(claim.outputs, expected, strict=True)):
         tensors = [made.tensors[number] for made in results]
         plain = tuple(Partial(p.reduce_op) if masked_extent(p) is not None else p for p in placements)  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from verifier.oracle import judge, make_reference
 from verifier.records import FindingRecord, KnownRecord, WrongRuleRecord
 from verifier.rules.collect import wrong_record
 from verifier.rules.results import WrongRule
-from verifier.script import render_script, run_script
+from verifier.script import GONE, render_script, run_script
 
 __all__ = ["Confirmer", "base_op", "defect_key"]
 
@@ -71,6 +71,7 @@ class _Defect:
     """Confirmed wrong rules that one defect explains: the smallest, and in how many draws all of them failed."""
 
     wrong: WrongRule
+    family: str
     failure: Failure
     confirmed: str
     occurrences: int
@@ -86,24 +87,26 @@ class Confirmer:
         Runs a trial on its mesh.
     baseline
         What is known.
-    family
-        Under which findings are filed.
+    families
+        Those whose entries in the baseline are run again.
     imports
         The user's files, for the command that reproduces a finding.
     """
 
-    def __init__(self, run: Runner, baseline: Baseline, family: str, imports: tuple[str, ...] = ()) -> None:
-        self.run, self.baseline, self.family, self.imports = run, baseline, family, imports
+    def __init__(self, run: Runner, baseline: Baseline, families: Sequence[str], imports: tuple[str, ...] = ()) -> None:
+        self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
         self.statuses: list[KnownRecord] = []
         self.findings: list[FindingRecord] = []
         self.errors: list[str] = []
+        self.withdrawn: set[str] = set()
+        """Names of what level 2 showed and the script that needs torch alone did not: no accusation."""
         self._known: dict[str, _Known] = {}
         self._defects: dict[str, _Defect] = {}
 
     def replay_known(self, ops: set[str]) -> None:
         """Run the baseline's entries again whose op is among ``ops``, to see which still fail."""
         for entry in self.baseline.entries:
-            if entry.family != self.family:
+            if entry.family not in self.families:
                 continue
             if entry.op not in ops:
                 self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} is not selected"))
@@ -115,18 +118,21 @@ class Confirmer:
                 self._known[entry.fingerprint] = _Known(entry, failure)
                 self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
 
-    def confirm(self, wrongs: Iterable[WrongRule]) -> list[WrongRuleRecord]:
-        """Return the record of each wrong rule, which says whether real processes show it as well."""
-        return [self._confirm(wrong) for wrong in wrongs]
+    def confirm(self, wrongs: Iterable[WrongRule], family: str) -> list[WrongRuleRecord]:
+        """Return the record of each wrong rule, which says whether real processes show it as well.
 
-    def _confirm(self, wrong: WrongRule) -> WrongRuleRecord:
+        Findings are filed under ``family``.
+        """
+        return [self._confirm(wrong, family) for wrong in wrongs]
+
+    def _confirm(self, wrong: WrongRule, family: str) -> WrongRuleRecord:
         trial = load_trial(wrong.trial)
         trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
         ranks = trial.mesh.world_size
         for attempt in range(ATTEMPTS):
             failure = self._attempt(replace(trial, seed=trial.seed + 7919 * attempt))
             if failure is not None:
-                return self._accuse(wrong, failure, f"found at level 1, confirmed on gloo, {ranks} ranks")
+                return self._accuse(wrong, family, failure, f"found at level 1, confirmed on gloo, {ranks} ranks")
         return wrong_record(wrong, f"unconfirmed: {ranks} gloo ranks do not show it", "", False)
 
     def _attempt(self, trial: Trial) -> Failure | None:
@@ -136,7 +142,7 @@ class Confirmer:
             self.errors.append(f"{trial.case.op} on mesh {trial.mesh}: {verdict.message}\n{verdict.detail}".strip())
         return Failure(trial, observation, verdict) if verdict.kind.bad else None
 
-    def _accuse(self, wrong: WrongRule, failure: Failure, confirmed: str) -> WrongRuleRecord:
+    def _accuse(self, wrong: WrongRule, family: str, failure: Failure, confirmed: str) -> WrongRuleRecord:
         key = defect_key(wrong)
         name = hashlib.sha256(key.encode()).hexdigest()[:12]
         where = f"{wrong.rule} on mesh {wrong.mesh}"
@@ -147,7 +153,7 @@ class Confirmer:
             return wrong_record(wrong, confirmed, name, True)
         defect = self._defects.get(name)
         if defect is None:
-            defect = self._defects[name] = _Defect(wrong, failure, confirmed, 0, {})
+            defect = self._defects[name] = _Defect(wrong, family, failure, confirmed, 0, {})
         elif _size(wrong, failure) < _size(defect.wrong, defect.failure):
             defect.wrong, defect.failure, defect.confirmed = wrong, failure, confirmed
         defect.occurrences += wrong.draws
@@ -159,7 +165,7 @@ class Confirmer:
         for name, known in self._known.items():
             confirmed = f"found at level 1, confirmed on gloo, {known.failure.trial.mesh.world_size} ranks"
             group = self._group(known.failure, max(1, known.occurrences), known.also)
-            self.findings.append(self._record(name, group, confirmed, known.entry))
+            self.findings.append(self._record(name, group, known.entry.family, confirmed, known.entry))
         new = [name for name in self._defects if self.baseline.get(name) is None]
         if not self.imports:  # the script has torch's own rules, and says nothing about those of the user's files
             scripts = [self._defects[name].failure for name in new]
@@ -170,14 +176,18 @@ class Confirmer:
         for name, defect in self._defects.items():
             group = self._group(defect.failure, defect.occurrences, tuple(defect.also))
             entry = self.baseline.get(name)
-            self.findings.append(self._record(name, group, defect.confirmed, entry, statuses.get(name, "not run")))
+            status = statuses.get(name, "not run")
+            if status == GONE:
+                self.withdrawn.add(name)
+                continue
+            self.findings.append(self._record(name, group, defect.family, defect.confirmed, entry, status))
         self.findings.sort(key=lambda finding: (finding.op, finding.fingerprint))
 
     def _record(
-        self, name: str, group: Group, confirmed: str, entry: BaselineEntry | None, status: str = ""
+        self, name: str, group: Group, family: str, confirmed: str, entry: BaselineEntry | None, status: str = ""
     ) -> FindingRecord:
         return finding_record(
-            group, group.smallest, confirmed, False, entry, self.family, "", False, self.imports,
+            group, group.smallest, confirmed, False, entry, family, "", False, self.imports,
             level=1, name=name, script_status=status,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from verifier.cases import Combination
 from verifier.converter import sample_pairwise
 from verifier.placements import Alphabet
 
-__all__ = ["Kind", "input_combinations", "product_choices"]
+__all__ = ["Kind", "combinations_in_all", "input_combinations", "product_choices"]
 
 Kind = tuple[int, torch.dtype]
 """Number of dims and dtype of a tensor: what decides how it can be placed."""
@@ -66,6 +66,17 @@ def input_combinations(
             break
         chosen[combination([one[i] for one, i in zip(letters, entry, strict=True)])] = None
     return tuple(chosen)[:cap]
+
+
+@lru_cache(maxsize=4096)
+def combinations_in_all(kinds: tuple[Kind, ...], groups: tuple[tuple[int, ...], ...]) -> int:
+    """Return how many different combinations there are of tensors of these kinds, on one mesh dim.
+
+    >>> combinations_in_all(((1, torch.float64), (0, torch.float64)), ((0,), (1,)))
+    42
+    """
+    own = [Alphabet().placements(ndim, dtype) for ndim, dtype in kinds]
+    return math.prod(len({letter for number in group for letter in own[number]}) for group in groups)
 
 
 @lru_cache(maxsize=4096)

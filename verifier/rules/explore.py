@@ -10,7 +10,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, MeshSpec, OpCase, Placements
 from verifier.rules.claims import Claim, run_claim, same_others
-from verifier.rules.enumerate import input_combinations
+from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import LocalCall, Results
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import Position
@@ -56,13 +56,18 @@ class Exploration(Place):
         """Run every combination, on one mesh dim."""
         ledger, options, report = self.ledger, self.ledger.options, self.ledger.report
         kinds = tuple((tensor.ndim, tensor.dtype) for tensor in self.call.tensors)
-        free = input_combinations(kinds, tensor_groups(self.call, self.case), options.cap)
+        groups = tensor_groups(self.call, self.case)
+        free = input_combinations(kinds, groups, options.cap)
         self.read_claims(free)
         if not self.claims:
             report.untested[self.no_claims] += 1
             return
         tries = self._tries(list(dict.fromkeys([*free, *self.claims] if not options.claims_only else self.claims)))
-        report.combinations += len(tries) * sum(len(expected.letters) for expected in self.expected)
+        letters = sum(len(expected.letters) for expected in self.expected)
+        report.combinations += letters * sum(not ledger.is_fatal(one.position) for one in tries)
+        beyond = combinations_in_all(kinds, groups) - len(free)
+        if beyond and not options.claims_only:
+            report.untested["combinations beyond the cap (a pairwise sample is taken)"] += beyond
         for _ in self.draws():
             tries = [one for one in tries if self._try(one)]
         self._keep(tries)
@@ -98,6 +103,8 @@ class Exploration(Place):
         ledger.enter(one.position)
         results = self._run(one)
         ledger.report.runs += 1
+        for expected in self.expected:
+            expected.expect_parts(bool(one.partial))
         masks = self._classify(results, one.masks)
         if claim is not None:
             self.try_claim(claim, results if claim.plain else None, masks)

@@ -48,8 +48,11 @@ class Ledger:
 
     Attributes
     ----------
-    held, vacuous, unclear
-        Claims that a draw bore out; that only draws without a result did; that rounding may have failed.
+    held, constant, vacuous, unclear
+        Claims that a draw bore out; that draws did whose results are the same everywhere, or empty; that rounding may
+        have failed.
+    told
+        Whether any draw had results that say something.
     failed, special
         Claims that a draw refuted, by rule and number of mesh dims; claims that only special values refuted.
     products
@@ -78,7 +81,9 @@ class Ledger:
         self._ndims = ndims
         self.candidates: dict[Combination, Candidate] = {}
         self.held: set[Rule] = set()
+        self.constant: set[Rule] = set()
         self.vacuous: set[Rule] = set()
+        self.told = False
         self.failed: dict[tuple[Rule, int], WrongRule] = {}
         self.unclear: set[Rule] = set()
         self.special: dict[Rule, WrongRule] = {}
@@ -111,6 +116,8 @@ class Ledger:
         report = self.report
         wrong = {rule for rule, _ in self.failed}
         report.wrong = [self.failed[key] for key in sorted(self.failed, key=lambda key: (key[0], key[1]))]
-        report.confirmed = self.held - wrong - self.unclear
-        report.inconclusive = (self.vacuous | self.unclear) - wrong - report.confirmed
+        # an op that makes the same of everything, as zeros_like does, has nothing but shapes to agree on
+        held = self.held if self.told else self.held | self.constant
+        report.confirmed = held - wrong - self.unclear
+        report.inconclusive = (self.constant | self.vacuous | self.unclear) - wrong - report.confirmed
         report.special = [self.special[rule] for rule in sorted(self.special) if rule not in wrong]

@@ -66,6 +66,7 @@ class Place:
         self.expected = [Expected(t, parts, case.exact, terms, LARGEST_PART) for t in self.reference.tensors]
         self.vacuous = not any(t.numel() for t in self.reference.tensors)
         self.telling = all(_telling(t) for t in self.reference.tensors)
+        self.ledger.told |= self.telling
         self.finite = all(bool(torch.isfinite(t).all()) for t in self.reference.tensors if t.is_floating_point())
         text = f"{self.ledger.sample.op}/{self.ledger.sample.origin}/{self.size}/{draw}/{self.mesh}"
         self.seed = zlib.crc32(text.encode()) ^ self.ledger.options.seed
@@ -164,10 +165,8 @@ class Place:
             self.ledger.note(self.counterexample(claim, found), self.mesh.ndim)
 
     def _hold(self, claim: Claim) -> None:
-        if self.vacuous:
-            self.ledger.vacuous.add(claim.rule)
-        else:
-            self.ledger.held.add(claim.rule)
+        ledger = self.ledger
+        (ledger.held if self.telling else ledger.vacuous if self.vacuous else ledger.constant).add(claim.rule)
 
     def mismatch(self, claim: Claim, results: list[Results] | Exception) -> Mismatch | None:
         """Return how the ranks' results differ from what is claimed; None if they do not."""

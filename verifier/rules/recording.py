@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import torch
@@ -19,7 +19,15 @@ from verifier.cases import MeshSpec, Observation, Trial, VerdictKind
 from verifier.imports import run_imports
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.recording import versions
-from verifier.records import GraphRecord, OpRulesRecord, RulesRecord, RunHeader, RunRecord, UntestedRecord
+from verifier.records import (
+    GraphRecord,
+    OpRulesRecord,
+    RulesRecord,
+    RunHeader,
+    RunRecord,
+    UntestedRecord,
+    WrongRuleRecord,
+)
 from verifier.rules.check import CheckOptions
 from verifier.rules.collect import op_record, wrong_rules
 from verifier.rules.confirm import Confirmer
@@ -261,7 +269,7 @@ class _RulesRun:
         self.progress(self.done, len(self.ops), name, op.record)
 
     @staticmethod
-    def _op_record(op: _Op, wrong: Sequence) -> OpRulesRecord:  # type: ignore[type-arg]
+    def _op_record(op: _Op, wrong: Sequence[WrongRuleRecord]) -> OpRulesRecord:
         return op_record(op.reports, wrong, op.given_up, op.died)
 
     # ------------------------------------------------------------------------------------------------------- confirming
@@ -274,18 +282,29 @@ class _RulesRun:
             (observation,) = pools.of(trial.mesh).run([trial])
             return observation
 
-        family = self.plan.header.families[0]
-        self.findings = Confirmer(run, self.plan.baseline, family, tuple(self.plan.header.imports))
+        header = self.plan.header
+        self.findings = Confirmer(run, self.plan.baseline, header.families, tuple(header.imports))
         try:
             self.findings.replay_known(tried)
-            for op in self.ops:
-                op.record = self._op_record(op, self.findings.confirm(wrong_rules(op.reports)))
+            wrong = [
+                self.findings.confirm(wrong_rules(op.reports), target.source)
+                for target, op in zip(self.plan.targets, self.ops, strict=True)
+            ]
             self.findings.settle()
+            for op, records in zip(self.ops, wrong, strict=True):
+                op.record = self._op_record(op, [self._withdrawn(record) for record in records])
         except Exception:  # noqa: BLE001 - what has been checked must not be lost; becomes an error of ours
             self.errors.append(traceback.format_exc().strip())
         finally:
             self.errors += self.findings.errors
             pools.close()
+
+    def _withdrawn(self, record: WrongRuleRecord) -> WrongRuleRecord:
+        """Return the record without its accusation, if the script of its finding does not show the defect."""
+        assert self.findings is not None
+        if record.fingerprint not in self.findings.withdrawn:
+            return record
+        return replace(record, confirmed="unconfirmed: the stand-alone script does not show it", fingerprint="")
 
     def _make_pool(self, key: PoolKey) -> Pool:
         return Pool(key, tuple(self.plan.header.imports), TRIAL_LIMIT)
