@@ -46,12 +46,16 @@ class Claim:
 
 
 def read_claim(
-    reader: ClaimReader, call: LocalCall, op: str, combination: Combination, mesh: MeshSpec, returned: int
+    reader: ClaimReader, call: LocalCall, op: str, combination: Combination, mesh: MeshSpec, reference: Results
 ) -> Claim | None:
     """Return what DTensor claims at ``combination``; None if it communicates first, or refuses.
 
-    ``returned`` is the number of tensors that the call returns.
+    ``reference`` is what the call makes of the whole tensors.
     """
+    unreturned = [
+        n for n, index in zip(call.written, reference.written, strict=True) if index >= reference.returned_tensors
+    ]
+    returned = reference.returned_tensors
     decided = reader.at(combination, mesh.shape)
     if decided is None or not _runs_as_it_is(decided.inputs, combination):
         return None
@@ -67,7 +71,7 @@ def read_claim(
     outputs = [placements for placements in decided.outputs or () if placements is not None][:returned]
     if len(outputs) < returned:
         return None
-    outputs += [combination[number] for number in call.written][: max(0, len(call.written) - returned)]
+    outputs += [combination[number] for number in unreturned]
     rule = Rule(
         op,
         tuple(placement_text(placements) for placements in decided.inputs),

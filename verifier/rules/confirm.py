@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import Trial, VerdictKind
+from verifier.cases import Phase, Trial, VerdictKind
 from verifier.codec import load_trial
 from verifier.finding_records import finding_record
-from verifier.findings import Failure, Group, Runner, group_key
+from verifier.findings import Failure, Group, Runner, first_report, group_key
 from verifier.oracle import judge, make_reference
 from verifier.records import FindingRecord, KnownRecord, WrongRuleRecord
 from verifier.rules.collect import wrong_record
@@ -131,7 +131,7 @@ class Confirmer:
         ranks = trial.mesh.world_size
         for attempt in range(ATTEMPTS):
             failure = self._attempt(replace(trial, seed=trial.seed + 7919 * attempt))
-            if failure is not None:
+            if failure is not None and agrees(wrong, failure):
                 return self._accuse(wrong, family, failure, f"found at level 1, confirmed on gloo, {ranks} ranks")
         return wrong_record(wrong, f"unconfirmed: {ranks} gloo ranks do not show it", "", False)
 
@@ -194,6 +194,22 @@ class Confirmer:
     @staticmethod
     def _group(failure: Failure, occurrences: int, also: Sequence[str]) -> Group:
         return Group(group_key(failure), failure, occurrences, dict.fromkeys(also[:12]))
+
+
+def agrees(wrong: WrongRule, failure: Failure) -> bool:
+    """Return whether real processes fail as level 1 says, and not in another way: DTensor may refuse the call.
+
+    Where the local op raises, DTensor has to raise the same; where it returns something wrong, DTensor has to return it
+    too, or fail only once it puts the parts together.
+    """
+    verdict = failure.verdict
+    if verdict.kind not in (VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED):
+        return wrong.verdict is not VerdictKind.CRASH
+    if wrong.verdict is not VerdictKind.CRASH:
+        return verdict.phase is not Phase.FORWARD or wrong.verdict is VerdictKind.DIED
+    report = first_report(failure.observation)
+    error = report.raised if report is not None else None
+    return error is None or f"raised {error.type}:" in wrong.message
 
 
 def _script_status(failure: Failure) -> str:

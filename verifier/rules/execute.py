@@ -28,6 +28,11 @@ class Results:
     returned: object
     written: tuple[int, ...] = ()
 
+    @property
+    def returned_tensors(self) -> int:
+        """How many of the tensors are returned."""
+        return sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(self.returned))
+
 
 class LocalCall:
     """The call of a case, to be made with other tensors.

@@ -103,7 +103,6 @@ class Place:
         if has_own_handler(self.call.op) or op in _OWN_CODE:  # type: ignore[arg-type]
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
-        returned = len(self.reference.tensors) - self.written_only()
         listed = self.reader.listed(self.mesh.shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
         if listed is not None:
             rules = dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed)
@@ -115,7 +114,7 @@ class Place:
             own = [tuple((_unmasked(p),) for p in rule) for rule in self.reader.enumerated(self.mesh.shape)]
             combinations = list(dict.fromkeys([*combinations, *(c for c in own if self.possible(c))]))
         for combination in combinations:
-            claim = read_claim(self.reader, self.call, op, combination, self.mesh, returned)
+            claim = read_claim(self.reader, self.call, op, combination, self.mesh, self.reference)
             if claim is not None and not self.reducible(claim):
                 self.ledger.report.untested[IMPOSSIBLE] += 1
             elif claim is not None:
@@ -139,11 +138,6 @@ class Place:
             for expected, placements in zip(self.expected, claim.outputs, strict=False)
             for placement in placements
         )
-
-    def written_only(self) -> int:
-        """Return how many tensors the call writes to and does not return."""
-        returned = [leaf for leaf in pytree.tree_leaves(self.reference.returned) if isinstance(leaf, torch.Tensor)]
-        return len(self.reference.tensors) - len(returned)
 
     def try_claim(self, claim: Claim, results: list[Results] | Exception | None, masks: Sequence[int] = ()) -> None:
         """Hold the claim against this draw. ``masks`` is what the results represent, where that is known."""

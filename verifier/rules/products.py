@@ -30,7 +30,6 @@ class Products(Place):
             return
         seed = zlib.crc32(ledger.sample.op.encode())
         chosen = product_choices(len(rules), self.mesh.ndim, ledger.options.products, seed)
-        returned = len(self.reference.tensors) - self.written_only()
         combinations: dict[Combination, None] = {}
         for choice in chosen:
             columns = zip(*(rules[i] for i in choice), strict=True)
@@ -40,7 +39,7 @@ class Products(Place):
             if not all(Alphabet.legal(placements) for placements in combination):
                 continue
             position = (ledger.number, self.mesh_number, self.size, number)
-            claim = read_claim(self.reader, self.call, ledger.sample.op, combination, self.mesh, returned)
+            claim = read_claim(self.reader, self.call, ledger.sample.op, combination, self.mesh, self.reference)
             if ledger.is_fatal(position):
                 self.died(combination, claim)
                 continue
