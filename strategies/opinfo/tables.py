@@ -40,7 +40,7 @@ FOREACH_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
 UNINITIALISED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize", "resize_as"}
     # their kernels on CPU make other results of the same image from call to call, once it is enlarged (torch 2.13.0)
-    | {"_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_lanczos2d_aa"}
+    | {"upsample_bicubic2d_aa", "upsample_bilinear2d_aa", "upsample_lanczos2d_aa"}
 )
 """Bases of ops whose result nobody has written to, or not to all of it."""
 
