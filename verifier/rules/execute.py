@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.tensor import Shard
 
 from verifier.cases import OpCase, Placements
 from verifier.oracle import resolve, written_arguments
@@ -148,6 +149,7 @@ class Cuts:
         # Integers beside floats are indices, lengths and targets; integers among themselves are numbers to reckon with.
         self._beside_floats = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
         self._made: dict[tuple[int, Placements], list[torch.Tensor]] = {}
+        self._generator = torch.Generator()
 
     def of(self, number: int, placements: Placements) -> list[torch.Tensor]:
         """Return the local tensors of argument ``number`` on all ranks."""
@@ -165,9 +167,13 @@ class Cuts:
         if placement.is_replicate():
             return [value] * parts
         if placement.is_partial():
-            generator = torch.Generator().manual_seed(seed & 0x7FFFFFFF)
             split = split_index if self._beside_floats and _is_integer(value) else split_partial
+            generator = self._generator.manual_seed(seed & 0x7FFFFFFF)
             return split(value, placement.reduce_op, parts, generator)  # type: ignore[attr-defined]
+        if isinstance(placement, Shard):
+            dim, size = placement.dim, value.shape[placement.dim]
+            bounds = [shard_bounds(size, parts, index) for index in range(parts)]
+            return [value.narrow(dim, start, stop - start).clone() for start, stop in bounds]
         return [take_local(value, placements, self.mesh_shape, c, seed) for c in self._coordinates]
 
 
