@@ -115,7 +115,7 @@ TRICKY = {
     "aten.new_zeros.default": ("S(0) -> R",),
     "aten.squeeze.dim": ("S(0) -> S(0)", "S(2) -> S(1)"),
     "aten.exp.default": ("P(max) -> P(max)",),
-    "aten.embedding_dense_backward.default": ("S(0), S(0) -> P(sum)",),
+    "aten.embedding_dense_backward.default": ("S(1), R -> S(1)",),
     "aten.mean.default": ("S(0) -> P(avg)",),
 }
 """Rules of torch's own that hold, and that a check which takes them at face value accuses."""
