@@ -23,6 +23,7 @@ __all__ = [
     "Disagreement",
     "combine",
     "coordinates",
+    "largest_part",
     "local_shape",
     "partial_reductions",
     "shard_bounds",
@@ -163,6 +164,11 @@ def _split_bool(value: torch.Tensor, any_is_true: bool, parts: int, generator: t
     settled = torch.zeros_like(pieces) if any_is_true else torch.ones_like(pieces)
     decided = value if any_is_true else ~value
     return list(torch.where(decided, pieces, settled).unbind(0))
+
+
+def largest_part(dtype: torch.dtype) -> float:
+    """Return the size that no part of a Partial split of small integers exceeds, over up to 8 ranks."""
+    return 96.0 if dtype == torch.bfloat16 else LARGEST_PART
 
 
 def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:

@@ -251,3 +251,15 @@ def test_random_ops_are_named_and_not_run() -> None:
 @pytest.mark.parametrize("meshes", [(TWO,), (THREE,), (TWO, THREE)])
 def test_every_missing_rule_has_held_often_enough(meshes: tuple[MeshSpec, ...]) -> None:
     assert CheckOptions(meshes).draws * len(meshes) * 3 >= DRAWS_FOR_MISSING
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_rule_is_missing_because_a_narrow_dtype_hides_what_is_wrong_with_it(dtype: torch.dtype) -> None:
+    def make(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return tuple(tensor.to(dtype) for tensor in pair(g, s)[0] if isinstance(tensor, torch.Tensor)), {}
+
+    exact = texts(check(HandMade("aten.mul.Tensor", pair)), "missing")
+    for is_exact in (True, False):
+        report = check(HandMade("aten.mul.Tensor", make, exact=is_exact))
+        assert texts(report, "missing") <= exact
+        assert not report.wrong

@@ -13,7 +13,7 @@ from verifier.rules.claims import Claim, run_claim, same_others
 from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import LocalCall, Results
 from verifier.rules.ledger import Candidate, Ledger
-from verifier.rules.options import Position
+from verifier.rules.options import DECISIVE_FOR_MISSING, Position
 from verifier.rules.place import Place
 from verifier.torch_internals import pytree
 
@@ -114,7 +114,11 @@ class Exploration(Place):
         else:
             ledger.candidates[one.combination] = Candidate([])
             return False
-        one.told += self.telling and not any(self._is_one_sided(column) for column in one.partial)
+        one.told += (
+            self.telling
+            and all(expected.decisive(DECISIVE_FOR_MISSING) for expected in self.expected)
+            and not any(self._is_one_sided(column) for column in one.partial)
+        )
         return True
 
     def _is_one_sided(self, column: int) -> bool:

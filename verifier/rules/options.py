@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from verifier.cases import MeshSpec
 
-__all__ = ["DRAWS_FOR_MISSING", "SIZES_FOR_MISSING", "CheckOptions", "Position"]
+__all__ = ["DECISIVE", "DECISIVE_FOR_MISSING", "DRAWS_FOR_MISSING", "SIZES_FOR_MISSING", "CheckOptions", "Position"]
 
 Position = tuple[int, int, int, int]
 """Which combination is being run: sample, mesh, size, combination."""
 
 DRAWS_FOR_MISSING = 20
 SIZES_FOR_MISSING = 3
+DECISIVE, DECISIVE_FOR_MISSING = 0.1, 0.01
+"""A tolerance that is a larger share of the largest element lets too much pass to bear out a claim, or a rule that
+nobody claims."""
 
 
 @dataclass(frozen=True)

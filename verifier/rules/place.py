@@ -12,11 +12,12 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, MeshSpec, OpCase, Trial, VerdictKind
 from verifier.codec import trial_record
-from verifier.placements import LARGEST_PART, partial_reductions, sharded_dim
+from verifier.placements import largest_part, partial_reductions, sharded_dim
 from verifier.rules.claims import Claim, judge_claim, read_claim, run_claim
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.execute import Cuts, LocalCall, Results
 from verifier.rules.ledger import Candidate, Ledger
+from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
 from verifier.torch_internals import ClaimReader, has_own_handler, masked_extent, placement_text, pytree
 
@@ -25,7 +26,6 @@ __all__ = ["IMPOSSIBLE", "Place"]
 TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
-_NARROW = (torch.bfloat16, torch.float16)
 _OWN_CODE = ("aten.equal.default", "aten._local_scalar_dense.default")
 
 
@@ -64,9 +64,10 @@ class Place:
         self.reference: Results = self.call(self.call.tensors)
         terms = sum(t.numel() for t in self.call.tensors) + sum(t.numel() for t in self.reference.tensors)
         parts = self.mesh.world_size
+        # a cast to a narrower dtype rounds the parts of a Partial, whatever the whole is
+        widest = max((_width(t) for t in self.call.tensors), default=0)
         self.expected = [
-            # a cast to a narrow dtype rounds the parts of a Partial, whatever the whole is
-            Expected(t, parts, case.exact and t.dtype not in _NARROW, terms, LARGEST_PART)
+            Expected(t, parts, case.exact and not 0 < _width(t) < widest, terms, largest_part(t.dtype))
             for t in self.reference.tensors
         ]
         self.vacuous = not any(t.numel() for t in self.reference.tensors)
@@ -165,7 +166,10 @@ class Place:
 
     def _hold(self, claim: Claim) -> None:
         ledger = self.ledger
-        (ledger.held if self.telling else ledger.vacuous if self.vacuous else ledger.constant).add(claim.rule)
+        if self.vacuous or not all(expected.decisive(DECISIVE) for expected in self.expected):
+            ledger.vacuous.add(claim.rule)
+        else:
+            (ledger.held if self.telling else ledger.constant).add(claim.rule)
 
     def mismatch(self, claim: Claim, results: list[Results] | Exception) -> Mismatch | None:
         """Return how the ranks' results differ from what is claimed; None if they do not."""
@@ -198,6 +202,11 @@ class Place:
 
 def _unmasked(placement: Placement) -> Placement:
     return Replicate() if masked_extent(placement) is not None else placement
+
+
+def _width(tensor: torch.Tensor) -> int:
+    """Return the bytes of an element of a floating tensor; 0 for any other."""
+    return tensor.element_size() if tensor.is_floating_point() else 0
 
 
 def can_be(dtype: torch.dtype, placement: Placement) -> bool:
