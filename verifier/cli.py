@@ -61,7 +61,7 @@ Patterns = Annotated[
 ]
 Meshes = Annotated[
     list[str] | None,
-    typer.Option("--mesh", help=f"Mesh as 4, 2x2 or simulated:8; repeatable.  [default: {' '.join(DEFAULT_MESHES)}]"),
+    typer.Option("--mesh", help="Mesh as 4, 2x2 or simulated:8; repeatable.", show_default=" ".join(DEFAULT_MESHES)),
 ]
 BackendOption = Annotated[
     str | None, typer.Option("--backend", help="simulated, gloo or nccl, for each --mesh without one.")
@@ -167,11 +167,15 @@ def rules(
         ),
     ] = None,
     world_size: Annotated[
-        str | None, typer.Option("--world-size", help="Sizes of the meshes of one dim, as 2,3,4.  [default: 2,3]")
+        str | None, typer.Option("--world-size", help="Sizes of the meshes of one dim, as 2,3,4.", show_default="2,3")
     ] = None,
     mesh: Annotated[
         list[str] | None,
-        typer.Option("--mesh", help="Mesh of several dims on which products of rules are tried, as 2x2; repeatable."),
+        typer.Option(
+            "--mesh",
+            help="Mesh of several dims on which products of rules are tried, as 2x2; repeatable.",
+            show_default="2x2, or none with --world-size",
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float64, float32 or bfloat16.")] = "float64",
     max_samples: Annotated[int, typer.Option("--max-samples", help="Calls of one overload of an op, at most.")] = 8,
@@ -182,7 +186,9 @@ def rules(
     fail_on: Annotated[FailOn, typer.Option("--fail-on", help="With missing, missing rules fail too.")] = FailOn.WRONG,
     seed: Seed = 0,
     imports: Imports = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", help="Worker processes.  [default: one for each core]")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Worker processes.", show_default="one for each core")
+    ] = None,
     output: Annotated[RulesFormat, typer.Option("--format", help="What to print on stdout.")] = RulesFormat.TEXT,
     out: Out = Path("reports"),
     baseline: BaselineOption = DEFAULT_BASELINE,

@@ -114,7 +114,7 @@ def test_claims_alone_are_tried_on_request() -> None:
 def test_too_few_sizes_are_not_enough_for_a_missing_rule() -> None:
     report = check(HandMade("aten.embedding.default", embedding, sizes=SIZES[:2]))
     assert not report.missing
-    assert report.untested["holds, but in too few draws or sizes to be called missing"] == 5
+    assert report.untested["that hold, but in too few draws or sizes to be called missing"] == 5
 
 
 def test_an_output_of_zeros_proves_nothing() -> None:

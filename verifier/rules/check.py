@@ -93,7 +93,7 @@ def missing_rules(ledger: Ledger, place: Exploration) -> list[MissingRule]:
         )
         everywhere = candidate.world_sizes == {mesh.world_size for mesh in ledger.options.flat}
         if candidate.draws < DRAWS_FOR_MISSING or len(candidate.shapes) < SIZES_FOR_MISSING or not everywhere:
-            ledger.report.untested["holds, but in too few draws or sizes to be called missing"] += 1
+            ledger.report.untested["that hold, but in too few draws or sizes to be called missing"] += 1
             continue
         decided = place.reader.at(combination, place.mesh.shape)
         saves = () if decided is None else tuple(transfers(combination, decided.inputs, place))

@@ -111,8 +111,8 @@ class Confirmer:
             if entry.op not in ops:
                 self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} is not selected"))
                 continue
-            failure = self._attempt(load_trial(entry.trial()))
-            if failure is None:
+            failure = self._run(load_trial(entry.trial()))
+            if not failure.verdict.kind.bad:
                 self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
             else:
                 self._known[entry.fingerprint] = _Known(entry, failure)
@@ -130,17 +130,19 @@ class Confirmer:
         trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
         ranks = trial.mesh.world_size
         for attempt in range(ATTEMPTS):
-            failure = self._attempt(replace(trial, seed=trial.seed + 7919 * attempt))
-            if failure is not None and agrees(wrong, failure):
+            failure = self._run(replace(trial, seed=trial.seed + 7919 * attempt))
+            if failure.verdict.kind.bad and agrees(wrong, failure):
                 return self._accuse(wrong, family, failure, f"found at level 1, confirmed on gloo, {ranks} ranks")
-        return wrong_record(wrong, f"unconfirmed: {ranks} gloo ranks do not show it", "", False)
+        seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
+        return wrong_record(wrong, f"unconfirmed: on {ranks} gloo ranks it is {seen}", "", False)
 
-    def _attempt(self, trial: Trial) -> Failure | None:
+    def _run(self, trial: Trial) -> Failure:
+        """Run ``trial`` and return what came of it, which need not be a failure."""
         observation = self.run(trial)
         verdict = judge(observation, make_reference(trial.case))
         if verdict.kind is VerdictKind.TOOL_ERROR:
             self.errors.append(f"{trial.case.op} on mesh {trial.mesh}: {verdict.message}\n{verdict.detail}".strip())
-        return Failure(trial, observation, verdict) if verdict.kind.bad else None
+        return Failure(trial, observation, verdict)
 
     def _accuse(self, wrong: WrongRule, family: str, failure: Failure, confirmed: str) -> WrongRuleRecord:
         key = defect_key(wrong)

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verifier.records import OpRulesRecord
+from verifier.report.words import plural
 from verifier.rules.recording import RulesPlan
 
 __all__ = ["RulesProgress"]
@@ -18,7 +19,8 @@ class RulesProgress:
         header = plan.header
         console.print(
             f"run {header.id}: level 1, seed {header.seed}, torch {header.versions['torch']}, "
-            f"meshes {' '.join(header.meshes)}, dtype {header.dtypes[0]}, {len(plan.targets)} ops, {plan.jobs} jobs",
+            f"meshes {' '.join(header.meshes)}, dtype {header.dtypes[0]}, {plural(len(plan.targets), 'op')}, "
+            f"{plural(plan.jobs, 'job')}",
             highlight=False,
             markup=False,
         )
