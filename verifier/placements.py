@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -195,15 +196,16 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
         closing = int(torch.randint(0, parts, (), generator=generator))
         limit, amplitudes = _NOISE_NARROW if value.dtype == torch.bfloat16 else _NOISE
         unit = _unit(value.dtype)
-        pieces = [
-            _noise(value, generator, round(-limit / unit), round(limit / unit))
-            * (unit * amplitudes[(rank + closing) % len(amplitudes)])
-            for rank in range(parts)
-        ]
-        total = value * parts if reduction == "avg" else value.clone()
-        for rank, piece in enumerate(pieces):
-            if rank != closing:
-                total = total - piece
+        steps = round(limit / unit)
+        total = value * parts if reduction == "avg" else value
+        pieces = []
+        for rank in range(parts):
+            if rank == closing:
+                pieces.append(value)  # what closes the sum is known when all others are
+                continue
+            amplitude = unit * amplitudes[(rank + closing) % len(amplitudes)]
+            pieces.append(_noise(value, generator, -steps, steps) * amplitude)
+            total = total - pieces[-1]
         pieces[closing] = total
         return pieces
 
@@ -211,11 +213,10 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
     if reduction == "product":
         return _split_product(value, owner, parts, generator)
     unit = _unit(value.dtype)
-    gap = _noise(value, generator, 0, round(8 / unit)).abs() * unit
-    gap = -gap if reduction == "max" else gap
+    gap = _noise(value, generator, 0, round(8 / unit)) * (-unit if reduction == "max" else unit)
     pieces = []
     for rank in range(parts):
-        moved = value + gap * (1 + (rank % 2))
+        moved = torch.add(value, gap, alpha=1 + rank % 2)
         if not value.dtype.is_floating_point:  # stay inside the dtype: an integer that wraps would win the reduction
             moved = torch.where((moved > value) if reduction == "max" else (moved < value), value, moved)
         pieces.append(torch.where(owner == rank, value, moved))
@@ -235,22 +236,23 @@ def split_index(value: torch.Tensor, reduction: str, parts: int, generator: torc
     if reduction not in partial_reductions(value.dtype) or value.dtype == torch.bool:
         raise ValueError(f"a {value.dtype} tensor cannot be split as indices under P({reduction})")
     owner = torch.randint(0, parts, value.shape, generator=generator)
+    owns = [owner == rank for rank in range(parts)]
     if reduction == "product" or not value.numel():
         neutral = torch.full_like(value, 1 if reduction == "product" else 0)
-        return [torch.where(owner == rank, value, neutral) for rank in range(parts)]
+        return [torch.where(own, value, neutral) for own in owns]
     fractions = torch.rand((parts, *value.shape), generator=generator, dtype=torch.float64)
     if reduction == "sum":
-        rest = value.clone()
+        rest = value
         pieces = []
-        for rank in range(parts):  # each takes a part of what is left, the owner takes what all others leave
-            share = (rest * fractions[rank]).to(value.dtype)
-            pieces.append(torch.where(owner == rank, torch.zeros_like(value), share))
+        for own, fraction in zip(owns, fractions, strict=True):  # each takes a part of what is left
+            pieces.append((rest * fraction).to(value.dtype).masked_fill_(own, 0))
             rest = rest - pieces[-1]
-        return [torch.where(owner == rank, rest, piece) for rank, piece in enumerate(pieces)]
+        return [torch.where(own, rest, piece) for own, piece in zip(owns, pieces, strict=True)]
     bound = value.min() if reduction == "max" else value.max()
+    room = bound - value
     return [
-        torch.where(owner == rank, value, value + ((bound - value) * fractions[rank]).to(value.dtype))
-        for rank in range(parts)
+        torch.where(own, value, value + (room * fraction).to(value.dtype))
+        for own, fraction in zip(owns, fractions, strict=True)
     ]
 
 
@@ -258,21 +260,24 @@ def _split_product(
     value: torch.Tensor, owner: torch.Tensor, parts: int, generator: torch.Generator
 ) -> list[torch.Tensor]:
     """Split under multiplication by factors whose inverses are exact: signs, and powers of two where there are any."""
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        choices = torch.tensor([1.0, -1.0, 2.0, -0.5, 0.5, -2.0], dtype=torch.float64)
-    elif value.dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
-        choices = torch.tensor([1.0], dtype=torch.float64)
-    else:
-        choices = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    pieces = []
-    rest = torch.ones(value.shape, dtype=torch.float64)
-    for rank in range(parts):
-        factor = choices[torch.randint(0, len(choices), value.shape, generator=generator)]
-        factor = torch.where(owner == rank, torch.ones_like(factor), factor)
-        rest = rest * factor
-        pieces.append(factor.to(value.dtype))
-    closing = value * (1 / rest).to(value.dtype)
+    choices = _factors(value.dtype)
+    factors = choices[torch.randint(0, len(choices), (parts, *value.shape), generator=generator)]
+    factors.scatter_(0, owner.unsqueeze(0), 1.0)
+    closing = value * (1 / factors.prod(0)).to(value.dtype)
+    pieces = factors.to(value.dtype)
     return [torch.where(owner == rank, closing, piece) for rank, piece in enumerate(pieces)]
+
+
+@cache
+def _factors(dtype: torch.dtype) -> torch.Tensor:
+    """Return factors whose inverses ``dtype`` has."""
+    if dtype.is_floating_point or dtype.is_complex:
+        factors = [1.0, -1.0, 2.0, -0.5, 0.5, -2.0]
+    elif dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+        factors = [1.0]
+    else:
+        factors = [1.0, -1.0]
+    return torch.tensor(factors, dtype=torch.float64)
 
 
 # -------------------------------------------------------------------------------------------------------------- split

@@ -57,8 +57,8 @@ class Expected:
         self.letters: tuple[Placement, ...] = Alphabet().placements(value.ndim, value.dtype)
         self._numbers = {letter: number for number, letter in enumerate(self.letters)}
         inexact = value.dtype.is_floating_point or value.dtype.is_complex
-        self._finite = not inexact or bool(torch.isfinite(self.value).all())
-        finite = self.value if self._finite else self.value[torch.isfinite(self.value)]
+        self.finite = not inexact or bool(torch.isfinite(self.value).all())
+        finite = self.value if self.finite else self.value[torch.isfinite(self.value)]
         self._scale = float(finite.abs().max()) if inexact and finite.numel() else 0.0
         self._limits: dict[bool, tuple[float, float]] = {}
         self.expect_parts(False)
@@ -98,9 +98,9 @@ class Expected:
         """Return whether ``got`` is ``wanted``, of the same shape and dtype, within the tolerance; NaN equals NaN."""
         if torch.equal(got, wanted):
             return True
-        if self.absolute and self._finite:
+        if self.absolute and self.finite:
             return bool(((got - wanted).abs() <= self.absolute).all())
-        if self._finite:
+        if self.finite:
             return False
         return compare(got, wanted, self.absolute) is None
 

@@ -16,7 +16,7 @@ from verifier.torch_internals import Slot, masked_extent, pytree
 __all__ = ["Cuts", "LocalCall", "Results", "masked_indices"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Results:
     """What a call left behind: its tensors, and everything else that it returned.
 

@@ -73,7 +73,7 @@ class Place:
         self.vacuous = not any(t.numel() for t in self.reference.tensors)
         self.telling = all(_telling(t) for t in self.reference.tensors)
         self.ledger.told |= self.telling
-        self.finite = all(bool(torch.isfinite(t).all()) for t in self.reference.tensors if t.is_floating_point())
+        self.finite = all(expected.finite for expected in self.expected)
         text = f"{self.ledger.sample.op}/{self.ledger.sample.origin}/{self.size}/{draw}/{self.mesh}"
         self.seed = zlib.crc32(text.encode()) ^ self.ledger.options.seed
         self._cuts: Cuts | None = None
