@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+from torch.distributed.tensor._ops.utils import register_op_strategy
 
 from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.rules.check import DRAWS_FOR_MISSING, CheckOptions, Position, check_sample
 from verifier.rules.results import SampleReport
+from verifier.torch_internals import replaced_strategy
 
 TWO = MeshSpec((2,))
 THREE = MeshSpec((3,))
@@ -197,6 +202,29 @@ def test_products_of_rules_are_tried_on_a_mesh_of_two_dims() -> None:
     assert not report.wrong
     both = {rule for rule in report.confirmed if rule.inputs[0].startswith("(")}
     assert len(both) >= 6
+
+
+@pytest.mark.parametrize("dim", range(5))
+def test_each_tensor_dim_is_cut_by_both_mesh_dims(dim: int) -> None:
+    """A strategy for a whole mesh that forgets the second of two cuts of one tensor dim."""
+
+    def strategy(schema: OpSchema) -> OpStrategy:
+        given = schema.args_schema[0]
+        assert isinstance(given, OpStrategy)
+        spec = given.strategies[0].output_spec
+        twice = spec.placements == (Shard(dim), Shard(dim))
+        result = DTensorSpec(
+            spec.mesh, (Shard(dim), Replicate()) if twice else spec.placements, tensor_meta=spec.tensor_meta
+        )
+        return OpStrategy([OpSpec(result, input_specs=(spec,), redistribute_cost=[[0.0]])])
+
+    clone = torch.ops.aten.clone.default
+    sample = HandMade("aten.clone.default", lambda g, s: ((floats(g, *s, 5, 3),), {}))
+    with replaced_strategy(clone):
+        register_op_strategy(clone)(strategy)
+        report = check(sample, TWO, SQUARE)
+    at = {tuple(wrong.rule.inputs): wrong.verdict for wrong in report.wrong if wrong.mesh == "2x2"}
+    assert at == {(f"(S({dim}), S({dim}))",): VerdictKind.WRONG_SHAPE}
 
 
 # ------------------------------------------------------------------------------------------------------------ precision

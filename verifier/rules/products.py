@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination
-from verifier.placements import Alphabet
+from verifier.placements import Alphabet, sharded_dim
 from verifier.rules.claims import read_claim
 from verifier.rules.enumerate import input_combinations, product_choices
 from verifier.rules.explore import tensor_groups
@@ -28,10 +28,9 @@ class Products(Place):
         rules = sorted(ledger.products, key=str)
         if not rules or not ledger.options.products:
             return
-        seed = zlib.crc32(ledger.sample.op.encode())
-        chosen = product_choices(len(rules), self.mesh.ndim, ledger.options.products, seed)
+        seed = zlib.crc32(f"{ledger.sample.op}/{ledger.sample.origin}".encode())
         combinations: dict[Combination, None] = {}
-        for choice in chosen:
+        for choice in self._chosen(rules, seed):
             columns = zip(*(rules[i] for i in choice), strict=True)
             combinations[tuple(tuple(column) for column in columns)] = None
         combinations |= dict.fromkeys(self._mixed(rules, seed))
@@ -52,6 +51,19 @@ class Products(Place):
             self.try_claim(claim, None)
             ledger.report.runs += 1
             ledger.report.combinations += 1
+
+    def _chosen(self, rules: Sequence[tuple[Placement, ...]], seed: int) -> list[tuple[int, ...]]:
+        """Return which of ``rules`` to take on each mesh dim.
+
+        Half are rules taken on every mesh dim, which cut one tensor dim several times: a strategy that works out sizes
+        or offsets from one mesh dim alone goes wrong there. The rest is a pairwise cover.
+        """
+        most, ndim = self.ledger.options.products, self.mesh.ndim
+        sharding = [i for i, rule in enumerate(rules) if any(sharded_dim(placement) is not None for placement in rule)]
+        order = torch.randperm(len(sharding), generator=torch.Generator().manual_seed(seed)).tolist()
+        repeated = [(sharding[i],) * ndim for i in order[: most // 2]]
+        cover = product_choices(len(rules), ndim, most - len(repeated), seed)
+        return list(dict.fromkeys([*repeated, *cover]))
 
     def _mixed(self, rules: Sequence[tuple[Placement, ...]], seed: int) -> Iterator[Combination]:
         """Yield combinations that are a rule on one mesh dim and anything at all on the others.
