@@ -6,13 +6,13 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
 
 import torch
 from hypothesis.strategies import SearchStrategy
 
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict
+from verifier.entry_points import load_entry_points
 
 __all__ = ["ENTRY_POINT_GROUP", "DrawContext", "Family", "installed_families", "select_ops"]
 
@@ -64,13 +64,7 @@ def installed_families() -> dict[str, Family]:
     TypeError
         If an entry point loads something that is not a :class:`Family`.
     """
-    families: dict[str, Family] = {}
-    for entry_point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
-        family = entry_point.load()
-        if not isinstance(family, Family):
-            raise TypeError(f"entry point {entry_point.name} = {entry_point.value} is a {type(family)}, not a Family")
-        families[family.name] = family
-    return families
+    return load_entry_points(ENTRY_POINT_GROUP, Family)  # type: ignore[type-abstract]
 
 
 def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str, tuple[str, ...]]:

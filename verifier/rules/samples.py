@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from verifier.cases import OpCase
+from verifier.entry_points import load_entry_points
 
 __all__ = ["SAMPLE_SOURCE_GROUP", "Sample", "SampleOptions", "SampleSource", "Target", "installed_sources"]
 
@@ -123,10 +123,4 @@ def installed_sources() -> dict[str, SampleSource]:
     TypeError
         If an entry point loads something that is not a :class:`SampleSource`.
     """
-    sources: dict[str, SampleSource] = {}
-    for entry_point in sorted(entry_points(group=SAMPLE_SOURCE_GROUP), key=lambda e: e.name):
-        source = entry_point.load()
-        if not isinstance(source, SampleSource):
-            raise TypeError(f"entry point {entry_point.name} = {entry_point.value} is a {type(source)}, not a source")
-        sources[source.name] = source
-    return sources
+    return load_entry_points(SAMPLE_SOURCE_GROUP, SampleSource)  # type: ignore[type-abstract]
