@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from verifier.torch_internals import let_new_rules_win
 
-__all__ = ["ImportFailedError", "run_imports"]
+__all__ = ["ImportFailedError", "run_imports", "run_imports_with_warnings"]
 
 
 class ImportFailedError(ValueError):
@@ -37,6 +38,18 @@ def run_imports(names: Sequence[str]) -> list[str]:
             except Exception as error:  # the user's own code may raise anything
                 raise ImportFailedError(f"--import {name}: {type(error).__name__}: {error}") from error
     return helped
+
+
+def run_imports_with_warnings(names: Sequence[str]) -> None:
+    """Do as :func:`run_imports`, and warn of each op that it returns.
+
+    For functions that make a plan of what a user asked for: the warning names the line that called such a function.
+    """
+    for op in run_imports(names):
+        warnings.warn(
+            f"{op}: DTensor keeps its own rule beside one from register_sharding; yours is verified in its place",
+            stacklevel=3,
+        )
 
 
 def _import(name: str) -> None:

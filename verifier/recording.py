@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import platform
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from verifier.cases import BACKENDS, Backend, MeshSpec
 from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
-from verifier.imports import run_imports
+from verifier.imports import run_imports_with_warnings
 from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.records import RunHeader, RunRecord
 from verifier.report import write_html, write_json
@@ -57,11 +56,7 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
     ValueError
         If anything in it does not exist or does not fit, with the nearest valid name.
     """
-    for op in run_imports(request.imports):
-        warnings.warn(
-            f"{op}: DTensor keeps its own rule beside one from register_sharding; yours is verified in its place",
-            stacklevel=2,
-        )
+    run_imports_with_warnings(request.imports)
     families = installed_families()
     if not families:
         raise ValueError("no family is installed; install the distribution (pip install -e .), not the folder alone")

@@ -6,7 +6,6 @@ import difflib
 import os
 import time
 import traceback
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ import torch
 
 from verifier.baseline import Baseline
 from verifier.cases import MeshSpec, Observation, Trial, VerdictKind
-from verifier.imports import run_imports
+from verifier.imports import run_imports_with_warnings
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.recording import versions
 from verifier.records import (
@@ -88,11 +87,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     ValueError
         If anything in it does not exist or does not fit, with the nearest valid name.
     """
-    for op in run_imports(request.imports):
-        warnings.warn(
-            f"{op}: DTensor keeps its own rule beside one from register_sharding; yours is verified in its place",
-            stacklevel=2,
-        )
+    run_imports_with_warnings(request.imports)
     if request.dtype not in DTYPES:
         near = difflib.get_close_matches(request.dtype, DTYPES, 1, 0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
