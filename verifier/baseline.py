@@ -20,8 +20,8 @@ import tomli_w
 
 from verifier.cases import VerdictKind
 from verifier.codec import load_trial
+from verifier.record_files import write_atomically
 from verifier.records import FORMAT_VERSION, FindingRecord, RunRecord, TrialRecord
-from verifier.runs import write_atomically
 
 __all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
 

@@ -22,6 +22,7 @@ from verifier.codec import load_trial
 from verifier.gate import as_json, decide, render
 from verifier.meshes import PoolError
 from verifier.progress import ProgressDisplay
+from verifier.record_files import RunStoreError
 from verifier.recording import DEFAULT_MESHES, Request, make_plan, record, write_report
 from verifier.records import RunRecord
 from verifier.replay import replay as replay_trial
@@ -31,7 +32,7 @@ from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, total_lines
 from verifier.rules.progress import RulesProgress
 from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
-from verifier.runs import RunStore, RunStoreError
+from verifier.runs import RunStore
 from verifier.script import render_script
 from verifier.summary import join_levels
 

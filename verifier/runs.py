@@ -20,41 +20,38 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from verifier import events
 from verifier.cases import format_placements
+from verifier.record_files import (
+    RunFormatError,
+    RunStoreError,
+    convert_fields,
+    decode_versioned,
+    encode_record,
+    read_finding,
+    read_record,
+    refused,
+    version_first,
+    write_all,
+    write_atomically,
+)
 from verifier.records import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
 
 __all__ = [
     "Journal",
-    "RunFormatError",
     "RunStore",
-    "RunStoreError",
     "RunWriter",
-    "encode_record",
     "journal_listener",
     "new_run_id",
-    "read_finding",
     "read_journal",
-    "read_record",
-    "write_atomically",
 ]
 
 RECORD_NAME = "run.json"
 JOURNAL_NAME = "journal.jsonl"
-
-_Record = TypeVar("_Record", RunRecord, FindingRecord, RunHeader)
-
-
-class RunFormatError(ValueError):
-    """A stored file is not what this version of the verifier reads."""
-
-
-class RunStoreError(RuntimeError):
-    """The file system refused; the message says which path, why, and what is kept. ``__cause__`` is the OSError."""
 
 
 def new_run_id() -> str:
@@ -64,110 +61,6 @@ def new_run_id() -> str:
     that exists, should even that coincide.
     """
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S-%f}-{secrets.token_hex(3)}"
-
-
-# -------------------------------------------------------------------------------------------------------------- files
-def encode_record(record: RunRecord | FindingRecord) -> bytes:
-    """Return the record as JSON, ``format_version`` first, with a newline at its end."""
-    return msgspec.json.encode(_version_first(record)) + b"\n"
-
-
-def _version_first(record: RunRecord | FindingRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(record)
-    return {"format_version": fields.pop("format_version"), **fields}
-
-
-def read_record(path: Path) -> RunRecord:
-    """Return the run that is stored in the file ``path``.
-
-    Raises
-    ------
-    RunFormatError
-        If the file is not JSON, has another ``format_version``, or does not follow the schema.
-    FileNotFoundError
-        If there is no such file.
-    """
-    return _convert(_decode(path.read_bytes(), str(path)), RunRecord, str(path))
-
-
-def read_finding(path: Path) -> FindingRecord:
-    """Return the finding that is stored in the file ``path``; raises as :func:`read_record` does."""
-    return _convert(_decode(path.read_bytes(), str(path)), FindingRecord, str(path))
-
-
-def _decode(data: bytes, where: str) -> dict[str, Any]:
-    """Return the JSON object ``data`` if it has our version, which explains every other difference if it has not."""
-    try:
-        fields = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RunFormatError(f"{where}: not JSON: {error}") from error
-    if not isinstance(fields, dict) or "format_version" not in fields:
-        raise RunFormatError(f"{where}: has no format_version; was it written by the verifier?")
-    if (version := fields["format_version"]) != FORMAT_VERSION:
-        raise RunFormatError(
-            f"{where}: format_version is {version!r}, this version of the verifier reads {FORMAT_VERSION}; "
-            "read it with the version that wrote it, or run again"
-        )
-    return fields
-
-
-def _convert(fields: object, schema: type[_Record], where: str) -> _Record:
-    try:
-        return msgspec.convert(fields, schema)
-    except msgspec.ValidationError as error:
-        raise RunFormatError(f"{where}: not a {schema.__name__} of format_version {FORMAT_VERSION}: {error}") from error
-
-
-def write_atomically(path: Path, data: bytes, kept: str) -> None:
-    """Write ``data`` to ``path`` so that a reader finds the old content or the new, never a part, even after a crash.
-
-    Parameters
-    ----------
-    kept
-        What still stands if the write fails, for the message.
-
-    Raises
-    ------
-    RunStoreError
-        If the file system refuses, such as a full disk; ``path`` is then as it was before.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # 0o666 less the umask, as for any file; mkstemp would make one that only the owner can read.
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            _write_all(descriptor, data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(partial, path)
-        _sync_directory(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise _refused("write", path, error, kept) from error
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data``: a disk that fills up takes a part first and says so only at the next attempt."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the entries of a directory survive a power cut, where the platform can."""
-    with contextlib.suppress(PermissionError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _refused(verb: str, path: Path, error: OSError, kept: str) -> RunStoreError:
-    return RunStoreError(f"cannot {verb} {path}: {error.strerror or error}; {kept}")
 
 
 # ------------------------------------------------------------------------------------------------------------ journal
@@ -198,7 +91,7 @@ def read_journal(path: Path) -> Journal:
     torn = bool(lines.pop())
     if not lines:
         raise RunFormatError(f"{path}: has no header line")
-    header = _convert(_decode(lines[0], f"{path}:1").get("header"), RunHeader, f"{path}:1")
+    header = convert_fields(decode_versioned(lines[0], f"{path}:1").get("header"), RunHeader, f"{path}:1")
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines[1:], 2):
         try:
@@ -228,7 +121,7 @@ class RunWriter:
         try:
             self._descriptor = os.open(self.journal_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         except OSError as error:
-            raise _refused("write", self.journal_path, error, "nothing of this run is kept") from error
+            raise refused("write", self.journal_path, error, "nothing of this run is kept") from error
         try:
             self._append({"format_version": FORMAT_VERSION, "header": header}, "nothing of this run is kept")
         except RunStoreError:
@@ -270,14 +163,14 @@ class RunWriter:
         size = 0
         try:
             size = os.fstat(self._descriptor).st_size
-            _write_all(self._descriptor, line)
+            write_all(self._descriptor, line)
         except OSError as error:
             try:
                 # So that a later line, when there is room again, does not continue half of this one.
                 os.ftruncate(self._descriptor, size)
             except OSError:
                 self._broken = error.strerror or str(error)
-            raise _refused("write", self.journal_path, error, kept) from error
+            raise refused("write", self.journal_path, error, kept) from error
         self._written += 1
 
     def finish(self, record: RunRecord) -> Path:
@@ -344,7 +237,7 @@ def _describe(event: events.Event) -> dict[str, object]:
         case events.PoolRestarted(mesh, reason, seconds):
             return {"mesh": str(mesh), "reason": reason, "seconds": seconds}
         case events.FindingReported(finding):
-            return {"finding": _version_first(finding)}
+            return {"finding": version_first(finding)}
         case events.RunFinished(seconds, complete):
             return {"seconds": seconds, "complete": complete}
 
@@ -388,7 +281,7 @@ class RunStore:
         except FileExistsError as error:
             raise ValueError(f"run {header.id} exists already in {self.directory}; take new_run_id()") from error
         except OSError as error:
-            raise _refused("make", directory, error, "nothing of this run is kept") from error
+            raise refused("make", directory, error, "nothing of this run is kept") from error
         return RunWriter(directory, header)
 
     def ids(self) -> list[str]:
@@ -503,4 +396,4 @@ class RunStore:
             journal = self.path(run_id, JOURNAL_NAME)
             for event in read_journal(journal).events:
                 if event.get("event") == _NAMES[events.FindingReported]:
-                    yield _convert(event.get("finding"), FindingRecord, str(journal))
+                    yield convert_fields(event.get("finding"), FindingRecord, str(journal))

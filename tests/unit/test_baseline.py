@@ -18,8 +18,8 @@ from torch.distributed.tensor import Shard
 from verifier.baseline import NOT_EXPLAINED, VALID_DAYS, Baseline, BaselineEntry, BaselineError, load_baseline
 from verifier.cases import MeshSpec, OpCase, Trial
 from verifier.codec import trial_record
+from verifier.record_files import RunStoreError
 from verifier.records import FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
-from verifier.runs import RunStoreError
 
 TODAY = date(2026, 5, 20)
 CASE = OpCase("aten.embedding.default", "torch.nn.functional.embedding", (torch.ones(2), "it's"))

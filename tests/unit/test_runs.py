@@ -31,19 +31,9 @@ from verifier.events import (
     RunStarted,
     TrialFinished,
 )
+from verifier.record_files import RunFormatError, RunStoreError, encode_record, read_finding
 from verifier.records import FindingRecord, GraphRecord, RunHeader, RunRecord
-from verifier.runs import (
-    RunFormatError,
-    RunStore,
-    RunStoreError,
-    encode_record,
-    journal_listener,
-    new_run_id,
-    read_finding,
-    read_journal,
-    read_record,
-    write_atomically,
-)
+from verifier.runs import RunStore, journal_listener, new_run_id, read_journal
 
 MESH = MeshSpec((2, 2))
 TRIAL = Trial(
@@ -194,24 +184,6 @@ def test_load_suggests_the_nearest_run(store: RunStore) -> None:
     store.open_run(a_header("2027")).close()
     with pytest.raises(ValueError, match=r"run 2027 did not finish: .*journal\.jsonl"):
         store.load("2027")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", r"run\.json: not JSON"),
-        (b'"\xff"', r"run\.json: not JSON"),
-        (b"[1]", r"run\.json: has no format_version"),
-        (b"{}", r"run\.json: has no format_version"),
-        (b'{"format_version": 7}', r"run\.json: format_version is 7, this version of the verifier reads 1"),
-        (b'{"format_version": 1}', r"run\.json: not a RunRecord of format_version 1: .*missing required field"),
-    ],
-)
-def test_file_that_we_cannot_read_says_why(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "run.json"
-    path.write_bytes(content)
-    with pytest.raises(RunFormatError, match=message):
-        read_record(path)
 
 
 def test_field_of_another_type_is_named(store: RunStore) -> None:
@@ -369,20 +341,6 @@ def test_full_disk_at_the_end_leaves_no_part_of_a_record(store: RunStore, monkey
         assert store.unfinished() == ["2026"]
         writer.finish(a_run(header))
     assert store.unfinished() == []
-
-
-def test_interrupted_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, b"old", "nothing")
-
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(RunStoreError, match="No space left on device; the old one is kept"):
-        write_atomically(path, b"new", "the old one is kept")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_root_that_cannot_be_made_says_so(tmp_path: Path) -> None:

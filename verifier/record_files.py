@@ -1,0 +1,143 @@
+"""Files that hold records: JSON that names its format version, and that is replaced as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from verifier.records import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
+
+__all__ = [
+    "RunFormatError",
+    "RunStoreError",
+    "convert_fields",
+    "decode_versioned",
+    "encode_record",
+    "read_finding",
+    "read_record",
+    "refused",
+    "version_first",
+    "write_all",
+    "write_atomically",
+]
+
+_Record = TypeVar("_Record", RunRecord, FindingRecord, RunHeader)
+
+
+class RunFormatError(ValueError):
+    """A stored file is not what this version of the verifier reads."""
+
+
+class RunStoreError(RuntimeError):
+    """The file system refused; the message says which path, why, and what is kept. ``__cause__`` is the OSError."""
+
+
+def encode_record(record: RunRecord | FindingRecord) -> bytes:
+    """Return the record as JSON, ``format_version`` first, with a newline at its end."""
+    return msgspec.json.encode(version_first(record)) + b"\n"
+
+
+def version_first(record: RunRecord | FindingRecord) -> dict[str, Any]:
+    """Return the fields of the record as plain values, ``format_version`` first."""
+    fields: dict[str, Any] = msgspec.to_builtins(record)
+    return {"format_version": fields.pop("format_version"), **fields}
+
+
+def read_record(path: Path) -> RunRecord:
+    """Return the run that is stored in the file ``path``.
+
+    Raises
+    ------
+    RunFormatError
+        If the file is not JSON, has another ``format_version``, or does not follow the schema.
+    FileNotFoundError
+        If there is no such file.
+    """
+    return convert_fields(decode_versioned(path.read_bytes(), str(path)), RunRecord, str(path))
+
+
+def read_finding(path: Path) -> FindingRecord:
+    """Return the finding that is stored in the file ``path``; raises as :func:`read_record` does."""
+    return convert_fields(decode_versioned(path.read_bytes(), str(path)), FindingRecord, str(path))
+
+
+def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
+    """Return the JSON object ``data`` if it has our version, which explains every other difference if it has not."""
+    try:
+        fields = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RunFormatError(f"{where}: not JSON: {error}") from error
+    if not isinstance(fields, dict) or "format_version" not in fields:
+        raise RunFormatError(f"{where}: has no format_version; was it written by the verifier?")
+    if (version := fields["format_version"]) != FORMAT_VERSION:
+        raise RunFormatError(
+            f"{where}: format_version is {version!r}, this version of the verifier reads {FORMAT_VERSION}; "
+            "read it with the version that wrote it, or run again"
+        )
+    return fields
+
+
+def convert_fields(fields: object, schema: type[_Record], where: str) -> _Record:
+    """Return the record that plain values stand for; :class:`RunFormatError` if they do not follow its schema."""
+    try:
+        return msgspec.convert(fields, schema)
+    except msgspec.ValidationError as error:
+        raise RunFormatError(f"{where}: not a {schema.__name__} of format_version {FORMAT_VERSION}: {error}") from error
+
+
+def write_atomically(path: Path, data: bytes, kept: str) -> None:
+    """Write ``data`` to ``path`` so that a reader finds the old content or the new, never a part, even after a crash.
+
+    Parameters
+    ----------
+    kept
+        What still stands if the write fails, for the message.
+
+    Raises
+    ------
+    RunStoreError
+        If the file system refuses, such as a full disk; ``path`` is then as it was before.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # 0o666 less the umask, as for any file; mkstemp would make one that only the owner can read.
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(partial, path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise refused("write", path, error, kept) from error
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``: a disk that fills up takes a part first and says so only at the next attempt."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the entries of a directory survive a power cut, where the platform can."""
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def refused(verb: str, path: Path, error: OSError, kept: str) -> RunStoreError:
+    """Return what to raise where the file system refuses to ``verb`` the file ``path``."""
+    return RunStoreError(f"cannot {verb} {path}: {error.strerror or error}; {kept}")
