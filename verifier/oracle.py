@@ -32,7 +32,8 @@ from verifier.cases import (
     parse_placements,
 )
 from verifier.comparison import compare, tolerance
-from verifier.placements import LARGEST_PART, Disagreement, combine
+from verifier.partials import LARGEST_PART
+from verifier.placements import Disagreement, combine
 from verifier.torch_internals import pytree
 
 __all__ = [

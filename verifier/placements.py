@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import REDUCTIONS, Placements, format_placements
+from verifier.partials import largest_part, partial_reductions, split_index, split_partial
 from verifier.torch_internals import norm_order, strides_of
 
 __all__ = [
@@ -35,14 +35,6 @@ __all__ = [
     "split_partial",
     "take_local",
 ]
-
-# Noise of a Partial split: quarters up to the first number, scaled per rank by one of the others. Quarters, since an op
-# that rounds is linear on integers. The sum of the absolute values over 8 ranks must stay below 2**p for a dtype with p
-# significant bits, two of which the quarters take, or the reduction would round.
-_NOISE = (8, (1, 3, 7))
-_NOISE_NARROW = (4, (1, 2, 3))  # bfloat16 and integers have no bits for quarters
-LARGEST_PART = 512.0
-"""No part of a Partial split of small integers is larger, over up to 8 ranks."""
 
 
 class Disagreement(ValueError):  # noqa: N818 - what the ranks are in
@@ -119,165 +111,6 @@ def local_shape(
             assert cut is not None
             result[dim] = len(cut[1])
     return tuple(result)
-
-
-# ------------------------------------------------------------------------------------------------------------ partial
-def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
-    """Return the reductions for which a tensor of ``dtype`` can be Partial.
-
-    An average of integers is not an integer, complex numbers have no order, and the sum of bools is not a bool.
-
-    >>> partial_reductions(torch.int64), partial_reductions(torch.bool)
-    (('sum', 'product', 'min', 'max'), ('product', 'min', 'max'))
-    """
-    if dtype == torch.bool:
-        refused = {"sum", "avg"}
-    elif dtype.is_complex:
-        refused = {"min", "max"}
-    elif not dtype.is_floating_point:
-        refused = {"avg"}
-    else:
-        refused = set()
-    return tuple(reduction for reduction in REDUCTIONS if reduction not in refused)
-
-
-def _unit(dtype: torch.dtype) -> float:
-    """Return the difference of neighbouring values of the noise in a tensor of ``dtype``."""
-    return 0.25 if dtype in (torch.float64, torch.float32, torch.complex128, torch.complex64) else 1
-
-
-def _noise(like: torch.Tensor, generator: torch.Generator, low: int, high: int) -> torch.Tensor:
-    """Return random integers in ``[low, high]`` of the shape and dtype of ``like``."""
-    if like.dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
-        low = max(low, 0)
-    noise = torch.randint(low, high + 1, like.shape, generator=generator)
-    if like.dtype.is_complex:
-        imaginary = torch.randint(low, high + 1, like.shape, generator=generator)
-        return torch.complex(noise.double(), imaginary.double()).to(like.dtype)
-    return noise.to(like.dtype)
-
-
-def _split_bool(value: torch.Tensor, any_is_true: bool, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Split a bool under OR (max) or AND (min, product), each element's deciding ranks drawn at random."""
-    pieces = torch.randint(0, 2, (parts, *value.shape), generator=generator).bool()
-    owner = torch.randint(0, parts, (1, *value.shape), generator=generator)
-    pieces.scatter_(0, owner, any_is_true)  # at least one rank decides
-    settled = torch.zeros_like(pieces) if any_is_true else torch.ones_like(pieces)
-    decided = value if any_is_true else ~value
-    return list(torch.where(decided, pieces, settled).unbind(0))
-
-
-def largest_part(dtype: torch.dtype) -> float:
-    """Return the size that no part of a Partial split of small integers exceeds, over up to 8 ranks."""
-    return 96.0 if dtype == torch.bfloat16 else LARGEST_PART
-
-
-def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Return ``parts`` tensors of the shape and dtype of ``value`` that reduce to it.
-
-    The parts differ from rank to rank, in size and in sign, and which rank makes them add up is drawn for each tensor
-    (sum, avg) or each element (product, min, max). On small integers the reduction is exact in every dtype.
-
-    Raises
-    ------
-    ValueError
-        If the dtype cannot be Partial under ``reduction``.
-    """
-    if reduction not in partial_reductions(value.dtype):
-        allowed = ", ".join(partial_reductions(value.dtype))
-        raise ValueError(f"a {value.dtype} tensor cannot be P({reduction}); it can be Partial under {allowed}")
-    value = value.detach()
-    if parts == 1:
-        return [value.clone()]
-    if value.dtype == torch.bool:
-        return _split_bool(value, reduction == "max", parts, generator)
-
-    if reduction in ("sum", "avg"):
-        closing = int(torch.randint(0, parts, (), generator=generator))
-        limit, amplitudes = _NOISE_NARROW if value.dtype == torch.bfloat16 else _NOISE
-        unit = _unit(value.dtype)
-        steps = round(limit / unit)
-        total = value * parts if reduction == "avg" else value
-        pieces = []
-        for rank in range(parts):
-            if rank == closing:
-                pieces.append(value)  # what closes the sum is known when all others are
-                continue
-            amplitude = unit * amplitudes[(rank + closing) % len(amplitudes)]
-            pieces.append(_noise(value, generator, -steps, steps) * amplitude)
-            total = total - pieces[-1]
-        pieces[closing] = total
-        return pieces
-
-    owner = torch.randint(0, parts, value.shape, generator=generator)
-    if reduction == "product":
-        return _split_product(value, owner, parts, generator)
-    unit = _unit(value.dtype)
-    gap = _noise(value, generator, 0, round(8 / unit)) * (-unit if reduction == "max" else unit)
-    pieces = []
-    for rank in range(parts):
-        moved = torch.add(value, gap, alpha=1 + rank % 2)
-        if not value.dtype.is_floating_point:  # stay inside the dtype: an integer that wraps would win the reduction
-            moved = torch.where((moved > value) if reduction == "max" else (moved < value), value, moved)
-        pieces.append(torch.where(owner == rank, value, moved))
-    return pieces
-
-
-def split_index(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Return ``parts`` integer tensors that reduce to ``value``, with no value outside the range of its own and 0.
-
-    For indices, lengths and targets: kernels trust them, and a part that points outside memory can end the process.
-
-    Raises
-    ------
-    ValueError
-        If the dtype cannot be Partial under ``reduction``.
-    """
-    if reduction not in partial_reductions(value.dtype) or value.dtype == torch.bool:
-        raise ValueError(f"a {value.dtype} tensor cannot be split as indices under P({reduction})")
-    owner = torch.randint(0, parts, value.shape, generator=generator)
-    owns = [owner == rank for rank in range(parts)]
-    if reduction == "product" or not value.numel():
-        neutral = torch.full_like(value, 1 if reduction == "product" else 0)
-        return [torch.where(own, value, neutral) for own in owns]
-    fractions = torch.rand((parts, *value.shape), generator=generator, dtype=torch.float64)
-    if reduction == "sum":
-        rest = value
-        pieces = []
-        for own, fraction in zip(owns, fractions, strict=True):  # each takes a part of what is left
-            pieces.append((rest * fraction).to(value.dtype).masked_fill_(own, 0))
-            rest = rest - pieces[-1]
-        return [torch.where(own, rest, piece) for own, piece in zip(owns, pieces, strict=True)]
-    bound = value.min() if reduction == "max" else value.max()
-    room = bound - value
-    return [
-        torch.where(own, value, value + (room * fraction).to(value.dtype))
-        for own, fraction in zip(owns, fractions, strict=True)
-    ]
-
-
-def _split_product(
-    value: torch.Tensor, owner: torch.Tensor, parts: int, generator: torch.Generator
-) -> list[torch.Tensor]:
-    """Split under multiplication by factors whose inverses are exact: signs, and powers of two where there are any."""
-    choices = _factors(value.dtype)
-    factors = choices[torch.randint(0, len(choices), (parts, *value.shape), generator=generator)]
-    factors.scatter_(0, owner.unsqueeze(0), 1.0)
-    closing = value * (1 / factors.prod(0)).to(value.dtype)
-    pieces = factors.to(value.dtype)
-    return [torch.where(owner == rank, closing, piece) for rank, piece in enumerate(pieces)]
-
-
-@cache
-def _factors(dtype: torch.dtype) -> torch.Tensor:
-    """Return factors whose inverses ``dtype`` has."""
-    if dtype.is_floating_point or dtype.is_complex:
-        factors = [1.0, -1.0, 2.0, -0.5, 0.5, -2.0]
-    elif dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
-        factors = [1.0]
-    else:
-        factors = [1.0, -1.0]
-    return torch.tensor(factors, dtype=torch.float64)
 
 
 # -------------------------------------------------------------------------------------------------------------- split

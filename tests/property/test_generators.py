@@ -27,7 +27,7 @@ from verifier.cases import MeshSpec, OpCase, Placements, Trial, Verdict, Verdict
 from verifier.cases import Phase as Step
 from verifier.families import DrawContext, Family
 from verifier.oracle import argument_names, resolve
-from verifier.placements import split_partial
+from verifier.partials import split_partial
 
 T = TypeVar("T")
 QUICK = settings(

@@ -13,16 +13,15 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.meshes import mesh_shapes
 from verifier.cases import Placements, format_placements
+from verifier.partials import partial_reductions, split_partial
 from verifier.placements import (
     Alphabet,
     Disagreement,
     combine,
     coordinates,
     local_shape,
-    partial_reductions,
     shard_bounds,
     split,
-    split_partial,
     take_local,
 )
 

@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.cases import MeshSpec, VerdictKind
-from verifier.placements import (
-    Alphabet,
-    Disagreement,
-    combine,
-    local_shape,
-    partial_reductions,
-    split,
-    split_index,
-    split_partial,
-)
+from verifier.partials import partial_reductions, split_index, split_partial
+from verifier.placements import Alphabet, Disagreement, combine, local_shape, split
 from verifier.rules.classify import Expected
 from verifier.torch_internals import special_placement
 
