@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from verifier.rules.collect import wrong_record
 from verifier.rules.results import WrongRule
 from verifier.script import GONE, render_script, run_script
 
-__all__ = ["Confirmer", "base_op", "defect_key"]
+__all__ = ["Confirmer", "base_op", "defect_key", "flat_keys"]
 
 ATTEMPTS = 3
 """Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
@@ -42,15 +42,26 @@ def defect_key(wrong: WrongRule) -> str:
     Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
     everything is replicated.
     """
+    return " | ".join([base_op(wrong.rule.op), wrong.verdict, *_kinds(wrong)])
+
+
+def flat_keys(wrong: WrongRule) -> list[str]:
+    """Return the :func:`defect_key` that each mesh dim's rule would have by itself, were it wrong in the same way."""
+    return [" | ".join([base_op(wrong.rule.op), wrong.verdict, kind]) for kind in _kinds(wrong)]
+
+
+def _kinds(wrong: WrongRule) -> list[str]:
+    """Return the kinds of the rules by mesh dim, each once and in order."""
     read = wrong.rule.inputs[: wrong.read]
     rows = [*read, *wrong.rule.outputs]
     columns = set()
     for column in zip(*(_per_mesh_dim(row) for row in rows), strict=True):
-        kinds = [re.sub(r"S\(\d+", "S(*", text) for text in column]
+        # a strided shard is how a view spells a shard that another mesh dim has cut before
+        kinds = [re.sub(r"_?S\(\d+(, \d+)?", "S(*", text) for text in column]
         inputs, outputs = kinds[: len(read)], kinds[len(read) :]
         if set(kinds) != {"R"}:
             columns.add(f"{','.join(dict.fromkeys(inputs))} -> {','.join(dict.fromkeys(outputs))}")
-    return " | ".join([base_op(wrong.rule.op), wrong.verdict, *sorted(columns)])
+    return sorted(columns)
 
 
 def _per_mesh_dim(text: str) -> list[str]:
@@ -118,10 +129,10 @@ class Confirmer:
                 self._known[entry.fingerprint] = _Known(entry, failure)
                 self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
 
-    def confirm(self, wrongs: Iterable[WrongRule], family: str) -> list[WrongRuleRecord]:
+    def confirm(self, wrongs: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
         """Return the record of each wrong rule, which says whether real processes show it as well.
 
-        Findings are filed under ``family``.
+        Findings are filed under ``family``. Rules of one mesh dim come before the products that they make wrong.
         """
         return [self._confirm(wrong, family) for wrong in wrongs]
 
@@ -145,8 +156,7 @@ class Confirmer:
         return Failure(trial, observation, verdict)
 
     def _accuse(self, wrong: WrongRule, family: str, failure: Failure, confirmed: str) -> WrongRuleRecord:
-        key = defect_key(wrong)
-        name = hashlib.sha256(key.encode()).hexdigest()[:12]
+        name = self._name(wrong)
         where = f"{wrong.rule} on mesh {wrong.mesh}"
         known = self._known.get(name)
         if known is not None:
@@ -161,6 +171,11 @@ class Confirmer:
         defect.occurrences += wrong.draws
         defect.also[where] = None
         return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
+
+    def _name(self, wrong: WrongRule) -> str:
+        """Return the fingerprint of the defect: of a product, that of a rule in it which is wrong by itself, if one is."""
+        names = [_fingerprint(key) for key in (defect_key(wrong), *flat_keys(wrong))]
+        return next((name for name in names if name in self._known or name in self._defects), names[0])
 
     def settle(self) -> None:
         """Make a finding of each defect: those of the baseline that still fail, and what is new."""
@@ -212,6 +227,10 @@ def agrees(wrong: WrongRule, failure: Failure) -> bool:
     report = first_report(failure.observation)
     error = report.raised if report is not None else None
     return error is None or f"raised {error.type}:" in wrong.message
+
+
+def _fingerprint(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def _script_status(failure: Failure) -> str:

@@ -281,13 +281,14 @@ class _RulesRun:
         self.findings = Confirmer(run, self.plan.baseline, header.families, tuple(header.imports))
         try:
             self.findings.replay_known(tried)
-            wrong = [
-                self.findings.confirm(wrong_rules(op.reports), target.source)
-                for target, op in zip(self.plan.targets, self.ops, strict=True)
-            ]
+            records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
+            wrong = [wrong_rules(op.reports) for op in self.ops]
+            for flat in (True, False):
+                for target, found, own in zip(self.plan.targets, wrong, records, strict=True):
+                    own += self.findings.confirm([one for one in found if ("x" not in one.mesh) is flat], target.source)
             self.findings.settle()
-            for op, records in zip(self.ops, wrong, strict=True):
-                op.record = self._op_record(op, [self._withdrawn(record) for record in records])
+            for op, own in zip(self.ops, records, strict=True):
+                op.record = self._op_record(op, [self._withdrawn(record) for record in own])
         except Exception:  # noqa: BLE001 - what has been checked must not be lost; becomes an error of ours
             self.errors.append(traceback.format_exc().strip())
         finally:

@@ -1,0 +1,84 @@
+"""What becomes of wrong rules on real processes: which are one defect."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from verifier.baseline import Baseline
+from verifier.cases import (
+    Combination,
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Phase,
+    ProcessReport,
+    Raised,
+    Trial,
+    VerdictKind,
+)
+from verifier.codec import trial_record
+from verifier.rules.confirm import Confirmer
+from verifier.rules.results import Rule, WrongRule
+
+FLAT, SQUARE = MeshSpec((2,)), MeshSpec((2, 2))
+
+
+def fails(trial: Trial) -> Observation:
+    """Return what ranks report that all raise in the forward call."""
+    reports = (
+        ProcessReport((rank,), Phase.FORWARD, Raised(Phase.FORWARD, "RuntimeError", "no"))
+        for rank in range(trial.mesh.world_size)
+    )
+    return Observation(trial, Fate.COMPLETED, tuple(reports))
+
+
+def wrong(op: str, inputs: str, outputs: str, mesh: MeshSpec, combination: Combination) -> WrongRule:
+    case = OpCase(f"aten.{op}", f"torch.ops.aten.{op}", (torch.ones(4, 4),), family="opinfo")
+    return WrongRule(
+        Rule(case.op, (inputs,), (outputs,)), str(mesh), ((4, 4),), "", "by hand", VerdictKind.CRASH,
+        "a rank raised RuntimeError: no", trial_record(Trial(case, mesh, combination)), 16, 1,
+    )  # fmt: skip
+
+
+ROWS = wrong("neg.default", "S(0)", "S(1)", FLAT, ((Shard(0),),))
+
+
+def fingerprints(*wrongs: WrongRule) -> list[str]:
+    confirmer = Confirmer(fails, Baseline(), ["opinfo"], imports=("a file, so that no script is run",))
+    records = confirmer.confirm(wrongs, "opinfo")
+    assert all(record.fingerprint for record in records), "not confirmed"
+    confirmer.settle()
+    assert {finding.fingerprint for finding in confirmer.findings} == {record.fingerprint for record in records}
+    return [record.fingerprint for record in records]
+
+
+def test_a_product_of_a_wrong_rule_is_the_defect_of_that_rule() -> None:
+    product = wrong("neg.default", "(S(1), P(sum))", "(S(0), P(sum))", SQUARE, ((Shard(1), Partial()),))
+    first, second = fingerprints(ROWS, product)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        wrong("neg.default", "(S(0), P(sum))", "(S(0), P(sum))", SQUARE, ((Shard(0), Partial()),)),
+        wrong("neg.default", "P(sum)", "R", FLAT, ((Partial(),),)),
+        wrong("abs.default", "(S(0), R)", "(S(1), R)", SQUARE, ((Shard(0), Replicate()),)),
+    ],
+    ids=["no rule of it is wrong by itself", "another kind of rule", "another op"],
+)
+def test_another_defect_is_a_finding_of_its_own(other: WrongRule) -> None:
+    # S(0) -> S(1) and S(0) -> S(0) are one kind: which tensor dim is cut does not tell defects apart
+    sharded = wrong("neg.default", "P(max)", "S(0)", FLAT, ((Partial("max"),),))
+    first, second = fingerprints(sharded, other)
+    assert first != second
+
+
+def test_a_product_is_a_defect_of_its_own_where_its_rules_are_right() -> None:
+    product = wrong("neg.default", "(S(0), S(0))", "(S(0), R)", SQUARE, ((Shard(0), Shard(0)),))
+    strided = wrong("neg.default", "(S(0), S(0))", "(_S(0, 2), R)", SQUARE, ((Shard(0), Shard(0)),))
+    assert len(set(fingerprints(product, strided))) == 1
+    assert len(set(fingerprints(wrong("neg.default", "P(sum)", "R", FLAT, ((Partial(),),)), product))) == 2
