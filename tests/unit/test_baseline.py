@@ -9,17 +9,19 @@ from datetime import date, timedelta
 from pathlib import Path
 from random import Random
 
+import plain_records
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_records import a_header
 from torch.distributed.tensor import Shard
 
 from verifier.baseline import NOT_EXPLAINED, VALID_DAYS, Baseline, BaselineEntry, BaselineError, load_baseline
 from verifier.cases import MeshSpec, OpCase, Trial
 from verifier.codec import trial_record
 from verifier.record_files import RunStoreError
-from verifier.records import FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
+from verifier.records import FindingRecord, RunRecord
 
 TODAY = date(2026, 5, 20)
 CASE = OpCase("aten.embedding.default", "torch.nn.functional.embedding", (torch.ones(2), "it's"))
@@ -27,66 +29,13 @@ TRIAL = trial_record(Trial(CASE, MeshSpec((4,)), ((Shard(0),),)))
 
 
 def a_finding(fingerprint: str = "a1", **changes: object) -> FindingRecord:
-    made = FindingRecord(
-        fingerprint=fingerprint,
-        op="aten.embedding.default",
-        family="embedding",
-        verdict="WRONG_GRADIENT",
-        level=2,
-        mesh="4",
-        input_placements={"weight": "S(0)"},
-        output_placements=["R"],
-        known=False,
-        phase="backward",
-        subject="weight.grad",
-        dtype="float64",
-        rule="S(0), R -> P(sum)",
-        message="weight.grad row 3: got 0.0, expected 1.7\n  in aten.embedding on mesh (4,)",
-        confirmed="gloo, 4 ranks",
-        minimised=True,
-        occurrences=1,
-        trial=TRIAL,
-        script="",
-        script_status="not run",
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return plain_records.a_finding(fingerprint, **({"trial": TRIAL} | changes))
 
 
 def a_run(
     *findings: FindingRecord, known: dict[str, str] | None = None, torch_version: str = "2.13.0+cpu"
 ) -> RunRecord:
-    header = RunHeader(
-        id="2026",
-        started="",
-        seed=1,
-        profile="ci",
-        families=["embedding"],
-        meshes=["4"],
-        dtypes=[],
-        device="cpu",
-        max_examples=1,
-        time_limit=None,
-        imports=[],
-        versions={"torch": torch_version},
-        command="",
-    )
-    return RunRecord(
-        header=header,
-        seconds=1.0,
-        complete=True,
-        trials=1,
-        counts={"PASS": 1},
-        counts_by_op={},
-        counts_by_mesh={},
-        coverage={},
-        findings=list(findings),
-        baseline=[KnownRecord(fingerprint, status) for fingerprint, status in (known or {}).items()],
-        untested=[],
-        matrices=[],
-        graph=GraphRecord([], []),
-        pool_restarts=0,
-        seconds_by={},
-    )
+    return plain_records.a_run(*findings, known=known, header=a_header(versions={"torch": torch_version}))
 
 
 def written(tmp_path: Path, *findings: FindingRecord) -> Path:

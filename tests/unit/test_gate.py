@@ -7,82 +7,14 @@ from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
-import torch
+from plain_records import EMBEDDING, a_finding, a_run
 from run_factory import BY_LEVEL_1, make_op_rules, make_rules
-from torch.distributed.tensor import Shard
 
 from verifier.baseline import Baseline
-from verifier.cases import MeshSpec, OpCase, Trial
-from verifier.codec import trial_record
 from verifier.gate import GateDecision, as_json, decide, render
-from verifier.records import FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
+from verifier.records import FindingRecord, RunRecord
 
 TODAY = date(2026, 5, 20)
-EMBEDDING = "aten.embedding.default"
-
-
-def a_finding(fingerprint: str = "a1", **changes: object) -> FindingRecord:
-    case = OpCase(EMBEDDING, "torch.nn.functional.embedding", (torch.ones(2),))
-    made = FindingRecord(
-        fingerprint=fingerprint,
-        op=EMBEDDING,
-        family="embedding",
-        verdict="WRONG_GRADIENT",
-        level=2,
-        mesh="4",
-        input_placements={"weight": "S(0)"},
-        output_placements=["R"],
-        known=False,
-        phase="backward",
-        subject="weight.grad",
-        dtype="float64",
-        rule="S(0), R -> P(sum)",
-        message="weight.grad row 3: got 0.0, expected 1.7\n  in aten.embedding on mesh (4,)\n"
-        f"  likely: padding_idx is used as a local row index\n  reproduce: python -m verifier replay {fingerprint}",
-        confirmed="gloo, 4 ranks",
-        minimised=True,
-        occurrences=1,
-        trial=trial_record(Trial(case, MeshSpec((4,)), ((Shard(0),),))),
-        script="",
-        script_status="not run",
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def a_run(*findings: FindingRecord, known: dict[str, str] | None = None, **changes: object) -> RunRecord:
-    header = RunHeader(
-        id="20260520T131502-048211-9f3a1c",
-        started="",
-        seed=1,
-        profile="ci",
-        families=["embedding"],
-        meshes=["4"],
-        dtypes=[],
-        device="cpu",
-        max_examples=1,
-        time_limit=None,
-        imports=[],
-        versions={"torch": "2.13.0"},
-        command="",
-    )
-    made = RunRecord(
-        header=header,
-        seconds=1.0,
-        complete=True,
-        trials=412,
-        counts={"PASS": 376, "UNSUPPORTED": 36},
-        counts_by_op={EMBEDDING: {"PASS": 376, "UNSUPPORTED": 36}},
-        counts_by_mesh={},
-        coverage={},
-        findings=list(findings),
-        baseline=[KnownRecord(fingerprint, status) for fingerprint, status in (known or {}).items()],
-        untested=[],
-        matrices=[],
-        graph=GraphRecord([], []),
-        pool_restarts=0,
-        seconds_by={},
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def a_baseline(*fingerprints: str, **changes: object) -> Baseline:

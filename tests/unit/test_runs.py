@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import plain_records
 import pytest
 import torch
+from plain_records import a_finding, a_run
 from torch.distributed.tensor import Replicate, Shard
 
 from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
-from verifier.codec import trial_record
 from verifier.events import (
     CaseSkipped,
     FindingReported,
@@ -32,7 +33,7 @@ from verifier.events import (
     TrialFinished,
 )
 from verifier.record_files import RunFormatError, RunStoreError, encode_record, read_finding
-from verifier.records import FindingRecord, GraphRecord, RunHeader, RunRecord
+from verifier.records import FindingRecord, RunHeader, RunRecord
 from verifier.runs import RunStore, journal_listener, new_run_id, read_journal
 
 MESH = MeshSpec((2, 2))
@@ -44,71 +45,12 @@ TRIAL = Trial(
 
 
 def a_header(run_id: str = "") -> RunHeader:
-    return RunHeader(
-        id=run_id or new_run_id(),
-        started="2026-05-20T13:15:02Z",
-        seed=1,
-        profile="ci",
-        families=["embedding"],
-        meshes=["2x2"],
-        dtypes=["float64"],
-        device="cpu",
-        max_examples=10,
-        time_limit=None,
-        imports=[],
-        versions={"torch": "2.13.0"},
-        command="python -m verifier run",
-    )
-
-
-def a_finding(fingerprint: str = "a1b2c3") -> FindingRecord:
-    return FindingRecord(
-        fingerprint=fingerprint,
-        op="aten.embedding.default",
-        family="embedding",
-        verdict="WRONG_VALUE",
-        level=2,
-        mesh="2x2",
-        input_placements={"weight": "(S(0), R)"},
-        output_placements=["(R, R)"],
-        known=False,
-        phase="gather",
-        subject="output",
-        dtype="float32",
-        rule="(S(0), R) -> (R, R)",
-        message="output[0]: got 0.0, expected 1.0",
-        confirmed="gloo, 4 ranks",
-        minimised=True,
-        occurrences=1,
-        trial=trial_record(TRIAL),
-        script="",
-        script_status="not run",
-    )
-
-
-def a_run(header: RunHeader, *findings: FindingRecord) -> RunRecord:
-    return RunRecord(
-        header=header,
-        seconds=1.0,
-        complete=True,
-        trials=1,
-        counts={"PASS": 1},
-        counts_by_op={},
-        counts_by_mesh={},
-        coverage={},
-        findings=list(findings),
-        baseline=[],
-        untested=[],
-        matrices=[],
-        graph=GraphRecord([], []),
-        pool_restarts=0,
-        seconds_by={},
-    )
+    return plain_records.a_header(id=run_id or new_run_id())
 
 
 def finished(store: RunStore, run_id: str, *findings: FindingRecord) -> RunRecord:
     header = a_header(run_id)
-    record = a_run(header, *findings)
+    record = a_run(*findings, header=header)
     with store.open_run(header) as writer:
         writer.finish(record)
     return record
@@ -189,7 +131,7 @@ def test_load_suggests_the_nearest_run(store: RunStore) -> None:
 def test_field_of_another_type_is_named(store: RunStore) -> None:
     finished(store, "2026")
     path = store.path("2026")
-    path.write_text(path.read_text().replace('"trials":1', '"trials":"one"'))
+    path.write_text(path.read_text().replace('"trials":412', '"trials":"many"'))
     with pytest.raises(RunFormatError, match=r"Expected `int`, got `str` - at `\$\.trials`"):
         store.load("2026")
 
@@ -336,10 +278,10 @@ def test_full_disk_at_the_end_leaves_no_part_of_a_record(store: RunStore, monkey
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", full)
             with pytest.raises(RunStoreError, match=r"cannot write .*run\.json: No space left on device; the events"):
-                writer.finish(a_run(header))
+                writer.finish(a_run(header=header))
         assert [path.name for path in writer.directory.iterdir()] == ["journal.jsonl"]
         assert store.unfinished() == ["2026"]
-        writer.finish(a_run(header))
+        writer.finish(a_run(header=header))
     assert store.unfinished() == []
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_records import a_finding, a_header
 from run_factory import make_op_rules, make_rules
 from torch.distributed.tensor import Shard
 
 from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, ProcessReport, Trial, Verdict, VerdictKind
-from verifier.codec import trial_record
 from verifier.events import (
     CaseSkipped,
     Event,
@@ -25,11 +25,9 @@ from verifier.events import (
 )
 from verifier.records import (
     EdgeRecord,
-    FindingRecord,
     GraphRecord,
     KnownRecord,
     RulesRecord,
-    RunHeader,
     RunRecord,
     UntestedRecord,
 )
@@ -54,25 +52,6 @@ class EdgePerTrial:
         return GraphRecord(nodes=["R", "S(0)"] if edges else [], edges=sorted(edges, key=lambda edge: edge.mesh))
 
 
-def header(**changes: object) -> RunHeader:
-    made = RunHeader(
-        id="20260520T131502-048211-9f3a1c",
-        started="2026-05-20T13:15:02Z",
-        seed=1,
-        profile="ci",
-        families=["embedding"],
-        meshes=["4"],
-        dtypes=["float64"],
-        device="cpu",
-        max_examples=10,
-        time_limit=None,
-        imports=[],
-        versions={"torch": "2.13.0"},
-        command="python -m verifier run",
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
 def a_trial(op: str = OPS[0], mesh: MeshSpec = MESHES[0], tags: frozenset[str] = frozenset()) -> Trial:
     return Trial(OpCase(op, "torch.op", (torch.ones(2),), tags=tags), mesh, ((Shard(0),),))
 
@@ -89,35 +68,9 @@ def finished(
     return TrialFinished(observation, Verdict(kind, message), rows)
 
 
-def a_finding(fingerprint: str = "a1", **changes: object) -> FindingRecord:
-    made = FindingRecord(
-        fingerprint=fingerprint,
-        op=OPS[0],
-        family="embedding",
-        verdict="WRONG_VALUE",
-        level=2,
-        mesh="4",
-        input_placements={"weight": "S(0)", "indices": "R"},
-        output_placements=["R"],
-        known=False,
-        phase="gather",
-        subject="output",
-        dtype="float64",
-        rule="S(0), R -> R",
-        message="output[0]: got 0.0, expected 1.0\n  in aten.embedding",
-        confirmed="gloo, 4 ranks",
-        minimised=True,
-        occurrences=1,
-        trial=trial_record(a_trial()),
-        script="",
-        script_status="not run",
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
 def summed(*events: Event) -> RunRecord:
     summary = Summary(EdgePerTrial())
-    for event in (RunStarted(header()), *events):
+    for event in (RunStarted(a_header()), *events):
         summary(event)
     return summary.record()
 
@@ -270,7 +223,7 @@ def test_merge_of_baseline_entries_believes_the_worker_that_still_saw_it_fail() 
 
 def test_merge_takes_the_longest_time_and_all_meshes_and_the_incompleteness() -> None:
     one = replace(summed(), seconds=3.0, complete=True)
-    other = replace(summed(), seconds=5.0, complete=False, header=header(meshes=["4", "2x2"]))
+    other = replace(summed(), seconds=5.0, complete=False, header=a_header(meshes=["4", "2x2"]))
     merged = merge_records([one, other])
     assert (merged.seconds, merged.complete, merged.header.meshes) == (5.0, False, ["4", "2x2"])
 
@@ -285,7 +238,7 @@ def checked(started: str = "2026-05-21T00:00:00Z", rules: RulesRecord | None = N
     """Return a run of level 1, by default a day newer than those on meshes."""
     made = replace(
         summed(),
-        header=header(id="checked", started=started, families=["opinfo"], meshes=["2"], command="verifier rules"),
+        header=a_header(id="checked", started=started, families=["opinfo"], meshes=["2"], command="verifier rules"),
         seconds=3.0,
         complete=True,
         rules=rules or make_rules(),
@@ -309,14 +262,14 @@ def test_rules_of_workers_are_united_and_their_work_is_added_up() -> None:
 
 def test_levels_are_joined_under_the_newer_header_with_both_commands() -> None:
     level2 = replace(summed(), seconds=2.0, complete=True)
-    for started, name in (("2026-05-21T00:00:00Z", "checked"), ("2026-05-19T00:00:00Z", header().id)):
+    for started, name in (("2026-05-21T00:00:00Z", "checked"), ("2026-05-19T00:00:00Z", a_header().id)):
         joined = join_levels(level2, checked(started))
         assert joined.header.id == name
         assert joined.header.command == "python -m verifier run ; verifier rules"
         assert (joined.header.families, joined.header.meshes) == (["embedding", "opinfo"], ["4", "2"])
         assert (joined.seconds, joined.complete) == (5.0, True)
         assert joined.rules == make_rules()
-    assert join_levels(level2, checked(header().started)).header.id == "checked", "the id decides between equal times"
+    assert join_levels(level2, checked(a_header().started)).header.id == "checked", "the id decides between equal times"
 
 
 def test_joined_levels_have_the_findings_counts_and_errors_of_both() -> None:
