@@ -15,26 +15,32 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import Phase as HypothesisPhase
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.tensor.placement_types import Placement
 
 from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
+from verifier.cases import Combination, Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
 from verifier.codec import load_trial
+from verifier.converter import tensor_arguments
 from verifier.events import (
     CaseSkipped,
     FindingReported,
     Listener,
     MeshStarted,
     PoolRestarted,
+    RulesClaimed,
     RunFinished,
     RunStarted,
     TrialFinished,
 )
 from verifier.families import DrawContext, Family
 from verifier.finding_records import finding_record
-from verifier.findings import Collector, Failure, Group, Minimiser, confirm, fingerprint, group_key
+from verifier.findings import Collector, Drawn, Failure, Group, Minimiser, confirm, fingerprint, group_key
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.oracle import Reference, judge, make_reference
-from verifier.records import FindingRecord, KnownRecord, RunHeader
+from verifier.placements import Alphabet
+from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, RunHeader
+from verifier.rule_coverage import RuleCoverage
+from verifier.rules.claims import claimed_rules
 from verifier.shrinking import current_choices
 from verifier.trials import combination_rows, plan_case
 
@@ -88,6 +94,8 @@ class Campaign:
         self._handled: dict[str, None] = {}
         self._found: dict[str, FindingRecord] = {}
         self._costly: dict[tuple[str, str, str], str] = {}
+        self._rules = RuleCoverage()
+        self._claims: dict[tuple[object, ...], dict[str, tuple[Placement, ...]]] = {}
         self._until = float("inf")
         self._case_number = 0
         self._complete = True
@@ -101,8 +109,7 @@ class Campaign:
         try:
             self._replay_known()
             for number, mesh in enumerate(self.plan.meshes):
-                for name, ops in self.plan.selected.items():
-                    self._explore(mesh, self.plan.families[name], ops, len(self.plan.meshes) - number)
+                self._explore(mesh, len(self.plan.meshes) - number)
                 self._investigate()
         except KeyboardInterrupt:
             self._complete = False
@@ -121,15 +128,36 @@ class Campaign:
         return Pool(key, self.plan.imports, self.plan.trial_limit, on_restart=restarted)
 
     # ------------------------------------------------------------------------------------------------------- exploring
-    def _explore(self, mesh: MeshSpec, family: Family, ops: tuple[str, ...], meshes_left: int) -> None:
-        context = DrawContext(mesh, self.plan.dtypes, ops)
-        self.emit(MeshStarted(mesh, family.name, self.plan.max_examples))
+    def _explore(self, mesh: MeshSpec, meshes_left: int) -> None:
+        """Draw cases of all families; of a broad one, as many of each op."""
         pool = self._pools.of(mesh)
         pool.start()
         until = self._until
         if self.plan.time_limit is not None:
             now = time.monotonic()
             until = now + max(0.0, self._until - now) / meshes_left * (1 - RESERVED_FOR_FINDINGS)
+        tried = 0
+        for name, ops in self.plan.selected.items():
+            family = self.plan.families[name]
+            units = [(op,) for op in ops] if family.broad else [ops]
+            self.emit(MeshStarted(mesh, family.name, self.plan.max_examples * len(units)))
+            for number, unit in enumerate(units):
+                context = DrawContext(mesh, self.plan.dtypes, unit)
+                share = until
+                if self.plan.time_limit is not None:  # each op its part of what is left
+                    share = time.monotonic() + max(0.0, until - time.monotonic()) / (len(units) - number)
+                tried += self._draw(family, context, pool, share)
+        if not tried and time.monotonic() > until:
+            self._complete = False
+
+    def _draw(self, family: Family, context: DrawContext, pool: Pool, until: float) -> int:
+        """Let Hypothesis draw cases for ``context`` and try them; return how many there was time for."""
+        mesh = context.mesh
+        for what, reason in family.left_out(context):
+            self.emit(CaseSkipped(f"{what} on mesh {mesh}", reason))
+        generator = family.cases(context)
+        if generator.is_empty:
+            return 0
         tried = 0
         out_of_time = False
 
@@ -144,33 +172,53 @@ class Campaign:
             derandomize=False,
             print_blob=False,
         )
-        @hypothesis.given(family.cases(context))
+        @hypothesis.given(generator)
         def explore(case: OpCase) -> None:
             nonlocal tried, out_of_time
             if time.monotonic() > until:
                 out_of_time = True
                 return
             tried += 1
-            self._try_case(case, mesh, pool, current_choices())
+            self._try_case(case, mesh, pool, Drawn(context.ops, current_choices()))
 
         explore()
         if out_of_time:
-            self.emit(CaseSkipped(f"cases on mesh {mesh}", "not reached within the time limit", max(
-                1, self.plan.max_examples - tried)))  # fmt: skip
-            if not tried:
-                self._complete = False
+            of = f" of {context.ops[0]}" if family.broad else ""
+            left = max(1, self.plan.max_examples - tried)
+            self.emit(CaseSkipped(f"cases{of} on mesh {mesh}", "not reached within the time limit", left))
+        return tried
 
-    def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, choices: bytes) -> None:
+    def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, drawn: Drawn) -> None:
         self._case_number += 1
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * self._case_number
-        plan = plan_case(case, reference, mesh, self.plan.combinations, seed)
+        plan = plan_case(case, reference, mesh, self.plan.combinations, seed, self._wanted(case, reference, mesh))
         if plan.total > len(plan.trials):
             reason = "combinations beyond this profile's budget (pairwise sample taken)"
             self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, plan.total - len(plan.trials)))
         trials = [trial for trial in plan.trials if self._affordable(trial)]
         for observation in pool.run(trials):
-            self._take(observation, reference, choices)
+            self._take(observation, reference, drawn)
+
+    def _wanted(self, case: OpCase, reference: Reference, mesh: MeshSpec) -> list[Combination]:
+        """Return combinations that are products of rules which DTensor claims of the call, those seldom run first."""
+        kinds = tuple((tensor.ndim, tensor.dtype) for tensor in tensor_arguments(case.args, case.kwargs))
+        key = case.call, kinds, tuple(sorted(case.tags)), mesh.shape[0]
+        rules = self._claims.get(key)
+        if rules is None:
+            rules = {} if reference.raised is not None else claimed_rules(case, mesh.shape[0])
+            self._claims[key] = rules
+            if rules:
+                self._rules.claim(case.op, rules)
+                self.emit(RulesClaimed(case.op, tuple(sorted(rules))))
+        seldom = sorted(rules, key=lambda text: (self._rules.count(case.op, text), text))
+        wanted = []
+        for number in range(len(seldom)):
+            # on each mesh dim one rule: in turn the same on all, its neighbours, and others
+            columns = [rules[seldom[(number + dim * (number % 3)) % len(seldom)]] for dim in range(mesh.ndim)]
+            wanted.append(tuple(zip(*columns, strict=True)))
+        legal = [one for one in wanted if all(Alphabet.legal(placements) for placements in one)]
+        return legal[: max(1, self.plan.combinations // 2)]
 
     def _affordable(self, trial: Trial) -> bool:
         """Return False for what has brought the ranks down before: each time costs new processes."""
@@ -186,17 +234,18 @@ class Campaign:
         return trial.case.call, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
 
     def _take(
-        self, observation: Observation, reference: Reference, choices: bytes | None = None
+        self, observation: Observation, reference: Reference, drawn: Drawn | None = None
     ) -> tuple[Verdict, Failure | None]:
         """Judge an observation, announce it, keep it if it is bad."""
         trial = observation.trial
         verdict = judge(observation, reference)
         self.emit(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination)))
+        self._rules.run(observation, verdict.kind)
         if observation.fate in (Fate.HANG, Fate.DIED):
             self._costly[self._cost_key(trial)] = observation.fate
         if not verdict.kind.bad:
             return verdict, None
-        failure = Failure(trial, observation, verdict, choices)
+        failure = Failure(trial, observation, verdict, drawn)
         self._collector.add(failure)
         return verdict, failure
 
@@ -204,8 +253,8 @@ class Campaign:
     def _replay_known(self) -> None:
         """Run every entry of the baseline that is in scope again, and learn what its failures look like."""
         for entry in self.plan.baseline.entries:
-            if entry.op not in self.plan.selected.get(entry.family, ()):
-                self.known.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} is not selected"))
+            if not self._is_selected(entry):
+                self.known.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}"))
                 continue
             trial = load_trial(entry.trial())
             if trial.mesh.device != self.plan.header.device:
@@ -221,6 +270,10 @@ class Campaign:
             else:
                 detail = f"was {verdict.kind} and not {entry.verdict} when it was run again: {verdict.message}"
                 self.known.append(KnownRecord(entry.fingerprint, "untested", detail))
+
+    def _is_selected(self, entry: BaselineEntry) -> bool:
+        ops = self.plan.selected.get(entry.family)
+        return ops is not None and self.plan.families[entry.family].covers(ops, entry.op)
 
     def _settle_known(self) -> None:
         """Report each known finding that showed: as it was stored, with all groups that turned out to be it."""
@@ -251,9 +304,8 @@ class Campaign:
             if key in self._known_groups or key in self._handled:
                 continue
             self._handled[key] = None
-            family = next(f for f in self.plan.families.values() if group.smallest.trial.case.op in f.ops)
             until = min(self._until, time.monotonic() + MINIMISING_LIMIT)
-            minimiser = Minimiser(self._run_one, self._generator(family), self.plan.seed, until)
+            minimiser = Minimiser(self._run_one, self._generator(group.smallest), self.plan.seed, until)
             smallest, minimised = minimiser.minimise(group.smallest, self._is_handled)
             if time.monotonic() > self._until:
                 self.emit(CaseSkipped("findings", "minimised no further within the time limit"))
@@ -277,7 +329,7 @@ class Campaign:
     def _record(
         self, group: Group, smallest: Failure, confirmed: str, minimised: bool, entry: BaselineEntry | None
     ) -> FindingRecord:
-        family = next(f for f in self.plan.families.values() if smallest.trial.case.op in f.ops)
+        family = self.plan.families[smallest.trial.case.family]
         cause = family.likely_cause(smallest.trial, smallest.verdict)
         # the script has torch's own rules, and says nothing about those of the user's files
         worth_it = not self.plan.imports and time.monotonic() < self._until
@@ -285,14 +337,14 @@ class Campaign:
             group, smallest, confirmed, minimised, entry, family.name, cause, worth_it, self.plan.imports
         )
 
-    def _generator(self, family: Family) -> Callable[[OpCase, MeshSpec], SearchStrategy[OpCase]]:
-        ops = self.plan.selected[family.name]
-
-        def generate(case: OpCase, mesh: MeshSpec) -> SearchStrategy[OpCase]:
-            # the same ops as when it was drawn, so that the same choices draw the same case
-            return family.cases(DrawContext(mesh, self.plan.dtypes, ops))
-
-        return generate
+    def _generator(self, failure: Failure) -> Callable[[MeshSpec], SearchStrategy[OpCase]] | None:
+        """Return what draws cases like that of ``failure``; None for a broad family, whose cases are small as drawn."""
+        family = self.plan.families[failure.trial.case.family]
+        if family.broad:
+            return None
+        # the same ops as when it was drawn, so that the same choices draw the same case
+        ops = self.plan.selected[family.name] if failure.drawn is None else failure.drawn.ops
+        return lambda mesh: family.cases(DrawContext(mesh, self.plan.dtypes, ops))
 
     def _run_one(self, trial: Trial) -> Observation:
         (observation,) = self._pools.of(trial.mesh).run([trial])

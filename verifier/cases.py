@@ -38,6 +38,7 @@ __all__ = [
     "format_placements",
     "parse_placement",
     "parse_placements",
+    "split_placements",
 ]
 
 Placements = tuple[Placement, ...]
@@ -96,9 +97,18 @@ def parse_placements(text: str) -> Placements:
     >>> parse_placements("(S(0), R)")
     (Shard(dim=0), Replicate())
     """
+    return tuple(parse_placement(part) for part in split_placements(text))
+
+
+def split_placements(text: str) -> list[str]:
+    """Return the text of each placement in what :func:`format_placements` printed, one per mesh dim.
+
+    >>> split_placements("(_S(0, 2), R)"), split_placements("MaskP(sum)")
+    (['_S(0, 2)', 'R'], ['MaskP(sum)'])
+    """
     text = text.strip()
     inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
-    return tuple(parse_placement(part) for part in re.split(r",(?![^(]*\))", inner))
+    return [part.strip() for part in re.split(r",(?![^(]*\))", inner)]
 
 
 # --------------------------------------------------------------------------------------------------------------- mesh

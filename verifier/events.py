@@ -15,6 +15,7 @@ __all__ = [
     "Listener",
     "MeshStarted",
     "PoolRestarted",
+    "RulesClaimed",
     "RunFinished",
     "RunStarted",
     "TrialFinished",
@@ -41,6 +42,14 @@ class TrialFinished:
     verdict: Verdict
     rows: tuple[tuple[str, str], ...]
     """``(argument name, placements as text)`` of each tensor argument."""
+
+
+@dataclass(frozen=True)
+class RulesClaimed:
+    """DTensor claims ``rules`` of ``op``: each is the input placements on one mesh dim, as text."""
+
+    op: str
+    rules: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -73,5 +82,14 @@ class RunFinished:
     """False if the run was interrupted or ran out of time before it reached every mesh."""
 
 
-Event = RunStarted | MeshStarted | TrialFinished | CaseSkipped | PoolRestarted | FindingReported | RunFinished
+Event = (
+    RunStarted
+    | MeshStarted
+    | RulesClaimed
+    | TrialFinished
+    | CaseSkipped
+    | PoolRestarted
+    | FindingReported
+    | RunFinished
+)
 Listener = Callable[[Event], None]

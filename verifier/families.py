@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict
 from verifier.entry_points import load_entry_points
 
-__all__ = ["ENTRY_POINT_GROUP", "DrawContext", "Family", "installed_families", "select_ops"]
+__all__ = ["ENTRY_POINT_GROUP", "DrawContext", "Family", "installed_families", "matches", "select_ops"]
 
 ENTRY_POINT_GROUP = "dtensor_verifier.families"
 
@@ -38,13 +38,25 @@ class Family(Protocol):
         ...
 
     @property
-    def ops(self) -> tuple[str, ...]:
-        """The aten operators that the family draws cases of, as ``aten.embedding.default``."""
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The floating dtypes that the family knows how to draw; the first is the default."""
         ...
 
     @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        """The floating dtypes that the family knows how to draw; the first is the default."""
+    def broad(self) -> bool:
+        """Whether it has so many ops that each is drawn by itself, and none unless a pattern names it."""
+        ...
+
+    def select(self, pattern: str) -> tuple[str, ...]:
+        """Return those of its ops that a glob names; empty if there is none."""
+        ...
+
+    def covers(self, selected: tuple[str, ...], op: str) -> bool:
+        """Return whether a case of the aten operator ``op`` may be drawn where these ops are selected."""
+        ...
+
+    def left_out(self, context: DrawContext) -> Iterable[tuple[str, str]]:
+        """Return what there is of the ops in ``context`` and cannot be tested, and why."""
         ...
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
@@ -67,29 +79,40 @@ def installed_families() -> dict[str, Family]:
     return load_entry_points(ENTRY_POINT_GROUP, Family)  # type: ignore[type-abstract]
 
 
+def matches(op: str, pattern: str) -> bool:
+    """Return whether a glob names an aten operator, by its full or its short name.
+
+    >>> [matches("aten.embedding.default", glob) for glob in ("embedding", "aten.emb*", "*.default", "mm")]
+    [True, True, True, False]
+    """
+    short = op.removeprefix("aten.").removesuffix(".default")
+    return any(fnmatch.fnmatchcase(text, pattern) for text in (op, short, f"aten.{short}"))
+
+
 def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str, tuple[str, ...]]:
     """Return the ops that each family is to draw: those that a family name or an op glob in ``patterns`` names.
 
-    No pattern selects everything.
+    No pattern selects everything but broad families. Those are asked only for what no other family has under just this
+    name: a lookup that the family of embeddings draws need not be drawn from a database of all ops as well.
 
     Raises
     ------
     ValueError
         If a pattern matches neither a family nor an op; the message has the nearest valid name.
     """
-    selected: dict[str, list[str]] = {}
-    for pattern in patterns or tuple(families):
-        hits = 0
-        for name, family in families.items():
-            for op in family.ops:
-                short = op.removeprefix("aten.").removesuffix(".default")
-                if pattern == name or any(fnmatch.fnmatchcase(text, pattern) for text in (op, short, f"aten.{short}")):
-                    hits += 1
-                    if op not in selected.setdefault(name, []):
-                        selected[name].append(op)
-        if not hits:
-            known = [*families, *(op for family in families.values() for op in family.ops)]
+    narrow = {name: family for name, family in families.items() if not family.broad}
+    selected: dict[str, dict[str, None]] = {}
+    for pattern in patterns or tuple(narrow):
+        found = {name: family.select("*" if pattern == name else pattern) for name, family in narrow.items()}
+        if not any(found.values()) or any(letter in pattern for letter in "*?["):
+            broad = {name: family for name, family in families.items() if family.broad}
+            found |= {name: family.select("*" if pattern == name else pattern) for name, family in broad.items()}
+        if not any(found.values()):
+            known = [*families, *(op for family in families.values() for op in family.select("*"))]
             near = difflib.get_close_matches(pattern, known, 1, 0.4)
             hint = f"; did you mean {near[0]!r}?" if near else f"; families are {', '.join(families) or 'none'}"
             raise ValueError(f"no family and no op matches {pattern!r}{hint}")
+        for name, ops in found.items():
+            if ops:
+                selected.setdefault(name, {}).update(dict.fromkeys(ops))
     return {name: tuple(ops) for name, ops in selected.items()}

@@ -26,18 +26,37 @@ from verifier.cases import (
     Verdict,
     VerdictKind,
     format_placements,
+    split_placements,
 )
 from verifier.converter import tensor_arguments
-from verifier.oracle import Reference, judge, make_reference, parameter_names
+from verifier.oracle import Reference, judge, make_reference, parameter_names, written_arguments
 from verifier.placements import Alphabet
 from verifier.shrinking import shrink
 from verifier.torch_internals import pytree
 from verifier.trials import combination_rows, simpler_placements
 
-__all__ = ["Collector", "Failure", "Group", "Minimiser", "Runner", "describe_call", "dtype_class", "fingerprint"]
+__all__ = [
+    "Collector",
+    "Drawn",
+    "Failure",
+    "Group",
+    "Minimiser",
+    "Runner",
+    "describe_call",
+    "dtype_class",
+    "fingerprint",
+]
 
 Runner = Callable[[Trial], Observation]
 """Runs one trial on its mesh."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How to draw a case again: the ops that its generator was given, and the choices that Hypothesis made."""
+
+    ops: tuple[str, ...]
+    choices: bytes
 
 
 @dataclass(frozen=True)
@@ -47,8 +66,8 @@ class Failure:
     trial: Trial
     observation: Observation
     verdict: Verdict
-    choices: bytes | None = None
-    """What Hypothesis drew the case from, where it did."""
+    drawn: Drawn | None = None
+    """How Hypothesis drew the case, where it did."""
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -106,13 +125,9 @@ def rule_class(failure: Failure) -> str:
     else:
         op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
         texts += (cotangent_text(failure),) if verdict.backward is not None else ()
-    columns = {",".join(column) for column in zip(*(_per_mesh_dim(text) for text in texts), strict=False)}
+    columns = {",".join(column) for column in zip(*(split_placements(text) for text in texts), strict=False)}
     used = sorted(column for column in columns if set(column.split(",")) != {"R"})
     return f"{op}: {' x '.join(used) or 'R'}"
-
-
-def _per_mesh_dim(text: str) -> list[str]:
-    return [part.strip() for part in text[1:-1].split(",")] if text.startswith("(") else [text]
 
 
 def group_key(failure: Failure) -> str:
@@ -123,10 +138,37 @@ def group_key(failure: Failure) -> str:
     """
     trial = failure.trial
     parts = [*symptom(failure)]
+    if is_of_any_op(failure):
+        return " | ".join([f"any {_style(trial.case)} op", *parts, f"{trial.mesh.ndim}-d mesh"])
     if failure.verdict.kind not in _LOUD:
         parts.append(dtype_class(trial.case))
     flags = ",".join(sorted(case_flags(trial.case))) or "no flags"
     return " | ".join([trial.case.op, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
+
+
+_FOR_ANY_OP = (
+    "_collective_utils.py",
+    "_dispatch.py",
+    "_op_schema.py",
+    "_redistribute.py",
+    "_sharding_prop.py",
+    "single_dim_strategy.py",
+)
+
+
+def is_of_any_op(failure: Failure) -> bool:
+    """Return whether an exception came from code of DTensor's that every op goes through: it is no op's own defect."""
+    if failure.verdict.kind is not VerdictKind.CRASH:
+        return False
+    report = first_report(failure.observation)
+    error = report.raised if report is not None else None
+    return error is not None and error.where.rpartition("(")[2].rstrip(")") in _FOR_ANY_OP
+
+
+def _style(case: OpCase) -> str:
+    if not written_arguments(case):
+        return "functional"
+    return "out=" if "out" in case.kwargs or case.op.endswith(("out", "grad_input")) else "in-place"
 
 
 def symptom(failure: Failure) -> tuple[str, ...]:
@@ -183,7 +225,8 @@ class Collector:
         group = self.groups[key]
         if len(group.seen) < 12:
             rows = combination_rows(failure.trial.case, failure.trial.combination)
-            group.seen[f"{failure.trial.mesh}: " + ", ".join(f"{n}={p}" for n, p in rows)] = None
+            whose = f"{failure.trial.case.op} on " if is_of_any_op(failure) else ""
+            group.seen[f"{whose}{failure.trial.mesh}: " + ", ".join(f"{n}={p}" for n, p in rows)] = None
         return group
 
 
@@ -223,7 +266,7 @@ class Minimiser:
     run
         Runs one trial.
     generate
-        Returns a generator of cases for an op on a mesh.
+        Returns a generator of cases for a mesh; None where drawing afresh finds nothing smaller than the case itself.
     seed
         Of the campaign.
     until
@@ -231,7 +274,7 @@ class Minimiser:
     """
 
     run: Runner
-    generate: Callable[[OpCase, MeshSpec], SearchStrategy[OpCase]]
+    generate: Callable[[MeshSpec], SearchStrategy[OpCase]] | None
     seed: int
     until: float
     restarts: int = 4
@@ -248,12 +291,12 @@ class Minimiser:
         if failure.costly:  # Hypothesis would need new processes for each of its attempts
             return best, False
         for mesh, kept in _smaller_meshes(best.trial):
-            found = self._shrink(_project(best.trial, mesh, kept), best, failure.choices, 60)
+            found = self._shrink(_project(best.trial, mesh, kept), best, failure.drawn, 60)
             if found is not None:
                 best = found
                 break
         else:
-            found = self._shrink(best.trial, best, failure.choices, 200)
+            found = self._shrink(best.trial, best, failure.drawn, 200) if self.generate is not None else best
         if found is None or found.size > best.size:
             return best, False
         return self._simpler(found), time.monotonic() < self.until
@@ -289,8 +332,10 @@ class Minimiser:
                     break
         return failure
 
-    def _shrink(self, template: Trial, like: Failure, choices: bytes | None, examples: int) -> Failure | None:
+    def _shrink(self, template: Trial, like: Failure, drawn: Drawn | None, examples: int) -> Failure | None:
         """Return the failure that Hypothesis shrinks to under the mesh and combination of ``template``."""
+        if self.generate is None:
+            return self.attempt(template, like)
         ndims = [tensor.ndim for tensor in tensor_arguments(template.case.args, template.case.kwargs)]
 
         def fails(case: OpCase) -> bool:
@@ -301,8 +346,8 @@ class Minimiser:
                 return False
             return self.attempt(replace(template, case=case), like) is not None
 
-        generator = self.generate(template.case, template.mesh)
-        case = shrink(generator, fails, choices, examples, self.seed)
+        generator = self.generate(template.mesh)
+        case = shrink(generator, fails, None if drawn is None else drawn.choices, examples, self.seed)
         return None if case is None else self.attempt(replace(template, case=case), like)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import REDUCTIONS, Placements, format_placements
-from verifier.partials import largest_part, partial_reductions, split_index, split_partial
+from verifier.partials import partial_reductions, split_partial
 from verifier.torch_internals import norm_order, strides_of
 
 __all__ = [
@@ -24,15 +24,11 @@ __all__ = [
     "Disagreement",
     "combine",
     "coordinates",
-    "largest_part",
     "local_shape",
-    "partial_reductions",
     "shard_bounds",
     "shard_indices",
     "sharded_dim",
     "split",
-    "split_index",
-    "split_partial",
     "take_local",
 ]
 

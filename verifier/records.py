@@ -12,6 +12,10 @@ from typing import Any
 FORMAT_VERSION = 1
 
 
+NOT_SELECTED = "is not selected"
+"""How the detail of a :class:`KnownRecord` ends whose op was not among those of the run."""
+
+
 @dataclass
 class TensorRecord:
     """A tensor by value. ``values`` is flat and row-major; nan and infinities are strings, complex numbers pairs."""
@@ -103,6 +107,14 @@ class UntestedRecord:
     what: str
     reason: str
     count: int
+
+
+@dataclass
+class RuleCoverageRecord:
+    """The rules that DTensor claims of an op, by their input placements on one mesh dim, and those of them that ran."""
+
+    claimed: list[str]
+    exercised: list[str]
 
 
 @dataclass
@@ -262,7 +274,8 @@ class RunRecord:
     """One recorded run: the whole of ``run.json``.
 
     ``counts`` maps each verdict to its number of trials; ``coverage`` maps each class of input to the number of trials
-    in it; ``seconds_by`` maps each share of the time to seconds summed over ranks.
+    in it; ``seconds_by`` maps each share of the time to seconds summed over ranks; ``rule_coverage`` maps ops to the
+    rules that level 2 exercised.
     """
 
     header: RunHeader
@@ -284,4 +297,5 @@ class RunRecord:
     unsupported: dict[str, int] = field(default_factory=dict)
     tool_errors: list[str] = field(default_factory=list)
     rules: RulesRecord | None = None
+    rule_coverage: dict[str, RuleCoverageRecord] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION

@@ -207,6 +207,7 @@ def journal_listener(writer: RunWriter, clock: Callable[[], float] = time.monoto
 _NAMES: dict[type, str] = {
     events.RunStarted: "run started",
     events.MeshStarted: "mesh started",
+    events.RulesClaimed: "rules claimed",
     events.TrialFinished: "trial",
     events.CaseSkipped: "skipped",
     events.PoolRestarted: "pool restarted",
@@ -221,6 +222,8 @@ def _describe(event: events.Event) -> dict[str, object]:
             return {"id": header.id}
         case events.MeshStarted(mesh, family, examples):
             return {"mesh": str(mesh), "family": family, "examples": examples}
+        case events.RulesClaimed(op, rules):
+            return {"op": op, "rules": list(rules)}
         case events.TrialFinished(observation, verdict, rows):
             trial = observation.trial
             named = ", ".join(f"{name}={placements}" for name, placements in rows)

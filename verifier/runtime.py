@@ -116,7 +116,10 @@ class _Log:
 
     def fail(self, error: Exception, *, ours: bool = False) -> None:
         text = "".join(traceback.format_exception(error)[-12:])
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        origin: BaseException = error
+        while origin.__cause__ is not None:  # DTensor wraps what a strategy raises in an exception of its own
+            origin = origin.__cause__
+        frame = traceback.extract_tb(origin.__traceback__)[-1]
         where = f"{frame.name} ({Path(frame.filename).name})"
         self.raised = Raised(
             self.reached, type(error).__name__, str(error), where, text, is_refusal(error), ours, self.backward

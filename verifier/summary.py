@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,18 +11,29 @@ from typing import Protocol
 import msgspec
 
 from verifier.cases import Observation, VerdictKind
-from verifier.events import CaseSkipped, Event, FindingReported, PoolRestarted, RunFinished, RunStarted, TrialFinished
+from verifier.events import (
+    CaseSkipped,
+    Event,
+    FindingReported,
+    PoolRestarted,
+    RulesClaimed,
+    RunFinished,
+    RunStarted,
+    TrialFinished,
+)
 from verifier.records import (
     EdgeRecord,
     FindingRecord,
     GraphRecord,
     KnownRecord,
     MatrixRecord,
+    RuleCoverageRecord,
     RulesRecord,
     RunHeader,
     RunRecord,
     UntestedRecord,
 )
+from verifier.rule_coverage import RuleCoverage
 
 __all__ = ["NO_ARGUMENT", "OTHER_REASONS", "GraphBuilder", "Summary", "join_levels", "merge_records"]
 
@@ -77,6 +89,7 @@ class Summary:
         self._untested: Counter[tuple[str, str]] = Counter()
         self._pool_restarts = 0
         self._seconds_by: dict[str, float] = {}
+        self._rules = RuleCoverage()
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
@@ -85,6 +98,8 @@ class Summary:
                 self._header = header
             case TrialFinished():
                 self._add_trial(event)
+            case RulesClaimed(op, rules):
+                self._rules.claim(op, rules)
             case CaseSkipped(what, reason, count):
                 self._untested[what, reason] += count
             case PoolRestarted(seconds=seconds):
@@ -110,11 +125,14 @@ class Summary:
         if kind in self._reasons:
             # The first line is the difference; what follows is about this one trial.
             reason = event.verdict.message.partition("\n")[0] or f"no reason given in {case.op}"
+            if kind is VerdictKind.UNSUPPORTED:
+                reason = _general(reason)
             _tally(self._reasons[kind], reason, 1)
         for report in observation.reports:
             if report is not None:
                 for share, seconds in report.seconds:
                     self._seconds_by[share] = self._seconds_by.get(share, 0.0) + seconds
+        self._rules.run(observation, kind)
         self._graph.add(observation)
 
     def record(self, baseline: Sequence[KnownRecord] = ()) -> RunRecord:
@@ -154,6 +172,7 @@ class Summary:
             inconclusive=_by_count(self._reasons[VerdictKind.INCONCLUSIVE]),
             unsupported=_by_count(self._reasons[VerdictKind.UNSUPPORTED]),
             tool_errors=sorted(self._reasons[VerdictKind.TOOL_ERROR]),
+            rule_coverage=self._rules.records(),
         )
 
 
@@ -211,6 +230,7 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
         unsupported=_merged_reasons(record.unsupported for record in records),
         tool_errors=sorted(_merged_reasons(dict.fromkeys(record.tool_errors, 1) for record in records)),
         rules=_merged_rules([record.rules for record in records if record.rules is not None]),
+        rule_coverage=_merged_coverage([record.rule_coverage for record in records]),
     )
 
 
@@ -261,11 +281,32 @@ def _merged_rules(parts: Sequence[RulesRecord]) -> RulesRecord | None:
     )
 
 
+def _merged_coverage(parts: Sequence[Mapping[str, RuleCoverageRecord]]) -> dict[str, RuleCoverageRecord]:
+    """Return what any part knows of: what one worker claims of an op another may have exercised."""
+    merged: dict[str, RuleCoverageRecord] = {}
+    for op in sorted({op for part in parts for op in part}):
+        of_op = [part[op] for part in parts if op in part]
+        merged[op] = RuleCoverageRecord(
+            sorted({rule for one in of_op for rule in one.claimed}),
+            sorted({rule for one in of_op for rule in one.exercised}),
+        )
+    return merged
+
+
 # ------------------------------------------------------------------------------------------------------------- counts
 def _tally(counts: Counter[str], reason: str, count: int) -> None:
     """Count a reason; messages that name values would otherwise make as many reasons as there are trials."""
     distinct = len(counts) - (OTHER_REASONS in counts)
     counts[reason if reason in counts or distinct < MAX_REASONS else OTHER_REASONS] += count
+
+
+def _general(reason: str) -> str:
+    """Return the first sentence of a refusal, for any placements: there are as many of these as there are trials.
+
+    >>> _general("RuntimeError: redistribute from S(1) to P(avg) not supported yet. Use another")
+    'RuntimeError: redistribute from S to P not supported yet'
+    """
+    return re.sub(r"\b(_?[SP]|MaskP|_NormP)\([^()]*\)", r"\1", reason).partition(". ")[0]
 
 
 def _merged_reasons(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

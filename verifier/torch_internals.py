@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -656,18 +658,27 @@ _BACKEND_REFUSALS = (
     "Invalid scalar type",
 )
 _VIEW_REFUSAL = "Please redistribute the tensor before this operation"  # a view must not communicate
+_SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
 
 def is_refusal(error: BaseException) -> bool:
     """Return True if DTensor or the backend says plainly that it does not support what was asked.
 
     ``NotImplementedError`` is the documented way. The communication backends and the view ops raise RuntimeError, so
-    theirs are known by their message.
+    theirs are known by their message; elsewhere in DTensor, whatever it raises, the message has to say so.
     """
     if isinstance(error, NotImplementedError):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and (text.startswith(_BACKEND_REFUSALS) or _VIEW_REFUSAL in text)
+    if isinstance(error, RuntimeError) and (text.startswith(_BACKEND_REFUSALS) or _VIEW_REFUSAL in text):
+        return True
+    return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
+
+
+def _raised_by_dtensor(error: BaseException) -> bool:
+    """Return whether the exception came from torch's distributed package and not from a kernel."""
+    *_, frame = traceback.extract_tb(error.__traceback__) or [None]
+    return frame is not None and f"{os.sep}torch{os.sep}distributed{os.sep}" in frame.filename
 
 
 def mesh_of_world(device: str, shape: tuple[int, ...]) -> DeviceMesh:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -49,12 +49,25 @@ def cotangent_placements(reference: Reference, mesh: MeshSpec, seed: int) -> tup
     return tuple(passes)
 
 
-def plan_case(case: OpCase, reference: Reference, mesh: MeshSpec, cap: int | None, seed: int) -> CasePlan:
-    """Return the trials of ``case`` on ``mesh``: all combinations, or a pairwise cover of at most ``cap``."""
+def plan_case(
+    case: OpCase,
+    reference: Reference,
+    mesh: MeshSpec,
+    cap: int | None,
+    seed: int,
+    wanted: Sequence[Combination] = (),
+) -> CasePlan:
+    """Return the trials of ``case`` on ``mesh``: all combinations, or at most ``cap``.
+
+    Of too many, those that are ``wanted`` come first, and a pairwise cover fills the rest.
+    """
     space = CombinationSpace(tensor_arguments(case.args, case.kwargs), mesh.ndim, Alphabet(), cap, seed)
+    chosen: Iterable[Combination] = space
+    if cap is not None and space.total > cap:
+        chosen = list(dict.fromkeys([*wanted, *space]))[:cap]
     trials = tuple(
         Trial(case, mesh, combination, cotangent_placements(reference, mesh, seed + number), seed + number)
-        for number, combination in enumerate(space)
+        for number, combination in enumerate(chosen)
     )
     return CasePlan(trials, space.total)
 

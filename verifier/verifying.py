@@ -264,7 +264,7 @@ def _check_local_call(reference: Reference, raises: bool) -> None:
 def likely_cause(trial: Trial, verdict: Verdict) -> str:
     """Return what the family of the trial's op guesses to be the cause; empty if there is none."""
     for family in _families():
-        if trial.case.op in family.ops and trial.case.family == family.name:
+        if trial.case.family == family.name:
             return family.likely_cause(trial, verdict)
     return ""
 

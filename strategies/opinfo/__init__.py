@@ -1,9 +1,5 @@
-"""The source of calls "opinfo": what torch's own test database of ops dispatches to."""
+"""Calls of every op that DTensor has a rule for: what torch's own test database of ops dispatches to.
 
-from __future__ import annotations
-
-from strategies.opinfo.source import OpInfoSource
-
-__all__ = ["SOURCE", "OpInfoSource"]
-
-SOURCE = OpInfoSource()
+``source`` has them for the rule check, ``family`` for the check on meshes. Importing them loads that database, which
+takes seconds, so that this package does not.
+"""

@@ -21,7 +21,7 @@ from strategies.opinfo.spellings import Variation, spellings
 from verifier.rules.samples import Sample, SampleOptions, Target
 from verifier.torch_internals import OpOverload, registered_overloads
 
-__all__ = ["OpInfoSource"]
+__all__ = ["SOURCE", "OpInfoSource"]
 
 _SCANNED = 16  # samples of each OpInfo, evenly spaced: enough to see what it dispatches to
 _PROVIDERS = 3  # OpInfos that give the calls of a helper that no OpInfo is about
@@ -99,6 +99,9 @@ class OpInfoSource:
             and not any(family(op) in families.get(row, ()) for row in home_rows(op))
         ]
         return tuple(sorted((self._target(name) for name in (*rows, *left)), key=_order))
+
+
+SOURCE = OpInfoSource()
 
 
 def _order(target: Target) -> tuple[str, str]:

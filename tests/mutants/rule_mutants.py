@@ -43,7 +43,7 @@ from rule_strategies import (
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.opinfo import SOURCE
+from strategies.opinfo.source import SOURCE
 from verifier.cases import MeshSpec
 from verifier.rules.check import CheckOptions, check_sample
 from verifier.rules.results import Rule as Claimed

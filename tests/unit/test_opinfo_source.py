@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 import torch
 
-from strategies.opinfo import SOURCE
 from strategies.opinfo.coverage import coverage
 from strategies.opinfo.siblings import family
+from strategies.opinfo.source import SOURCE
 from strategies.opinfo.tables import SAME_AS
 from verifier.cases import OpCase
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources

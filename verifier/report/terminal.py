@@ -9,7 +9,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
-from verifier.records import FindingRecord, RunRecord
+from verifier.records import NOT_SELECTED, FindingRecord, RunRecord
 from verifier.report.rules_text import totals_block, untested_beside_rules
 from verifier.report.words import (
     evidence_text,
@@ -26,6 +26,7 @@ __all__ = ["next_steps", "print_summary"]
 
 _STYLES = {"pass": "green", "fail": "bold red", "open": "yellow", "ours": "bold magenta"}
 _MOST_IN_FULL = 20
+_MOST_RULES = 6
 
 
 class _Say(Protocol):
@@ -53,6 +54,7 @@ def print_summary(run: RunRecord, console: Console, page: Path | str = "reports/
         if run.rules is not None:
             say()
     _say_rules(run, say)
+    _say_rule_coverage(run, say)
     _say_findings(run, say)
     _say_not_tested(run, say)
     say()
@@ -116,6 +118,21 @@ def _say_rules(run: RunRecord, say: _Say) -> None:
         say(line, "yellow" if line.startswith(("not tested", "nothing tested", "nothing was", "died")) else "")
 
 
+def _say_rule_coverage(run: RunRecord, say: _Say) -> None:
+    """Print how many of the rules that DTensor claims have run on a mesh, and which never did."""
+    if not run.rule_coverage:
+        return
+    claimed = sum(len(op.claimed) for op in run.rule_coverage.values())
+    ran = sum(len(op.exercised) for op in run.rule_coverage.values())
+    say()
+    say(f"{ran:,} of {plural(claimed, 'rule')} that DTensor claims of these calls ran on a mesh", "bold")
+    for op, rules in run.rule_coverage.items():
+        never = [rule for rule in rules.claimed if rule not in rules.exercised]
+        if never:
+            more = f" and {len(never) - _MOST_RULES} more" if len(never) > _MOST_RULES else ""
+            say(f"  {op}: {len(never)} of {len(rules.claimed)} never: {'; '.join(never[:_MOST_RULES])}{more}", "yellow")
+
+
 def _say_findings(run: RunRecord, say: _Say) -> None:
     new = [finding for finding in run.findings if not finding.known]
     known = [finding for finding in run.findings if finding.known]
@@ -139,6 +156,12 @@ def _say_findings(run: RunRecord, say: _Say) -> None:
         reason = finding.reason or "no reason is recorded"
         say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}: {reason}")
     others = [entry for entry in run.baseline if entry.status != "known"]
+    # a run of some ops has nothing to say of the rest
+    beside = [entry for entry in others if entry.status == "untested" and entry.detail.endswith(NOT_SELECTED)]
+    others = [entry for entry in others if entry not in beside]
+    if beside:
+        say()
+        say(f"{plural(len(beside), 'entry', 'entries')} of the baseline not tried: the op {NOT_SELECTED}", "dim")
     if others:
         say()
         say("in the baseline, and not seen", "bold")

@@ -7,14 +7,43 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Combination, MeshSpec, Placements, VerdictKind
+from verifier.cases import Combination, MeshSpec, OpCase, Placements, VerdictKind
+from verifier.partials import partial_reductions
+from verifier.placements import sharded_dim
 from verifier.rules.classify import Expected, Mismatch
-from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices
+from verifier.rules.enumerate import input_combinations
+from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
-from verifier.torch_internals import ClaimReader, Propagation, masked_extent, placement_text
+from verifier.torch_internals import (
+    ClaimReader,
+    OpOverload,
+    Propagation,
+    has_own_handler,
+    masked_extent,
+    placement_text,
+)
 
-__all__ = ["Claim", "judge_claim", "read_claim", "run_claim", "same_others"]
+__all__ = [
+    "OWN_CODE",
+    "Claim",
+    "can_be",
+    "claimed_rules",
+    "judge_claim",
+    "possible",
+    "read_claim",
+    "run_claim",
+    "same_others",
+    "where_to_ask",
+]
+
+OWN_CODE = ("aten.equal.default", "aten._local_scalar_dense.default")
+"""Ops for which DTensor runs code of its own though it has no handler for them."""
+TRACED = 48
+"""At most so many combinations are traced through the decomposition of an op that has no strategy."""
+ASKED = 64
+"""At most so many combinations of a call are asked about, where a strategy lists no rules, to know what it claims."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +72,69 @@ class Claim:
     def plain(self) -> bool:
         """True if each rank runs the call as it is, on its own tensors."""
         return self.masked == self.inputs and all(one.call is None for one in self.by_rank)
+
+
+def where_to_ask(
+    reader: ClaimReader,
+    tensors: Sequence[torch.Tensor],
+    combinations: Sequence[Combination],
+    mesh_shape: tuple[int, ...],
+) -> list[Combination]:
+    """Return the combinations, on one mesh dim, at which DTensor may claim a rule: those that the op's strategy lists.
+
+    If it lists none, because it decides by the placements that it is shown, these are ``combinations`` and what it
+    enumerates by itself, which may lie beyond them.
+    """
+    listed = reader.listed(mesh_shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
+    if listed is not None:
+        return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
+    own = [tuple((_unmasked(p),) for p in rule) for rule in reader.enumerated(mesh_shape)]
+    return list(dict.fromkeys([*combinations, *(one for one in own if possible(tensors, one))]))
+
+
+def possible(tensors: Sequence[torch.Tensor], combination: Combination) -> bool:
+    """Return whether each tensor can be placed so: a sum of bools is not a bool, and a 0-d tensor has no shards."""
+    return all(
+        can_be(tensor.dtype, placement) and (sharded_dim(placement) or 0) < max(1, tensor.ndim)
+        and not (tensor.ndim == 0 and sharded_dim(placement) is not None)
+        for tensor, (placement,) in zip(tensors, combination, strict=True)
+    )  # fmt: skip
+
+
+def can_be(dtype: torch.dtype, placement: Placement) -> bool:
+    """Return whether a tensor of ``dtype`` can have ``placement``, whatever its shape."""
+    return not placement.is_partial() or placement.reduce_op in partial_reductions(dtype)  # type: ignore[attr-defined]
+
+
+def _unmasked(placement: Placement) -> Placement:
+    return Replicate() if masked_extent(placement) is not None else placement
+
+
+def claimed_rules(case: OpCase, extent: int) -> dict[str, tuple[Placement, ...]]:
+    """Return the rules that DTensor claims of a call on a mesh dim of ``extent`` ranks, by their text.
+
+    The text has the placements on which the op runs, the value those that the arguments have to have for that. Empty
+    for a call that is not one of an operator, that raises, or for which DTensor runs code of its own.
+    """
+    call = LocalCall(case)
+    if not isinstance(call.op, OpOverload) or has_own_handler(call.op) or case.op in OWN_CODE:
+        return {}
+    try:
+        with torch.no_grad():
+            reference = call(call.tensors)
+    except Exception:  # noqa: BLE001 - an op may raise anything; then there is no result to place
+        return {}
+    mesh = MeshSpec((extent,))
+    reader = ClaimReader(call.op, case.args, case.kwargs, reference.returned)
+    kinds = tuple((tensor.ndim, tensor.dtype) for tensor in call.tensors)
+    free = input_combinations(kinds, tensor_groups(call, case), ASKED)
+    rules = {}
+    for combination in where_to_ask(reader, call.tensors, free, mesh.shape):
+        if possible(call.tensors, combination):
+            claim = read_claim(reader, call, case.op, combination, mesh, reference)
+            if claim is not None:
+                rules[", ".join(claim.rule.inputs)] = tuple(p for (p,) in combination)
+    return rules
 
 
 def read_claim(

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import Phase, Trial, VerdictKind
+from verifier.cases import Phase, Trial, VerdictKind, split_placements
 from verifier.codec import load_trial
 from verifier.finding_records import finding_record
 from verifier.findings import Failure, Group, Runner, first_report, group_key
 from verifier.oracle import judge, make_reference
-from verifier.records import FindingRecord, KnownRecord, WrongRuleRecord
+from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, WrongRuleRecord
 from verifier.rules.collect import wrong_record
 from verifier.rules.results import WrongRule
 from verifier.script import GONE, render_script, run_script
@@ -55,18 +55,13 @@ def _kinds(wrong: WrongRule) -> list[str]:
     read = wrong.rule.inputs[: wrong.read]
     rows = [*read, *wrong.rule.outputs]
     columns = set()
-    for column in zip(*(_per_mesh_dim(row) for row in rows), strict=True):
+    for column in zip(*(split_placements(row) for row in rows), strict=True):
         # a strided shard is how a view spells a shard that another mesh dim has cut before
         kinds = [re.sub(r"_?S\(\d+(, \d+)?", "S(*", text) for text in column]
         inputs, outputs = kinds[: len(read)], kinds[len(read) :]
         if set(kinds) != {"R"}:
             columns.add(f"{','.join(dict.fromkeys(inputs))} -> {','.join(dict.fromkeys(outputs))}")
     return sorted(columns)
-
-
-def _per_mesh_dim(text: str) -> list[str]:
-    inside = text[1:-1] if text.startswith("(") else text
-    return [part.strip() for part in re.split(r",(?![^(]*\))", inside)]
 
 
 @dataclass
@@ -120,7 +115,7 @@ class Confirmer:
             if entry.family not in self.families:
                 continue
             if entry.op not in ops:
-                self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} is not selected"))
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}"))
                 continue
             failure = self._run(load_trial(entry.trial()))
             if not failure.verdict.kind.bad:
@@ -173,7 +168,7 @@ class Confirmer:
         return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
 
     def _name(self, wrong: WrongRule) -> str:
-        """Return the fingerprint of the defect: of a product, that of a rule in it which is wrong by itself, if one is."""
+        """Return the fingerprint of the defect; of a product, that of a rule in it that is wrong by itself."""
         names = [_fingerprint(key) for key in (defect_key(wrong), *flat_keys(wrong))]
         return next((name for name in names if name in self._known or name in self._defects), names[0])
 

@@ -10,10 +10,11 @@ from torch.distributed.tensor import Shard
 
 from verifier.cases import OpCase, Placements
 from verifier.oracle import resolve, written_arguments
-from verifier.placements import coordinates, shard_bounds, split_index, split_partial, take_local
+from verifier.partials import split_index, split_partial
+from verifier.placements import coordinates, shard_bounds, take_local
 from verifier.torch_internals import Slot, masked_extent, pytree
 
-__all__ = ["Cuts", "LocalCall", "Results", "masked_indices"]
+__all__ = ["Cuts", "LocalCall", "Results", "masked_indices", "tensor_groups"]
 
 
 @dataclass(slots=True)
@@ -116,6 +117,23 @@ class LocalCall:
                 made.append(tensors[number])
             written.append(index)
         return Results(tuple(made), others, returned, tuple(written))
+
+
+def tensor_groups(call: LocalCall, case: OpCase) -> tuple[tuple[int, ...], ...]:
+    """Return which tensors are placed alike: the lists of an op that goes through them element by element.
+
+    What is only written to has the placement of what is written, so it is in no group.
+    """
+    numbers = [n for n in range(len(call.tensors)) if n not in call.buffers]
+    if not case.op.startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_")):
+        return tuple((number,) for number in numbers)
+    groups: list[tuple[int, ...]] = []
+    count = 0
+    for value in [*case.args, *case.kwargs.values()]:
+        here = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+        groups.append(tuple(n for n in range(count, count + here) if n in numbers))
+        count += here
+    return tuple(group for group in groups if group)
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

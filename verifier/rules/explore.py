@@ -11,13 +11,12 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.cases import Combination, MeshSpec, OpCase, Placements
 from verifier.rules.claims import Claim, run_claim, same_others
 from verifier.rules.enumerate import combinations_in_all, input_combinations
-from verifier.rules.execute import LocalCall, Results
+from verifier.rules.execute import Results, tensor_groups
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE_FOR_MISSING, Position
 from verifier.rules.place import Place
-from verifier.torch_internals import pytree
 
-__all__ = ["Exploration", "tensor_groups"]
+__all__ = ["Exploration"]
 
 
 @dataclass(slots=True)
@@ -223,20 +222,3 @@ class Exploration(Place):
 def _best(letters: Sequence[Placement], mask: int) -> Placement:
     """Return the most useful of the placements that the bits of ``mask`` allow: Replicate, then Shard, then Partial."""
     return next(letter for number, letter in enumerate(letters) if mask >> number & 1)
-
-
-def tensor_groups(call: LocalCall, case: OpCase) -> tuple[tuple[int, ...], ...]:
-    """Return which tensors are placed alike: the lists of an op that goes through them element by element.
-
-    What is only written to has the placement of what is written, so it is in no group.
-    """
-    numbers = [n for n in range(len(call.tensors)) if n not in call.buffers]
-    if not case.op.startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_")):
-        return tuple((number,) for number in numbers)
-    groups: list[tuple[int, ...]] = []
-    count = 0
-    for value in [*case.args, *case.kwargs.values()]:
-        here = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
-        groups.append(tuple(n for n in range(count, count + here) if n in numbers))
-        count += here
-    return tuple(group for group in groups if group)

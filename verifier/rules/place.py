@@ -7,26 +7,30 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 import torch
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, MeshSpec, OpCase, Trial, VerdictKind
 from verifier.codec import trial_record
-from verifier.placements import largest_part, partial_reductions, sharded_dim
-from verifier.rules.claims import Claim, judge_claim, read_claim, run_claim
+from verifier.partials import largest_part
+from verifier.rules.claims import (
+    OWN_CODE,
+    Claim,
+    can_be,
+    judge_claim,
+    possible,
+    read_claim,
+    run_claim,
+    where_to_ask,
+)
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.execute import Cuts, LocalCall, Results
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
-from verifier.torch_internals import ClaimReader, has_own_handler, masked_extent, placement_text, pytree
+from verifier.torch_internals import ClaimReader, has_own_handler, placement_text, pytree
 
 __all__ = ["IMPOSSIBLE", "Place"]
 
-TRACED = 48
-"""At most so many combinations are traced through the decomposition of an op that has no strategy."""
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
-_OWN_CODE = ("aten.equal.default", "aten._local_scalar_dense.default")
 
 
 class Place:
@@ -106,20 +110,14 @@ class Place:
     # ---------------------------------------------------------------------------------------------------------- claims
     def read_claims(self, combinations: Sequence[Combination]) -> None:
         op = self.ledger.sample.op
-        if has_own_handler(self.call.op) or op in _OWN_CODE:  # type: ignore[arg-type]
+        if has_own_handler(self.call.op) or op in OWN_CODE:  # type: ignore[arg-type]
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
-        listed = self.reader.listed(self.mesh.shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
-        if listed is not None:
-            rules = dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed)
-            combinations = [combination for combination in rules if self.possible(combination)]
-            if impossible := len(rules) - len(combinations):
-                self.ledger.report.untested[IMPOSSIBLE] += impossible
-        else:
-            # what the strategy enumerates by itself may lie beyond the combinations that are sampled
-            own = [tuple((_unmasked(p),) for p in rule) for rule in self.reader.enumerated(self.mesh.shape)]
-            combinations = list(dict.fromkeys([*combinations, *(c for c in own if self.possible(c))]))
-        for combination in combinations:
+        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape)
+        kept = [combination for combination in asked if possible(self.call.tensors, combination)]
+        if impossible := len(asked) - len(kept):
+            self.ledger.report.untested[IMPOSSIBLE] += impossible
+        for combination in kept:
             claim = read_claim(self.reader, self.call, op, combination, self.mesh, self.reference)
             if claim is not None and not self.reducible(claim):
                 self.ledger.report.untested[IMPOSSIBLE] += 1
@@ -128,14 +126,6 @@ class Place:
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
-
-    def possible(self, combination: Combination) -> bool:
-        """Return whether each tensor can be placed so: a sum of bools is not a bool, and a 0-d tensor has no shards."""
-        return all(
-            can_be(tensor.dtype, placement) and (sharded_dim(placement) or 0) < max(1, tensor.ndim)
-            and not (tensor.ndim == 0 and sharded_dim(placement) is not None)
-            for tensor, (placement,) in zip(self.call.tensors, combination, strict=True)
-        )  # fmt: skip
 
     def reducible(self, claim: Claim) -> bool:
         """Return whether each result can be placed as it is claimed."""
@@ -200,18 +190,9 @@ class Place:
             ledger.note(self.counterexample(claim, found), self.mesh.ndim)
 
 
-def _unmasked(placement: Placement) -> Placement:
-    return Replicate() if masked_extent(placement) is not None else placement
-
-
 def _width(tensor: torch.Tensor) -> int:
     """Return the bytes of an element of a floating tensor; 0 for any other."""
     return tensor.element_size() if tensor.is_floating_point() else 0
-
-
-def can_be(dtype: torch.dtype, placement: Placement) -> bool:
-    """Return whether a tensor of ``dtype`` can have ``placement``, whatever its shape."""
-    return not placement.is_partial() or placement.reduce_op in partial_reductions(dtype)  # type: ignore[attr-defined]
 
 
 def _telling(value: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from verifier.cases import Combination
 from verifier.placements import Alphabet, sharded_dim
 from verifier.rules.claims import read_claim
 from verifier.rules.enumerate import input_combinations, product_choices
-from verifier.rules.explore import tensor_groups
+from verifier.rules.execute import tensor_groups
 from verifier.rules.place import Place
 from verifier.torch_internals import masked_extent
 

@@ -1,0 +1,143 @@
+"""The family "opinfo": calls of any op with a rule, for the check on meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from verifier.cases import OpCase, Trial, Verdict
+from verifier.families import DrawContext
+from verifier.oracle import make_reference, written_arguments
+from verifier.rules.samples import Sample, SampleOptions, Target
+from verifier.torch_internals import pytree
+
+if TYPE_CHECKING:
+    from strategies.opinfo.source import OpInfoSource
+
+__all__ = ["FAMILY", "OpInfoFamily"]
+
+_DRAWS = 16
+"""Sets of values of each call at each size; the first draws are of different kinds."""
+
+
+@dataclass(frozen=True)
+class OpInfoFamily:
+    """What torch's OpInfo samples dispatch to; an op is the name of an OpInfo or of an aten overload.
+
+    The calls are those of the rule check, and gradients are asked for wherever torch has one.
+    """
+
+    name: str = "opinfo"
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
+    broad: bool = True
+
+    def select(self, pattern: str) -> tuple[str, ...]:
+        """Return the ops that a glob names, in order; empty if there is none."""
+        try:
+            return tuple(target.name for target in _source().select([pattern]))
+        except ValueError:
+            return ()
+
+    def covers(self, selected: tuple[str, ...], op: str) -> bool:
+        """Return whether calls of the overload ``op`` are among those of the ``selected`` ops."""
+        return any(op == name or any(sample.op == op for sample in _samples(name, self.dtypes[0])) for name in selected)
+
+    def left_out(self, context: DrawContext) -> Iterator[tuple[str, str]]:
+        """Yield overloads whose results are not determined by their arguments, and why."""
+        for name in context.ops:
+            samples = _samples(name, self._dtypes(context)[0])
+            if not samples:
+                yield name, "no call of it reaches a rule"
+            yield from {(sample.op, sample.not_testable): None for sample in samples if sample.not_testable}
+
+    def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
+        """Return a generator of calls of the ops in ``context``: each overload is as likely as any other."""
+        by_overload: dict[tuple[str, torch.dtype], list[Sample]] = {}
+        for name in context.ops:
+            for dtype in self._dtypes(context):
+                for sample in _samples(name, dtype):
+                    if not sample.not_testable:
+                        by_overload.setdefault((sample.op, dtype), []).append(sample)
+        if not by_overload:
+            return st.nothing()
+        groups = sorted(by_overload.values(), key=lambda samples: samples[0].op.count("."))
+        return (
+            st.tuples(
+                st.sampled_from(groups).flatmap(st.sampled_from),
+                st.integers(0, SampleOptions().sizes - 1),
+                st.integers(0, _DRAWS - 1),
+            )
+            .map(lambda drawn: drawn[0].draw(drawn[1], drawn[2]))
+            .filter(lambda case: case is not None)
+            .map(_differentiated)
+        )
+
+    def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
+        """Return nothing: what is known of all ops says nothing of the cause."""
+        return ""
+
+    def _dtypes(self, context: DrawContext) -> tuple[torch.dtype, ...]:
+        return tuple(dtype for dtype in context.dtypes if dtype in self.dtypes) or self.dtypes[:1]
+
+
+FAMILY = OpInfoFamily()
+
+
+@lru_cache(maxsize=1)
+def _source() -> OpInfoSource:
+    from strategies.opinfo.source import SOURCE  # loads the database of ops, which a run of other families needs not
+
+    return SOURCE
+
+
+@lru_cache(maxsize=8)
+def _samples(name: str, dtype: torch.dtype) -> tuple[Sample, ...]:
+    """Return the samples of an op, in order."""
+    source = _source()
+    targets: tuple[Target, ...] = source.select([name])
+    options = SampleOptions(dtype)
+    return tuple(sample for target in targets for sample in source.samples(target, options))
+
+
+def _differentiated(case: OpCase | None) -> OpCase:
+    """Return the call with gradients wanted of its floating tensors; as it is if torch has none, or no finite one.
+
+    What is exact on integers may have a gradient that is not, so that the results of such a call are compared within a
+    tolerance.
+    """
+    assert case is not None
+    if written_arguments(case):
+        return case  # a leaf that wants a gradient cannot be written to
+    wanting = replace(case, args=_wanting(case.args), kwargs=_wanting(dict(case.kwargs)), exact=False)
+    reference = make_reference(wanting)
+    if reference.raised is not None or not reference.differentiable:
+        return case
+    try:
+        gradients = reference.gradients(0)
+    except (RuntimeError, NotImplementedError):
+        return case
+    some = [gradient for gradient in gradients if gradient is not None]
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (*some, *_outputs(reference.outputs)))
+    return wanting if some and finite else case
+
+
+def _outputs(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+
+
+_Tree = TypeVar("_Tree")
+
+
+def _wanting(tree: _Tree) -> _Tree:
+    made: _Tree = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().requires_grad_(_can_want(t)), tree)
+    return made
+
+
+def _can_want(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

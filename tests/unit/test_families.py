@@ -1,0 +1,73 @@
+"""Which ops a pattern selects, of narrow families and of broad ones."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from verifier.cases import OpCase, Trial, Verdict
+from verifier.families import DrawContext, Family, matches, select_ops
+
+
+@dataclass(frozen=True)
+class Ops:
+    """A family that draws nothing."""
+
+    name: str
+    ops: tuple[str, ...]
+    broad: bool = False
+    dtypes: tuple[torch.dtype, ...] = (torch.float64,)
+
+    def select(self, pattern: str) -> tuple[str, ...]:
+        return tuple(op for op in self.ops if matches(op, pattern) or fnmatch.fnmatchcase(op, pattern))
+
+    def covers(self, selected: tuple[str, ...], op: str) -> bool:
+        return op in selected
+
+    def left_out(self, context: DrawContext) -> Iterable[tuple[str, str]]:
+        return ()
+
+    def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
+        return st.nothing()
+
+    def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
+        return ""
+
+
+LOOKUP = "aten.embedding.default"
+FAMILIES: dict[str, Family] = {
+    "embedding": Ops("embedding", (LOOKUP, "aten.embedding_dense_backward.default")),
+    "all": Ops("all", (LOOKUP, "aten.mm.default", "nn.functional.relu"), broad=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        ((), {"embedding": (LOOKUP, "aten.embedding_dense_backward.default")}),
+        (("embedding",), {"embedding": (LOOKUP, "aten.embedding_dense_backward.default")}),
+        ((LOOKUP,), {"embedding": (LOOKUP,)}),
+        (("mm",), {"all": ("aten.mm.default",)}),
+        (("nn.functional.*", "mm"), {"all": ("nn.functional.relu", "aten.mm.default")}),
+        (("aten.*mm*",), {"all": ("aten.mm.default",)}),
+        (("aten.embedding.*",), {"embedding": (LOOKUP,), "all": (LOOKUP,)}),
+        (("all",), {"all": (LOOKUP, "aten.mm.default", "nn.functional.relu")}),
+        (("mm", "mm"), {"all": ("aten.mm.default",)}),
+    ],
+)
+def test_patterns_select(patterns: tuple[str, ...], expected: dict[str, tuple[str, ...]]) -> None:
+    assert select_ops(patterns, FAMILIES) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"), [("nn.functional.relo", "nn.functional.relu"), ("embeding", "embedding"), ("al", "all")]
+)
+def test_an_unknown_pattern_names_the_nearest(pattern: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"no family and no op matches '{pattern}'; did you mean '{near}'?"):
+        select_ops((pattern,), FAMILIES)

@@ -1,0 +1,111 @@
+"""The family of all ops: what it draws, what it wants gradients of, and what it leaves out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, find, given, settings
+
+from strategies.opinfo.family import FAMILY
+from verifier.cases import MeshSpec, OpCase
+from verifier.families import DrawContext, Family
+from verifier.oracle import make_reference, written_arguments
+from verifier.torch_internals import pytree
+
+MESH = MeshSpec((2,))
+
+
+def context(*ops: str, dtypes: tuple[torch.dtype, ...] = (torch.float64,)) -> DrawContext:
+    return DrawContext(MESH, dtypes, ops)
+
+
+def drawn(where: DrawContext, examples: int = 60) -> list[OpCase]:
+    cases: list[OpCase] = []
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(FAMILY.cases(where))
+    def draw(case: OpCase) -> None:
+        cases.append(case)
+
+    draw()
+    return cases
+
+
+def tensors(case: OpCase) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves((case.args, dict(case.kwargs)))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def test_it_is_a_family() -> None:
+    assert isinstance(FAMILY, Family)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("mul", {"mul"}),
+        ("nn.functional.relu*", {"nn.functional.relu", "nn.functional.relu6"}),
+        ("aten.mm.*", {"aten.mm.default", "aten.mm.out"}),
+        ("no such op", set()),
+    ],
+)
+def test_ops_are_selected_by_the_names_of_opinfos_and_of_overloads(pattern: str, expected: set[str]) -> None:
+    assert set(FAMILY.select(pattern)) == expected
+
+
+def test_all_overloads_of_an_op_are_drawn_and_every_case_is_legal() -> None:
+    cases = drawn(context("mul"))
+    assert {case.op for case in cases} >= {"aten.mul.Tensor", "aten.mul.Scalar", "aten.mul_.Tensor", "aten.mul.out"}
+    assert all(case.op.startswith("aten.mul") for case in cases)
+    for case in cases:
+        assert case.family == FAMILY.name
+        assert make_reference(case).raised is None
+
+
+def test_gradients_are_wanted_where_torch_has_them() -> None:
+    for case in drawn(context("mul", "argmax", "nn.functional.embedding")):
+        floating = [tensor for tensor in tensors(case) if tensor.is_floating_point()]
+        if case.op.startswith("aten.argmax") or written_arguments(case):
+            assert not any(tensor.requires_grad for tensor in floating), case.op
+        elif any(tensor.numel() for tensor in floating):
+            assert all(tensor.requires_grad for tensor in floating), case.op
+            reference = make_reference(case)
+            assert any(gradient is not None for gradient in reference.gradients(3))
+            assert not case.exact  # the gradient of what is exact need not be
+
+
+def test_an_op_that_divides_by_0_is_drawn_without_gradients_that_are_not_finite() -> None:
+    for case in drawn(context("div")):
+        reference = make_reference(case)
+        for gradient in reference.gradients(0) if reference.differentiable else ():
+            assert gradient is None or bool(torch.isfinite(gradient).all())
+
+
+def test_what_is_random_is_left_out_and_named() -> None:
+    left_out = dict(FAMILY.left_out(context("bernoulli", "mul")))
+    assert set(left_out.values()) == {"random"}
+    assert all(op.startswith("aten.bernoulli") for op in left_out)
+    assert FAMILY.cases(context("bernoulli")).is_empty
+
+
+def test_it_covers_the_overloads_of_what_is_selected() -> None:
+    assert FAMILY.covers(("mul",), "aten.mul_.Tensor")
+    assert FAMILY.covers(("aten.mm.default",), "aten.mm.default")
+    assert not FAMILY.covers(("mul", "mm"), "aten.add.Tensor")
+
+
+def test_dtypes_are_those_asked_for() -> None:
+    cases = drawn(context("mul", dtypes=(torch.float32, torch.bfloat16)), 20)
+    assert {t.dtype for case in cases for t in tensors(case) if t.is_floating_point()} == {torch.float32}
+
+
+def test_the_smallest_example_is_small() -> None:
+    smallest = find(FAMILY.cases(context("mm")), lambda case: True)
+    assert sum(tensor.numel() for tensor in tensors(smallest)) < 100

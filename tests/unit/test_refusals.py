@@ -1,0 +1,47 @@
+"""Which exceptions are DTensor's own word that it does not support something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from verifier.torch_internals import is_refusal
+
+DTENSOR = f"{torch.__path__[0]}/distributed/tensor/_redistribute.py"
+KERNEL = f"{torch.__path__[0]}/_ops.py"
+
+
+def raised(file: str, error: Exception) -> Exception:
+    """Return an exception like ``error`` as it is when a function of ``file`` has raised it."""
+    scope: dict[str, Callable[[Exception], None]] = {}
+    exec(compile("def fail(error):\n    raise error\n", file, "exec"), {}, scope)  # type: ignore[arg-type]
+    try:
+        scope["fail"](type(error)(*error.args))
+    except Exception as caught:  # noqa: BLE001 - it is what is asked for
+        return caught
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("redistribute from S(0) to P(sum) not supported yet"),
+        AssertionError("Redistribution from one partial type (P(sum)) to another (P(max)) is unsupported."),
+        RuntimeError("in-place operations that require placement changes are not supported. The input has"),
+        ValueError("Replicate to Partial(product) conversion is not supported."),
+    ],
+)
+def test_dtensor_says_so(error: Exception) -> None:
+    assert is_refusal(raised(DTENSOR, error))
+    assert not is_refusal(raised(KERNEL, error)), "a kernel speaks of itself, and the local call has to fail as well"
+
+
+def test_the_documented_way_counts_everywhere() -> None:
+    assert is_refusal(raised(KERNEL, NotImplementedError("Operator has no sharding strategy registered")))
+
+
+@pytest.mark.parametrize("message", ["0", "min() arg is an empty sequence", "index 3 is out of range", ""])
+def test_what_says_nothing_is_a_crash(message: str) -> None:
+    assert not is_refusal(raised(DTENSOR, RuntimeError(message)))

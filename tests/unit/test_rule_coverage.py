@@ -1,0 +1,94 @@
+"""Which rules DTensor claims of a call, which of them a trial ran, and that trials are steered to the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from verifier.cases import (
+    Combination,
+    Executed,
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Phase,
+    ProcessReport,
+    Trial,
+    VerdictKind,
+)
+from verifier.oracle import make_reference
+from verifier.rule_coverage import RuleCoverage, columns_run
+from verifier.rules.claims import claimed_rules
+from verifier.trials import plan_case
+
+R = Replicate()
+MM = OpCase("aten.mm.default", "torch.ops.aten.mm.default", (torch.ones(4, 3), torch.ones(3, 5)))
+SQUARE = MeshSpec((2, 2))
+
+
+def observed(combination: Combination, *executed: Executed, mesh: MeshSpec = SQUARE) -> Observation:
+    reports = tuple(ProcessReport((rank,), Phase.DONE, executed=executed) for rank in range(mesh.world_size))
+    return Observation(Trial(MM, mesh, combination), Fate.COMPLETED, reports)
+
+
+def test_the_rules_of_a_product_of_matrices() -> None:
+    rules = claimed_rules(MM, 2)
+    assert {"R, R", "S(0), R", "R, S(1)", "S(1), S(0)", "P(sum), R", "R, P(sum)"} <= set(rules)
+    assert "S(0), S(0)" not in rules
+    assert rules["S(1), S(0)"] == (Shard(1), Shard(0))
+
+
+def test_a_masked_rule_is_asked_for_with_replicated_indices() -> None:
+    lookup = OpCase(
+        "aten.embedding.default", "torch.ops.aten.embedding.default", (torch.ones(4, 2), torch.tensor([1, 3]))
+    )
+    assert claimed_rules(lookup, 2)["S(0), MaskP(sum)"] == (Shard(0), R)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        OpCase("aten.embedding.default", "torch.nn.functional.embedding", (torch.tensor([1]), torch.ones(4, 2))),
+        OpCase("aten.mm.default", "torch.ops.aten.mm.default", (torch.ones(4, 3), torch.ones(4, 3))),
+        OpCase("aten.equal.default", "torch.ops.aten.equal.default", (torch.ones(4), torch.ones(4))),
+    ],
+    ids=["no operator", "it raises", "code of its own"],
+)
+def test_nothing_is_said_of_other_calls(case: OpCase) -> None:
+    assert claimed_rules(case, 2) == {}
+
+
+def test_what_ran_is_where_dtensor_redistributed_to() -> None:
+    given: Combination = ((Shard(0), R), (Shard(1), R))
+    assert list(columns_run(observed(given))) == ["S(0), S(1)", "R, R"]
+    there = Executed(Phase.FORWARD, None, "aten.mm.default", ("(S(0), P(sum))", "(R, MaskP(sum))"))
+    elsewhere = Executed(Phase.FORWARD, None, "aten.add.Tensor", ("(S(1), R)", "(R, R)"))
+    backward = Executed(Phase.BACKWARD, 0, "aten.mm.default", ("(S(1), R)", "(R, R)"))
+    assert list(columns_run(observed(given, there, elsewhere, backward))) == ["S(0), R", "P(sum), MaskP(sum)"]
+
+
+def test_a_trial_that_was_refused_ran_nothing() -> None:
+    coverage = RuleCoverage()
+    coverage.claim("aten.mm.default", ["R, R", "S(0), R"])
+    one = observed(((R,), (R,)), mesh=MeshSpec((2,)))
+    for verdict in (VerdictKind.UNSUPPORTED, VerdictKind.TOOL_ERROR):
+        coverage.run(one, verdict)
+    assert coverage.count("aten.mm.default", "R, R") == 0
+    coverage.run(one, VerdictKind.PASS)
+    coverage.run(observed(((Shard(0),), (Shard(0),)), mesh=MeshSpec((2,))), VerdictKind.WRONG_VALUE)
+    assert coverage.count("aten.mm.default", "R, R") == 1
+    record = coverage.records()["aten.mm.default"]
+    assert (record.claimed, record.exercised) == (["R, R", "S(0), R"], ["R, R"])
+
+
+def test_what_is_wanted_comes_first_where_not_everything_fits() -> None:
+    reference = make_reference(MM)
+    wanted: list[Combination] = [((Shard(1), Partial()), (Shard(0), R)), ((R, R), (R, R))]
+    plan = plan_case(MM, reference, SQUARE, 6, 0, wanted)
+    assert [trial.combination for trial in plan.trials[:2]] == wanted
+    assert len({trial.combination for trial in plan.trials}) == len(plan.trials) == 6
+    assert plan.total > 6
+    everything = plan_case(MM, reference, MeshSpec((2,)), None, 0, [((Shard(1),), (Shard(0),))])
+    assert len(everything.trials) == everything.total
