@@ -20,10 +20,11 @@ from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
 from verifier.imports import run_imports_with_warnings
+from verifier.journal_events import journal_listener
 from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.records import RunHeader, RunRecord
 from verifier.report import write_html, write_json
-from verifier.runs import RunStore, journal_listener, new_run_id
+from verifier.runs import RunStore, new_run_id
 from verifier.summary import Summary
 
 __all__ = ["DEFAULT_MESHES", "Request", "make_plan", "record", "write_report"]
