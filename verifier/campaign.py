@@ -21,20 +21,28 @@ from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, 
 from verifier.codec import load_trial
 from verifier.events import (
     CaseSkipped,
+    CaseStarted,
+    EntryStarted,
     FindingReported,
+    GroupSettled,
+    GroupStarted,
     Listener,
     MeshStarted,
     PoolRestarted,
     RunFinished,
+    RunResumed,
     RunStarted,
     TrialFinished,
+    TrialRepeated,
 )
 from verifier.families import DrawContext, Family
 from verifier.finding_records import finding_record
 from verifier.findings import Collector, Failure, Group, Minimiser, confirm, fingerprint, group_key
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.oracle import Reference, judge, make_reference
+from verifier.past import Past, case_digest, case_position, entry_position
 from verifier.records import FindingRecord, KnownRecord, RunHeader
+from verifier.shards import Shard
 from verifier.shrinking import current_choices
 from verifier.trials import combination_rows, plan_case
 
@@ -58,6 +66,8 @@ class Plan:
         At most so many combinations of a case; the rest is a pairwise sample.
     time_limit
         Seconds for the whole campaign, or None.
+    shard
+        The part of the cases to try; None for all.
     """
 
     header: RunHeader
@@ -72,14 +82,25 @@ class Plan:
     imports: tuple[str, ...] = ()
     baseline: Baseline = field(default_factory=Baseline)
     trial_limit: float = 20.0
+    shard: Shard | None = None
 
 
 class Campaign:
-    """Runs a plan and tells ``emit`` of everything that happens; :attr:`known` is what became of the baseline."""
+    """Runs a plan and tells ``emit`` of everything that happens; :attr:`known` is what became of the baseline.
 
-    def __init__(self, plan: Plan, emit: Listener) -> None:
+    Parameters
+    ----------
+    past
+        What has been done of the plan already; only the rest is run.
+    recall
+        Is told of what comes from the past, in its place among the events; ``emit`` if it is not given.
+    """
+
+    def __init__(self, plan: Plan, emit: Listener, past: Past | None = None, recall: Listener | None = None) -> None:
         self.plan = plan
         self.emit = emit
+        self._past = past or Past()
+        self._recall = recall or emit
         self.known: list[KnownRecord] = []
         self._pools = PoolSet(self._make_pool)
         self._collector = Collector()
@@ -90,14 +111,18 @@ class Campaign:
         self._costly: dict[tuple[str, str, str], str] = {}
         self._until = float("inf")
         self._case_number = 0
-        self._complete = True
+        self._complete = self._past.complete
 
     def run(self) -> None:
         """Run the whole plan. A Ctrl-C ends it early, with everything that is known by then."""
-        started = time.monotonic()
+        started = time.monotonic() - self._past.seconds
         if self.plan.time_limit is not None:
             self._until = started + self.plan.time_limit
-        self.emit(RunStarted(self.plan.header))
+        (self._recall if self._past.resumed else self.emit)(RunStarted(self.plan.header))
+        if self._past.resumed:
+            self.emit(RunResumed(len(self._past.trials), self._past.in_flight, self._past.torn))
+        for restart in self._past.restarts:
+            self._recall(restart)
         try:
             self._replay_known()
             for number, mesh in enumerate(self.plan.meshes):
@@ -107,10 +132,15 @@ class Campaign:
         except KeyboardInterrupt:
             self._complete = False
             self.emit(CaseSkipped("the rest of the run", "interrupted"))
+        except Exception:
+            self._complete = False
+            raise
         finally:
             self._pools.close()
-            self._settle_known()
-            self.emit(RunFinished(time.monotonic() - started, self._complete))
+            try:
+                self._settle_known()
+            finally:
+                self.emit(RunFinished(time.monotonic() - started, self._complete))
 
     def _make_pool(self, key: PoolKey) -> Pool:
         mesh = MeshSpec((key.world_size,), key.backend, key.device)  # type: ignore[arg-type]
@@ -123,15 +153,20 @@ class Campaign:
     # ------------------------------------------------------------------------------------------------------- exploring
     def _explore(self, mesh: MeshSpec, family: Family, ops: tuple[str, ...], meshes_left: int) -> None:
         context = DrawContext(mesh, self.plan.dtypes, ops)
-        self.emit(MeshStarted(mesh, family.name, self.plan.max_examples))
+        past = self._past
+        begun = past.begun(mesh, family.name)
+        over = past.over(mesh, family.name)
+        (self._recall if begun else self.emit)(MeshStarted(mesh, family.name, self.plan.max_examples))
         pool = self._pools.of(mesh)
-        pool.start()
+        if not over:
+            pool.start()
         until = self._until
         if self.plan.time_limit is not None:
             now = time.monotonic()
             until = now + max(0.0, self._until - now) / meshes_left * (1 - RESERVED_FOR_FINDINGS)
-        tried = 0
+        tried = elsewhere = 0
         out_of_time = False
+        stopped: list[Exception] = []
 
         @hypothesis.seed(self.plan.seed)
         @settings(
@@ -146,38 +181,71 @@ class Campaign:
         )
         @hypothesis.given(family.cases(context))
         def explore(case: OpCase) -> None:
-            nonlocal tried, out_of_time
-            if time.monotonic() > until:
+            nonlocal tried, elsewhere, out_of_time
+            self._case_number += 1  # whatever becomes of the case, so that a number means the same in every run
+            if stopped:
+                return
+            if self.plan.shard is not None and not self.plan.shard.has(self._case_number):
+                elsewhere += 1
+                return
+            if self._case_number not in past.cases and (over or time.monotonic() > until):
                 out_of_time = True
                 return
             tried += 1
-            self._try_case(case, mesh, pool, current_choices())
+            try:
+                self._try_case(case, mesh, pool, current_choices())
+            except Exception as error:  # noqa: BLE001 - Hypothesis would try the case again, to raise this from there
+                stopped.append(error)
 
         explore()
+        if stopped:
+            raise stopped[0]
+        if elsewhere:
+            self.emit(CaseSkipped(f"cases on mesh {mesh}", f"left to other shards than {self.plan.shard}", elsewhere))
         if out_of_time:
             self.emit(CaseSkipped(f"cases on mesh {mesh}", "not reached within the time limit", max(
-                1, self.plan.max_examples - tried)))  # fmt: skip
+                1, self.plan.max_examples - tried - elsewhere)))  # fmt: skip
             if not tried:
                 self._complete = False
 
     def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, choices: bytes) -> None:
-        self._case_number += 1
+        number = self._case_number
         reference = make_reference(case)
-        seed = self.plan.seed + 1000 * self._case_number
+        seed = self.plan.seed + 1000 * number
         plan = plan_case(case, reference, mesh, self.plan.combinations, seed)
+        started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, choices))
+        begun = self._past.has_case(started)
+        tell = self._recall if begun else self.emit
+        tell(started)
         if plan.total > len(plan.trials):
             reason = "combinations beyond this profile's budget (pairwise sample taken)"
-            self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, plan.total - len(plan.trials)))
-        trials = [trial for trial in plan.trials if self._affordable(trial)]
-        for observation in pool.run(trials):
-            self._take(observation, reference, choices)
+            tell(CaseSkipped(f"{case.op} on mesh {mesh}", reason, plan.total - len(plan.trials)))
+        waiting: list[tuple[str, Trial]] = []
+        recalled: list[tuple[str, Observation, Verdict]] = []
+        for index, trial in enumerate(plan.trials, 1):
+            position = case_position(number, index)
+            if (result := self._past.result(position, trial)) is not None:
+                recalled.append((position, *result))
+            elif self._affordable(trial, tell):
+                waiting.append((position, trial))
+        for position, observation, verdict in recalled:
+            self._keep(observation, verdict, choices, position, self._recall)
+        if waiting and self._past.explored:
+            self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", "not reached by its shard", len(waiting)))
+            return
+        if waiting and begun:
+            position, trial = waiting[0]
+            self.emit(TrialRepeated(trial, combination_rows(case, trial.combination), position))
+        observations = pool.run([trial for _, trial in waiting])
+        for (position, _), observation in zip(waiting, observations, strict=True):
+            self._take(observation, reference, choices, position)
 
-    def _affordable(self, trial: Trial) -> bool:
+    def _affordable(self, trial: Trial, tell: Listener) -> bool:
         """Return False for what has brought the ranks down before: each time costs new processes."""
         fate = self._costly.get(self._cost_key(trial))
         if fate is None:
             return True
-        self.emit(CaseSkipped(f"{trial.case.op} on mesh {trial.mesh}", f"combination that ended {fate} before"))
+        tell(CaseSkipped(f"{trial.case.op} on mesh {trial.mesh}", f"combination that ended {fate} before"))
         return False
 
     def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
@@ -186,19 +254,24 @@ class Campaign:
         return trial.case.call, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
 
     def _take(
-        self, observation: Observation, reference: Reference, choices: bytes | None = None
+        self, observation: Observation, reference: Reference, choices: bytes | None, position: str
     ) -> tuple[Verdict, Failure | None]:
         """Judge an observation, announce it, keep it if it is bad."""
-        trial = observation.trial
         verdict = judge(observation, reference)
-        self.emit(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination)))
+        return verdict, self._keep(observation, verdict, choices, position, self.emit)
+
+    def _keep(
+        self, observation: Observation, verdict: Verdict, choices: bytes | None, position: str, tell: Listener
+    ) -> Failure | None:
+        trial = observation.trial
+        tell(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination), position))
         if observation.fate in (Fate.HANG, Fate.DIED):
             self._costly[self._cost_key(trial)] = observation.fate
         if not verdict.kind.bad:
-            return verdict, None
+            return None
         failure = Failure(trial, observation, verdict, choices)
         self._collector.add(failure)
-        return verdict, failure
+        return failure
 
     # -------------------------------------------------------------------------------------------------------- findings
     def _replay_known(self) -> None:
@@ -211,8 +284,12 @@ class Campaign:
             if trial.mesh.device != self.plan.header.device:
                 self.known.append(KnownRecord(entry.fingerprint, "untested", f"needs {trial.mesh.device}"))
                 continue
-            (observation,) = self._pools.of(trial.mesh).run([trial])
-            verdict, failure = self._take(observation, make_reference(trial.case))
+            position = entry_position(entry.fingerprint)
+            if (result := self._past.result(position, trial)) is not None:
+                verdict, failure = result[1], self._keep(*result, None, position, self._recall)
+            else:
+                self.emit(EntryStarted(entry.fingerprint))
+                verdict, failure = self._take(self._run_one(trial), make_reference(trial.case), None, position)
             if failure is not None and failure.verdict.kind == entry.verdict:
                 self._known_groups |= dict.fromkeys((*entry.groups, group_key(failure)), entry)
                 self._replayed[entry.fingerprint] = failure
@@ -251,6 +328,9 @@ class Campaign:
             if key in self._known_groups or key in self._handled:
                 continue
             self._handled[key] = None
+            if self._recall_group(key):
+                continue
+            self.emit(GroupStarted(key))
             family = next(f for f in self.plan.families.values() if group.smallest.trial.case.op in f.ops)
             until = min(self._until, time.monotonic() + MINIMISING_LIMIT)
             minimiser = Minimiser(self._run_one, self._generator(family), self.plan.seed, until)
@@ -265,14 +345,29 @@ class Campaign:
                 entry = self._known_groups[known_group]
             if entry is not None:
                 self._known_groups[key] = entry
+                self.emit(GroupSettled(key, entry.fingerprint))
                 continue
             self._handled[known_group] = None
             if name not in self._found:
-                self._found[name] = self._record(group, smallest, confirmed, minimised, None)
-                self.emit(FindingReported(self._found[name]))
+                found = self._found[name] = self._record(group, smallest, confirmed, minimised, None)
             else:  # another way to the same defect
-                again = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
-                self.emit(FindingReported(again))
+                found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
+            self.emit(FindingReported(found, key, known_group))
+
+    def _recall_group(self, key: str) -> bool:
+        """Take what the group ``key`` turned out to be from the past; return whether that is known."""
+        settled = self._past.groups.get(key)
+        if settled is None:
+            return False
+        if settled.finding is None:
+            entry = self.plan.baseline.get(settled.entry)
+            assert entry is not None, f"{settled.entry} is not in the baseline that the run began with"
+            self._known_groups[key] = entry
+            return True
+        self._handled[settled.became] = None
+        self._found.setdefault(settled.finding.fingerprint, settled.finding)
+        self._recall(FindingReported(settled.finding, key, settled.became))
+        return True
 
     def _record(
         self, group: Group, smallest: Failure, confirmed: str, minimised: bool, entry: BaselineEntry | None

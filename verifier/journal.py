@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from verifier.record_files import (
 )
 from verifier.records import FORMAT_VERSION, RunHeader, RunRecord
 
-__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "read_journal"]
+__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal"]
 
 RECORD_NAME = "run.json"
 JOURNAL_NAME = "journal.jsonl"
@@ -34,12 +35,14 @@ JOURNAL_NAME = "journal.jsonl"
 class Journal:
     """What :func:`read_journal` found: the ``header`` and the ``events`` up to the last whole line.
 
-    ``torn`` is True if the file ends within a line, as it does when the process was killed while it wrote.
+    ``torn`` is True if the file ends within a line, as it does when the process was killed while it wrote. ``size`` is
+    the number of bytes up to there.
     """
 
     header: RunHeader
     events: list[dict[str, Any]]
     torn: bool
+    size: int = 0
 
 
 def read_journal(path: Path) -> Journal:
@@ -52,7 +55,8 @@ def read_journal(path: Path) -> Journal:
     FileNotFoundError
         If there is no such file.
     """
-    lines = path.read_bytes().split(b"\n")
+    content = path.read_bytes()
+    lines = content.split(b"\n")
     # Every whole line ends in a newline, so what follows the last one is empty or torn, even if it happens to parse.
     torn = bool(lines.pop())
     if not lines:
@@ -64,33 +68,72 @@ def read_journal(path: Path) -> Journal:
             found.append(msgspec.json.decode(line, type=dict[str, Any]))
         except msgspec.DecodeError as error:
             raise RunFormatError(f"{path}:{number}: not an event: {error}") from error
-    return Journal(header, found, torn)
+    return Journal(header, found, torn, content.rfind(b"\n") + 1)
+
+
+def is_open(path: Path) -> bool:
+    """Return whether some process has the journal ``path`` open to write to it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return not _locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock the file, and return whether that could be done. The lock ends with the process, even if it is killed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class RunWriter:
     """Writes one run: :meth:`append` as it goes, :meth:`finish` at its end. Leaving it as a context manager closes it.
 
+    While it is open no other process can open the same journal.
+
     Parameters
     ----------
     directory
         The run's own directory; has to exist.
+    header
+        The first line of a new journal.
+    journal
+        The journal that the run has already, to be continued; a torn last line is cut off.
+
+    Raises
+    ------
+    ValueError
+        If another process has the journal open.
     """
 
-    def __init__(self, directory: Path, header: RunHeader) -> None:
+    def __init__(self, directory: Path, header: RunHeader, journal: Journal | None = None) -> None:
         self.directory = directory
         self.header = header
         self.journal_path = directory / JOURNAL_NAME
         self.record_path = directory / RECORD_NAME
-        self._written = 0
+        self._written = 0 if journal is None else 1 + len(journal.events)
         self._broken = ""
         self._closed = False
+        kept = "nothing of this run is kept" if journal is None else "what the run has is kept"
         try:
-            self._descriptor = os.open(self.journal_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+            flags = os.O_CREAT | os.O_EXCL if journal is None else 0
+            self._descriptor = os.open(self.journal_path, os.O_RDWR | os.O_APPEND | flags, 0o666)
         except OSError as error:
-            raise refused("write", self.journal_path, error, "nothing of this run is kept") from error
+            raise refused("write", self.journal_path, error, kept) from error
         try:
-            self._append({"format_version": FORMAT_VERSION, "header": header}, "nothing of this run is kept")
-        except RunStoreError:
+            if not _locked(self._descriptor):
+                raise ValueError(f"run {header.id} still goes on in another process; resume it when that has ended")
+            if journal is None:
+                self._append({"format_version": FORMAT_VERSION, "header": header}, kept)
+            elif journal.torn:
+                os.ftruncate(self._descriptor, journal.size)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise refused("write", self.journal_path, error, kept) from error
+        except (RunStoreError, ValueError):
             os.close(self._descriptor)
             raise
 
@@ -116,7 +159,9 @@ class RunWriter:
         RunStoreError
             If the file system refuses, such as a full disk. The lines written before stay readable.
         """
-        self._append(event, f"its {self._lines()} are kept, and the run can go on without a journal")
+        resumable = f"; when there is room: python -m verifier run --resume {self.header.id}"
+        rest = resumable if self.header.request else ", and the run can go on without a journal"
+        self._append(event, f"its {self._lines()} are kept{rest}")
 
     def _lines(self) -> str:
         return f"first {self._written} lines" if self._written != 1 else "first line"

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from verifier.journal import JOURNAL_NAME, RECORD_NAME, RunWriter, read_journal
+from verifier.journal import JOURNAL_NAME, RECORD_NAME, Journal, RunWriter, read_journal
 from verifier.journal_events import FINDING
 from verifier.record_files import (
     RunFormatError,
@@ -81,6 +81,26 @@ class RunStore:
         except OSError as error:
             raise refused("make", directory, error, "nothing of this run is kept") from error
         return RunWriter(directory, header)
+
+    def reopen_run(self, run_id: str) -> tuple[RunWriter, Journal]:
+        """Go on with the run ``run_id``: return what writes to its journal, and what that has.
+
+        Raises
+        ------
+        ValueError
+            If another process writes to it, or there is no such run.
+        RunFormatError
+            If its journal cannot be read.
+        RunStoreError
+            If the file system refuses.
+        """
+        path = self.path(run_id, JOURNAL_NAME)
+        if not path.is_file():
+            near = difflib.get_close_matches(run_id, self.ids(), 1, 0.3)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; {self.directory} has {len(self.ids())} runs"
+            raise ValueError(f"no run {run_id!r}{hint}")
+        journal = read_journal(path)
+        return RunWriter(path.parent, journal.header, journal), journal
 
     def ids(self) -> list[str]:
         """Return the ids of all runs, finished or not, newest first."""
