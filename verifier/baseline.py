@@ -7,6 +7,7 @@ a review of what is being accepted.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -90,6 +91,16 @@ class Baseline:
     def get(self, fingerprint: str) -> BaselineEntry | None:
         """Return the entry of a finding, or None."""
         return next((entry for entry in self.entries if entry.fingerprint == fingerprint), None)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits that stand for the findings and their trials, whatever is said of them.
+
+        >>> Baseline().digest
+        'e3b0c44298fc1c14'
+        """
+        decisive = "".join(f"{entry.fingerprint}{entry.verdict}{entry.groups}{entry.replay}" for entry in self.entries)
+        return hashlib.sha256(decisive.encode()).hexdigest()[:16]
 
     def updated(self, run: RunRecord, today: date, keep_untested: bool = True) -> Baseline:
         """Return the baseline that accepts what ``run`` found.

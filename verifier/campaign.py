@@ -15,33 +15,37 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import Phase as HypothesisPhase
 from hypothesis.strategies import SearchStrategy
-from torch.distributed.tensor.placement_types import Placement
 
 from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import Combination, Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
+from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
 from verifier.codec import load_trial
-from verifier.converter import tensor_arguments
 from verifier.events import (
     CaseSkipped,
+    CaseStarted,
+    EntryStarted,
     FindingReported,
+    GroupSettled,
+    GroupStarted,
     Listener,
     MeshStarted,
     PoolRestarted,
     RulesClaimed,
     RunFinished,
+    RunResumed,
     RunStarted,
     TrialFinished,
+    TrialRepeated,
 )
 from verifier.families import DrawContext, Family
 from verifier.finding_records import finding_record
 from verifier.findings import Collector, Drawn, Failure, Group, Minimiser, confirm, fingerprint, group_key
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.oracle import Reference, judge, make_reference
-from verifier.placements import Alphabet
+from verifier.past import Past, case_digest, case_position, entry_position
 from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, RunHeader
-from verifier.rule_coverage import RuleCoverage
-from verifier.rules.claims import claimed_rules
+from verifier.shards import Shard
 from verifier.shrinking import current_choices
+from verifier.steering import Steering
 from verifier.trials import combination_rows, plan_case
 
 __all__ = ["Campaign", "Plan"]
@@ -64,6 +68,8 @@ class Plan:
         At most so many combinations of a case; the rest is a pairwise sample.
     time_limit
         Seconds for the whole campaign, or None.
+    shard
+        The part of the cases to try; None for all.
     """
 
     header: RunHeader
@@ -78,14 +84,25 @@ class Plan:
     imports: tuple[str, ...] = ()
     baseline: Baseline = field(default_factory=Baseline)
     trial_limit: float = 20.0
+    shard: Shard | None = None
 
 
 class Campaign:
-    """Runs a plan and tells ``emit`` of everything that happens; :attr:`known` is what became of the baseline."""
+    """Runs a plan and tells ``emit`` of everything that happens; :attr:`known` is what became of the baseline.
 
-    def __init__(self, plan: Plan, emit: Listener) -> None:
+    Parameters
+    ----------
+    past
+        What has been done of the plan already; only the rest is run.
+    recall
+        Is told of what comes from the past, in its place among the events; ``emit`` if it is not given.
+    """
+
+    def __init__(self, plan: Plan, emit: Listener, past: Past | None = None, recall: Listener | None = None) -> None:
         self.plan = plan
         self.emit = emit
+        self._past = past or Past()
+        self._recall = recall or emit
         self.known: list[KnownRecord] = []
         self._pools = PoolSet(self._make_pool)
         self._collector = Collector()
@@ -94,18 +111,21 @@ class Campaign:
         self._handled: dict[str, None] = {}
         self._found: dict[str, FindingRecord] = {}
         self._costly: dict[tuple[str, str, str], str] = {}
-        self._rules = RuleCoverage()
-        self._claims: dict[tuple[object, ...], dict[str, tuple[Placement, ...]]] = {}
+        self._steering = Steering(plan.combinations // 2)
         self._until = float("inf")
         self._case_number = 0
-        self._complete = True
+        self._complete = self._past.complete
 
     def run(self) -> None:
         """Run the whole plan. A Ctrl-C ends it early, with everything that is known by then."""
-        started = time.monotonic()
+        started = time.monotonic() - self._past.seconds
         if self.plan.time_limit is not None:
             self._until = started + self.plan.time_limit
-        self.emit(RunStarted(self.plan.header))
+        (self._recall if self._past.resumed else self.emit)(RunStarted(self.plan.header))
+        if self._past.resumed:
+            self.emit(RunResumed(len(self._past.trials), self._past.in_flight, self._past.torn))
+        for restart in self._past.restarts:
+            self._recall(restart)
         try:
             self._replay_known()
             for number, mesh in enumerate(self.plan.meshes):
@@ -114,10 +134,15 @@ class Campaign:
         except KeyboardInterrupt:
             self._complete = False
             self.emit(CaseSkipped("the rest of the run", "interrupted"))
+        except Exception:
+            self._complete = False
+            raise
         finally:
             self._pools.close()
-            self._settle_known()
-            self.emit(RunFinished(time.monotonic() - started, self._complete))
+            try:
+                self._settle_known()
+            finally:
+                self.emit(RunFinished(time.monotonic() - started, self._complete))
 
     def _make_pool(self, key: PoolKey) -> Pool:
         mesh = MeshSpec((key.world_size,), key.backend, key.device)  # type: ignore[arg-type]
@@ -130,8 +155,6 @@ class Campaign:
     # ------------------------------------------------------------------------------------------------------- exploring
     def _explore(self, mesh: MeshSpec, meshes_left: int) -> None:
         """Draw cases of all families; of a broad one, as many of each op."""
-        pool = self._pools.of(mesh)
-        pool.start()
         until = self._until
         if self.plan.time_limit is not None:
             now = time.monotonic()
@@ -140,26 +163,31 @@ class Campaign:
         for name, ops in self.plan.selected.items():
             family = self.plan.families[name]
             units = [(op,) for op in ops] if family.broad else [ops]
-            self.emit(MeshStarted(mesh, family.name, self.plan.max_examples * len(units)))
+            begun = self._past.begun(mesh, family.name)
+            (self._recall if begun else self.emit)(MeshStarted(mesh, family.name, self.plan.max_examples * len(units)))
+            if not self._past.over(mesh, family.name):
+                self._pools.of(mesh).start()
             for number, unit in enumerate(units):
-                context = DrawContext(mesh, self.plan.dtypes, unit)
                 share = until
                 if self.plan.time_limit is not None:  # each op its part of what is left
                     share = time.monotonic() + max(0.0, until - time.monotonic()) / (len(units) - number)
-                tried += self._draw(family, context, pool, share)
+                tried += self._draw(family, DrawContext(mesh, self.plan.dtypes, unit), share)
         if not tried and time.monotonic() > until:
             self._complete = False
 
-    def _draw(self, family: Family, context: DrawContext, pool: Pool, until: float) -> int:
+    def _draw(self, family: Family, context: DrawContext, until: float) -> int:
         """Let Hypothesis draw cases for ``context`` and try them; return how many there was time for."""
-        mesh = context.mesh
+        mesh, past = context.mesh, self._past
+        over = past.over(mesh, family.name)
+        pool = self._pools.of(mesh)
         for what, reason in family.left_out(context):
             self.emit(CaseSkipped(f"{what} on mesh {mesh}", reason))
         generator = family.cases(context)
         if generator.is_empty:
             return 0
-        tried = 0
+        tried = elsewhere = 0
         out_of_time = False
+        stopped: list[Exception] = []
 
         @hypothesis.seed(self.plan.seed)
         @settings(
@@ -174,58 +202,75 @@ class Campaign:
         )
         @hypothesis.given(generator)
         def explore(case: OpCase) -> None:
-            nonlocal tried, out_of_time
-            if time.monotonic() > until:
+            nonlocal tried, elsewhere, out_of_time
+            self._case_number += 1  # whatever becomes of the case, so that a number means the same in every run
+            if stopped:
+                return
+            if self.plan.shard is not None and not self.plan.shard.has(self._case_number):
+                elsewhere += 1
+                self._steering.wanted(case, mesh)  # what other shards plan decides what this one plans next
+                return
+            if self._case_number not in past.cases and (over or time.monotonic() > until):
                 out_of_time = True
                 return
             tried += 1
-            self._try_case(case, mesh, pool, Drawn(context.ops, current_choices()))
+            try:
+                self._try_case(case, mesh, pool, Drawn(context.ops, current_choices()))
+            except Exception as error:  # noqa: BLE001 - Hypothesis would try the case again, to raise this from there
+                stopped.append(error)
 
         explore()
+        if stopped:
+            raise stopped[0]
+        if elsewhere:
+            self.emit(CaseSkipped(f"cases on mesh {mesh}", f"left to other shards than {self.plan.shard}", elsewhere))
         if out_of_time:
             of = f" of {context.ops[0]}" if family.broad else ""
-            left = max(1, self.plan.max_examples - tried)
+            left = max(1, self.plan.max_examples - tried - elsewhere)
             self.emit(CaseSkipped(f"cases{of} on mesh {mesh}", "not reached within the time limit", left))
         return tried
 
     def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, drawn: Drawn) -> None:
-        self._case_number += 1
+        number = self._case_number
         reference = make_reference(case)
-        seed = self.plan.seed + 1000 * self._case_number
-        plan = plan_case(case, reference, mesh, self.plan.combinations, seed, self._wanted(case, reference, mesh))
+        seed = self.plan.seed + 1000 * number
+        wanted = self._steering.wanted(case, mesh)
+        plan = plan_case(case, reference, mesh, self.plan.combinations, seed, wanted)
+        started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, drawn.choices))
+        begun = self._past.has_case(started)
+        tell = self._recall if begun else self.emit
+        tell(started)
+        if claimed := self._steering.news(case, mesh):
+            tell(RulesClaimed(case.op, claimed))
         if plan.total > len(plan.trials):
             reason = "combinations beyond this profile's budget (pairwise sample taken)"
-            self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, plan.total - len(plan.trials)))
-        trials = [trial for trial in plan.trials if self._affordable(trial)]
-        for observation in pool.run(trials):
-            self._take(observation, reference, drawn)
+            tell(CaseSkipped(f"{case.op} on mesh {mesh}", reason, plan.total - len(plan.trials)))
+        waiting: list[tuple[str, Trial]] = []
+        recalled: list[tuple[str, Observation, Verdict]] = []
+        for index, trial in enumerate(plan.trials, 1):
+            position = case_position(number, index)
+            if (result := self._past.result(position, trial)) is not None:
+                recalled.append((position, *result))
+            elif self._affordable(trial, tell):
+                waiting.append((position, trial))
+        for position, observation, verdict in recalled:
+            self._keep(observation, verdict, drawn, position, self._recall)
+        if waiting and self._past.explored:
+            self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", "not reached by its shard", len(waiting)))
+            return
+        if waiting and begun:
+            position, trial = waiting[0]
+            self.emit(TrialRepeated(trial, combination_rows(case, trial.combination), position))
+        observations = pool.run([trial for _, trial in waiting])
+        for (position, _), observation in zip(waiting, observations, strict=True):
+            self._take(observation, reference, drawn, position)
 
-    def _wanted(self, case: OpCase, reference: Reference, mesh: MeshSpec) -> list[Combination]:
-        """Return combinations that are products of rules which DTensor claims of the call, those seldom run first."""
-        kinds = tuple((tensor.ndim, tensor.dtype) for tensor in tensor_arguments(case.args, case.kwargs))
-        key = case.call, kinds, tuple(sorted(case.tags)), mesh.shape[0]
-        rules = self._claims.get(key)
-        if rules is None:
-            rules = {} if reference.raised is not None else claimed_rules(case, mesh.shape[0])
-            self._claims[key] = rules
-            if rules:
-                self._rules.claim(case.op, rules)
-                self.emit(RulesClaimed(case.op, tuple(sorted(rules))))
-        seldom = sorted(rules, key=lambda text: (self._rules.count(case.op, text), text))
-        wanted = []
-        for number in range(len(seldom)):
-            # on each mesh dim one rule: in turn the same on all, its neighbours, and others
-            columns = [rules[seldom[(number + dim * (number % 3)) % len(seldom)]] for dim in range(mesh.ndim)]
-            wanted.append(tuple(zip(*columns, strict=True)))
-        legal = [one for one in wanted if all(Alphabet.legal(placements) for placements in one)]
-        return legal[: max(1, self.plan.combinations // 2)]
-
-    def _affordable(self, trial: Trial) -> bool:
+    def _affordable(self, trial: Trial, tell: Listener) -> bool:
         """Return False for what has brought the ranks down before: each time costs new processes."""
         fate = self._costly.get(self._cost_key(trial))
         if fate is None:
             return True
-        self.emit(CaseSkipped(f"{trial.case.op} on mesh {trial.mesh}", f"combination that ended {fate} before"))
+        tell(CaseSkipped(f"{trial.case.op} on mesh {trial.mesh}", f"combination that ended {fate} before"))
         return False
 
     def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
@@ -234,20 +279,24 @@ class Campaign:
         return trial.case.call, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
 
     def _take(
-        self, observation: Observation, reference: Reference, drawn: Drawn | None = None
+        self, observation: Observation, reference: Reference, drawn: Drawn | None, position: str
     ) -> tuple[Verdict, Failure | None]:
         """Judge an observation, announce it, keep it if it is bad."""
-        trial = observation.trial
         verdict = judge(observation, reference)
-        self.emit(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination)))
-        self._rules.run(observation, verdict.kind)
+        return verdict, self._keep(observation, verdict, drawn, position, self.emit)
+
+    def _keep(
+        self, observation: Observation, verdict: Verdict, drawn: Drawn | None, position: str, tell: Listener
+    ) -> Failure | None:
+        trial = observation.trial
+        tell(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination), position))
         if observation.fate in (Fate.HANG, Fate.DIED):
             self._costly[self._cost_key(trial)] = observation.fate
         if not verdict.kind.bad:
-            return verdict, None
+            return None
         failure = Failure(trial, observation, verdict, drawn)
         self._collector.add(failure)
-        return verdict, failure
+        return failure
 
     # -------------------------------------------------------------------------------------------------------- findings
     def _replay_known(self) -> None:
@@ -260,8 +309,12 @@ class Campaign:
             if trial.mesh.device != self.plan.header.device:
                 self.known.append(KnownRecord(entry.fingerprint, "untested", f"needs {trial.mesh.device}"))
                 continue
-            (observation,) = self._pools.of(trial.mesh).run([trial])
-            verdict, failure = self._take(observation, make_reference(trial.case))
+            position = entry_position(entry.fingerprint)
+            if (result := self._past.result(position, trial)) is not None:
+                verdict, failure = result[1], self._keep(*result, None, position, self._recall)
+            else:
+                self.emit(EntryStarted(entry.fingerprint))
+                verdict, failure = self._take(self._run_one(trial), make_reference(trial.case), None, position)
             if failure is not None and failure.verdict.kind == entry.verdict:
                 self._known_groups |= dict.fromkeys((*entry.groups, group_key(failure)), entry)
                 self._replayed[entry.fingerprint] = failure
@@ -304,6 +357,9 @@ class Campaign:
             if key in self._known_groups or key in self._handled:
                 continue
             self._handled[key] = None
+            if self._recall_group(key):
+                continue
+            self.emit(GroupStarted(key))
             until = min(self._until, time.monotonic() + MINIMISING_LIMIT)
             minimiser = Minimiser(self._run_one, self._generator(group.smallest), self.plan.seed, until)
             smallest, minimised = minimiser.minimise(group.smallest, self._is_handled)
@@ -317,14 +373,29 @@ class Campaign:
                 entry = self._known_groups[known_group]
             if entry is not None:
                 self._known_groups[key] = entry
+                self.emit(GroupSettled(key, entry.fingerprint))
                 continue
             self._handled[known_group] = None
             if name not in self._found:
-                self._found[name] = self._record(group, smallest, confirmed, minimised, None)
-                self.emit(FindingReported(self._found[name]))
+                found = self._found[name] = self._record(group, smallest, confirmed, minimised, None)
             else:  # another way to the same defect
-                again = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
-                self.emit(FindingReported(again))
+                found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
+            self.emit(FindingReported(found, key, known_group))
+
+    def _recall_group(self, key: str) -> bool:
+        """Take what the group ``key`` turned out to be from the past; return whether that is known."""
+        settled = self._past.groups.get(key)
+        if settled is None:
+            return False
+        if settled.finding is None:
+            entry = self.plan.baseline.get(settled.entry)
+            assert entry is not None, f"{settled.entry} is not in the baseline that the run began with"
+            self._known_groups[key] = entry
+            return True
+        self._handled[settled.became] = None
+        self._found.setdefault(settled.finding.fingerprint, settled.finding)
+        self._recall(FindingReported(settled.finding, key, settled.became))
+        return True
 
     def _record(
         self, group: Group, smallest: Failure, confirmed: str, minimised: bool, entry: BaselineEntry | None

@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``rules``, ``report``, ``gate``, ``replay``.
+"""The command line: ``run``, ``rules``, ``merge``, ``report``, ``gate``, ``replay``.
 
 Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import traceback
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +36,8 @@ from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
 from verifier.runs import RunStore
 from verifier.script import render_script
 from verifier.summary import join_levels
+from verifier.taking_over import merge as merge_shards
+from verifier.taking_over import resume, resume_notice, run_to_resume
 
 __all__ = ["app", "main"]
 
@@ -98,7 +101,7 @@ def _consoles() -> tuple[Console, Console]:
 
 
 def _make(request: Request, baseline: Path, out: Path) -> RunRecord:
-    plan = make_plan(request, _load_baseline(baseline))
+    plan = make_plan(replace(request, baseline=str(baseline)), _load_baseline(baseline))
     return record(plan, RunStore(out), [ProgressDisplay(_consoles()[1])])
 
 
@@ -112,12 +115,43 @@ def _newest(store: RunStore) -> RunRecord | None:
     return join_levels(meshes, rules)
 
 
+def _resume(ids: list[str], baseline: Path | None, out: Path) -> tuple[RunRecord, Path]:
+    store = RunStore(out)
+    if len(ids) > 1:
+        raise ValueError(f"--resume goes on with one run, {len(ids)} were named: {', '.join(ids)}")
+    run_id = ids[0] if ids else run_to_resume(store)
+    console = _consoles()[1]
+    notice = resume_notice(lambda text: console.print(text, highlight=False, markup=False))
+    return resume(run_id, store, _load_baseline, [notice, ProgressDisplay(console)], baseline)
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Return the options and arguments that are on the command line."""
+    given = [option for option in context.command.params if _is_given(context, option.name)]
+    return [max(option.opts, key=len) for option in given]
+
+
+def _is_given(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name) if name is not None else None
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _say(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoReturn:
+    page = write_report(made, RunStore(out))
+    if output is Format.JSON:
+        sys.stdout.write(render_json(made) + "\n")
+    else:
+        print_summary(made, _consoles()[0], page)
+    raise typer.Exit(_exit_status(made, baseline))
+
+
 def _exit_status(run: RunRecord, baseline: Path) -> int:
     return decide(run, _load_baseline(baseline), datetime.now(UTC).date()).exit_status
 
 
 @app.command()
 def run(
+    context: typer.Context,
     patterns: Patterns = None,
     mesh: Meshes = None,
     backend: BackendOption = None,
@@ -128,22 +162,54 @@ def run(
     max_examples: MaxExamples = None,
     time_limit: TimeLimit = None,
     imports: Imports = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard", metavar="I/N", help="Try the Ith of N parts of the cases only, 1 <= I <= N; see `merge`."
+        ),
+    ] = None,
+    resumed: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with a run that was cut short, as it was asked for: the one whose RUN_ID follows, or else the "
+            "newest.",
+        ),
+    ] = False,
     out: Out = Path("reports"),
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
 ) -> None:
     """Verify ops on meshes and record what came of it."""
-    request = Request(
-        patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
-        imports or (), _command(),
-    )  # fmt: skip
-    made = _make(request, baseline, out)
-    page = write_report(made, RunStore(out))
-    if output is Format.JSON:
-        sys.stdout.write(render_json(made) + "\n")
+    if resumed:
+        given = _given(context)
+        if others := sorted({*given} - {"patterns", "--resume", "--out", "--format", "--baseline"}):
+            raise ValueError(f"--resume takes over what the run was asked for; leave out {', '.join(others)}")
+        made, baseline = _resume(patterns or [], baseline if "--baseline" in given else None, out)
     else:
-        print_summary(made, _consoles()[0], page)
-    raise typer.Exit(_exit_status(made, baseline))
+        request = Request(
+            patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
+            imports or (), _command(), shard,
+        )  # fmt: skip
+        made = _make(request, baseline, out)
+    _say(made, baseline, out, output)
+
+
+@app.command()
+def merge(
+    context: typer.Context,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Ids or folders of the runs: every shard of N, once.")
+    ],
+    out: Out = Path("reports"),
+    output: FormatOption = Format.TEXT,
+    baseline: BaselineOption = DEFAULT_BASELINE,
+) -> None:
+    """Join the shards of a run (`run --shard I/N`) into one run; what failed in any is minimised and confirmed."""
+    given = baseline if "--baseline" in _given(context) else None
+    listeners = [ProgressDisplay(_consoles()[1])]
+    made, baseline = merge_shards(runs, RunStore(out), _load_baseline, _command(), listeners, given)
+    _say(made, baseline, out, output)
 
 
 class RulesFormat(StrEnum):
@@ -250,7 +316,7 @@ def gate(
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     newest = None if fresh else _newest(RunStore(out))
     if newest is None:
-        request = Request(profile="ci", command=_command())
+        request = Request(profile="ci", command=_command(), baseline=str(baseline))
         newest = record(make_plan(request, known), RunStore(out), [ProgressDisplay(_consoles()[1])])
     today = datetime.now(UTC).date()
     decision = decide(newest, known, today)

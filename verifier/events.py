@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verifier.cases import MeshSpec, Observation, Verdict
+from verifier.cases import MeshSpec, Observation, OpCase, Trial, Verdict
 from verifier.records import FindingRecord, RunHeader
 
 __all__ = [
     "CaseSkipped",
+    "CaseStarted",
+    "EntryStarted",
     "Event",
     "FindingReported",
+    "GroupSettled",
+    "GroupStarted",
     "Listener",
     "MeshStarted",
     "PoolRestarted",
     "RulesClaimed",
     "RunFinished",
+    "RunResumed",
     "RunStarted",
     "TrialFinished",
+    "TrialRepeated",
 ]
 
 
@@ -37,11 +43,34 @@ class MeshStarted:
 
 
 @dataclass(frozen=True)
+class EntryStarted:
+    """The entry ``fingerprint`` of the baseline is tried again."""
+
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class CaseStarted:
+    """The trials of a case are sent to the ranks; ``digest`` stands for the case, its trials and all values in them.
+
+    Cases are numbered from 1, over all meshes and families of the plan.
+    """
+
+    number: int
+    case: OpCase
+    mesh: MeshSpec
+    trials: int
+    digest: str
+
+
+@dataclass(frozen=True)
 class TrialFinished:
     observation: Observation
     verdict: Verdict
     rows: tuple[tuple[str, str], ...]
     """``(argument name, placements as text)`` of each tensor argument."""
+    position: str = ""
+    """Names the trial in every run of the plan, see :mod:`verifier.past`."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +100,46 @@ class PoolRestarted:
 
 
 @dataclass(frozen=True)
+class GroupStarted:
+    """The group ``key`` of failures is minimised."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class GroupSettled:
+    """The group ``key`` of failures turned out to be the entry ``fingerprint`` of the baseline."""
+
+    key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class FindingReported:
+    """``group`` is the key of the failures that it was made of, ``became`` that of the minimised one."""
+
     finding: FindingRecord
+    group: str = ""
+    became: str = ""
+
+
+@dataclass(frozen=True)
+class RunResumed:
+    """A run that was cut short goes on: ``trials`` are kept, ``in_flight`` names what was being done, if anything."""
+
+    trials: int
+    in_flight: str
+    torn: bool
+    """Whether the last line of the journal was cut off, and is left out."""
+
+
+@dataclass(frozen=True)
+class TrialRepeated:
+    """The trial that was in flight when the run was cut short; it is tried again."""
+
+    trial: Trial
+    rows: tuple[tuple[str, str], ...]
+    position: str
 
 
 @dataclass(frozen=True)
@@ -84,11 +151,17 @@ class RunFinished:
 
 Event = (
     RunStarted
+    | RunResumed
     | MeshStarted
+    | EntryStarted
+    | CaseStarted
     | RulesClaimed
+    | TrialRepeated
     | TrialFinished
     | CaseSkipped
     | PoolRestarted
+    | GroupStarted
+    | GroupSettled
     | FindingReported
     | RunFinished
 )

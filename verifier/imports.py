@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from verifier.torch_internals import let_new_rules_win
 
-__all__ = ["ImportFailedError", "run_imports", "run_imports_with_warnings"]
+__all__ = ["ImportFailedError", "import_digests", "run_imports", "run_imports_with_warnings"]
 
 
 class ImportFailedError(ValueError):
@@ -50,6 +51,22 @@ def run_imports_with_warnings(names: Sequence[str]) -> None:
             f"{op}: DTensor keeps its own rule beside one from register_sharding; yours is verified in its place",
             stacklevel=3,
         )
+
+
+def import_digests(names: Sequence[str]) -> dict[str, str]:
+    """Return, for each name that :func:`run_imports` has run, a digest of the file that it is in.
+
+    Empty for a module that is in no file.
+    """
+    return {name: _digest(name) for name in names}
+
+
+def _digest(name: str) -> str:
+    path: str | None = name
+    if not Path(name).is_file():
+        module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
+        path = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
 
 
 def _import(name: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import torch
 
 from verifier import __version__
@@ -19,11 +20,15 @@ from verifier.cases import BACKENDS, Backend, MeshSpec
 from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
-from verifier.imports import run_imports_with_warnings
+from verifier.imports import import_digests, run_imports_with_warnings
+from verifier.journal import RunWriter
+from verifier.journal_events import journal_listener
+from verifier.past import Past
 from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.records import RunHeader, RunRecord
 from verifier.report import write_html, write_json
-from verifier.runs import RunStore, journal_listener, new_run_id
+from verifier.runs import RunStore, new_run_id
+from verifier.shards import Shard
 from verifier.summary import Summary
 
 __all__ = ["DEFAULT_MESHES", "Request", "make_plan", "record", "write_report"]
@@ -46,6 +51,9 @@ class Request:
     time_limit: float | None = None
     imports: Sequence[str] = ()
     command: str = ""
+    shard: str | None = None
+    baseline: str = ""
+    """Where the baseline was read from."""
 
 
 def make_plan(request: Request, baseline: Baseline) -> Plan:
@@ -66,6 +74,7 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
     if request.device not in ("cpu", "cuda"):
         raise ValueError(_unknown("device", request.device, ("cpu", "cuda")))
     profile = CAMPAIGN_PROFILES[request.profile]
+    shard = Shard.parse(request.shard) if request.shard is not None else None
     meshes = _meshes(request)
     if request.max_examples is not None and request.max_examples < 1:
         raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
@@ -87,6 +96,9 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
         imports=list(request.imports),
         versions=versions(),
         command=request.command,
+        shard=str(shard or ""),
+        request=msgspec.to_builtins(replace(request, command="")),
+        digests={"baseline": baseline.digest, **import_digests(request.imports)},
     )
     return Plan(
         header=header,
@@ -100,6 +112,7 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
         time_limit=request.time_limit,
         imports=tuple(request.imports),
         baseline=baseline,
+        shard=shard,
     )
 
 
@@ -151,8 +164,21 @@ def _dtypes(names: Sequence[str], families: Sequence[Family]) -> tuple[torch.dty
     return tuple(known[name] for name in wanted) or tuple(known.values())
 
 
-def record(plan: Plan, store: RunStore, listeners: Sequence[Listener] = ()) -> RunRecord:
+def record(
+    plan: Plan,
+    store: RunStore,
+    listeners: Sequence[Listener] = (),
+    past: Past | None = None,
+    writer: RunWriter | None = None,
+) -> RunRecord:
     """Run ``plan`` and store what came of it; the journal is written as it goes.
+
+    Parameters
+    ----------
+    past
+        What has been done of the plan already.
+    writer
+        Of a run that goes on: its journal has the past. A new run is opened if it is not given.
 
     Raises
     ------
@@ -161,19 +187,25 @@ def record(plan: Plan, store: RunStore, listeners: Sequence[Listener] = ()) -> R
     """
     graph = RedistributionGraph()
     summary = Summary(graph)
-    with store.open_run(plan.header) as writer:
-        everyone: list[Listener] = [journal_listener(writer), summary, *listeners]
+    with writer or store.open_run(plan.header) as opened:
+        journal = journal_listener(opened, before=past.seconds if past and writer else 0.0)
 
-        def emit(event: Event) -> None:
+        everyone: list[Listener] = [*listeners, summary]
+
+        def recall(event: Event) -> None:
             for listener in everyone:
                 listener(event)
 
-        campaign = Campaign(plan, emit)
+        def emit(event: Event) -> None:
+            recall(event)  # before the journal, so that a display learns of the end even if the disk is full
+            journal(event)
+
+        campaign = Campaign(plan, emit, past, recall if writer is not None else emit)
         campaign.run()
         run = summary.record(campaign.known)
         graph.write_json(store.path(plan.header.id, "graph.json"))
         graph.write_graphml(store.path(plan.header.id, "graph.graphml"))
-        writer.finish(run)
+        opened.finish(run)
     return run
 
 

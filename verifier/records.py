@@ -267,6 +267,12 @@ class RunHeader:
     imports: list[str]
     versions: dict[str, str]
     command: str
+    shard: str = ""
+    """``I/N`` if only that part of the cases was tried."""
+    request: dict[str, Any] = field(default_factory=dict)
+    """What was asked for, as text, of which a run that was cut short is resumed; empty where that cannot be."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of what else decides what is done: the baseline, and each of ``imports``."""
 
 
 @dataclass

@@ -8,32 +8,35 @@ from collections.abc import Iterable, Iterator
 from verifier.cases import Observation, Phase, VerdictKind, format_placements, split_placements
 from verifier.records import RuleCoverageRecord
 
-__all__ = ["RuleCoverage", "columns_run"]
+__all__ = ["RuleCoverage", "columns_run", "ran_at"]
 
-_INCONCLUSIVE = (VerdictKind.TOOL_ERROR, VerdictKind.UNSUPPORTED)
+_RAN_NOTHING = (VerdictKind.TOOL_ERROR, VerdictKind.UNSUPPORTED)
+
+
+def ran_at(observation: Observation) -> list[str]:
+    """Return the placements to which DTensor redistributed the arguments of a trial's op in its forward call.
+
+    Empty if it ran the op as the trial gave them to it, or not at all.
+    """
+    report = next((report for report in observation.reports if report is not None), None)
+    executed = report.executed if report is not None else ()
+    own = [e for e in executed if e.phase is Phase.FORWARD and e.op == observation.trial.case.op]
+    return list(own[-1].placements) if own else []
 
 
 def columns_run(observation: Observation) -> Iterator[str]:
-    """Yield the input placements, mesh dim by mesh dim, on which the op of a trial ran in its forward call.
-
-    They are those that the trial gave it, or those to which DTensor redistributed its arguments.
-    """
-    trial = observation.trial
-    report = next((report for report in observation.reports if report is not None), None)
-    if report is None:
-        return
-    own = [e for e in report.executed if e.phase is Phase.FORWARD and e.op == trial.case.op]
-    texts = own[-1].placements if own else [format_placements(placements) for placements in trial.combination]
-    for column in zip(*map(split_placements, texts), strict=True):
+    """Yield the input placements, mesh dim by mesh dim, on which the op of a trial ran in its forward call."""
+    given = [format_placements(placements) for placements in observation.trial.combination]
+    for column in zip(*map(split_placements, ran_at(observation) or given), strict=True):
         yield ", ".join(column)
 
 
 class RuleCoverage:
-    """Counts, for each op, how often each rule that DTensor claims has run."""
+    """Keeps, for each op, which rules DTensor claims and which of them have run."""
 
     def __init__(self) -> None:
         self._claimed: defaultdict[str, set[str]] = defaultdict(set)
-        self._ran: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self._ran: defaultdict[str, set[str]] = defaultdict(set)
 
     def claim(self, op: str, rules: Iterable[str]) -> None:
         """Note that DTensor claims ``rules`` of ``op``."""
@@ -41,19 +44,12 @@ class RuleCoverage:
 
     def run(self, observation: Observation, verdict: VerdictKind) -> None:
         """Note which rules a trial ran. What DTensor refused, or where the verifier failed, ran none."""
-        if verdict in _INCONCLUSIVE:
-            return
-        counts = self._ran[observation.trial.case.op]
-        for rule in columns_run(observation):
-            counts[rule] = counts.get(rule, 0) + 1
-
-    def count(self, op: str, rule: str) -> int:
-        """Return how often ``rule`` has run."""
-        return self._ran[op].get(rule, 0) if op in self._ran else 0
+        if verdict not in _RAN_NOTHING:
+            self._ran[observation.trial.case.op].update(columns_run(observation))
 
     def records(self) -> dict[str, RuleCoverageRecord]:
         """Return what is known of each op whose claims were read."""
         return {
-            op: RuleCoverageRecord(sorted(rules), sorted(rules & self._ran.get(op, {}).keys()))
+            op: RuleCoverageRecord(sorted(rules), sorted(rules & self._ran.get(op, set())))
             for op, rules in sorted(self._claimed.items())
         }

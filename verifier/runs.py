@@ -12,46 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-import msgspec
-
-from verifier import events
-from verifier.cases import format_placements
+from verifier.journal import JOURNAL_NAME, RECORD_NAME, Journal, RunWriter, read_journal
+from verifier.journal_events import FINDING
 from verifier.record_files import (
     RunFormatError,
-    RunStoreError,
     convert_fields,
-    decode_versioned,
-    encode_record,
     read_finding,
     read_record,
     refused,
-    version_first,
-    write_all,
-    write_atomically,
 )
-from verifier.records import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
+from verifier.records import FindingRecord, RunHeader, RunRecord
 
-__all__ = [
-    "Journal",
-    "RunStore",
-    "RunWriter",
-    "journal_listener",
-    "new_run_id",
-    "read_journal",
-]
-
-RECORD_NAME = "run.json"
-JOURNAL_NAME = "journal.jsonl"
+__all__ = ["RunStore", "new_run_id"]
 
 
 def new_run_id() -> str:
@@ -61,188 +38,6 @@ def new_run_id() -> str:
     that exists, should even that coincide.
     """
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S-%f}-{secrets.token_hex(3)}"
-
-
-# ------------------------------------------------------------------------------------------------------------ journal
-@dataclass(frozen=True)
-class Journal:
-    """What :func:`read_journal` found: the ``header`` and the ``events`` up to the last whole line.
-
-    ``torn`` is True if the file ends within a line, as it does when the process was killed while it wrote.
-    """
-
-    header: RunHeader
-    events: list[dict[str, Any]]
-    torn: bool
-
-
-def read_journal(path: Path) -> Journal:
-    """Return the journal ``path``; a torn last line is left out.
-
-    Raises
-    ------
-    RunFormatError
-        If the first line is no header of a format that we read, or a line other than the last is not a JSON object.
-    FileNotFoundError
-        If there is no such file.
-    """
-    lines = path.read_bytes().split(b"\n")
-    # Every whole line ends in a newline, so what follows the last one is empty or torn, even if it happens to parse.
-    torn = bool(lines.pop())
-    if not lines:
-        raise RunFormatError(f"{path}: has no header line")
-    header = convert_fields(decode_versioned(lines[0], f"{path}:1").get("header"), RunHeader, f"{path}:1")
-    found: list[dict[str, Any]] = []
-    for number, line in enumerate(lines[1:], 2):
-        try:
-            found.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except msgspec.DecodeError as error:
-            raise RunFormatError(f"{path}:{number}: not an event: {error}") from error
-    return Journal(header, found, torn)
-
-
-class RunWriter:
-    """Writes one run: :meth:`append` as it goes, :meth:`finish` at its end. Leaving it as a context manager closes it.
-
-    Parameters
-    ----------
-    directory
-        The run's own directory; has to exist.
-    """
-
-    def __init__(self, directory: Path, header: RunHeader) -> None:
-        self.directory = directory
-        self.header = header
-        self.journal_path = directory / JOURNAL_NAME
-        self.record_path = directory / RECORD_NAME
-        self._written = 0
-        self._broken = ""
-        self._closed = False
-        try:
-            self._descriptor = os.open(self.journal_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise refused("write", self.journal_path, error, "nothing of this run is kept") from error
-        try:
-            self._append({"format_version": FORMAT_VERSION, "header": header}, "nothing of this run is kept")
-        except RunStoreError:
-            os.close(self._descriptor)
-            raise
-
-    def __enter__(self) -> RunWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the journal; the run is finished only if :meth:`finish` was called."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._descriptor)
-
-    def append(self, event: Mapping[str, object]) -> None:
-        """Write ``event`` as the next line of the journal; it has reached the operating system when this returns.
-
-        Raises
-        ------
-        RunStoreError
-            If the file system refuses, such as a full disk. The lines written before stay readable.
-        """
-        self._append(event, f"its {self._lines()} are kept, and the run can go on without a journal")
-
-    def _lines(self) -> str:
-        return f"first {self._written} lines" if self._written != 1 else "first line"
-
-    def _append(self, event: Mapping[str, object], kept: str) -> None:
-        assert not self._closed, "the run is closed"
-        if self._broken:
-            raise RunStoreError(f"cannot write {self.journal_path}: an earlier line failed ({self._broken}); {kept}")
-        line = msgspec.json.encode(event) + b"\n"
-        size = 0
-        try:
-            size = os.fstat(self._descriptor).st_size
-            write_all(self._descriptor, line)
-        except OSError as error:
-            try:
-                # So that a later line, when there is room again, does not continue half of this one.
-                os.ftruncate(self._descriptor, size)
-            except OSError:
-                self._broken = error.strerror or str(error)
-            raise refused("write", self.journal_path, error, kept) from error
-        self._written += 1
-
-    def finish(self, record: RunRecord) -> Path:
-        """Write ``record`` as ``run.json``, whole or not at all, and return its path.
-
-        Raises
-        ------
-        RunStoreError
-            If the file system refuses; the journal is kept.
-        """
-        assert record.header.id == self.header.id, f"run {record.header.id} is not {self.header.id}"
-        kept = f"the events of the run are kept in {self.journal_path}"
-        if not self._closed:
-            with contextlib.suppress(OSError):
-                os.fsync(self._descriptor)
-        write_atomically(self.record_path, encode_record(record), kept)
-        return self.record_path
-
-
-def journal_listener(writer: RunWriter, clock: Callable[[], float] = time.monotonic) -> events.Listener:
-    """Return a listener that writes each event to ``writer``: trials in a few words, findings whole.
-
-    Every line has ``event`` and ``at``, the seconds since this function was called. Tensors occur only in findings, by
-    value.
-    """
-    start = clock()
-
-    def listen(event: events.Event) -> None:
-        writer.append({"event": _NAMES[type(event)], "at": round(clock() - start, 4), **_describe(event)})
-
-    return listen
-
-
-_NAMES: dict[type, str] = {
-    events.RunStarted: "run started",
-    events.MeshStarted: "mesh started",
-    events.RulesClaimed: "rules claimed",
-    events.TrialFinished: "trial",
-    events.CaseSkipped: "skipped",
-    events.PoolRestarted: "pool restarted",
-    events.FindingReported: "finding",
-    events.RunFinished: "run finished",
-}
-
-
-def _describe(event: events.Event) -> dict[str, object]:
-    match event:
-        case events.RunStarted(header):
-            return {"id": header.id}
-        case events.MeshStarted(mesh, family, examples):
-            return {"mesh": str(mesh), "family": family, "examples": examples}
-        case events.RulesClaimed(op, rules):
-            return {"op": op, "rules": list(rules)}
-        case events.TrialFinished(observation, verdict, rows):
-            trial = observation.trial
-            named = ", ".join(f"{name}={placements}" for name, placements in rows)
-            return {
-                "op": trial.case.op,
-                "mesh": str(trial.mesh),
-                "combination": named or ", ".join(map(format_placements, trial.combination)),
-                "verdict": verdict.kind.value,
-                "seconds": round(observation.seconds, 6),
-                **({"message": verdict.message} if verdict.message else {}),
-            }
-        case events.CaseSkipped(what, reason, count):
-            return {"what": what, "reason": reason, "count": count}
-        case events.PoolRestarted(mesh, reason, seconds):
-            return {"mesh": str(mesh), "reason": reason, "seconds": seconds}
-        case events.FindingReported(finding):
-            return {"finding": version_first(finding)}
-        case events.RunFinished(seconds, complete):
-            return {"seconds": seconds, "complete": complete}
 
 
 # -------------------------------------------------------------------------------------------------------------- store
@@ -286,6 +81,26 @@ class RunStore:
         except OSError as error:
             raise refused("make", directory, error, "nothing of this run is kept") from error
         return RunWriter(directory, header)
+
+    def reopen_run(self, run_id: str) -> tuple[RunWriter, Journal]:
+        """Go on with the run ``run_id``: return what writes to its journal, and what that has.
+
+        Raises
+        ------
+        ValueError
+            If another process writes to it, or there is no such run.
+        RunFormatError
+            If its journal cannot be read.
+        RunStoreError
+            If the file system refuses.
+        """
+        path = self.path(run_id, JOURNAL_NAME)
+        if not path.is_file():
+            near = difflib.get_close_matches(run_id, self.ids(), 1, 0.3)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; {self.directory} has {len(self.ids())} runs"
+            raise ValueError(f"no run {run_id!r}{hint}")
+        journal = read_journal(path)
+        return RunWriter(path.parent, journal.header, journal), journal
 
     def ids(self) -> list[str]:
         """Return the ids of all runs, finished or not, newest first."""
@@ -398,5 +213,5 @@ class RunStore:
         with contextlib.suppress(FileNotFoundError):
             journal = self.path(run_id, JOURNAL_NAME)
             for event in read_journal(journal).events:
-                if event.get("event") == _NAMES[events.FindingReported]:
+                if event.get("event") == FINDING:
                     yield convert_fields(event.get("finding"), FindingRecord, str(journal))

@@ -21,6 +21,7 @@ from verifier.cases import (
 from verifier.oracle import make_reference
 from verifier.rule_coverage import RuleCoverage, columns_run
 from verifier.rules.claims import claimed_rules
+from verifier.steering import Steering
 from verifier.trials import plan_case
 
 R = Replicate()
@@ -75,12 +76,37 @@ def test_a_trial_that_was_refused_ran_nothing() -> None:
     one = observed(((R,), (R,)), mesh=MeshSpec((2,)))
     for verdict in (VerdictKind.UNSUPPORTED, VerdictKind.TOOL_ERROR):
         coverage.run(one, verdict)
-    assert coverage.count("aten.mm.default", "R, R") == 0
+    assert coverage.records()["aten.mm.default"].exercised == []
     coverage.run(one, VerdictKind.PASS)
     coverage.run(observed(((Shard(0),), (Shard(0),)), mesh=MeshSpec((2,))), VerdictKind.WRONG_VALUE)
-    assert coverage.count("aten.mm.default", "R, R") == 1
     record = coverage.records()["aten.mm.default"]
     assert (record.claimed, record.exercised) == (["R, R", "S(0), R"], ["R, R"])
+
+
+def planned(steering: Steering, cases: int, mesh: MeshSpec) -> set[str]:
+    """Return the rules among the combinations that are chosen for the same case, drawn again and again."""
+    chosen = [combination for _ in range(cases) for combination in steering.wanted(MM, mesh)]
+    return {", ".join(map(str, column)) for combination in chosen for column in zip(*combination, strict=True)}
+
+
+@pytest.mark.parametrize("mesh", [MeshSpec((2,)), SQUARE], ids=str)
+def test_every_claimed_rule_has_its_turn(mesh: MeshSpec) -> None:
+    rules = set(claimed_rules(MM, 2))
+    assert planned(Steering(2), 1, mesh) < rules
+    assert planned(Steering(2), len(rules), mesh) == rules
+
+
+def test_the_same_rule_is_taken_on_both_mesh_dims_and_others_are() -> None:
+    chosen = Steering(8).wanted(MM, SQUARE)
+    same = [all(first == second for first, second in combination) for combination in chosen]
+    assert True in same
+    assert False in same
+
+
+def test_rules_are_news_once() -> None:
+    steering = Steering(2)
+    assert set(steering.news(MM, SQUARE)) == set(claimed_rules(MM, 2))
+    assert steering.news(MM, SQUARE) == ()
 
 
 def test_what_is_wanted_comes_first_where_not_everything_fits() -> None:

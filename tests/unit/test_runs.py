@@ -32,9 +32,11 @@ from verifier.events import (
     RunStarted,
     TrialFinished,
 )
+from verifier.journal import read_journal
+from verifier.journal_events import journal_listener
 from verifier.record_files import RunFormatError, RunStoreError, encode_record, read_finding
 from verifier.records import FindingRecord, RunHeader, RunRecord
-from verifier.runs import RunStore, journal_listener, new_run_id, read_journal
+from verifier.runs import RunStore, new_run_id
 
 MESH = MeshSpec((2, 2))
 TRIAL = Trial(

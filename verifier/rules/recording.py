@@ -16,6 +16,7 @@ import torch
 from verifier.baseline import Baseline
 from verifier.cases import MeshSpec, Observation, Trial, VerdictKind
 from verifier.imports import run_imports_with_warnings
+from verifier.journal import RunWriter
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.recording import versions
 from verifier.records import (
@@ -34,7 +35,7 @@ from verifier.rules.results import SampleReport
 from verifier.rules.samples import SampleOptions, Target, installed_sources
 from verifier.rules.work import WorkItem, check_target, prepare
 from verifier.rules.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
-from verifier.runs import RunStore, RunWriter, new_run_id
+from verifier.runs import RunStore, new_run_id
 
 __all__ = ["RulesPlan", "RulesRequest", "make_rules_plan", "record_rules"]
 

@@ -1,0 +1,201 @@
+"""The journal of a run: one line per event, each on the disk before the run goes on, so that a kill loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from verifier.record_files import (
+    RunFormatError,
+    RunStoreError,
+    convert_fields,
+    decode_versioned,
+    encode_record,
+    refused,
+    write_all,
+    write_atomically,
+)
+from verifier.records import FORMAT_VERSION, RunHeader, RunRecord
+
+__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal"]
+
+RECORD_NAME = "run.json"
+JOURNAL_NAME = "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What :func:`read_journal` found: the ``header`` and the ``events`` up to the last whole line.
+
+    ``torn`` is True if the file ends within a line, as it does when the process was killed while it wrote. ``size`` is
+    the number of bytes up to there.
+    """
+
+    header: RunHeader
+    events: list[dict[str, Any]]
+    torn: bool
+    size: int = 0
+
+
+def read_journal(path: Path) -> Journal:
+    """Return the journal ``path``; a torn last line is left out.
+
+    Raises
+    ------
+    RunFormatError
+        If the first line is no header of a format that we read, or a line other than the last is not a JSON object.
+    FileNotFoundError
+        If there is no such file.
+    """
+    content = path.read_bytes()
+    lines = content.split(b"\n")
+    # Every whole line ends in a newline, so what follows the last one is empty or torn, even if it happens to parse.
+    torn = bool(lines.pop())
+    if not lines:
+        raise RunFormatError(f"{path}: has no header line")
+    header = convert_fields(decode_versioned(lines[0], f"{path}:1").get("header"), RunHeader, f"{path}:1")
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+        except msgspec.DecodeError as error:
+            raise RunFormatError(f"{path}:{number}: not an event: {error}") from error
+    return Journal(header, found, torn, content.rfind(b"\n") + 1)
+
+
+def is_open(path: Path) -> bool:
+    """Return whether some process has the journal ``path`` open to write to it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return not _locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock the file, and return whether that could be done. The lock ends with the process, even if it is killed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class RunWriter:
+    """Writes one run: :meth:`append` as it goes, :meth:`finish` at its end. Leaving it as a context manager closes it.
+
+    While it is open no other process can open the same journal.
+
+    Parameters
+    ----------
+    directory
+        The run's own directory; has to exist.
+    header
+        The first line of a new journal.
+    journal
+        The journal that the run has already, to be continued; a torn last line is cut off.
+
+    Raises
+    ------
+    ValueError
+        If another process has the journal open.
+    """
+
+    def __init__(self, directory: Path, header: RunHeader, journal: Journal | None = None) -> None:
+        self.directory = directory
+        self.header = header
+        self.journal_path = directory / JOURNAL_NAME
+        self.record_path = directory / RECORD_NAME
+        self._written = 0 if journal is None else 1 + len(journal.events)
+        self._broken = ""
+        self._closed = False
+        kept = "nothing of this run is kept" if journal is None else "what the run has is kept"
+        try:
+            flags = os.O_CREAT | os.O_EXCL if journal is None else 0
+            self._descriptor = os.open(self.journal_path, os.O_RDWR | os.O_APPEND | flags, 0o666)
+        except OSError as error:
+            raise refused("write", self.journal_path, error, kept) from error
+        try:
+            if not _locked(self._descriptor):
+                raise ValueError(f"run {header.id} still goes on in another process; resume it when that has ended")
+            if journal is None:
+                self._append({"format_version": FORMAT_VERSION, "header": header}, kept)
+            elif journal.torn:
+                os.ftruncate(self._descriptor, journal.size)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise refused("write", self.journal_path, error, kept) from error
+        except (RunStoreError, ValueError):
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the journal; the run is finished only if :meth:`finish` was called."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._descriptor)
+
+    def append(self, event: Mapping[str, object]) -> None:
+        """Write ``event`` as the next line of the journal; it has reached the operating system when this returns.
+
+        Raises
+        ------
+        RunStoreError
+            If the file system refuses, such as a full disk. The lines written before stay readable.
+        """
+        resumable = f"; when there is room: python -m verifier run --resume {self.header.id}"
+        rest = resumable if self.header.request else ", and the run can go on without a journal"
+        self._append(event, f"its {self._lines()} are kept{rest}")
+
+    def _lines(self) -> str:
+        return f"first {self._written} lines" if self._written != 1 else "first line"
+
+    def _append(self, event: Mapping[str, object], kept: str) -> None:
+        assert not self._closed, "the run is closed"
+        if self._broken:
+            raise RunStoreError(f"cannot write {self.journal_path}: an earlier line failed ({self._broken}); {kept}")
+        line = msgspec.json.encode(event) + b"\n"
+        size = 0
+        try:
+            size = os.fstat(self._descriptor).st_size
+            write_all(self._descriptor, line)
+        except OSError as error:
+            try:
+                # So that a later line, when there is room again, does not continue half of this one.
+                os.ftruncate(self._descriptor, size)
+            except OSError:
+                self._broken = error.strerror or str(error)
+            raise refused("write", self.journal_path, error, kept) from error
+        self._written += 1
+
+    def finish(self, record: RunRecord) -> Path:
+        """Write ``record`` as ``run.json``, whole or not at all, and return its path.
+
+        Raises
+        ------
+        RunStoreError
+            If the file system refuses; the journal is kept.
+        """
+        assert record.header.id == self.header.id, f"run {record.header.id} is not {self.header.id}"
+        kept = f"the events of the run are kept in {self.journal_path}"
+        if not self._closed:
+            with contextlib.suppress(OSError):
+                os.fsync(self._descriptor)
+        write_atomically(self.record_path, encode_record(record), kept)
+        return self.record_path
