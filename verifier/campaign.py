@@ -158,7 +158,7 @@ class Campaign:
         over = past.over(mesh, family.name)
         (self._recall if begun else self.emit)(MeshStarted(mesh, family.name, self.plan.max_examples))
         pool = self._pools.of(mesh)
-        if not over:
+        if not begun:  # what is left of a mesh that was begun may be nothing
             pool.start()
         until = self._until
         if self.plan.time_limit is not None:
