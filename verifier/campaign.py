@@ -165,7 +165,7 @@ class Campaign:
             units = [(op,) for op in ops] if family.broad else [ops]
             begun = self._past.begun(mesh, family.name)
             (self._recall if begun else self.emit)(MeshStarted(mesh, family.name, self.plan.max_examples * len(units)))
-            if not self._past.over(mesh, family.name):
+            if not begun:  # what is left of a mesh that was begun may be nothing
                 self._pools.of(mesh).start()
             for number, unit in enumerate(units):
                 share = until

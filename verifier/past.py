@@ -93,13 +93,14 @@ class Past:
     restarts: list[PoolRestarted] = field(default_factory=list)
     _begun: list[tuple[str, str]] = field(default_factory=list)
     _over: set[tuple[str, str]] = field(default_factory=set)
+    _timed: bool = False
     _sent: dict[str, Any] | None = None
     _arrived: int = 0
 
     @classmethod
     def of_run(cls, journal: Journal) -> Past:
         """Return what a run did that is to go on."""
-        past = cls(resumed=True, torn=journal.torn)
+        past = cls(resumed=True, torn=journal.torn, _timed=journal.header.time_limit is not None)
         past._read(journal, groups=True)
         return past
 
@@ -173,8 +174,8 @@ class Past:
         return (str(mesh), family) in self._begun
 
     def over(self, mesh: MeshSpec, family: str) -> bool:
-        """Return whether no more cases are to be tried on ``mesh``: the run had gone on from it."""
-        return self.explored or (str(mesh), family) in self._over
+        """Return whether no more cases are to be tried on ``mesh``: its share of a time limit was over."""
+        return self.explored or (self._timed and (str(mesh), family) in self._over)
 
     def result(self, position: str, trial: Trial) -> tuple[Observation, Verdict] | None:
         """Return what came of the trial at ``position``, or None if that is not known."""

@@ -85,9 +85,9 @@ def trial_finished(position: str) -> TrialFinished:
     return TrialFinished(*OBSERVED[0], (("input", "S(0)"),), position)
 
 
-def past_of(folder: Path, *told: Event) -> Past:
+def past_of(folder: Path, *told: Event, time_limit: float | None = None) -> Past:
     """Return the past of a run that was told of so much when it was killed."""
-    store, header = RunStore(folder), make_header(id="20260101T000000-000000-abcdef")
+    store, header = RunStore(folder), make_header(id="20260101T000000-000000-abcdef", time_limit=time_limit)
     with store.open_run(header) as writer:
         listen = journal_listener(writer, clock=iter(range(1000)).__next__)
         for event in told:
@@ -185,14 +185,16 @@ def test_what_was_in_flight(tmp_path: Path, told: Sequence[Event], in_flight: st
     assert past_of(tmp_path, *told).in_flight == in_flight
 
 
-def test_a_mesh_is_over_once_the_run_went_on_from_it(tmp_path: Path) -> None:
+def test_the_time_of_a_mesh_is_over_once_the_run_went_on_from_it(tmp_path: Path) -> None:
     first, second = MeshStarted(MESH, "f", 3), MeshStarted(OTHER, "f", 3)
-    past = past_of(tmp_path, first)
+    past = past_of(tmp_path, first, time_limit=60.0)
     assert (past.begun(MESH, "f"), past.over(MESH, "f"), past.begun(OTHER, "f")) == (True, False, False)
-    past = past_of(tmp_path / "later", first, second)
+    past = past_of(tmp_path / "later", first, second, time_limit=60.0)
     assert (past.over(MESH, "f"), past.over(OTHER, "f")) == (True, False)
-    past = past_of(tmp_path / "minimising", first, GroupStarted("g"))
+    past = past_of(tmp_path / "minimising", first, GroupStarted("g"), time_limit=60.0)
     assert past.over(MESH, "f")
+    past = past_of(tmp_path / "no limit", first, second)
+    assert (past.begun(MESH, "f"), past.over(MESH, "f")) == (True, False)
 
 
 # -------------------------------------------------------------------------------------------------------------- digests

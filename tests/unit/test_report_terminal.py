@@ -6,7 +6,17 @@ import io
 
 import pytest
 from rich.console import Console
-from run_factory import EMBEDDING, MARKUP, ODD, RENORM, make_empty_run, make_long_run, make_rules_run, make_run
+from run_factory import (
+    EMBEDDING,
+    MARKUP,
+    ODD,
+    RENORM,
+    make_empty_run,
+    make_header,
+    make_long_run,
+    make_rules_run,
+    make_run,
+)
 
 from verifier.records import RunRecord
 from verifier.report import print_summary
@@ -87,6 +97,9 @@ def test_an_interrupted_run_says_so_and_how_to_go_on() -> None:
     assert "INCOMPLETE" in printed(run)
     assert command.endswith(run.header.command)
     assert "INCOMPLETE" not in printed(make_run())
+    resumable = make_run(complete=False, header=make_header(request={"seed": 0}, time_limit=None))
+    *_, command, _replay, _page = printed(resumable).splitlines()
+    assert command == f"  go on with it: python -m verifier run --resume {resumable.header.id}"
 
 
 def test_our_own_errors_are_not_hidden() -> None:

@@ -76,7 +76,10 @@ def next_steps(run: RunRecord, page: Path | str) -> list[str]:
     if total.tool_errors:
         steps.append("the verifier failed in places: read its errors before you trust the rest")
     if not run.complete:
-        steps.append(f"run it again, with more time if that was short: {run.header.command}")
+        if run.header.request and run.header.time_limit is None:
+            steps.append(f"go on with it: python -m verifier run --resume {run.header.id}")
+        else:
+            steps.append(f"run it again, with more time if that was short: {run.header.command}")
     if new:
         steps.append(f"reproduce: {replay_command(new[0])}")
     steps.append(f"open {page}")
