@@ -32,7 +32,7 @@ from verifier.events import (
 from verifier.families import DrawContext, Family
 from verifier.finding_records import finding_record
 from verifier.findings import Collector, Failure, Group, Minimiser, confirm, fingerprint, group_key
-from verifier.meshes import Pool, PoolKey, PoolSet
+from verifier.meshes import Pool, PoolKey, PoolSet, Spares
 from verifier.oracle import Reference, judge, make_reference
 from verifier.records import FindingRecord, KnownRecord, RunHeader
 from verifier.shrinking import current_choices
@@ -58,6 +58,8 @@ class Plan:
         At most so many combinations of a case; the rest is a pairwise sample.
     time_limit
         Seconds for the whole campaign, or None.
+    rank_memory
+        Bytes that a rank may map on top of what it has when it starts, or None.
     """
 
     header: RunHeader
@@ -72,6 +74,7 @@ class Plan:
     imports: tuple[str, ...] = ()
     baseline: Baseline = field(default_factory=Baseline)
     trial_limit: float = 20.0
+    rank_memory: int | None = None
 
 
 class Campaign:
@@ -82,6 +85,7 @@ class Campaign:
         self.emit = emit
         self.known: list[KnownRecord] = []
         self._pools = PoolSet(self._make_pool)
+        self._spares = Spares(plan.imports, plan.rank_memory, eager=True)
         self._collector = Collector()
         self._known_groups: dict[str, BaselineEntry] = {}
         self._replayed: dict[str, Failure] = {}
@@ -109,6 +113,7 @@ class Campaign:
             self.emit(CaseSkipped("the rest of the run", "interrupted"))
         finally:
             self._pools.close()
+            self._spares.close()
             self._settle_known()
             self.emit(RunFinished(time.monotonic() - started, self._complete))
 
@@ -118,7 +123,10 @@ class Campaign:
         def restarted(reason: str, seconds: float) -> None:
             self.emit(PoolRestarted(mesh, reason, seconds))
 
-        return Pool(key, self.plan.imports, self.plan.trial_limit, on_restart=restarted)
+        return Pool(
+            key, self.plan.imports, self.plan.trial_limit, on_restart=restarted,
+            memory_limit=self.plan.rank_memory, spares=self._spares,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------- exploring
     def _explore(self, mesh: MeshSpec, family: Family, ops: tuple[str, ...], meshes_left: int) -> None:

@@ -33,6 +33,10 @@ def _hang() -> NoReturn:
         time.sleep(3600)
 
 
+def _nap() -> None:
+    time.sleep(1.0)
+
+
 def _freeze() -> None:
     """Hang in native code that does not let go of the interpreter, so that no thread of the process runs."""
     ctypes.PyDLL(None).sleep(3600)
@@ -74,6 +78,7 @@ def _bad_alloc() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     "raise": _raise,
+    "nap": _nap,
     "hang": _hang,
     "freeze": _freeze,
     "stop": _stop,

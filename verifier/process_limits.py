@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fcntl
 import os
 import re
@@ -68,7 +69,12 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     units = {unit.lower(): factor for unit, factor in _UNITS.items()}
     if match is None or match[2].lower() not in units:
-        raise ValueError(f"size {text!r} is not a number of bytes such as 4GiB or 512MiB; units are KiB, MiB, GiB, TiB")
+        near = difflib.get_close_matches(match[2].lower(), units, 1, 0.5) if match is not None else []
+        unit = next((unit for unit in _UNITS if near and unit.lower() == near[0]), "")
+        hint = f"; did you mean {match[1]}{unit}?" if match is not None and unit else ""
+        raise ValueError(
+            f"size {text!r} is not a number of bytes such as 4GiB or 512MiB; units are KiB, MiB, GiB, TiB{hint}"
+        )
     return int(float(match[1]) * units[match[2].lower()])
 
 

@@ -210,6 +210,7 @@ class _Steps:
                 self.backward(log.backward, inputs, outputs)
             log.backward = None
         log.reached = Phase.INPUTS
+        self.inject_fault()
         with log.timed("compare"), paused_simulation():
             self.check_inputs(inputs, before)
 
