@@ -3,15 +3,17 @@
     python benchmarks/endurance.py [--trials 10000] [--every 200] [--ranks 4] [--seed 0]
 
 First all trials run without faults, then again with one fault of each kind in turn, every so many trials: a rank that
-raises, that is killed, that aborts, that hangs in Python, that leaves out a collective, that runs out of memory, or that
-is killed from outside at whatever moment. Every other trial must have the verdict, and the placements of its results,
-that it had without faults. The memory of the controller and of the ranks is sampled at every batch: once a tenth of the
-trials are done (1,000 of 10,000) none of them may grow by more than 10 %. Exit status 1 if either is violated.
+raises, that is killed, that aborts, that hangs in Python, that leaves out a collective, that runs out of memory, or
+that is killed from outside at whatever moment. Every other trial must have the verdict, and the placements of its
+results, that it had without faults. The memory of the controller and of the ranks is sampled at every batch: once a
+tenth of the trials are done (1,000 of 10,000) none of them may grow by more than 10 %. Exit status 1 if either is
+violated.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -102,7 +104,10 @@ def rollup(pid: int) -> tuple[int, int]:
 
 def sample(done: int, pool: Pool) -> Memory:
     own = rollup(os.getpid())
-    ranks = [rollup(pid) for pid in pool.pids]
+    ranks = []
+    for pid in pool.pids:
+        with contextlib.suppress(OSError, KeyError):  # killed from outside a moment ago
+            ranks.append(rollup(pid))
     return Memory(done, *own, max(rss for rss, _ in ranks), max(pss for _, pss in ranks))
 
 

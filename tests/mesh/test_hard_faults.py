@@ -318,3 +318,23 @@ def test_a_spare_takes_the_seat() -> None:
         assert pool.pids == [before[0], spare, *before[2:]]
     passed, died = VerdictKind.PASS, VerdictKind.DIED
     assert kinds(observations) == [passed, died, passed, died, passed]
+
+
+LOGGING_FILE = """
+import logging
+logging.getLogger("strategies.mine").warning("my rules are loaded")
+"""
+
+
+def test_log_lines_of_ranks_come_with_the_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those of the user's files, too, and none is lost when the rank dies."""
+    path = tmp_path / "mine.py"
+    path.write_text(LOGGING_FILE, encoding="utf-8")
+    with caplog.at_level("INFO", logger="verifier"), Pool(PoolKey.of(MESH), imports=[str(path)]) as pool:
+        list(pool.run([trial("P(sum)", "kill:1"), trial("S(1)")]))
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text for text in texts if text.startswith("rank 1: is rank 1 of 2 since ")]
+    assert texts.count("rank 0: my rules are loaded") == 1
+    assert texts.count("rank 1: my rules are loaded") == 2  # the one that died, and the one that took its place
+    assert [text for text in texts if "rank 1 is lost: process" in text]
+    assert [text for text in texts if text.startswith("ranks mended in ") and "SIGKILL in forward" in text]
