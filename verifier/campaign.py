@@ -39,7 +39,7 @@ from verifier.events import (
 from verifier.families import DrawContext, Family
 from verifier.finding_records import finding_record
 from verifier.findings import Collector, Drawn, Failure, Group, Minimiser, confirm, fingerprint, group_key
-from verifier.meshes import Pool, PoolKey, PoolSet
+from verifier.meshes import Pool, PoolKey, PoolSet, Spares
 from verifier.oracle import Reference, judge, make_reference
 from verifier.past import Past, case_digest, case_position, entry_position
 from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, RunHeader
@@ -70,6 +70,8 @@ class Plan:
         Seconds for the whole campaign, or None.
     shard
         The part of the cases to try; None for all.
+    rank_memory
+        Bytes that a rank may map on top of what it has when it starts, or None.
     """
 
     header: RunHeader
@@ -85,6 +87,7 @@ class Plan:
     baseline: Baseline = field(default_factory=Baseline)
     trial_limit: float = 20.0
     shard: Shard | None = None
+    rank_memory: int | None = None
 
 
 class Campaign:
@@ -105,6 +108,7 @@ class Campaign:
         self._recall = recall or emit
         self.known: list[KnownRecord] = []
         self._pools = PoolSet(self._make_pool)
+        self._spares = Spares(plan.imports, plan.rank_memory, eager=True)
         self._collector = Collector()
         self._known_groups: dict[str, BaselineEntry] = {}
         self._replayed: dict[str, Failure] = {}
@@ -139,6 +143,7 @@ class Campaign:
             raise
         finally:
             self._pools.close()
+            self._spares.close()
             try:
                 self._settle_known()
             finally:
@@ -150,7 +155,10 @@ class Campaign:
         def restarted(reason: str, seconds: float) -> None:
             self.emit(PoolRestarted(mesh, reason, seconds))
 
-        return Pool(key, self.plan.imports, self.plan.trial_limit, on_restart=restarted)
+        return Pool(
+            key, self.plan.imports, self.plan.trial_limit, on_restart=restarted,
+            memory_limit=self.plan.rank_memory, spares=self._spares,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------- exploring
     def _explore(self, mesh: MeshSpec, meshes_left: int) -> None:

@@ -21,10 +21,11 @@ from verifier.baseline import Baseline, BaselineEntry, load_baseline
 from verifier.cases import Verdict
 from verifier.codec import load_trial
 from verifier.gate import as_json, decide, render
+from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import PoolError
 from verifier.progress import ProgressDisplay
 from verifier.record_files import RunStoreError
-from verifier.recording import DEFAULT_MESHES, Request, make_plan, record, write_report
+from verifier.recording import DEFAULT_MESHES, Request, make_plan, parse_rank_memory, record, write_report
 from verifier.records import RunRecord
 from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json
@@ -84,6 +85,19 @@ Imports = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the recorded runs.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
+RankMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--rank-memory",
+        metavar="SIZE",
+        help="What a rank may allocate, as 4GiB; beyond it, its trial fails as out of memory.",
+        show_default="no limit",
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel,
+    typer.Option("--log-level", help="Log lines on stderr from this level on; those of a rank begin with its number."),
+]
 BaselineOption = Annotated[Path, typer.Option("--baseline", help="File of the known findings.")]
 
 
@@ -179,17 +193,20 @@ def run(
     out: Out = Path("reports"),
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
+    rank_memory: RankMemory = None,
+    log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Verify ops on meshes and record what came of it."""
+    log_to_stderr(log_level)
     if resumed:
         given = _given(context)
-        if others := sorted({*given} - {"patterns", "--resume", "--out", "--format", "--baseline"}):
+        if others := sorted({*given} - {"patterns", "--resume", "--out", "--format", "--baseline", "--log-level"}):
             raise ValueError(f"--resume takes over what the run was asked for; leave out {', '.join(others)}")
         made, baseline = _resume(patterns or [], baseline if "--baseline" in given else None, out)
     else:
         request = Request(
             patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
-            imports or (), _command(), shard,
+            imports or (), _command(), shard, rank_memory=rank_memory,
         )  # fmt: skip
         made = _make(request, baseline, out)
     _say(made, baseline, out, output)
@@ -259,8 +276,10 @@ def rules(
     output: Annotated[RulesFormat, typer.Option("--format", help="What to print on stdout.")] = RulesFormat.TEXT,
     out: Out = Path("reports"),
     baseline: BaselineOption = DEFAULT_BASELINE,
+    log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
+    log_to_stderr(log_level)
     request = RulesRequest(
         patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
         _command(),
@@ -289,12 +308,16 @@ def report(
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run even if there is one.")] = False,
     out: Out = Path("reports"),
     baseline: BaselineOption = DEFAULT_BASELINE,
+    rank_memory: RankMemory = None,
+    log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Render the newest run and the newest rule check as a page; make a run first if there is none."""
+    log_to_stderr(log_level)
+    parse_rank_memory(rank_memory)
     store = RunStore(out)
     newest = None if fresh else _newest(store)
     if newest is None:
-        newest = _make(Request(command=_command()), baseline, out)
+        newest = _make(Request(command=_command(), rank_memory=rank_memory), baseline, out)
     page = write_report(newest, store)
     console = _consoles()[0]
     print_summary(newest, console, page)
@@ -311,12 +334,16 @@ def gate(
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run even if there is one.")] = False,
     out: Out = Path("reports"),
     output: FormatOption = Format.TEXT,
+    rank_memory: RankMemory = None,
+    log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Compare the newest run, and the newest rule check, with the baseline: new, known, fixed, expired, untested."""
+    log_to_stderr(log_level)
+    parse_rank_memory(rank_memory)
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     newest = None if fresh else _newest(RunStore(out))
     if newest is None:
-        request = Request(profile="ci", command=_command(), baseline=str(baseline))
+        request = Request(profile="ci", command=_command(), baseline=str(baseline), rank_memory=rank_memory)
         newest = record(make_plan(request, known), RunStore(out), [ProgressDisplay(_consoles()[1])])
     today = datetime.now(UTC).date()
     decision = decide(newest, known, today)
@@ -342,8 +369,12 @@ def replay(
     imports: Imports = None,
     out: Out = Path("reports"),
     baseline: BaselineOption = DEFAULT_BASELINE,
+    rank_memory: RankMemory = None,
+    log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Run one finding again and say whether it still fails."""
+    log_to_stderr(log_level)
+    limit = parse_rank_memory(rank_memory)
     store = RunStore(out)
     try:
         found = store.find_finding(finding)
@@ -351,18 +382,18 @@ def replay(
         entries = [e for e in _load_baseline(baseline).entries if e.fingerprint.startswith(finding)]
         if len(entries) != 1 or not finding:
             raise
-        _replay_entry(entries[0], script)
+        _replay_entry(entries[0], script, limit)
     if script:
         sys.stdout.write(found.script)
         raise typer.Exit(0)
-    verdict, fails = replay_trial(load_trial(found.trial), found.verdict, imports or found.imports)
+    verdict, fails = replay_trial(load_trial(found.trial), found.verdict, imports or found.imports, limit)
     _say_replayed(found.message, found.verdict, verdict, fails)
 
 
-def _replay_entry(entry: BaselineEntry, script: bool) -> NoReturn:
+def _replay_entry(entry: BaselineEntry, script: bool, limit: int | None) -> NoReturn:
     """Replay a finding of which only the baseline knows."""
     trial = load_trial(entry.trial())
-    verdict, fails = replay_trial(trial, entry.verdict)
+    verdict, fails = replay_trial(trial, entry.verdict, memory_limit=limit)
     if not script:
         _say_replayed(f"{entry.summary}\n  {entry.rule}\n  known: {entry.reason}", entry.verdict, verdict, fails)
     if not fails:

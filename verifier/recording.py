@@ -24,6 +24,7 @@ from verifier.imports import import_digests, run_imports_with_warnings
 from verifier.journal import RunWriter
 from verifier.journal_events import journal_listener
 from verifier.past import Past
+from verifier.process_limits import format_size, parse_size
 from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.records import RunHeader, RunRecord
 from verifier.report import write_html, write_json
@@ -31,8 +32,9 @@ from verifier.runs import RunStore, new_run_id
 from verifier.shards import Shard
 from verifier.summary import Summary
 
-__all__ = ["DEFAULT_MESHES", "Request", "make_plan", "record", "write_report"]
+__all__ = ["DEFAULT_MESHES", "Request", "make_plan", "parse_rank_memory", "record", "write_report"]
 
+LEAST_RANK_MEMORY = 256 << 20
 DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3")
 
 
@@ -54,6 +56,7 @@ class Request:
     shard: str | None = None
     baseline: str = ""
     """Where the baseline was read from."""
+    rank_memory: str | None = None
 
 
 def make_plan(request: Request, baseline: Baseline) -> Plan:
@@ -80,6 +83,9 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
         raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
     if request.time_limit is not None and request.time_limit <= 0:
         raise ValueError(f"--time-limit {request.time_limit:g}: the limit must be a positive number of seconds")
+    rank_memory = parse_rank_memory(request.rank_memory)
+    if rank_memory is not None and any(mesh.device == "cuda" for mesh in meshes):
+        raise ValueError("--rank-memory: CUDA maps far more memory than it uses, so it cannot be limited so")
     dtypes = _dtypes(request.dtypes, [families[name] for name in selected])
     max_examples = request.max_examples or profile.max_examples
     header = RunHeader(
@@ -113,7 +119,30 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
         imports=tuple(request.imports),
         baseline=baseline,
         shard=shard,
+        rank_memory=rank_memory,
     )
+
+
+def parse_rank_memory(text: str | None) -> int | None:
+    """Return the bytes that ``--rank-memory`` names, None if it was not given.
+
+    Raises
+    ------
+    ValueError
+        If it is no size, or one under which a rank could do nothing.
+    """
+    if text is None:
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"--rank-memory: {error}") from error
+    if size < LEAST_RANK_MEMORY:
+        raise ValueError(
+            f"--rank-memory {text}: {format_size(size)} are too few for process groups and their threads; "
+            f"at least {format_size(LEAST_RANK_MEMORY)} are needed"
+        )
+    return size
 
 
 def versions() -> dict[str, str]:

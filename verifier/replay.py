@@ -11,15 +11,17 @@ from verifier.oracle import judge, make_reference
 __all__ = ["replay"]
 
 
-def replay(trial: Trial, expected: str, imports: Sequence[str] = ()) -> tuple[Verdict, bool]:
-    """Return the verdict on ``trial``, and whether it is the ``expected`` one.
+def replay(
+    trial: Trial, expected: str, imports: Sequence[str] = (), memory_limit: int | None = None
+) -> tuple[Verdict, bool]:
+    """Return the verdict on ``trial``, and whether it is the ``expected`` one, by ranks under ``memory_limit`` (bytes).
 
     Raises
     ------
     PoolError
         If the ranks do not start.
     """
-    with Pool(PoolKey.of(trial.mesh), imports) as pool:
+    with Pool(PoolKey.of(trial.mesh), imports, memory_limit=memory_limit) as pool:
         (observation,) = pool.run([trial])
     verdict = judge(observation, make_reference(trial.case))
     return verdict, verdict.kind == expected

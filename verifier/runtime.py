@@ -34,6 +34,7 @@ from verifier.comparison import Spot, check_full, check_shards
 from verifier.converter import DTensorConverter, place
 from verifier.faults import inject
 from verifier.oracle import Reference, argument_names, case_tolerance, cotangents, output_names, resolve, with_written
+from verifier.process_limits import memory_note
 from verifier.torch_internals import (
     Recorder,
     cache_misses,
@@ -77,6 +78,7 @@ class _Stopped(Exception):  # noqa: N818 - control flow, not an error
 class _Log:
     """What this process has seen of the trial so far."""
 
+    memory_limit: int | None = None
     reached: Phase = Phase.SETUP
     raised: Raised | None = None
     backward: int | None = None
@@ -121,9 +123,9 @@ class _Log:
             origin = origin.__cause__
         frame = traceback.extract_tb(origin.__traceback__)[-1]
         where = f"{frame.name} ({Path(frame.filename).name})"
-        self.raised = Raised(
-            self.reached, type(error).__name__, str(error), where, text, is_refusal(error), ours, self.backward
-        )
+        kind, message = type(error).__name__, str(error)
+        message = memory_note(f"{kind}: {message}", self.memory_limit) + message
+        self.raised = Raised(self.reached, kind, message, where, text, is_refusal(error), ours, self.backward)
 
 
 class TrialRunner:
@@ -137,17 +139,22 @@ class TrialRunner:
         The ranks that this process speaks for.
     exchange
         How it agrees with the other processes.
+    memory_limit
+        The limit of memory that this process is under, in bytes, for messages.
     """
 
-    def __init__(self, mesh: DeviceMesh, ranks: tuple[int, ...], exchange: Exchange) -> None:
+    def __init__(
+        self, mesh: DeviceMesh, ranks: tuple[int, ...], exchange: Exchange, memory_limit: int | None = None
+    ) -> None:
         self.mesh = mesh
         self.ranks = ranks
         self.exchange = exchange
+        self.memory_limit = memory_limit
         self.recorder = Recorder()
 
     def run(self, trial: Trial, reference: Reference) -> ProcessReport:
         """Return what this process saw of ``trial``. Whatever the call raises is in the report."""
-        log = _Log()
+        log = _Log(self.memory_limit)
         misses = cache_misses()
         started = time.perf_counter()
         with self.recorder.recording():
@@ -177,6 +184,7 @@ class _Steps:
 
     def run(self) -> None:
         trial, reference, log = self.trial, self.reference, self.log
+        self.inject_fault()
         with log.timed("setup"):
             converter = DTensorConverter(self.mesh, trial.case.args, trial.case.kwargs, seed=trial.seed)
             args, kwargs = converter.convert(trial.combination)
@@ -205,6 +213,7 @@ class _Steps:
                 self.backward(log.backward, inputs, outputs)
             log.backward = None
         log.reached = Phase.INPUTS
+        self.inject_fault()
         with log.timed("compare"), paused_simulation():
             self.check_inputs(inputs, before)
 
@@ -238,7 +247,7 @@ class _Steps:
             self.runner.exchange.announce(log.report(self.runner.ranks))
 
     def inject_fault(self) -> None:
-        inject(self.trial.fault, self.runner.ranks, self.log.reached)
+        inject(self.trial.fault, self.runner.ranks, self.log.reached, self.runner.exchange.agree)
 
     def agree(self) -> None:
         """Go on only if every rank can, and if all hold the same placements: else the next collective would hang."""

@@ -138,10 +138,10 @@ def test_a_rank_killed_from_outside_between_trials(pool: Pool) -> None:
     restarts, pids = pool.restarts, pool.pids
     os.kill(pids[1], signal.SIGKILL)
     observations = list(pool.run(BATCH))
-    assert kinds(observations) == [VerdictKind.DIED] + [VerdictKind.PASS] * (len(BATCH) - 1)
-    assert "rank 1 ended with signal SIGKILL" in observations[0].detail
+    assert kinds(observations) == [VerdictKind.PASS] * len(BATCH)  # no trial is to blame
     assert pool.restarts == restarts + 1
-    assert wait_for_end(pids, 0) == []
+    assert pool.pids[0] == pids[0]
+    assert wait_for_end(pids[1:], 0) == []
 
 
 def test_closing_leaves_no_process(pool: Pool) -> None:
@@ -161,7 +161,7 @@ def test_an_unknown_fault_is_an_error_of_ours(pool: Pool) -> None:
     assert report.raised is not None
     assert report.raised.type == "ValueError"
     assert "raise:RANK" in report.raised.message
-    assert report.reached is Phase.FORWARD
+    assert report.raised.ours
 
 
 def test_a_trial_of_another_mesh_is_refused(pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""A pool of processes that run trials: started once, fed in batches, started anew after a fault.
+"""A pool of processes that run trials: started once, fed in batches, mended after a fault.
 
 A rank that raises while others wait for it, a hang and a death are each the fate of one trial. The controller decides:
 it sees who has reported, who raised, who is gone, and, in a byte of shared memory per process, which phase each is in.
@@ -6,81 +6,30 @@ it sees who has reported, who raised, who is gone, and, in a byte of shared memo
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
-import signal
-import subprocess
-import sys
-import tempfile
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
-from typing import IO
-
-import msgspec
-import torch
-import torch.distributed as dist
+from multiprocessing.connection import Connection, wait
+from typing import cast
 
 from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
-from verifier.codec import pack, unpack
-from verifier.meshes.worker import PHASE_CODES, WorkerConfig
+from verifier.codec import pack
+from verifier.meshes.crew import Crew, PoolKey
+from verifier.meshes.processes import Gone, PoolError, Spares
+from verifier.process_limits import memory_note
 
-__all__ = ["Pool", "PoolError", "PoolKey", "PoolSet"]
+__all__ = ["Pool", "PoolSet"]
 
-START_LIMIT = 180.0
-REBUILD_LIMIT = 5.0
-STDERR_TAIL = 600
-_PROGRAM = "from verifier.meshes.worker import main; main()"
-
-
-class PoolError(RuntimeError):
-    """The processes of a pool could not be started; nothing was tried."""
-
-
-@dataclass(frozen=True)
-class PoolKey:
-    """What two meshes must share to share processes."""
-
-    world_size: int
-    backend: str
-    device: str
-
-    @classmethod
-    def of(cls, mesh: MeshSpec) -> PoolKey:
-        return cls(mesh.world_size, mesh.backend, mesh.device)
-
-
-@dataclass
-class _Process:
-    popen: subprocess.Popen[bytes]
-    connection: Connection
-    lifeline: int
-    stderr: IO[bytes]
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.popen.kill()
-        self.popen.wait()
-        self.close()
-
-    def close(self) -> None:
-        self.connection.close()
-        os.close(self.lifeline)
-        self.stderr.close()
-
-    def tail(self) -> str:
-        """Return the end of what the process wrote to stderr."""
-        self.stderr.seek(0, os.SEEK_END)
-        self.stderr.seek(max(0, self.stderr.tell() - STDERR_TAIL))
-        return self.stderr.read().decode(errors="replace").strip()
+_log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Flight:
     """One trial on its way: what has come back of it so far."""
 
+    trial: Trial
+    started: float
     reports: dict[int, ProcessReport] = field(default_factory=dict)
     raised: dict[int, ProcessReport] = field(default_factory=dict)
 
@@ -99,7 +48,18 @@ class Pool:
     grace
         Seconds that ranks get to reach the end of their phase after another has raised.
     on_restart
-        Called with the reason and the seconds that it took after the processes were started anew.
+        Called with the reason and the seconds that it took after the ranks were mended.
+    memory_limit
+        Bytes that a rank may map on top of what it has when it starts; beyond that, allocations fail. None for no
+        limit.
+    spares
+        Processes that take the place of lost ones, to be shared with other pools; made with the same ``imports`` and
+        ``memory_limit``. Without it the pool keeps one of its own, from the first loss on.
+
+    Attributes
+    ----------
+    restarts
+        How often the ranks had to be mended.
 
     Raises
     ------
@@ -114,112 +74,58 @@ class Pool:
         trial_limit: float = 20.0,
         grace: float = 0.25,
         on_restart: Callable[[str, float], None] | None = None,
+        memory_limit: int | None = None,
+        spares: Spares | None = None,
     ) -> None:
         self.key = key
-        self.imports = list(imports)
         self.trial_limit = trial_limit
         self.grace = grace
         self.on_restart = on_restart
+        self.memory_limit = memory_limit
         self.restarts = 0
-        self._epoch = 0
-        self._processes: list[_Process] = []
-        self._phases: mmap.mmap | None = None
-        self._store: dist.TCPStore | None = None  # type: ignore[name-defined]
+        self._own_spares = spares is None
+        self._spares = Spares(imports, memory_limit) if spares is None else spares
+        self._crew = Crew(key, self._spares)
+        self._engaged = False
+        self._lost: set[int] = set()
+        self._retried: int | None = None
 
     @property
     def size(self) -> int:
         """Number of processes."""
-        return 1 if self.key.backend == "simulated" else self.key.world_size
+        return self._crew.size
 
     @property
     def pids(self) -> list[int]:
         """Process ids, in order of rank; empty before the first trial."""
-        return [process.popen.pid for process in self._processes]
+        return [process.pid for process in self._crew.processes]
 
-    # ---------------------------------------------------------------------------------------------- starting and ending
+    @property
+    def spare_pids(self) -> list[int]:
+        """Process ids of the spares, which may be those of other pools, too."""
+        return self._spares.pids
+
+    @property
+    def replaced(self) -> int:
+        """How many processes have taken the place of another one."""
+        return self._crew.replaced
+
     def start(self) -> None:
-        """Start the processes if they are not running; :meth:`run` does so by itself."""
-        if self._processes:
-            return
-        gpus = torch.cuda.device_count() if self.key.backend == "nccl" else self.size
-        if gpus < self.size:
-            raise PoolError(f"nccl needs one GPU per rank: {self.size} ranks were asked for, {gpus} GPUs are here")
-        port = 0
-        if self.key.backend != "simulated":
-            self._store = dist.TCPStore("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-            port = self._store.port
-        phases_fd = os.memfd_create("phases")
-        try:
-            os.ftruncate(phases_fd, mmap.PAGESIZE)
-            self._phases = mmap.mmap(phases_fd, 0)
-            for index in range(self.size):
-                self._processes.append(self._spawn(index, port, phases_fd))
-        finally:
-            os.close(phases_fd)
-        self._await_ready()
+        """Start the processes if they are not running; :meth:`run` does so by itself.
 
-    def _spawn(self, index: int, port: int, phases_fd: int) -> _Process:
-        ours, theirs = Pipe()
-        lifeline_read, lifeline_write = os.pipe()
-        key = self.key
-        config = WorkerConfig(
-            index,
-            key.world_size,
-            key.backend,
-            key.device,
-            port,
-            theirs.fileno(),
-            lifeline_read,
-            phases_fd,
-            self.imports,
-        )
-        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PYTHONPATH=os.pathsep.join(
-            [path for path in sys.path if path] or [""]))  # fmt: skip
-        popen = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, msgspec.json.encode(config).decode()],
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-            pass_fds=(theirs.fileno(), lifeline_read, phases_fd),
-            start_new_session=True,  # a Ctrl-C is the controller's to handle
-            env=environment,
-        )
-        theirs.close()
-        os.close(lifeline_read)
-        return _Process(popen, ours, lifeline_write, stderr)
-
-    def _await_ready(self) -> None:
-        waiting = {process.connection: process for process in self._processes}
-        deadline = time.monotonic() + START_LIMIT
-        while waiting:
-            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
-            if not ready:
-                self.close()
-                raise PoolError(f"{len(waiting)} of {self.size} ranks did not start within {START_LIMIT:.0f} s")
-            for connection in ready:
-                assert isinstance(connection, Connection)
-                process = waiting.pop(connection)
-                try:
-                    kind, _, payload = unpack(connection.recv_bytes())
-                except (EOFError, ConnectionResetError):
-                    kind, payload = "failed", f"ended with {_ending(process)}; {process.tail()}"
-                if kind != "ready":
-                    self.close()
-                    raise PoolError(f"a rank did not start: {payload}")
+        Raises
+        ------
+        PoolError
+            If they do not start.
+        """
+        self._crew.start()
 
     def close(self) -> None:
         """End all processes; the next :meth:`run` starts new ones."""
-        processes, self._processes = self._processes, []
-        self._epoch = 0
-        for process in processes:
-            process.popen.kill()
-        for process in processes:
-            process.kill()
-        self._store = None
-        if self._phases is not None:
-            self._phases.close()
-            self._phases = None
+        self._crew.close()
+        self._engaged = False
+        if self._own_spares:
+            self._spares.close()
 
     def __enter__(self) -> Pool:
         return self
@@ -239,16 +145,24 @@ class Pool:
         for trial in trials:
             if PoolKey.of(trial.mesh) != self.key:
                 raise ValueError(f"mesh {trial.mesh} does not fit a pool of {self.key}")
+        if not trials:
+            return
+        self.start()
+        if self._engaged:  # the iterator of an earlier call was left early, and its trials may still be running
+            self._crew.mend()
+        self._engaged = True
+        self._retried = None
         done = 0
         while done < len(trials):
-            self.start()
+            self._replace_dead()
             for observation in self._fly(trials, done):
                 done += 1
                 if observation.fate is not Fate.COMPLETED:
-                    self._recover(observation)
-                elif self._out_of_step(observation) and not self._rebuild_groups():
-                    self.close()
+                    self._recover(f"{observation.fate}: {observation.detail}")
+                elif self._out_of_step(observation):
+                    self._crew.mend(self._lost)
                 yield observation
+        self._engaged = False
 
     def _out_of_step(self, observation: Observation) -> bool:
         """Return whether ranks stopped where others went on without an exchange, so that their next ones differ."""
@@ -256,108 +170,114 @@ class Pool:
         exchanged = {Phase.FORWARD, Phase.BACKWARD}
         return 0 < len(raised) < self.size and not exchanged.issuperset(raised)
 
-    def _recover(self, observation: Observation) -> None:
-        """Make the ranks usable after a fault: by new process groups if all processes live, else by new processes."""
-        started = time.monotonic()
-        if observation.fate is not Fate.STUCK or not self._rebuild_groups():
-            self.close()
-            self.start()
-        self.restarts += 1
-        if self.on_restart is not None:
-            self.on_restart(f"{observation.fate}: {observation.detail}", time.monotonic() - started)
+    def _replace_dead(self) -> None:
+        """Replace processes that ended while they had nothing to do: no trial is to blame for that."""
+        self._lost = {index for index, process in enumerate(self._crew.processes) if not process.running}
+        if self._lost:
+            self._recover(f"while idle: {self._who_died(sorted(self._lost))}")
 
-    def _rebuild_groups(self) -> bool:
-        """Break off the collectives that ranks wait in and have all make new groups; return whether all did."""
-        self._epoch += 1
-        waiting = {process.connection: process for process in self._processes}
-        try:
-            for process in self._processes:
-                os.write(process.lifeline, b"b")
-            for process in self._processes:
-                process.connection.send_bytes(pack(("rebuild", self._epoch)))
-            deadline = time.monotonic() + REBUILD_LIMIT
-            while waiting:
-                ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    return False
-                for connection in ready:
-                    assert isinstance(connection, Connection)
-                    kind, _, payload = unpack(connection.recv_bytes())
-                    if kind == "ready" and payload == self._epoch:  # anything else is of the trial that has ended
-                        del waiting[connection]
-        except (OSError, EOFError):
-            return False
-        return True
+    def _recover(self, reason: str) -> None:
+        """Make the ranks usable after a fault, with as few new processes as possible."""
+        started, replaced = time.monotonic(), self._crew.replaced
+        self._crew.mend(self._lost)
+        self._lost = set()
+        seconds = time.monotonic() - started
+        self.restarts += 1
+        new = self._crew.replaced - replaced
+        _log.info("ranks mended in %.2f s with %d new processes after %s", seconds, new, reason)
+        if self.on_restart is not None:
+            self.on_restart(reason, seconds)
 
     def _fly(self, trials: Sequence[Trial], first: int) -> Iterator[Observation]:
-        """Run ``trials[first:]`` until the first one after which the ranks need mending, that one included."""
-        message = pack(("batch", list(enumerate(trials[first:], first))))
-        lost: dict[Connection, int] = {}
-        for index, process in enumerate(self._processes):
-            try:
-                process.connection.send_bytes(message)
-            except (BrokenPipeError, ConnectionResetError):
-                lost[process.connection] = index
-        flights: dict[int, _Flight] = {number: _Flight() for number in range(first, len(trials))}
-        index_of = {process.connection: index for index, process in enumerate(self._processes)}
+        """Run ``trials[first:]`` until the first one after which the ranks need mending, that one included.
+
+        Nothing is yielded of a trial that a process did not live to begin: it is to be run again, once.
+        """
+        processes = self._crew.processes
+        self._lost = lost = self._give_out(pack(("batch", list(enumerate(trials[first:], first)))))
+        waiting = {process.connection: index for index, process in enumerate(processes) if index not in lost}
+        flights: dict[int, _Flight] = {number: _Flight(trials[number], 0.0) for number in range(first, len(trials))}
         for number in range(first, len(trials)):
             flight = flights[number]
-            started = time.monotonic()
+            flight.started = time.monotonic()
             grace_until: float | None = None
             while len(flight.reports) < self.size:
-                if lost:
-                    yield self._ended(trials[number], flight, Fate.DIED, started, self._who_died(lost))
+                unreported = sorted(lost - flight.reports.keys())
+                if unreported:
+                    if self._may_retry(number, unreported):
+                        self._recover(f"between trials: {self._who_died(unreported)}")
+                        return
+                    yield self._ended(flight, Fate.DIED, self._who_died(unreported))
                     return
-                if flight.raised and grace_until is None:
+                if flight.raised and self.size > 1 and grace_until is None:
                     grace_until = time.monotonic() + self.grace
-                limit = min(started + self.trial_limit, grace_until or float("inf"))
-                ready = wait(list(index_of), max(0.0, limit - time.monotonic()))
+                limit = min(flight.started + self.trial_limit, grace_until or float("inf"))
+                ready = wait(list(waiting), max(0.0, limit - time.monotonic()))
                 if not ready:
+                    if lost:
+                        yield self._ended(flight, Fate.DIED, self._who_died(sorted(lost)))
+                        return
                     fate = Fate.STUCK if flight.raised else Fate.HANG
-                    yield self._ended(trials[number], flight, fate, started, self._who_waits(flight))
+                    yield self._ended(flight, fate, self._who_waits(flight))
                     return
                 for connection in ready:
-                    assert isinstance(connection, Connection)
+                    index = waiting[cast(Connection, connection)]
                     try:
-                        kind, about, payload = unpack(connection.recv_bytes())
-                    except (EOFError, ConnectionResetError):
-                        lost[connection] = index_of[connection]
+                        message = processes[index].receive()
+                    except Gone:
+                        lost.add(index)
+                        del waiting[processes[index].connection]
                         continue
+                    if message is None:
+                        continue
+                    kind, about, payload = message
                     if kind == "report":
-                        flights[about].reports[index_of[connection]] = payload
+                        flights[about].reports[index] = cast(ProcessReport, payload)
                     elif kind == "raised":
-                        flights[about].raised[index_of[connection]] = payload
+                        flights[about].raised[index] = cast(ProcessReport, payload)
                     else:
-                        raise PoolError(f"process {index_of[connection]} failed: {payload}")
-            observation = self._ended(trials[number], flight, Fate.COMPLETED, started, "")
+                        raise PoolError(f"process {index} failed: {payload}")
+            observation = self._ended(flight, Fate.COMPLETED, "")
             yield observation
             if self._out_of_step(observation):
                 return
             del flights[number]
 
-    def _ended(self, trial: Trial, flight: _Flight, fate: Fate, started: float, detail: str) -> Observation:
-        reports: list[ProcessReport | None] = []
-        for index in range(self.size):
-            reports.append(flight.reports.get(index) or flight.raised.get(index))
-        return Observation(trial, fate, tuple(reports), detail, time.monotonic() - started)
+    def _give_out(self, message: bytes) -> set[int]:
+        """Send ``message`` to all processes and return the indices of those that are gone."""
+        lost = set()
+        for index, process in enumerate(self._crew.processes):
+            try:
+                process.send_packed(message)
+            except Gone:
+                process.kill()  # it may have stopped reading in the middle of the message
+                lost.add(index)
+        return lost
 
-    def _phase(self, index: int) -> str:
-        assert self._phases is not None
-        return PHASE_CODES[self._phases[index]]
+    def _may_retry(self, number: int, lost: Sequence[int]) -> bool:
+        """Return whether those who died had not begun the trial, so that it is not to blame; once per trial."""
+        if self._retried == number or any(self._crew.processes[index].phase != "idle" for index in lost):
+            return False
+        self._retried = number
+        return True
 
-    def _who_died(self, lost: dict[Connection, int]) -> str:
+    def _ended(self, flight: _Flight, fate: Fate, detail: str) -> Observation:
+        reports = tuple(flight.reports.get(index) or flight.raised.get(index) for index in range(self.size))
+        return Observation(flight.trial, fate, reports, detail, time.monotonic() - flight.started)
+
+    def _who_died(self, lost: Sequence[int]) -> str:
         texts = []
-        for index in lost.values():
-            process = self._processes[index]
-            ending = _ending(process)
-            tail = process.tail()
-            texts.append(f"rank {index} ended with {ending} in {self._phase(index)}" + (f": {tail}" if tail else ""))
+        for index in lost:
+            process = self._crew.processes[index]
+            ending, tail = process.ending(), process.tail()
+            note = memory_note(tail, self.memory_limit)
+            texts.append(f"{note}rank {index} ended with {ending} in {process.phase}" + (f": {tail}" if tail else ""))
         return "; ".join(texts)
 
     def _who_waits(self, flight: _Flight) -> str:
         """Return who is where: ``ranks 0, 2 in forward, rank 1 raised IndexError``."""
         by_state: dict[str, list[int]] = {}
-        for index in range(self.size):
+        for index, process in enumerate(self._crew.processes):
             if index in flight.raised:
                 raised = flight.raised[index].raised
                 assert raised is not None
@@ -365,22 +285,13 @@ class Pool:
             elif index in flight.reports:
                 state = "done"
             else:
-                state = f"in {self._phase(index)}"
+                state = f"in {process.phase}"
             by_state.setdefault(state, []).append(index)
         limit = self.grace if flight.raised else self.trial_limit
         parts = [
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}" for state, ranks in by_state.items()
         ]
         return f"after {limit:g} s: {', '.join(parts)}"
-
-
-def _ending(process: _Process) -> str:
-    """Return how a process ended, as ``signal SIGKILL`` or ``exit status 1``."""
-    try:
-        code = process.popen.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        return "a closed pipe"
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
 class PoolSet:

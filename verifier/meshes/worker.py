@@ -1,18 +1,24 @@
 """The program that each process of a pool runs.
 
-It reads batches of trials from a pipe, runs its part of each and writes reports. A second pipe, the lifeline, ends it
-when the controller is gone, even while it waits inside a collective; a byte on it breaks the collective off.
+It loads torch and the user's files first and gets its rank afterwards, so that a spare one can take any seat. Then it
+reads batches of trials from a pipe, runs its part of each and writes reports. A byte on a second pipe, the breaker, has
+it drop all connections to other ranks, so that it comes out of whatever it waits for; the end of a third, the lifeline,
+kills it when the controller is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
+import resource
 import socket
 import sys
 import threading
-from dataclasses import dataclass
+import time
+import traceback
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -21,31 +27,45 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from verifier.cases import OpCase, Phase, ProcessReport, Trial
+from verifier.cases import OpCase, Phase, ProcessReport, Raised, Trial
 from verifier.codec import pack, unpack
 from verifier.imports import run_imports
+from verifier.logs import log_through
 from verifier.oracle import Reference, make_reference
+from verifier.process_limits import die_with, limit_memory
 from verifier.runtime import Exchange, TrialRunner
 from verifier.torch_internals import clear_caches, mesh_of_world, simulated_mode, start_simulated_world
 
-__all__ = ["PHASE_CODES", "WorkerConfig"]
+__all__ = ["PHASE_CODES", "Seat", "WorkerConfig"]
 
 PHASE_CODES: tuple[str, ...] = ("idle", *Phase, "exchange")
 """What the byte that each process keeps in shared memory stands for."""
 
+_log = logging.getLogger(__name__)
+
 
 class WorkerConfig(msgspec.Struct, frozen=True):
-    """What a worker is told on its command line, as JSON."""
+    """What a worker is told on its command line, as JSON: nothing yet of the rank that it will be."""
+
+    connection_fd: int
+    lifeline_fd: int
+    breaker_fd: int
+    phase_fd: int
+    imports: list[str]
+    memory_limit: int | None
+    log_level: int
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place in a world: which rank a process is, and where it meets the others. ``epoch`` counts the worlds."""
 
     index: int
     world_size: int
     backend: str
     device: str
     store_port: int
-    connection_fd: int
-    lifeline_fd: int
-    phases_fd: int
-    imports: list[str]
+    epoch: int
 
     @property
     def simulated(self) -> bool:
@@ -57,59 +77,114 @@ class _Messages:
     """Reports to the controller, and the phase byte that it reads when a trial hangs."""
 
     connection: Connection
-    phases: mmap.mmap
-    index: int
+    phase: mmap.mmap
     trial: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def send(self, kind: str, payload: object) -> None:
-        self.connection.send_bytes(pack((kind, self.trial, payload)))
+        message = pack((kind, self.trial, payload))
+        with self._lock:  # any thread may log
+            self.connection.send_bytes(message)
 
     def announce(self, report: ProcessReport) -> None:
         self.send("raised", report)
 
+    def log(self, level: int, logger: str, text: str) -> None:
+        self.send("log", (level, logger, text))
+
     def enter(self, phase: str) -> None:
-        self.phases[self.index] = PHASE_CODES.index(phase)
+        self.phase[0] = PHASE_CODES.index(phase)
+
+
+class _Breaker:
+    """Drops all connections to other ranks when a byte comes, until this process's main thread is back in its loop.
+
+    Neither destroying nor aborting a gloo group gets a thread out of its collectives (torch 2.13.0).
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.broken = threading.Event()
+        self.spared_port: int | None = None
+        self._lock = threading.Lock()
+        threading.Thread(target=self._watch, args=(descriptor,), name="breaker", daemon=True).start()
+
+    def _watch(self, descriptor: int) -> None:
+        while os.read(descriptor, 1):
+            self.broken.set()
+            while self._drop():  # again and again: the main thread may be about to connect
+                time.sleep(0.02)
+
+    def _drop(self) -> bool:
+        with self._lock:
+            if not self.broken.is_set():
+                return False
+            for name in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):  # not a socket, or closed meanwhile
+                    self._shut(int(name))
+            return True
+
+    def _shut(self, descriptor: int) -> None:
+        copy = os.dup(descriptor)  # what has been shut down may be closed, and its number used again, at any moment
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            raise
+        with connection:
+            remote = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if remote and connection.getpeername()[1] != self.spared_port:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        """Leave connections alone again; the main thread calls this once for each byte."""
+        assert self.broken.wait(timeout=60), "no byte came"
+        with self._lock:
+            self.broken.clear()
 
 
 class _Ranks:
     """This process's rank in the world, or all of them if they are simulated; can be made anew after a fault."""
 
-    def __init__(self, config: WorkerConfig, messages: _Messages) -> None:
-        self.config = config
+    def __init__(self, messages: _Messages, breaker: _Breaker, memory_limit: int | None) -> None:
         self.messages = messages
-        self.ranks = tuple(range(config.world_size)) if config.simulated else (config.index,)
-        self._stopping = threading.Event()
-        self._broken = threading.Event()
+        self.memory_limit = memory_limit
+        self.breaker = breaker
+        self.ranks: tuple[int, ...] = ()
+        self._seat: Seat | None = None
         self._runners: dict[tuple[int, ...], TrialRunner] = {}
-        if config.simulated:
-            start_simulated_world(config.world_size)
-            self._exchange = Exchange(messages.announce, lambda failed, _digest: not failed, messages.enter)
-            return
-        if config.device == "cuda":
-            torch.cuda.set_device(config.index % torch.cuda.device_count())
-        self._store = dist.TCPStore("127.0.0.1", config.store_port, config.world_size, is_master=False)  # type: ignore[attr-defined]
-        self.build(0)
 
-    def build(self, epoch: int) -> None:
-        """Make the process groups; ``epoch`` counts how often that has been done."""
-        if epoch:
-            # the watching thread may be slower than this one, and must not close the connections that are made below
-            assert self._broken.wait(timeout=60), "no byte came on the lifeline"
+    def build(self, seat: Seat) -> None:
+        """Take ``seat`` and make the process groups; leaves those that there were before."""
+        self._runners.clear()
+        clear_caches()  # they hold meshes of the old groups
+        started, earlier, self._seat = time.perf_counter(), self._seat, seat
+        if seat.simulated:
+            self.ranks = tuple(range(seat.world_size))
+            if earlier is None:
+                start_simulated_world(seat.world_size)
+            self._exchange = Exchange(self.messages.announce, lambda failed, _digest: not failed, self.messages.enter)
+            return
+        self.ranks = (seat.index,)
+        if dist.is_initialized():
             dist.destroy_process_group()
-            self._runners.clear()
-            clear_caches()  # they hold meshes of the old groups
-            self._stopping.clear()
-            self._broken.clear()
+        if seat.device == "cuda":
+            torch.cuda.set_device(seat.index % torch.cuda.device_count())
+        # NCCL's threads use the store, too, and end the process if it is gone; gloo's have none
+        self.breaker.spared_port = seat.store_port if seat.backend == "nccl" else None
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", seat.store_port, seat.world_size, is_master=False, wait_for_workers=False
+        )
         dist.init_process_group(
-            self.config.backend,
-            store=PrefixStore(f"epoch {epoch}", self._store),
-            rank=self.config.index,
-            world_size=self.config.world_size,
+            seat.backend,
+            store=PrefixStore(f"epoch {seat.epoch}", store),
+            rank=seat.index,
+            world_size=seat.world_size,
             timeout=timedelta(minutes=10),
         )
         # apart from the mesh's own groups, so that its collectives never pair up with theirs
         self._control = dist.new_group(backend="gloo")
         self._exchange = Exchange(self.messages.announce, self._agree, self.messages.enter)
+        _log.info("is rank %d of %d since %.3f s", seat.index, seat.world_size, time.perf_counter() - started)
 
     def _agree(self, failed: bool, digest: int) -> bool:
         self.messages.enter("exchange")
@@ -118,83 +193,86 @@ class _Ranks:
         anyone_failed, highest, minus_lowest = flags.tolist()
         return not anyone_failed and highest == -minus_lowest
 
-    def runner(self, shape: tuple[int, ...]) -> TrialRunner:
-        """Return what runs trials on a mesh of ``shape``."""
+    def _runner(self, shape: tuple[int, ...]) -> TrialRunner:
+        """Return what runs trials on a mesh of ``shape``; the ranks meet in it when the shape is new."""
+        assert self._seat is not None
         if shape not in self._runners:
-            self._runners[shape] = TrialRunner(mesh_of_world(self.config.device, shape), self.ranks, self._exchange)
+            mesh = mesh_of_world(self._seat.device, shape)
+            self._runners[shape] = TrialRunner(mesh, self.ranks, self._exchange, self.memory_limit)
         return self._runners[shape]
 
     def run_batch(self, batch: list[tuple[int, Trial]]) -> None:
         """Run trials and report each, until the last one or until the connections are broken."""
+        assert self._seat is not None
         case: OpCase | None = None
         reference: Reference | None = None
         for number, trial in batch:
-            if self._stopping.is_set():
+            if self.breaker.broken.is_set():
                 return
             self.messages.trial = number
-            if trial.case is not case:
-                case, reference = trial.case, make_reference(trial.case)
-            assert reference is not None
             self.messages.enter(Phase.SETUP)
-            runner = self.runner(trial.mesh.shape)
-            with simulated_mode(self.config.world_size) if self.config.simulated else contextlib.nullcontext():
-                report = runner.run(trial, reference)
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("trial %d: %s on mesh %s, %s", number, trial.case.op, trial.mesh, trial.combination)
+            try:
+                if trial.case is not case:
+                    case, reference = trial.case, make_reference(trial.case)
+                assert reference is not None
+                runner = self._runner(trial.mesh.shape)
+            except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
+                report = self._unprepared(error)
+            else:
+                simulated = self._seat.simulated
+                with simulated_mode(self._seat.world_size) if simulated else contextlib.nullcontext():
+                    report = runner.run(trial, reference)
             self.messages.enter("idle")
             self.messages.send("report", report)
 
-    def break_connections(self) -> None:
-        """Close every connection to another rank, so that all who wait in a collective get an error.
-
-        Neither destroying nor aborting a gloo group does that (torch 2.13.0). Called from another thread.
-        """
-        self._stopping.set()
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                connection = socket.socket(fileno=os.dup(int(name)))
-            except OSError:
-                continue  # not a socket, or closed meanwhile
-            with connection, contextlib.suppress(OSError):
-                to_rank = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if to_rank and connection.getpeername()[1] != self.config.store_port:
-                    connection.shutdown(socket.SHUT_RDWR)
-        self._broken.set()
-
-
-def _watch(lifeline_fd: int, ranks: list[_Ranks]) -> None:
-    """Break the connections for each byte on the lifeline; end with its other end, which is the controller's."""
-
-    def watch() -> None:
-        while os.read(lifeline_fd, 1):
-            for each in ranks:
-                each.break_connections()
-        os._exit(0)
-
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    def _unprepared(self, error: Exception) -> ProcessReport:
+        text = "".join(traceback.format_exception(error)[-12:])
+        raised = Raised(Phase.SETUP, type(error).__name__, str(error), traceback=text, ours=True)
+        report = ProcessReport(self.ranks, Phase.SETUP, raised)
+        self.messages.announce(report)
+        return report
 
 
 def _serve(config: WorkerConfig, messages: _Messages) -> None:
-    ranks: list[_Ranks] = []
-    _watch(config.lifeline_fd, ranks)
+    breaker = _Breaker(config.breaker_fd)
     run_imports(config.imports)
-    ranks.append(_Ranks(config, messages))
-    messages.send("ready", None)
+    ranks = _Ranks(messages, breaker, config.memory_limit)
+    messages.send("loaded", None)
+    limited = config.memory_limit is None
     while True:
         try:
             kind, payload = unpack(messages.connection.recv_bytes())
         except EOFError:
             return
         if kind == "batch":
-            ranks[0].run_batch(payload)
+            ranks.run_batch(payload)
+        elif kind == "pause":
+            breaker.mend()
+            messages.enter("idle")
+            messages.send("paused", payload)
         else:
-            assert kind == "rebuild"
-            ranks[0].build(payload)
-            messages.send("ready", payload)
+            assert kind == "build"
+            try:
+                ranks.build(payload)
+            except Exception as error:  # noqa: BLE001 - a rank may have died meanwhile, and the controller tries again
+                messages.send("unbuilt", (payload.epoch, f"{type(error).__name__}: {error}"))
+                continue
+            if not limited:
+                assert config.memory_limit is not None
+                limit_memory(config.memory_limit)
+                limited = True
+            messages.send("built", payload.epoch)
 
 
 def main() -> None:
     config = msgspec.json.decode(sys.argv[1], type=WorkerConfig)
+    die_with(config.lifeline_fd)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
     torch.set_num_threads(1)
-    messages = _Messages(Connection(config.connection_fd), mmap.mmap(config.phases_fd, 0), config.index)
+    messages = _Messages(Connection(config.connection_fd), mmap.mmap(config.phase_fd, 0))
+    log_through(messages.log, config.log_level)
     try:
         _serve(config, messages)
     except Exception as error:  # the process boundary: the controller reports it and fails the run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import mmap
 import os
@@ -18,12 +17,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from typing import IO, Protocol, TypeAlias, TypeVar
 
 import torch
 
 from verifier.imports import run_imports
+from verifier.process_limits import die_with, limit_memory
 
 __all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
 
@@ -218,28 +218,6 @@ class WorkerProcess:
 
 
 # ------------------------------------------------------------------------------------------------------ in the worker
-def _die_with(lifeline_fd: int) -> None:
-    """Have the kernel kill this process when the controller is gone, even in the middle of a native call.
-
-    A thread that reads the pipe would need the interpreter lock for that, and PR_SET_PDEATHSIG goes by the end of the
-    thread that started the worker.
-    """
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    if wait([lifeline_fd], 0):  # it was gone before
-        os._exit(1)
-
-
-def _limit_memory(above: int) -> None:
-    """Let allocations fail that go more than ``above`` bytes beyond what is mapped now."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = mapped + above
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
 def _serve(message: bytes, connection: Connection, in_flight: InFlight) -> None:
     """Run a task on an item and send what it yields."""
     in_flight.leave()  # tells the controller that the item has arrived
@@ -259,7 +237,7 @@ def main() -> None:
     """Run the items that come through a pipe; its file descriptor, the lifeline's and the memory's are in argv."""
     connection_fd, lifeline_fd, memory_fd = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(lifeline_fd)
+    die_with(lifeline_fd)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
     connection = Connection(connection_fd)
     in_flight = InFlight(mmap.mmap(memory_fd, 0))
@@ -272,7 +250,7 @@ def main() -> None:
     gc.freeze()  # what is loaded stays, and what a check makes is seldom a cycle: collecting takes a tenth of the time
     gc.set_threshold(100_000, 50, 50)
     if memory_limit is not None:
-        _limit_memory(memory_limit)
+        limit_memory(memory_limit)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the controller is gone
         connection.send_bytes(pickle.dumps(("ready", None)))
         while True:

@@ -1,0 +1,216 @@
+"""Many trials of mixed ops with a fault now and then: the others' verdicts must not change, nor memory grow.
+
+    python benchmarks/endurance.py [--trials 10000] [--every 200] [--ranks 4] [--seed 0]
+
+First all trials run without faults, then again with one fault of each kind in turn, every so many trials: a rank that
+raises, that is killed, that aborts, that hangs in Python, that leaves out a collective, that runs out of memory, or
+that is killed from outside at whatever moment. Every other trial must have the verdict, and the placements of its
+results, that it had without faults. The memory of the controller and of the ranks is sampled at every batch: once a
+tenth of the trials are done (1,000 of 10,000) none of them may grow by more than 10 %. Exit status 1 if either is
+violated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial
+from verifier.meshes import Pool, PoolKey
+from verifier.oracle import judge, make_reference
+from verifier.trials import plan_case
+
+FAULTS = ("raise:1", "kill:0", "abort:1", "skip:1", "exhaust:0", "hang:1", "bad_alloc:1", "from outside")
+TRIAL_LIMIT = 10.0
+RANK_MEMORY = 1 << 30
+GROWTH = 1.10
+BATCH = 50
+
+
+def tensor(generator: torch.Generator, *shape: int, grad: bool = True) -> torch.Tensor:
+    """Return small integers as float64, on which the ops here are exact."""
+    return torch.randint(-4, 5, shape, generator=generator).double().requires_grad_(grad)
+
+
+def draw_case(number: int, seed: int) -> OpCase:
+    """Return case ``number``: one op after the other, in ever other shapes, values and uneven shards."""
+    g = torch.Generator().manual_seed(seed * 100_003 + number)
+    rows, columns, inner = (int(n) for n in torch.randint(1, 12, (3,), generator=g))
+    makers: tuple[Callable[[], OpCase], ...] = (
+        lambda: lookup(g, rows, columns, {}),
+        lambda: lookup(g, rows, columns, {"padding_idx": 0}),
+        lambda: aten("mm.default", tensor(g, rows, inner), tensor(g, inner, columns)),
+        lambda: aten("add.Tensor", tensor(g, rows, columns), tensor(g, rows, columns)),
+        lambda: aten("mul.Tensor", tensor(g, rows, columns), tensor(g, 1, columns)),
+        lambda: aten("sum.dim_IntList", tensor(g, rows, columns), [number % 2], bool(number % 3)),
+        lambda: aten("relu.default", tensor(g, rows, columns)),
+        lambda: aten("t.default", tensor(g, rows, columns)),
+        lambda: aten("amax.default", tensor(g, rows, columns, grad=False), [0]),
+        lambda: aten("cat.default", [tensor(g, rows, columns), tensor(g, inner, columns)], 0),
+    )
+    return makers[number % len(makers)]()
+
+
+def aten(name: str, *args: object) -> OpCase:
+    return OpCase(f"aten.{name}", f"torch.ops.aten.{name}", args)
+
+
+def lookup(generator: torch.Generator, rows: int, columns: int, options: dict[str, object]) -> OpCase:
+    ids = torch.randint(0, rows, (5,), generator=generator)
+    arguments = {"input": ids, "weight": tensor(generator, rows, columns), **options}
+    return OpCase("aten.embedding.default", "torch.nn.functional.embedding", (), arguments, "embedding")
+
+
+def draw_trials(mesh: MeshSpec, count: int, seed: int) -> list[Trial]:
+    """Return ``count`` trials, at most eight combinations of each case."""
+    trials: list[Trial] = []
+    number = 0
+    while len(trials) < count:
+        case = draw_case(number, seed)
+        trials += plan_case(case, make_reference(case), mesh, 8, seed + number).trials
+        number += 1
+    return trials[:count]
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: resident set and proportional set size, of the controller and of the largest rank."""
+
+    done: int
+    controller_rss: int
+    controller_pss: int
+    rank_rss: int
+    rank_pss: int
+
+
+def rollup(pid: int) -> tuple[int, int]:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    found = dict(re.findall(r"^(Rss|Pss):\s+(\d+) kB", text, re.MULTILINE))
+    return int(found["Rss"]) << 10, int(found["Pss"]) << 10
+
+
+def sample(done: int, pool: Pool) -> Memory:
+    own = rollup(os.getpid())
+    ranks = []
+    for pid in pool.pids:
+        with contextlib.suppress(OSError, KeyError):  # killed from outside a moment ago
+            ranks.append(rollup(pid))
+    return Memory(done, *own, max(rss for rss, _ in ranks), max(pss for _, pss in ranks))
+
+
+def growth(samples: Sequence[Memory], settled: int) -> dict[str, float]:
+    """Return by what factor each kind of memory grew: the median of the last tenth over that of the first settled one.
+
+    Medians, because a batch with larger tensors is no leak, and a rank that has just been replaced no saving.
+    """
+    later = [each for each in samples if each.done >= settled]
+    tenth = max(1, len(later) // 10)
+
+    def typical(part: Sequence[Memory], name: str) -> float:
+        values = sorted(getattr(each, name) for each in part)
+        return float(values[len(values) // 2])
+
+    names = ("controller_rss", "controller_pss", "rank_rss", "rank_pss")
+    return {name: typical(later[-tenth:], name) / typical(later[:tenth], name) for name in names}
+
+
+# ------------------------------------------------------------------------------------------------------------- the runs
+Outcome = tuple[str, str, tuple[tuple[str, str], ...]]
+
+
+def outcome(observation: Observation, fault: bool) -> Outcome:
+    """Return what must be the same with and without faults: verdict, message, and the placements of the results."""
+    kind = judge(observation, make_reference(observation.trial.case))
+    report = next((report for report in observation.reports if report is not None), None)
+    placements = report.placements if report is not None and not fault else ()
+    return kind.kind.value, "" if fault else kind.message, placements
+
+
+def run(
+    pool: Pool, trials: Sequence[Trial], chance: random.Random | None, name: str
+) -> tuple[list[Outcome], list[Memory]]:
+    """Run ``trials`` in batches; with ``chance``, kill a rank in the batches that have the mark ``from outside``."""
+    outcomes: list[Outcome] = []
+    samples: list[Memory] = []
+    started = shown = time.monotonic()
+    for first in range(0, len(trials), BATCH):
+        batch = list(trials[first : first + BATCH])
+        strike = next((n for n, each in enumerate(batch) if each.fault == "from outside"), None)
+        batch = [replace(each, fault=None) if each.fault == "from outside" else each for each in batch]
+        for number, observation in enumerate(pool.run(batch)):
+            outcomes.append(outcome(observation, batch[number].fault is not None))
+            if number == strike and chance is not None:
+                os.kill(chance.choice(pool.pids), signal.SIGKILL)  # the trials that follow are under way already
+        samples.append(sample(len(outcomes), pool))
+        if time.monotonic() - shown > 5 or len(outcomes) == len(trials):
+            shown = time.monotonic()
+            rate = len(outcomes) / (shown - started)
+            sizes = "  ".join(f"{getattr(samples[-1], kind) >> 20:>5}" for kind in COLUMNS)
+            print(f"{name:8} {len(outcomes):6}  {rate:8.0f}  {pool.restarts:8}  {sizes}", flush=True)
+    return outcomes, samples
+
+
+COLUMNS = ("controller_rss", "controller_pss", "rank_rss", "rank_pss")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--every", type=int, default=200, help="trials from one fault to the next")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.trials < 2 * BATCH or arguments.every < 2 or arguments.ranks < 2:
+        parser.error(f"at least {2 * BATCH} trials, 2 trials from fault to fault, and 2 ranks are needed")
+    mesh = MeshSpec((arguments.ranks,))
+    trials = draw_trials(mesh, arguments.trials, arguments.seed)
+    faulty = list(trials)
+    for number, at in enumerate(range(arguments.every - 1, len(trials), arguments.every)):
+        faulty[at] = replace(trials[at], fault=FAULTS[number % len(FAULTS)])
+    faults = [each.fault for each in faulty if each.fault is not None]
+    print(f"{len(trials)} trials on mesh {mesh}, {len(faults)} faults, seed {arguments.seed}; memory in MiB")
+    print(f"{'run':8} {'trials':>6}  {'trials/s':>8}  {'restarts':>8}  " + "  ".join(
+        text for text in ("c.RSS", "c.PSS", "r.RSS", "r.PSS")))  # fmt: skip
+
+    def make_pool() -> Pool:
+        return Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, memory_limit=RANK_MEMORY)
+
+    with make_pool() as pool:
+        expected, _ = run(pool, trials, None, "faultless")
+    with make_pool() as pool:
+        got, samples = run(pool, faulty, random.Random(arguments.seed), "faults")
+        restarts, replaced = pool.restarts, pool.replaced
+
+    hit = [number for number, each in enumerate(faulty) if each.fault not in (None, "from outside")]
+    outside = sum(fault == "from outside" for fault in faults)
+    differ = [n for n in range(len(trials)) if n not in set(hit) and got[n] != expected[n]]
+    killed = [n for n in differ if got[n][0] == Fate.DIED.name and "SIGKILL" in got[n][1]]
+    wrong = [n for n in differ if n not in killed] + killed[outside:]  # each kill from outside may end one trial
+    verdicts = Counter(verdict for verdict, _, _ in expected)
+    print(f"without faults: {', '.join(f'{count} {kind}' for kind, count in verdicts.most_common())}")
+    print(f"faults: {', '.join(f'{faulty[n].fault} {got[n][0]}' for n in hit[: len(FAULTS) - 1])}, and so on")
+    print(f"{restarts} restarts, {replaced} processes replaced; {len(killed)} trials ended by {outside} outside kills")
+    print(f"{len(trials) - len(hit) - len(differ)} of {len(trials) - len(hit)} other trials have the same verdict")
+    for number in wrong[:5]:
+        print(f"  trial {number}, {trials[number].case.op}: got {got[number]}, expected {expected[number]}")
+    grown = growth(samples, max(BATCH, len(trials) // 10))
+    for kind, factor in grown.items():
+        print(f"{kind.replace('_', ' ')}: {factor - 1:+.1%} since {max(BATCH, len(trials) // 10)} trials")
+    sys.exit(1 if wrong or max(grown.values()) > GROWTH else 0)
+
+
+if __name__ == "__main__":
+    main()

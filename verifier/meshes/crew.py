@@ -1,0 +1,248 @@
+"""The processes that are the ranks of one world: brought together, and kept complete after faults.
+
+Whatever happened, mending is the same few steps: who is gone is replaced, who lives drops its connections and comes
+back to its loop, and all meet in a new world. Who does not come back is replaced as well. So a fault costs as many
+processes as it has to, and each step may fail in turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+
+import torch
+import torch.distributed as dist
+
+from verifier.cases import MeshSpec
+from verifier.meshes.processes import Gone, PoolError, RankProcess, Spares
+from verifier.meshes.worker import Seat
+
+__all__ = ["Crew", "PoolKey"]
+
+PAUSE_LIMIT = 1.0
+"""Seconds that a rank gets to come back to its loop once its connections are broken."""
+BUILD_LIMIT = 20.0
+"""Seconds that ranks get to meet."""
+ATTEMPTS = 4
+ALL_ANEW = 2
+"""From which attempt on all processes are new ones."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PoolKey:
+    """What two meshes must share to share processes."""
+
+    world_size: int
+    backend: str
+    device: str
+
+    @classmethod
+    def of(cls, mesh: MeshSpec) -> PoolKey:
+        return cls(mesh.world_size, mesh.backend, mesh.device)
+
+
+class Crew:
+    """One process per rank, or one for all if they are simulated.
+
+    Parameters
+    ----------
+    key
+        World size, backend and device.
+    spares
+        Where processes come from.
+
+    Attributes
+    ----------
+    replaced
+        How many processes have taken the place of another one.
+    """
+
+    def __init__(self, key: PoolKey, spares: Spares) -> None:
+        self.key = key
+        self.size = 1 if key.backend == "simulated" else key.world_size
+        self.replaced = 0
+        self._spares = spares
+        self._seats: list[RankProcess | None] = [None] * self.size
+        self._epoch = 0
+        self._pauses = 0
+        self._store: dist.TCPStore | None = None  # type: ignore[name-defined]
+
+    @property
+    def processes(self) -> list[RankProcess]:
+        """The processes in order of rank; empty unless all are there."""
+        present = [process for process in self._seats if process is not None]
+        return present if len(present) == self.size else []
+
+    def start(self) -> None:
+        """Bring the ranks together if they are not.
+
+        Raises
+        ------
+        PoolError
+            If that does not succeed, with what the ranks said.
+        """
+        if self.processes:
+            return
+        gpus = torch.cuda.device_count() if self.key.backend == "nccl" else self.size
+        if gpus < self.size:
+            raise PoolError(f"nccl needs one GPU per rank: {self.size} ranks were asked for, {gpus} GPUs are here")
+        started = time.monotonic()
+        if self.key.backend != "simulated":
+            self._store = dist.TCPStore("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        self._assemble()
+        _log.info("%d ranks of %s started in %.2f s", self.size, self.key.backend, time.monotonic() - started)
+
+    def mend(self, lost: Collection[int] = ()) -> None:
+        """Bring the ranks together again; those in ``lost`` are replaced, and those that do not react.
+
+        Raises
+        ------
+        PoolError
+            If that does not succeed.
+        """
+        for index in lost:
+            self._dismiss(index, "is lost")
+        self._pause()
+        self._assemble()
+
+    def close(self) -> None:
+        """End all processes of the crew."""
+        seats, self._seats = self._seats, [None] * self.size
+        present = [process for process in seats if process is not None]
+        for process in present:
+            process.kill()
+        for process in present:
+            process.close()
+        self._store = None
+        self._epoch = 0
+
+    # ----------------------------------------------------------------------------------------------------------- steps
+    def _dismiss(self, index: int, why: str) -> None:
+        process, self._seats[index] = self._seats[index], None
+        if process is not None:
+            _log.info("rank %d %s: process %d is replaced", index, why, process.pid)
+            process.close()
+            self.replaced += 1
+            self._spares.lost()
+
+    def _pause(self) -> None:
+        """Get everybody out of what it waits for and back to its loop; dismiss whom that does not reach."""
+        if self.key.backend == "nccl" and None in self._seats:  # kernels that wait on a GPU for a rank that is gone
+            for index in range(self.size):
+                self._dismiss(index, "cannot be disconnected")
+            return
+        self._pauses += 1
+        for index, process in self._present():
+            try:
+                process.interrupt()
+                process.send("pause", self._pauses)
+            except Gone:
+                self._dismiss(index, "is gone")
+        for index in self._collect("paused", self._pauses, PAUSE_LIMIT):
+            self._dismiss(index, "does not come back")
+
+    def _assemble(self) -> None:
+        failed: dict[int, str] = {}
+        try:
+            for attempt in range(ATTEMPTS):
+                if attempt:
+                    self._pause()
+                for index in range(self.size) if attempt >= ALL_ANEW else ():
+                    self._dismiss(index, "may be what keeps the others from meeting")
+                failed = self._fill()
+                if not failed:
+                    failed = self._build()
+                if not failed:
+                    self._spares.refill()
+                    return
+                _log.warning("ranks do not come together: %s", _listing(failed))
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise PoolError(f"ranks did not come together in {ATTEMPTS} attempts: {_listing(failed)}")
+
+    def _fill(self) -> dict[int, str]:
+        """Put a loaded process on each empty seat; return those that this failed for, and why."""
+        failed: dict[int, str] = {}
+        for index, process in enumerate(self._seats):
+            if process is None:
+                self._seats[index] = self._spares.take()
+        for index, process in self._present():
+            process.name = f"rank {index}"
+            try:
+                process.await_loaded()
+            except Gone as gone:
+                failed[index] = str(gone) or self._end_of(process)
+                self._dismiss(index, failed[index])
+        return failed
+
+    def _build(self) -> dict[int, str]:
+        """Have all meet in a new world; return who did not, and why."""
+        self._epoch += 1
+        port = self._store.port if self._store is not None else 0
+        failed: dict[int, str] = {}
+        for index, process in self._present():
+            try:
+                process.send("build", Seat(
+                    index, self.key.world_size, self.key.backend, self.key.device, port, self._epoch))  # fmt: skip
+            except Gone:
+                failed[index] = self._end_of(process)
+        failed |= self._collect("built", self._epoch, BUILD_LIMIT, failed)
+        for index, process in self._present():
+            if index in failed and not process.running:
+                self._dismiss(index, failed[index])
+        return failed
+
+    def _collect(self, kind: str, token: int, limit: float, gone: Collection[int] = ()) -> dict[int, str]:
+        """Wait until all have sent ``kind`` with ``token``; return who has not, and why.
+
+        A rank that fails to meet the others ends the wait: they would wait for it in vain.
+        """
+        awaited: dict[Connection, tuple[int, RankProcess]] = {}
+        for index, process in self._present():
+            if index not in gone:
+                awaited[process.connection] = index, process
+        deadline = time.monotonic() + limit
+        while awaited:
+            ready = wait(list(awaited), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return {index: f"no answer within {limit:g} s" for index, _ in awaited.values()}
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                index, process = awaited[connection]
+                try:
+                    message = process.receive()
+                except Gone:
+                    if kind == "built":
+                        return {index: self._end_of(process)}
+                    self._dismiss(index, self._end_of(process))
+                    del awaited[connection]
+                    continue
+                if message is None:
+                    continue
+                if message[0] == "unbuilt" and kind == "built":
+                    assert isinstance(message[2], tuple)
+                    return {index: message[2][1]}
+                if message[0] == kind and message[2] == token:  # anything else is of what has ended
+                    del awaited[connection]
+        return {}
+
+    def _present(self) -> Iterator[tuple[int, RankProcess]]:
+        for index, process in enumerate(list(self._seats)):
+            if process is not None:
+                yield index, process
+
+    @staticmethod
+    def _end_of(process: RankProcess) -> str:
+        tail = process.tail()
+        return f"ended with {process.ending()}" + (f": {tail}" if tail else "")
+
+
+def _listing(failed: dict[int, str]) -> str:
+    return "; ".join(f"rank {index} {why}" for index, why in failed.items())
