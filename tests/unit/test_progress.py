@@ -16,9 +16,10 @@ from test_runs import a_finding, a_header
 from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
 from verifier.cli import main
 from verifier.events import FindingReported, MeshStarted, PoolRestarted, RunFinished, RunStarted, TrialFinished
+from verifier.journal_events import journal_listener
 from verifier.logs import LogLevel, log_to_stderr
 from verifier.progress import ProgressDisplay
-from verifier.runs import RunStore, journal_listener
+from verifier.runs import RunStore
 
 MESH = MeshSpec((4,))
 
