@@ -221,8 +221,10 @@ def merge(
     out: Out = Path("reports"),
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
+    log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Join the shards of a run (`run --shard I/N`) into one run; what failed in any is minimised and confirmed."""
+    log_to_stderr(log_level)
     given = baseline if "--baseline" in _given(context) else None
     listeners = [ProgressDisplay(_consoles()[1])]
     made, baseline = merge_shards(runs, RunStore(out), _load_baseline, _command(), listeners, given)

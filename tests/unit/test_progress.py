@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plain_records import a_finding, a_header
 from rich.console import Console
-from test_runs import a_finding, a_header
 
 from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
 from verifier.cli import main
@@ -75,7 +75,7 @@ def test_a_log_gets_lines() -> None:
     lines = show(terminal=False).splitlines()
     assert lines[1:] == [
         "ranks of mesh 4 mended in 0.2 s: died: rank 1",
-        "new WRONG_VALUE a1b2c3: output[0]: got 0.0, expected 1.0",
+        "new WRONG_GRADIENT a1: weight.grad row 3: got 0.0, expected 1.7",
         "embedding 4: 20 trials, 1 failed, 4.0 s",
     ]
 
