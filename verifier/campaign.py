@@ -164,7 +164,9 @@ class Campaign:
         self._case_number += 1
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * self._case_number
-        plan = plan_case(case, reference, mesh, self.plan.combinations, seed)
+        alphabets = getattr(self.plan.families[case.family], "alphabets", {})  # what a family need not have
+        alphabet = alphabets.get(case.op)
+        plan = plan_case(case, reference, mesh, self.plan.combinations, seed, alphabet)
         if plan.total > len(plan.trials):
             reason = "combinations beyond this profile's budget (pairwise sample taken)"
             self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, plan.total - len(plan.trials)))

@@ -76,6 +76,7 @@ __all__ = [
     "simulated_ranks",
     "special_placement",
     "start_simulated_world",
+    "strided_shard",
     "strides_of",
 ]
 
@@ -628,6 +629,12 @@ def strides_of(placement: Placement) -> tuple[int, int] | None:
     return (placement.dim, int(placement.split_factor)) if isinstance(placement, _StridedShard) else None
 
 
+def strided_shard(dim: int, split_factor: int) -> Placement:
+    """Return the placement that cuts tensor dim ``dim`` into ``split_factor`` pieces and shards each of them."""
+    placement: Placement = _StridedShard(dim, split_factor=split_factor)
+    return placement
+
+
 def special_placement(text: str) -> Placement | None:
     """Return the strided shard or norm partial that DTensor prints as ``text``; None for anything else.
 
@@ -635,7 +642,7 @@ def special_placement(text: str) -> Placement | None:
     (_StridedShard(dim=0, sf=2), _NormPartial(2))
     """
     if match := re.fullmatch(r"_S\((\d+), (\d+)\)", text):
-        return _StridedShard(int(match[1]), split_factor=int(match[2]))
+        return strided_shard(int(match[1]), int(match[2]))
     if match := re.fullmatch(r"_NormP\((-?[\d.]+)\)", text):
         return _NormPartial(float(match[1]) if "." in match[1] else int(match[1]))
     return None
@@ -655,7 +662,14 @@ _BACKEND_REFUSALS = (
     "Unsupported data type",
     "Invalid scalar type",
 )
-_VIEW_REFUSAL = "Please redistribute the tensor before this operation"  # a view must not communicate
+_VIEW_REFUSALS = (  # a view must not communicate
+    "Please redistribute the tensor before this operation",
+    "Please redistribute the input first",
+)
+_PARTIAL_REFUSALS = (
+    "redistributing to Partial is for internal use only",
+    "Redistribution from one partial type",  # an AssertionError, but one that says what is unsupported
+)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -667,7 +681,11 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, NotImplementedError):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and (text.startswith(_BACKEND_REFUSALS) or _VIEW_REFUSAL in text)
+    if isinstance(error, RuntimeError | AssertionError) and any(refusal in text for refusal in _PARTIAL_REFUSALS):
+        return True
+    return isinstance(error, RuntimeError) and (
+        text.startswith(_BACKEND_REFUSALS) or any(refusal in text for refusal in _VIEW_REFUSALS)
+    )
 
 
 def mesh_of_world(device: str, shape: tuple[int, ...]) -> DeviceMesh:

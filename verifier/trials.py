@@ -49,9 +49,12 @@ def cotangent_placements(reference: Reference, mesh: MeshSpec, seed: int) -> tup
     return tuple(passes)
 
 
-def plan_case(case: OpCase, reference: Reference, mesh: MeshSpec, cap: int | None, seed: int) -> CasePlan:
+def plan_case(
+    case: OpCase, reference: Reference, mesh: MeshSpec, cap: int | None, seed: int, alphabet: Alphabet | None = None
+) -> CasePlan:
     """Return the trials of ``case`` on ``mesh``: all combinations, or a pairwise cover of at most ``cap``."""
-    space = CombinationSpace(tensor_arguments(case.args, case.kwargs), mesh.ndim, Alphabet(), cap, seed)
+    tensors = tensor_arguments(case.args, case.kwargs)
+    space = CombinationSpace(tensors, mesh.ndim, alphabet or Alphabet(), cap, seed)
     trials = tuple(
         Trial(case, mesh, combination, cotangent_placements(reference, mesh, seed + number), seed + number)
         for number, combination in enumerate(space)
