@@ -164,8 +164,8 @@ class Campaign:
         self._case_number += 1
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * self._case_number
-        alphabets = getattr(self.plan.families[case.family], "alphabets", {})  # what a family need not have
-        alphabet = alphabets.get(case.op)
+        choose = getattr(self.plan.families[case.family], "alphabet", None)  # a family need not have it
+        alphabet = choose and choose(case, mesh)
         plan = plan_case(case, reference, mesh, self.plan.combinations, seed, alphabet)
         if plan.total > len(plan.trials):
             reason = "combinations beyond this profile's budget (pairwise sample taken)"

@@ -310,11 +310,14 @@ class Alphabet:
         The reductions to try, where the dtype allows them.
     strided
         Split factors with which to try a strided shard of every tensor dim.
+    orders_on
+        Shape of a mesh on which strided shards must be a shard order, see :func:`is_shard_order`; empty for any.
     """
 
     shard: bool = True
     partial: tuple[str, ...] = REDUCTIONS
     strided: tuple[int, ...] = ()
+    orders_on: tuple[int, ...] = ()
 
     def placements(self, ndim: int, dtype: torch.dtype) -> tuple[Placement, ...]:
         """Return what one mesh dim can do to a tensor of ``ndim`` dims.
@@ -336,6 +339,10 @@ class Alphabet:
         """
         strided = strides_of(placement)
         return placement in Alphabet().placements(ndim, dtype) if strided is None else strided[0] < ndim
+
+    def allows(self, placements: Placements) -> bool:
+        """Return whether the mesh dims can do this together."""
+        return self.legal(placements) and (not self.orders_on or is_shard_order(placements, self.orders_on))
 
     @staticmethod
     def legal(placements: Placements) -> bool:

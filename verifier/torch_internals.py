@@ -668,6 +668,7 @@ _VIEW_REFUSALS = (  # a view must not communicate
 )
 _PARTIAL_REFUSALS = (
     "redistributing to Partial is for internal use only",
+    "does not support complex tensors",  # an all-reduce by product, minimum or maximum
     "Redistribution from one partial type",  # an AssertionError, but one that says what is unsupported
 )
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.redistribution.programs import CHAIN, OPERANDS, SEQUENCE, sequence
-from strategies.tensors import Layout, dim_sizes, filled, layouts, seeds, shard_classes
+from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext
 from verifier.placements import in_order, is_shard_order, partial_reductions, sharded_dim
@@ -100,30 +100,31 @@ def _chains(draw: st.DrawFn, context: DrawContext) -> OpCase:
     seed = draw(seeds())
     reduction = draw(st.sampled_from(partial_reductions(dtype)))
     count = draw(st.sampled_from([1, 1, 1, 2, 2, 3]))
-    targets = [draw(_targets(context.mesh, ndim, reduction)) for _ in range(count)]
+    odd = draw(rarely(4)) and ndim > 0 and dtype in context.dtypes[:2]
+    targets = [draw(_targets(context.mesh, ndim, reduction, odd)) for _ in range(count)]
     tensor = _values(shape, dtype, seed, layout)
     tags = _tensor_tags(tensor, context) | _target_tags(targets, context.mesh)
     return OpCase(REDISTRIBUTE, CHAIN, (tensor, targets), {}, "redistribution", True, frozenset(tags))
 
 
 @st.composite
-def _targets(draw: st.DrawFn, mesh: MeshSpec, ndim: int, reduction: str | None = None) -> list[Placement]:
+def _targets(
+    draw: st.DrawFn, mesh: MeshSpec, ndim: int, reduction: str | None = None, odd: bool = False
+) -> list[Placement]:
     """Draw the placements of a tensor of ``ndim`` dims, Partial only under ``reduction``.
 
-    Without ``reduction`` they are Replicate and Shard alone. With it there are also dims that count from the back, mesh
-    dims that cut a tensor dim from right to left, and strided shards that are not the result of any such order.
+    Without ``reduction`` they are Replicate and Shard alone. With it there are also dims that count from the back, and
+    mesh dims that cut a tensor dim from right to left. If ``odd``, the first mesh dim has a strided shard that may not
+    be the result of any such order.
     """
     letters: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(ndim))]
     if reduction is None:
         return [draw(st.sampled_from(letters)) for _ in range(_MESH_DIMS)][: mesh.ndim]
     weighted = [*letters * 5, *([Shard(-1)] * (ndim > 0)), Partial(reduction)]
     placements = tuple([draw(st.sampled_from(weighted)) for _ in range(_MESH_DIMS)][: mesh.ndim])
-    strides = draw(st.sampled_from(["none", "none", "order", "odd"] if ndim else ["none"]))
-    if strides == "order":
-        return list(in_order(placements, mesh.shape, range(mesh.ndim - 1, -1, -1)))
-    if strides == "odd":
-        return [strided_shard(0, 2), *placements[1:]]
-    return list(placements)
+    if draw(rarely(3)):
+        placements = in_order(placements, mesh.shape, range(mesh.ndim - 1, -1, -1))
+    return [strided_shard(0, 2), *placements[1:]] if odd else list(placements)
 
 
 def _values(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout) -> torch.Tensor:
@@ -194,7 +195,9 @@ def _broadcasts(left: torch.Tensor, right: torch.Tensor) -> bool:
     return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
-def sequence_case(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]], context: DrawContext) -> OpCase:
+def sequence_case(
+    first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]], context: DrawContext, call: str = SEQUENCE
+) -> OpCase:
     """Return the case of a sequence of steps; see :func:`strategies.redistribution.programs.sequence`."""
     uses = Counter(position for name, *arguments in steps for position in arguments[: OPERANDS.get(name, 1)])
     redistributed = [step[2] for step in steps if step[0] == "redistribute"]
@@ -212,7 +215,7 @@ def sequence_case(first: torch.Tensor, second: torch.Tensor, steps: list[list[An
     )
     exact = first.dtype == torch.float64
     args = (first, second, steps)
-    return OpCase(SEQUENCE_OP, SEQUENCE, args, {}, "redistribution", exact, frozenset(tags))
+    return OpCase(SEQUENCE_OP, call, args, {}, "redistribution", exact, frozenset(tags))
 
 
 # ---------------------------------------------------------------------------------------------------------------- tags

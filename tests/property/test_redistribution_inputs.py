@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from strategies.redistribution import FAMILY
 from strategies.redistribution.inputs import INPUT_CLASSES, REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
 from verifier.cases import MeshSpec, OpCase
 from verifier.codec import case_record, load_case
+from verifier.converter import CombinationSpace
 from verifier.families import DrawContext, Family
 from verifier.oracle import make_reference
 from verifier.placements import combine, coordinates, in_order, is_shard_order, split
@@ -146,3 +148,17 @@ def test_orders_are_told_from_other_strides() -> None:
     assert not is_shard_order((strided_shard(0, 2), Shard(1)), (2, 2))
     found = {in_order((Shard(0),) * 3, (2, 2, 2), order) for order in itertools.permutations(range(3))}
     assert len(found) == 6
+
+
+def test_sources_are_every_shard_order_and_other_strides_only_beside_odd_targets() -> None:
+    tensor = torch.zeros(8)
+    mesh = MeshSpec((2, 2, 2))
+    case = OpCase(REDISTRIBUTE, "torch.clone", (tensor,), family=FAMILY.name)
+    space = CombinationSpace([tensor], 3, FAMILY.alphabet(case, mesh))
+    drawn = {placements for (placements,) in space}
+    assert all(is_shard_order(placements, mesh.shape) for placements in drawn)
+    assert drawn >= {in_order((Shard(0),) * 3, mesh.shape, order) for order in itertools.permutations(range(3))}
+    assert space.total == len(drawn)
+    odd = FAMILY.alphabet(replace(case, tags=frozenset({"strided shard"})), mesh)
+    assert odd.allows((Shard(0), strided_shard(0, 2), Replicate()))
+    assert FAMILY.alphabet(replace(case, op=SEQUENCE_OP), mesh).strided == ()
