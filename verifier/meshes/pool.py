@@ -32,6 +32,8 @@ __all__ = ["Pool", "PoolError", "PoolKey", "PoolSet"]
 START_LIMIT = 180.0
 REBUILD_LIMIT = 5.0
 STDERR_TAIL = 600
+_FOR_REFUSALS = 10
+"""So many times the usual grace: one rank refuses only if all do, or nearly always."""
 _PROGRAM = "from verifier.meshes.worker import main; main()"
 
 
@@ -84,6 +86,11 @@ class _Flight:
     reports: dict[int, ProcessReport] = field(default_factory=dict)
     raised: dict[int, ProcessReport] = field(default_factory=dict)
 
+    def patience(self, grace: float) -> float:
+        """Return how long the others get after a rank has raised: longer to refuse as well, since then all do."""
+        errors = [report.raised for report in self.raised.values()]
+        return grace * (_FOR_REFUSALS if all(error is not None and error.refusal for error in errors) else 1)
+
 
 class Pool:
     """Processes that run trials on any mesh of one world size.
@@ -97,7 +104,8 @@ class Pool:
     trial_limit
         Seconds without progress after which a trial is a hang.
     grace
-        Seconds that ranks get to reach the end of their phase after another has raised.
+        Seconds that ranks get to reach the end of their phase after the last of others has raised; more if all of these
+        refused, since a rank of a busy machine that is late to refuse would make a crash of it.
     on_restart
         Called with the reason and the seconds that it took after the processes were started anew.
 
@@ -303,14 +311,14 @@ class Pool:
         for number in range(first, len(trials)):
             flight = flights[number]
             started = time.monotonic()
-            grace_until: float | None = None
+            raised, grace_until = 0, float("inf")
             while len(flight.reports) < self.size:
                 if lost:
                     yield self._ended(trials[number], flight, Fate.DIED, started, self._who_died(lost))
                     return
-                if flight.raised and grace_until is None:
-                    grace_until = time.monotonic() + self.grace
-                limit = min(started + self.trial_limit, grace_until or float("inf"))
+                if len(flight.raised) > raised:
+                    raised, grace_until = len(flight.raised), time.monotonic() + flight.patience(self.grace)
+                limit = min(started + self.trial_limit, grace_until)
                 ready = wait(list(index_of), max(0.0, limit - time.monotonic()))
                 if not ready:
                     fate = Fate.STUCK if flight.raised else Fate.HANG
@@ -367,7 +375,7 @@ class Pool:
             else:
                 state = f"in {self._phase(index)}"
             by_state.setdefault(state, []).append(index)
-        limit = self.grace if flight.raised else self.trial_limit
+        limit = flight.patience(self.grace) if flight.raised else self.trial_limit
         parts = [
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}" for state, ranks in by_state.items()
         ]
