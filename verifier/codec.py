@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.placement_types import Placement
 
+import verifier.torch_internals  # noqa: F401 - reads the placements that are private to torch
 from verifier.cases import (
     MeshSpec,
     OpCase,

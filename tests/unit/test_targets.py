@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -86,6 +88,16 @@ def test_a_stored_placement_that_is_none_is_refused() -> None:
     record = replace(case_record(chain([ROWS])), args=[{"placement": "T(0)"}])
     with pytest.raises(ValueError, match=r"args\[0\]: placement 'T\(0\)' is none of"):
         load_case(record)
+
+
+def test_a_process_that_only_reads_files_knows_strided_shards() -> None:
+    program = """
+from verifier.codec import load_case
+from verifier.records import CaseRecord
+print(load_case(CaseRecord(op="", call="", args=[{"placement": "_S(0, 2)"}], kwargs={})).args)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(_StridedShard(dim=0, sf=2),)"
 
 
 def test_alphabet_has_strided_shards_if_asked_and_admits_them_always() -> None:
