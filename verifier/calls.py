@@ -97,9 +97,9 @@ def _placements(like: PlacementsLike, mesh: MeshSpec, ndim: int, dtype: torch.dt
         placements = tuple(parse_placement(one) if isinstance(one, str) else one for one in like)
     if len(placements) != mesh.ndim:
         raise ValueError(f"{name}: {len(placements)} placements for the {mesh.ndim} mesh dims of mesh {mesh}")
-    letters = Alphabet().placements(ndim, dtype)
     for placement in placements:
-        if placement not in letters:
+        if not Alphabet.admits(placement, ndim, dtype):
+            letters = Alphabet().placements(ndim, dtype)
             raise ValueError(f"{name}: {placement} is none of {', '.join(map(str, letters))}")
     if not Alphabet.legal(placements):
         raise ValueError(f"{name}: {format_placements(placements)} mixes reductions, which have no defined order")

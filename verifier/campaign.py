@@ -243,7 +243,8 @@ class Campaign:
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * number
         wanted = self._steering.wanted(case, mesh)
-        plan = plan_case(case, reference, mesh, self.plan.combinations, seed, wanted)
+        alphabet = self.plan.families[case.family].alphabet(case, mesh)
+        plan = plan_case(case, reference, mesh, self.plan.combinations, seed, wanted, alphabet)
         started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, drawn.choices))
         begun = self._past.has_case(started)
         tell = self._recall if begun else self.emit

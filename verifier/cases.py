@@ -68,7 +68,7 @@ placement_parsers: list[Callable[[str], Placement | None]] = []
 
 
 def parse_placement(text: str) -> Placement:
-    """Return the placement that ``text`` names: ``R``, ``S(0)`` or ``P(sum)``.
+    """Return the placement that ``text`` names: ``R``, ``S(0)``, ``S(-1)`` or ``P(sum)``.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def parse_placement(text: str) -> Placement:
     text = text.strip()
     if text == "R":
         return Replicate()
-    if match := re.fullmatch(r"S\((\d+)\)", text):
+    if match := re.fullmatch(r"S\((-?\d+)\)", text):
         return Shard(int(match[1]))
     if (match := re.fullmatch(r"P\((\w+)\)", text)) and match[1] in REDUCTIONS:
         return Partial(match[1])

@@ -18,13 +18,16 @@ from typing import Any, cast
 import msgspec
 import torch
 from torch import nn
+from torch.distributed.tensor.placement_types import Placement
 
+import verifier.torch_internals  # noqa: F401 - reads the placements that are private to torch
 from verifier.cases import (
     MeshSpec,
     OpCase,
     Placements,
     Trial,
     format_placements,
+    parse_placement,
     parse_placements,
 )
 from verifier.records import CaseRecord, TensorRecord, TrialRecord
@@ -37,8 +40,11 @@ _TORCH_NAMES: dict[str, type] = {
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
-_TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", *_TORCH_NAMES)
-_STORABLE = "None, bool, int, float, complex, str, torch dtypes, dense tensors, and lists, tuples and dicts of these"
+_TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", "placement", *_TORCH_NAMES)
+_STORABLE = (
+    "None, bool, int, float, complex, str, torch dtypes, placements, dense tensors, "
+    "and lists, tuples and dicts of these"
+)
 
 
 # ------------------------------------------------------------------------------------------------- by value, to store
@@ -160,6 +166,8 @@ def _store(value: object, where: str) -> Any:
         }
     if isinstance(value, torch.Tensor):
         return {"tensor": msgspec.to_builtins(_store_tensor(value, where))}
+    if isinstance(value, Placement):
+        return {"placement": _store_placements((value,))}
     for tag, torch_type in _TORCH_NAMES.items():
         if isinstance(value, torch_type):
             return {tag: str(value).removeprefix("torch.")}
@@ -318,8 +326,16 @@ def _not_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return turned
 
 
+def _load_placement(stored: Any, where: str) -> Placement:
+    try:
+        return parse_placement(str(stored))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
 _LOADERS: dict[str, Callable[[Any, str], object]] = {
     "tensor": _load_tensor,
+    "placement": _load_placement,
     "tuple": lambda stored, where: tuple(_load_items(stored, where)),
     "size": lambda stored, where: torch.Size(_load_items(stored, where)),
     "dict": _load_mapping,

@@ -142,7 +142,7 @@ class CombinationSpace:
     def total(self) -> int:
         """Number of combinations, before any cap."""
         return math.prod(
-            sum(self.alphabet.legal(choice) for choice in itertools.product(letters, repeat=self.mesh_ndim))
+            sum(self.alphabet.allows(choice) for choice in itertools.product(letters, repeat=self.mesh_ndim))
             for letters in self._letters
         )
 
@@ -154,7 +154,7 @@ class CombinationSpace:
     def __iter__(self) -> Iterator[Combination]:
         if self.cap is None or self.total <= self.cap:
             per_tensor = [
-                [choice for choice in itertools.product(letters, repeat=self.mesh_ndim) if self.alphabet.legal(choice)]
+                [choice for choice in itertools.product(letters, repeat=self.mesh_ndim) if self.alphabet.allows(choice)]
                 for letters in self._letters
             ]
             yield from itertools.product(*per_tensor)
@@ -170,7 +170,7 @@ class CombinationSpace:
         margin = 2 * self.cap + 16  # mixtures of reductions are dropped, so ask for more than the cap
         while len(legal) < self.cap:
             sample = map(self._combination, sample_pairwise(levels, margin, self.seed, plain))
-            legal = [c for c in sample if all(self.alphabet.legal(placements) for placements in c)]
+            legal = [c for c in sample if all(self.alphabet.allows(placements) for placements in c)]
             margin *= 2  # a larger sample begins with the smaller one
         yield from legal[: self.cap]
 

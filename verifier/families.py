@@ -13,8 +13,9 @@ from hypothesis.strategies import SearchStrategy
 
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict
 from verifier.entry_points import load_entry_points
+from verifier.placements import Alphabet
 
-__all__ = ["ENTRY_POINT_GROUP", "DrawContext", "Family", "installed_families", "matches", "select_ops"]
+__all__ = ["ENTRY_POINT_GROUP", "DrawContext", "Family", "NarrowFamily", "installed_families", "matches", "select_ops"]
 
 ENTRY_POINT_GROUP = "dtensor_verifier.families"
 
@@ -63,9 +64,45 @@ class Family(Protocol):
         """Return a generator of cases for ``context``."""
         ...
 
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return which placements the tensor arguments of ``case`` are given."""
+        ...
+
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
         """Return a guess at the cause of a bad verdict, as a question or a clause; empty if there is none."""
         ...
+
+
+class NarrowFamily:
+    """What families of few ops have in common: all of these can be tested, and each is selected by its name."""
+
+    ops: tuple[str, ...]
+    """The operators that the family draws cases of, as ``aten.embedding.default``."""
+
+    @property
+    def broad(self) -> bool:
+        """Whether it has so many ops that each is drawn by itself: no."""
+        return False
+
+    def select(self, pattern: str) -> tuple[str, ...]:
+        """Return those of its ops that a glob names; empty if there is none."""
+        return tuple(op for op in self.ops if matches(op, pattern))
+
+    def covers(self, selected: tuple[str, ...], op: str) -> bool:
+        """Return whether ``op`` is selected."""
+        return op in selected
+
+    def left_out(self, context: DrawContext) -> tuple[tuple[str, str], ...]:
+        """Return what cannot be tested: nothing."""
+        return ()
+
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return the usual placements: Replicate, each Shard, and each Partial."""
+        return Alphabet()
+
+    def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
+        """Return no guess."""
+        return ""
 
 
 def installed_families() -> dict[str, Family]:

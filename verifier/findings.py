@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.tensor import Shard
 
 from verifier.cases import (
     Fate,
@@ -21,6 +23,7 @@ from verifier.cases import (
     Observation,
     OpCase,
     Phase,
+    Placements,
     ProcessReport,
     Trial,
     Verdict,
@@ -30,8 +33,9 @@ from verifier.cases import (
 )
 from verifier.converter import tensor_arguments
 from verifier.oracle import Reference, judge, make_reference, parameter_names, written_arguments
-from verifier.placements import Alphabet
+from verifier.placements import Alphabet, is_shard_order, sharded_dim
 from verifier.shrinking import shrink
+from verifier.targets import keep_mesh_dims, targets
 from verifier.torch_internals import pytree
 from verifier.trials import combination_rows, simpler_placements
 
@@ -123,11 +127,27 @@ def rule_class(failure: Failure) -> str:
         own = [e for e in executed if e.op == trial.case.op]  # a program runs other ops as well
         op, texts = (own or executed)[-1].op, (own or executed)[-1].placements
     else:
+        if made := targets(trial.case):
+            if not all(is_shard_order(placements, trial.mesh.shape) for placements in (*trial.combination, *made)):
+                return f"{trial.case.op}: strided shards in no shard order"
+            return f"{trial.case.op}: {_kinds(trial.combination)} -> {_kinds(made)}"
         op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
         texts += (cotangent_text(failure),) if verdict.backward is not None else ()
-    columns = {",".join(column) for column in zip(*(split_placements(text) for text in texts), strict=False)}
-    used = sorted(column for column in columns if set(column.split(",")) != {"R"})
+    columns = set(zip(*(split_placements(text) for text in texts), strict=False))
+    used = sorted(",".join(column) for column in columns if set(column) != {"R"})
     return f"{op}: {' x '.join(used) or 'R'}"
+
+
+def _kinds(places: Sequence[Placements]) -> str:
+    """Return the kinds of placements that occur, without their dims: ``P(sum),S``; S+S where two cut one tensor dim."""
+    kinds = set()
+    for placements in places:
+        cuts = Counter(dim for dim in map(sharded_dim, placements) if dim is not None)
+        kinds |= {"S+S"} if max(cuts.values(), default=0) > 1 else set()
+        for placement in placements:
+            kind = "S" if isinstance(placement, Shard) else "_S" if sharded_dim(placement) is not None else None
+            kinds.add(kind or str(placement))
+    return ",".join(sorted(kinds - {"R"})) or "R"
 
 
 def group_key(failure: Failure) -> str:
@@ -291,7 +311,10 @@ class Minimiser:
         if failure.costly:  # Hypothesis would need new processes for each of its attempts
             return best, False
         for mesh, kept in _smaller_meshes(best.trial):
-            found = self._shrink(_project(best.trial, mesh, kept), best, failure.drawn, 60)
+            projected = _project(best.trial, mesh, kept)
+            found = self._shrink(projected, best, failure.drawn, 60)
+            if found is None and targets(best.trial.case):  # its targets fit this mesh, whatever else would be drawn
+                found = self.attempt(projected, best)
             if found is not None:
                 best = found
                 break
@@ -354,8 +377,7 @@ class Minimiser:
 def _fits(template: Trial, case: OpCase) -> bool:
     """Return whether the template's placements can be used for the tensors of ``case``."""
     for tensor, placements in zip(tensor_arguments(case.args, case.kwargs), template.combination, strict=True):
-        letters = Alphabet().placements(tensor.ndim, tensor.dtype)
-        if any(placement not in letters for placement in placements):
+        if not all(Alphabet.admits(placement, tensor.ndim, tensor.dtype) for placement in placements):
             return False
     if template.cotangents:
         reference = make_reference(case)
@@ -364,8 +386,7 @@ def _fits(template: Trial, case: OpCase) -> bool:
             if len(cotangents) != len(outputs):
                 return False
             for output, placements in zip(outputs, cotangents, strict=True):
-                letters = Alphabet().placements(output.ndim, output.dtype)
-                if any(placement not in letters for placement in placements):
+                if not all(Alphabet.admits(placement, output.ndim, output.dtype) for placement in placements):
                     return False
     return True
 
@@ -388,7 +409,8 @@ def _smaller_meshes(trial: Trial) -> list[tuple[MeshSpec, tuple[int, ...]]]:
 def _project(trial: Trial, mesh: MeshSpec, kept: tuple[int, ...]) -> Trial:
     combination = tuple(tuple(placements[d] for d in kept) for placements in trial.combination)
     cotangents = tuple(tuple(tuple(p[d] for d in kept) for p in one) for one in trial.cotangents)
-    return replace(trial, mesh=mesh, combination=combination, cotangents=cotangents)
+    case = keep_mesh_dims(trial.case, kept)
+    return replace(trial, case=case, mesh=mesh, combination=combination, cotangents=cotangents)
 
 
 def _plainer_cases(trial: Trial) -> list[Trial]:
@@ -418,9 +440,8 @@ def _simpler_combinations(trial: Trial) -> list[Trial]:
     variants = []
     tensors = tensor_arguments(trial.case.args, trial.case.kwargs)
     for position, (tensor, placements) in enumerate(zip(tensors, trial.combination, strict=True)):
-        letters = Alphabet().placements(tensor.ndim, tensor.dtype)
         for changed in simpler_placements(placements):
-            if Alphabet.legal(changed) and all(placement in letters for placement in changed):
+            if Alphabet.legal(changed) and all(Alphabet.admits(p, tensor.ndim, tensor.dtype) for p in changed):
                 combination = (*trial.combination[:position], changed, *trial.combination[position + 1 :])
                 variants.append(replace(trial, combination=combination))
     return variants

@@ -8,6 +8,7 @@ left to right, each on what the one before left.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +18,15 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import REDUCTIONS, Placements, format_placements
 from verifier.partials import partial_reductions, split_partial
-from verifier.torch_internals import norm_order, strides_of
+from verifier.torch_internals import norm_order, strided_shard, strides_of
 
 __all__ = [
     "Alphabet",
     "Disagreement",
     "combine",
     "coordinates",
+    "in_order",
+    "is_shard_order",
     "local_shape",
     "shard_bounds",
     "shard_indices",
@@ -80,6 +83,38 @@ def sharded_dim(placement: Placement) -> int | None:
         return placement.dim
     strided = strides_of(placement)
     return None if strided is None else strided[0]
+
+
+def in_order(placements: Placements, mesh_shape: Sequence[int], order: Sequence[int]) -> Placements:
+    """Return ``placements`` with the shards strided as they are when the mesh dims cut in ``order``.
+
+    That is how DTensor spells a shard order: a mesh dim that cuts a tensor dim after others that stand to its right has
+    as many pieces to cut as these have made.
+
+    >>> in_order((Shard(0), Shard(0)), (2, 3), (1, 0))
+    (_StridedShard(dim=0, sf=3), Shard(dim=0))
+    """
+    result = list(placements)
+    for mesh_dim, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            before = order[: list(order).index(mesh_dim)]
+            factor = math.prod(mesh_shape[d] for d in before if d > mesh_dim and placements[d] == placement)
+            if factor > 1:
+                result[mesh_dim] = strided_shard(placement.dim, factor)
+    return tuple(result)
+
+
+def is_shard_order(placements: Placements, mesh_shape: Sequence[int]) -> bool:
+    """Return whether ``placements`` are what :func:`in_order` gives for some order; so are those without strides.
+
+    Other strided shards are what views leave behind.
+
+    >>> is_shard_order((strided_shard(0, 2), Replicate()), (2, 2))
+    False
+    """
+    plain = tuple(p if (cut := strides_of(p)) is None else Shard(cut[0]) for p in placements)
+    orders = itertools.permutations(range(len(mesh_shape)))
+    return any(in_order(plain, mesh_shape, order) == placements for order in orders)
 
 
 def coordinates(mesh_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -269,10 +304,16 @@ class Alphabet:
         Try Shard of every tensor dim, whether or not it divides evenly.
     partial
         The reductions to try, where the dtype allows them.
+    strided
+        Split factors with which to try a strided shard of every tensor dim.
+    orders_on
+        Shape of a mesh on which strided shards must be a shard order, see :func:`is_shard_order`; empty for any.
     """
 
     shard: bool = True
     partial: tuple[str, ...] = REDUCTIONS
+    strided: tuple[int, ...] = ()
+    orders_on: tuple[int, ...] = ()
 
     def placements(self, ndim: int, dtype: torch.dtype) -> tuple[Placement, ...]:
         """Return what one mesh dim can do to a tensor of ``ndim`` dims.
@@ -280,9 +321,24 @@ class Alphabet:
         >>> Alphabet().placements(2, torch.int64)
         (Replicate(), Shard(dim=0), Shard(dim=1), Partial(sum), Partial(product), Partial(min), Partial(max))
         """
-        shards = [Shard(dim) for dim in range(ndim)] if self.shard else []
+        shards: list[Placement] = [Shard(dim) for dim in range(ndim)] if self.shard else []
+        shards += [strided_shard(dim, factor) for factor in self.strided for dim in range(ndim)]
         allowed = partial_reductions(dtype)
         return (Replicate(), *shards, *(Partial(r) for r in allowed if r in self.partial))
+
+    @staticmethod
+    def admits(placement: Placement, ndim: int, dtype: torch.dtype) -> bool:
+        """Return whether one mesh dim can do this to a tensor of ``ndim`` dims under any policy.
+
+        >>> Alphabet.admits(Shard(1), 1, torch.int64), Alphabet.admits(strided_shard(0, 3), 1, torch.int64)
+        (False, True)
+        """
+        strided = strides_of(placement)
+        return placement in Alphabet().placements(ndim, dtype) if strided is None else strided[0] < ndim
+
+    def allows(self, placements: Placements) -> bool:
+        """Return whether the mesh dims can do this together."""
+        return self.legal(placements) and (not self.orders_on or is_shard_order(placements, self.orders_on))
 
     @staticmethod
     def legal(placements: Placements) -> bool:

@@ -35,6 +35,7 @@ from verifier.converter import DTensorConverter, place
 from verifier.faults import inject
 from verifier.oracle import Reference, argument_names, case_tolerance, cotangents, output_names, resolve, with_written
 from verifier.process_limits import memory_note
+from verifier.targets import asked_placements
 from verifier.torch_internals import (
     Recorder,
     cache_misses,
@@ -44,6 +45,7 @@ from verifier.torch_internals import (
     local_shards,
     paused_simulation,
     per_rank,
+    placement_text,
     pytree,
 )
 
@@ -202,6 +204,7 @@ class _Steps:
             return
         names = output_names(reference)
         if log.raised is None:
+            self.check_asked(names, outputs)
             for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
                 self.check(Spot(Phase.FORWARD, name), output, expected)
         self.agree()
@@ -281,6 +284,16 @@ class _Steps:
         elif not all(isinstance(tensor, DTensor) for tensor in tensors):
             self.log.raised = Raised(Phase.FORWARD, "Structure", "returned a plain tensor, not a DTensor")
         return [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+
+    def check_asked(self, names: list[str], outputs: list[DTensor]) -> None:
+        """Check that an output whose placements the call names has these, and not others that hold the same value."""
+        asked = asked_placements(self.trial.case)
+        for name, output, wanted in zip(names, outputs, asked, strict=False):
+            got = local_shards(output).text
+            if wanted is not None and got != placement_text(wanted):
+                spot = Spot(Phase.FORWARD, name)
+                found = spot.difference(DifferenceKind.PLACEMENT, got, placement_text(wanted), self.runner.ranks[0])
+                self.log.differences.append(found)
 
     def check(self, spot: Spot, got: DTensor, expected: torch.Tensor) -> None:
         """Compare what each rank holds of ``got`` with what the placements promise of ``expected``."""

@@ -15,11 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Phase, Placements, Trial, Verdict, VerdictKind
 from verifier.converter import tensor_arguments
 from verifier.oracle import argument_names, cotangents, make_reference, resolve, written_arguments
 from verifier.placements import split
+from verifier.targets import asked_placements
+from verifier.torch_internals import strides_of
 
 __all__ = ["FAILS", "GONE", "render_script", "run_script"]
 
@@ -34,6 +38,8 @@ Needs torch alone. Exit status 1 if the defect is there, 0 if it is not.
 Seen on torch {version}; {mesh_text}.
 """
 
+from __future__ import annotations
+
 import os
 import socket
 import sys
@@ -41,7 +47,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
-
+{imports}
 MESH = {mesh}
 DEVICE = "{device}"
 BACKEND = "{backend}"
@@ -79,6 +85,14 @@ def place(name, rank, mesh):
     return result.requires_grad_(whole.requires_grad)
 
 
+def cut(whole, dim, parts):
+    """The pieces of a tensor, as torch.chunk cuts it, and empty ones up to that number."""
+    size = whole.shape[dim]
+    width = -(-size // parts)
+    starts = [min(index * width, size) for index in range(parts)]
+    return [whole.narrow(dim, start, min(width, size - start)) for start in starts]
+
+
 def promised(whole, placements, rank):
     """What the rank must hold of a tensor that is replicated or sharded; None if it is Partial in any way."""
     coordinate, rest = [], rank
@@ -87,9 +101,10 @@ def promised(whole, placements, rank):
         rest //= extent
     for placement, extent, index in zip(placements, MESH, coordinate):
         if type(placement) is Shard:
-            width = -(-whole.shape[placement.dim] // extent)
-            start = min(index * width, whole.shape[placement.dim])
-            whole = whole.narrow(placement.dim, start, min(width, whole.shape[placement.dim] - start))
+            whole = cut(whole, placement.dim, extent)[index]
+        elif hasattr(placement, "split_factor"):
+            pieces = cut(whole, placement.dim, placement.split_factor)
+            whole = torch.cat([cut(piece, placement.dim, extent)[index] for piece in pieces], placement.dim)
         elif type(placement) is not Replicate:
             return None
     return whole
@@ -135,6 +150,9 @@ def body(rank, mesh):
         returned = [t.to_local().tolist() for t in results]
         return [f"the local call raises {{error!r}}, the sharded one returns {{returned}}"]
     problems = []
+    for i, (got, where) in enumerate(zip(results, {asked})):
+        if where is not None and tuple(got.placements) != tuple(where):
+            problems.append(f"output {{i}}: placed as {{got.placements}}, expected {{where}}")
     for i, (got, wanted) in enumerate(zip(results, expected)):
         problems += check(f"output {{i}}", got.detach(), wanted, rank)
     if {backward}:
@@ -199,6 +217,9 @@ if __name__ == "__main__":
 '''
 
 
+_STRIDED_IMPORT = "from torch.distributed.tensor.placement_types import _StridedShard\n"
+
+
 def _literal(tensor: torch.Tensor) -> str:
     """Return an expression that makes ``tensor``, layout and all."""
     values = repr(tensor.detach().tolist()).replace("nan", "float('nan')").replace("inf", "float('inf')")
@@ -212,12 +233,16 @@ def _literal(tensor: torch.Tensor) -> str:
     return text
 
 
+def _placement_literal(placement: Placement) -> str:
+    if (strided := strides_of(placement)) is not None:
+        return f"_StridedShard({strided[0]}, split_factor={strided[1]})"
+    if placement.is_partial():
+        return f'Partial("{placement.reduce_op}")'  # type: ignore[attr-defined]
+    return f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
+
+
 def _placements_literal(placements: Placements) -> str:
-    parts = [
-        f'Partial("{p.reduce_op}")' if p.is_partial() else f"Shard({p.dim})" if p.is_shard() else "Replicate()"  # type: ignore[attr-defined]
-        for p in placements
-    ]
-    return f"[{', '.join(parts)}]"
+    return f"[{', '.join(map(_placement_literal, placements))}]"
 
 
 def _dictionary(entries: Mapping[str, str]) -> str:
@@ -237,6 +262,8 @@ def _call_text(trial: Trial, names: list[str]) -> str:
             return f"({''.join(text(v) + ', ' for v in value)})"
         if isinstance(value, float) and not math.isfinite(value):
             return f"float('{value}')"
+        if isinstance(value, Placement):
+            return _placement_literal(value)
         if isinstance(value, torch.device):
             return f"torch.device('{value}')"
         return repr(value)
@@ -291,8 +318,12 @@ def render_script(trial: Trial, verdict: Verdict) -> str:
         )
     title = f"{verdict.kind} in {case.op}: {verdict.message}".replace("\\", "\\\\").replace('"""', "'''")
     backend = "gloo" if mesh.backend == "simulated" else mesh.backend
+    call_text = _call_text(trial, names)
+    asked = [None if where is None else _placements_literal(where) for where in asked_placements(case)]
     return _TEMPLATE.format(
         title=title,
+        imports=_STRIDED_IMPORT if "_StridedShard" in f"{placements_} {call_text}" else "",
+        asked=f"[{', '.join(map(str, asked))}]",
         version=torch.__version__.partition("+")[0],
         mesh_text=f"mesh {mesh.shape_text}, backend {backend}",
         mesh=mesh.shape,
@@ -303,7 +334,7 @@ def render_script(trial: Trial, verdict: Verdict) -> str:
         locals_text=_dictionary(locals_),
         source=_program_source(case.call),
         parameters=", ".join(names),
-        call_text=_call_text(trial, names),
+        call_text=call_text,
         tolerance=0.0 if case.exact else 1e-2 if "half" in str(tensors[:1]) else 1e-5,
         backward=backward,
         unchanged=verdict.kind is VerdictKind.MUTATED_INPUT,
@@ -332,7 +363,7 @@ def run_script(source: str) -> tuple[str, str]:
             )
         except subprocess.TimeoutExpired:
             return f"not run to its end within {TIME_LIMIT:.0f} s", ""
-    output = (done.stdout + done.stderr).strip()[-2000:]
+    output = (done.stderr + done.stdout).strip()[-2000:]  # what the script says comes last, and is kept
     if done.returncode == 1 and "the defect is there" in done.stdout:
         return FAILS, output
     if done.returncode == 0 and "the defect is gone" in done.stdout:

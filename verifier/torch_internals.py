@@ -78,6 +78,7 @@ __all__ = [
     "simulated_ranks",
     "special_placement",
     "start_simulated_world",
+    "strided_shard",
     "strides_of",
 ]
 
@@ -630,6 +631,12 @@ def strides_of(placement: Placement) -> tuple[int, int] | None:
     return (placement.dim, int(placement.split_factor)) if isinstance(placement, _StridedShard) else None
 
 
+def strided_shard(dim: int, split_factor: int) -> Placement:
+    """Return the placement that cuts tensor dim ``dim`` into ``split_factor`` pieces and shards each of them."""
+    placement: Placement = _StridedShard(dim, split_factor=split_factor)
+    return placement
+
+
 def special_placement(text: str) -> Placement | None:
     """Return the strided shard or norm partial that DTensor prints as ``text``; None for anything else.
 
@@ -637,7 +644,7 @@ def special_placement(text: str) -> Placement | None:
     (_StridedShard(dim=0, sf=2), _NormPartial(2))
     """
     if match := re.fullmatch(r"_S\((\d+), (\d+)\)", text):
-        return _StridedShard(int(match[1]), split_factor=int(match[2]))
+        return strided_shard(int(match[1]), int(match[2]))
     if match := re.fullmatch(r"_NormP\((-?[\d.]+)\)", text):
         return _NormPartial(float(match[1]) if "." in match[1] else int(match[1]))
     return None
@@ -657,7 +664,14 @@ _BACKEND_REFUSALS = (
     "Unsupported data type",
     "Invalid scalar type",
 )
-_VIEW_REFUSAL = "Please redistribute the tensor before this operation"  # a view must not communicate
+_VIEW_REFUSALS = (  # a view must not communicate
+    "Please redistribute the tensor before this operation",
+    "Please redistribute the input first",
+)
+_PARTIAL_REFUSALS = (
+    "redistributing to Partial is for internal use only",
+    "does not support complex tensors",  # an all-reduce by product, minimum or maximum
+)
 _SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
 
@@ -670,8 +684,10 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, NotImplementedError):
         return True
     text = str(error)
-    if isinstance(error, RuntimeError) and (text.startswith(_BACKEND_REFUSALS) or _VIEW_REFUSAL in text):
-        return True
+    if isinstance(error, RuntimeError):
+        known = (*_VIEW_REFUSALS, *_PARTIAL_REFUSALS)
+        if text.startswith(_BACKEND_REFUSALS) or any(refusal in text for refusal in known):
+            return True
     return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
 
 

@@ -56,12 +56,14 @@ def plan_case(
     cap: int | None,
     seed: int,
     wanted: Sequence[Combination] = (),
+    alphabet: Alphabet | None = None,
 ) -> CasePlan:
     """Return the trials of ``case`` on ``mesh``: all combinations, or at most ``cap``.
 
     Of too many, those that are ``wanted`` come first, and a pairwise cover fills the rest.
     """
-    space = CombinationSpace(tensor_arguments(case.args, case.kwargs), mesh.ndim, Alphabet(), cap, seed)
+    tensors = tensor_arguments(case.args, case.kwargs)
+    space = CombinationSpace(tensors, mesh.ndim, alphabet or Alphabet(), cap, seed)
     chosen: Iterable[Combination] = space
     if cap is not None and space.total > cap:
         chosen = list(dict.fromkeys([*wanted, *space]))[:cap]

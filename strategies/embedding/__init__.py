@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard
 
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, embedding_cases
 from verifier.cases import OpCase, Phase, Placements, Trial, Verdict, VerdictKind
-from verifier.families import DrawContext, matches
+from verifier.families import DrawContext, NarrowFamily
 from verifier.oracle import argument_names
 from verifier.placements import coordinates, local_shape
 
@@ -18,26 +18,12 @@ __all__ = ["FAMILY", "EmbeddingFamily"]
 
 
 @dataclass(frozen=True)
-class EmbeddingFamily:
+class EmbeddingFamily(NarrowFamily):
     """What is known of ``aten.embedding.default`` and ``aten.embedding_dense_backward.default``."""
 
     name: str = "embedding"
     ops: tuple[str, ...] = (EMBEDDING, BACKWARD)
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-    broad: bool = False
-
-    def select(self, pattern: str) -> tuple[str, ...]:
-        """Return the ops that a glob names, in order; empty if there is none."""
-        return tuple(op for op in self.ops if matches(op, pattern))
-
-    def covers(self, selected: tuple[str, ...], op: str) -> bool:
-        """Return whether ``op`` is selected."""
-        return op in selected
-
-    def left_out(self, context: DrawContext) -> tuple[tuple[str, str], ...]:
-        """Return nothing: all of these ops can be tested."""
-        return ()
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of cases; see :func:`strategies.embedding.inputs.embedding_cases`."""

@@ -11,9 +11,10 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from verifier.cases import OpCase, Trial, Verdict
+from verifier.cases import MeshSpec, OpCase, Trial, Verdict
 from verifier.families import DrawContext
 from verifier.oracle import make_reference, written_arguments
+from verifier.placements import Alphabet
 from verifier.rules.samples import Sample, SampleOptions, Target
 from verifier.torch_internals import pytree
 
@@ -79,6 +80,10 @@ class OpInfoFamily:
             .filter(lambda case: case is not None)
             .map(_differentiated)
         )
+
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return the usual placements."""
+        return Alphabet()
 
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
         """Return nothing: what is known of all ops says nothing of the cause."""

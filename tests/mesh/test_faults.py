@@ -16,8 +16,20 @@ import torch
 
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, Trial, VerdictKind, parse_placements
+from verifier.cases import (
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Phase,
+    ProcessReport,
+    Raised,
+    Trial,
+    VerdictKind,
+    parse_placements,
+)
 from verifier.meshes import Pool, PoolError, PoolKey
+from verifier.meshes.pool import _Flight
 from verifier.oracle import judge, make_reference
 
 MESH = MeshSpec((2,))
@@ -209,3 +221,14 @@ def test_ranks_end_with_their_controller(fault: str | None) -> None:
         controller.kill()
         controller.wait()
     assert wait_for_end(pids, 5.0) == []
+
+
+def test_ranks_get_longer_to_refuse_than_to_raise() -> None:
+    """A refusal of some ranks is a crash, so that a rank which is only late must not be given up."""
+
+    def raised(refusal: bool) -> ProcessReport:
+        return ProcessReport((0,), Phase.BACKWARD, Raised(Phase.BACKWARD, "RuntimeError", "", refusal=refusal))
+
+    assert _Flight(raised={0: raised(False)}).patience(0.25) == 0.25
+    assert _Flight(raised={0: raised(True), 1: raised(True)}).patience(0.25) == 2.5
+    assert _Flight(raised={0: raised(True), 1: raised(False)}).patience(0.25) == 0.25

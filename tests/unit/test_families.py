@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -11,39 +10,37 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from verifier.cases import OpCase, Trial, Verdict
-from verifier.families import DrawContext, Family, matches, select_ops
+from verifier.cases import OpCase
+from verifier.families import DrawContext, Family, NarrowFamily, matches, select_ops
 
 
 @dataclass(frozen=True)
-class Ops:
+class Few(NarrowFamily):
     """A family that draws nothing."""
 
     name: str
     ops: tuple[str, ...]
-    broad: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float64,)
-
-    def select(self, pattern: str) -> tuple[str, ...]:
-        return tuple(op for op in self.ops if matches(op, pattern) or fnmatch.fnmatchcase(op, pattern))
-
-    def covers(self, selected: tuple[str, ...], op: str) -> bool:
-        return op in selected
-
-    def left_out(self, context: DrawContext) -> Iterable[tuple[str, str]]:
-        return ()
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         return st.nothing()
 
-    def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
-        return ""
+
+class Many(Few):
+    """One with names of its own, and too many to draw them all at once."""
+
+    @property
+    def broad(self) -> bool:
+        return True
+
+    def select(self, pattern: str) -> tuple[str, ...]:
+        return tuple(op for op in self.ops if matches(op, pattern) or fnmatch.fnmatchcase(op, pattern))
 
 
 LOOKUP = "aten.embedding.default"
 FAMILIES: dict[str, Family] = {
-    "embedding": Ops("embedding", (LOOKUP, "aten.embedding_dense_backward.default")),
-    "all": Ops("all", (LOOKUP, "aten.mm.default", "nn.functional.relu"), broad=True),
+    "embedding": Few("embedding", (LOOKUP, "aten.embedding_dense_backward.default")),
+    "all": Many("all", (LOOKUP, "aten.mm.default", "nn.functional.relu")),
 }
 
 
@@ -63,6 +60,10 @@ FAMILIES: dict[str, Family] = {
 )
 def test_patterns_select(patterns: tuple[str, ...], expected: dict[str, tuple[str, ...]]) -> None:
     assert select_ops(patterns, FAMILIES) == expected
+
+
+def test_both_kinds_are_families() -> None:
+    assert all(isinstance(family, Family) for family in FAMILIES.values())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from verifier.process_limits import memory_note
 __all__ = ["Pool", "PoolSet"]
 
 _log = logging.getLogger(__name__)
+_FOR_REFUSALS = 10
+"""So many times the usual grace: one rank refuses only if all do, or nearly always."""
 
 
 @dataclass
@@ -32,6 +34,11 @@ class _Flight:
     started: float
     reports: dict[int, ProcessReport] = field(default_factory=dict)
     raised: dict[int, ProcessReport] = field(default_factory=dict)
+
+    def patience(self, grace: float) -> float:
+        """Return how long the others get after a rank has raised: longer to refuse as well, since then all do."""
+        errors = [report.raised for report in self.raised.values()]
+        return grace * (_FOR_REFUSALS if all(error is not None and error.refusal for error in errors) else 1)
 
 
 class Pool:
@@ -46,7 +53,8 @@ class Pool:
     trial_limit
         Seconds without progress after which a trial is a hang.
     grace
-        Seconds that ranks get to reach the end of their phase after another has raised.
+        Seconds that ranks get to reach the end of their phase after the last of others has raised; more if all of these
+        refused, since a rank of a busy machine that is late to refuse would make a crash of it.
     on_restart
         Called with the reason and the seconds that it took after the ranks were mended.
     memory_limit
@@ -200,7 +208,7 @@ class Pool:
         for number in range(first, len(trials)):
             flight = flights[number]
             flight.started = time.monotonic()
-            grace_until: float | None = None
+            raised, grace_until = 0, float("inf")
             while len(flight.reports) < self.size:
                 unreported = sorted(lost - flight.reports.keys())
                 if unreported:
@@ -209,9 +217,9 @@ class Pool:
                         return
                     yield self._ended(flight, Fate.DIED, self._who_died(unreported))
                     return
-                if flight.raised and self.size > 1 and grace_until is None:
-                    grace_until = time.monotonic() + self.grace
-                limit = min(flight.started + self.trial_limit, grace_until or float("inf"))
+                if self.size > 1 and len(flight.raised) > raised:
+                    raised, grace_until = len(flight.raised), time.monotonic() + flight.patience(self.grace)
+                limit = min(flight.started + self.trial_limit, grace_until)
                 ready = wait(list(waiting), max(0.0, limit - time.monotonic()))
                 if not ready:
                     if lost:
@@ -287,7 +295,7 @@ class Pool:
             else:
                 state = f"in {process.phase}"
             by_state.setdefault(state, []).append(index)
-        limit = self.grace if flight.raised else self.trial_limit
+        limit = flight.patience(self.grace) if flight.raised else self.trial_limit
         parts = [
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}" for state, ranks in by_state.items()
         ]

@@ -1,0 +1,46 @@
+"""The family of explicit redistributions: from any placements to any, alone, in a row, and between ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
+from verifier.cases import MeshSpec, OpCase
+from verifier.families import DrawContext, NarrowFamily
+from verifier.placements import Alphabet
+
+__all__ = ["FAMILY", "RedistributionFamily"]
+
+
+@dataclass(frozen=True)
+class RedistributionFamily(NarrowFamily):
+    """What is known of ``DTensor.redistribute``; not an aten operator, so ``ops`` are names of our own."""
+
+    name: str = "redistribution"
+    ops: tuple[str, ...] = (REDISTRIBUTE, SEQUENCE_OP)
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return which placements the tensors of ``case`` begin with.
+
+        A redistribution begins with every shard order as well. Other strided shards are left to the cases that have
+        such targets: DTensor's planner fails on them, and would in most of the others, too.
+        """
+        if case.op != REDISTRIBUTE:
+            return Alphabet()
+        if "strided shard" in case.tags:
+            return Alphabet(strided=(2,))
+        suffixes = [prod(mesh.shape[first:last]) for last in range(2, mesh.ndim + 1) for first in range(1, last)]
+        factors = {*suffixes, *mesh.shape[1:]} - {1}
+        return Alphabet(strided=tuple(sorted(factors)), orders_on=mesh.shape)
+
+    def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
+        """Return a generator of cases; see :func:`strategies.redistribution.inputs.redistribution_cases`."""
+        return redistribution_cases(context)
+
+
+FAMILY = RedistributionFamily()

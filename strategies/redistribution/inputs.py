@@ -1,0 +1,253 @@
+"""Generators of redistributions, and of sequences of ops and redistributions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.redistribution.programs import CHAIN, OPERANDS, SEQUENCE, sequence
+from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
+from verifier.cases import MeshSpec, OpCase
+from verifier.families import DrawContext
+from verifier.partials import partial_reductions
+from verifier.placements import in_order, is_shard_order, sharded_dim
+from verifier.torch_internals import strided_shard, strides_of
+
+__all__ = ["INPUT_CLASSES", "REDISTRIBUTE", "SEQUENCE_OP", "next_steps", "redistribution_cases", "sequence_case"]
+
+REDISTRIBUTE = "dtensor.redistribute"
+SEQUENCE_OP = "dtensor.sequence"
+
+_MESH_DIMS = 3
+"""Targets are drawn for so many mesh dims and then cut to the mesh's, so that the same choices fit a smaller mesh."""
+_LONGEST = 5
+_GROWING = ("mul", "mm", "square")
+"""Steps that multiply values; two of them keep small integers exact in float64."""
+_EXTRA_DTYPES = (torch.int64, torch.bool, torch.complex128)
+
+INPUT_CLASSES = frozenset(
+    {
+        "0-d tensor",
+        "Partial target",
+        "bool",
+        "complex",
+        "empty shard",
+        "empty tensor",
+        "even shard",
+        "integer",
+        "negative dim",
+        "nested cut",
+        "no grad",
+        "no redistribution needed",
+        "non-contiguous",
+        "parameter",
+        "redistributions in a row",
+        "ops in a row",
+        "result used twice",
+        "size-1 dim",
+        "square",
+        "shard order",
+        "strided shard",
+        "two results",
+        "uneven shard",
+        "view",
+    }
+)
+"""Every tag that a case of this family can have.
+
+"nested cut", "shard order" and "strided shard" are of targets; a shard order is one that is not the default.
+"""
+
+
+def redistribution_cases(context: DrawContext) -> SearchStrategy[OpCase]:
+    """Return a generator of cases of the ops in ``context``.
+
+    ``dtensor.redistribute`` is one to three redistributions in a row, ``dtensor.sequence`` one to five steps, each an
+    op or a redistribution. Shrinks to one redistribution of a vector of one element to Replicate.
+
+    Raises
+    ------
+    ValueError
+        If ``context`` names no op or no dtype.
+    """
+    if not context.ops or not context.dtypes:
+        raise ValueError(f"ops={context.ops} and dtypes={context.dtypes} must each have an entry")
+    unknown = set(context.ops) - {REDISTRIBUTE, SEQUENCE_OP}
+    assert not unknown, f"not ops of this family: {unknown}"
+    kinds = [REDISTRIBUTE] * 3 * (REDISTRIBUTE in context.ops) + [SEQUENCE_OP] * 2 * (SEQUENCE_OP in context.ops)
+    generators = {REDISTRIBUTE: _chains(context), SEQUENCE_OP: _sequences(context)}
+    return st.sampled_from(kinds).flatmap(generators.__getitem__)
+
+
+# -------------------------------------------------------------------------------------------------------------- chains
+@st.composite
+def _chains(draw: st.DrawFn, context: DrawContext) -> OpCase:
+    """Draw a tensor and the targets through which it goes."""
+    extra = _EXTRA_DTYPES if context.mesh.device == "cpu" else _EXTRA_DTYPES[:1]
+    dtype = draw(st.sampled_from([*context.dtypes * 4, *extra * len(context.dtypes)]))
+    ndim = draw(st.sampled_from([1, 1, 2, 2, 2, 2, 3, 3, 0]))
+    shape = tuple(draw(dim_sizes(context.mesh.world_size, largest=None if dim < 2 else 5)) for dim in range(ndim))
+    trainable = dtype.is_floating_point or dtype.is_complex
+    layout = draw(layouts(trainable=trainable))
+    seed = draw(seeds())
+    reduction = draw(st.sampled_from(partial_reductions(dtype)))
+    count = draw(st.sampled_from([1, 1, 1, 2, 2, 3]))
+    odd = draw(rarely(4)) and ndim > 0 and dtype in context.dtypes[:2]
+    targets = [draw(_targets(context.mesh, ndim, reduction, odd)) for _ in range(count)]
+    tensor = _values(shape, dtype, seed, layout)
+    tags = _tensor_tags(tensor, context) | _target_tags(targets, context.mesh)
+    return OpCase(REDISTRIBUTE, CHAIN, (tensor, targets), {}, "redistribution", True, frozenset(tags))
+
+
+@st.composite
+def _targets(
+    draw: st.DrawFn, mesh: MeshSpec, ndim: int, reduction: str | None = None, odd: bool = False
+) -> list[Placement]:
+    """Draw the placements of a tensor of ``ndim`` dims, Partial only under ``reduction``.
+
+    Without ``reduction`` they are Replicate and Shard alone. With it there are also dims that count from the back, and
+    mesh dims that cut a tensor dim from right to left. If ``odd``, the first mesh dim has a strided shard that may not
+    be the result of any such order.
+    """
+    letters: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(ndim))]
+    if reduction is None:
+        return [draw(st.sampled_from(letters)) for _ in range(_MESH_DIMS)][: mesh.ndim]
+    weighted = [*letters * 5, *([Shard(-1)] * (ndim > 0)), Partial(reduction)]
+    placements = tuple([draw(st.sampled_from(weighted)) for _ in range(_MESH_DIMS)][: mesh.ndim])
+    if draw(rarely(3)):
+        placements = in_order(placements, mesh.shape, range(mesh.ndim - 1, -1, -1))
+    return [strided_shard(0, 2), *placements[1:]] if odd else list(placements)
+
+
+def _values(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout) -> torch.Tensor:
+    """Return a tensor whose elements differ from their neighbours, also of a dtype that has no signed integers."""
+    if dtype == torch.bool:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.rand(tuple(shape), generator=generator) < 0.5
+    if not dtype.is_complex:
+        return filled(shape, dtype, seed, layout)
+    real = filled(shape, dtype, seed, Layout(contiguous=layout.contiguous))
+    tensor = real + 1j * filled(shape, dtype, seed + 1, Layout(contiguous=layout.contiguous))
+    return tensor.requires_grad_(layout.requires_grad)
+
+
+# ----------------------------------------------------------------------------------------------------------- sequences
+@st.composite
+def _sequences(draw: st.DrawFn, context: DrawContext) -> OpCase:
+    """Draw two matrices and a list of steps, each of which fits what the ones before have made."""
+    wide = [dtype for dtype in context.dtypes if dtype in (torch.float64, torch.float32)] or [torch.float64]
+    dtype = draw(st.sampled_from(wide))
+    sizes = dim_sizes(context.mesh.world_size, smallest=1)
+    rows, columns = draw(sizes), draw(sizes)
+    second_shape = draw(st.sampled_from([(rows, columns), (columns, rows), (columns, columns), (1, columns)]))
+    seed = draw(seeds())
+    first = filled((rows, columns), dtype, seed, draw(layouts(trainable=True)))
+    second = filled(second_shape, dtype, seed + 1, draw(layouts(trainable=True)))
+    steps: list[list[Any]] = []
+    values = [first.detach(), second.detach()]
+    for _ in range(draw(st.integers(1, _LONGEST))):
+        # what has just been made comes first, so that Hypothesis shrinks to a chain
+        options = next_steps(values, steps)
+        step = draw(st.sampled_from(options))
+        if step[0] == "redistribute":
+            step = [*step, draw(_targets(context.mesh, values[step[1]].ndim))]
+        steps.append(step)
+        values.append(sequence(values[0], values[1], steps)[-1])
+    return sequence_case(first, second, steps, context)
+
+
+def next_steps(values: Sequence[torch.Tensor], steps: Sequence[list[Any]]) -> list[list[Any]]:
+    """Return the steps that fit ``values``, those that a sequence has made so far; redistributions lack their target.
+
+    Redistributions are a third of them. Values keep within what float64 holds exactly.
+    """
+    order = list(reversed(range(len(values))))
+    redistributions: list[list[Any]] = [["redistribute", position] for position in order]
+    may_grow = sum(name in _GROWING for name, *_ in steps) < 2
+    ops: list[list[Any]] = []
+    for position in order:
+        value = values[position]
+        ops += [["neg", position], *(["sum", position, dim] for dim in range(value.ndim))]
+        ops += [["square", position]] * may_grow
+        if value.ndim == 2:
+            ops += [["transpose", position, 0, 1], ["flatten", position]]
+        if value.ndim == 1:
+            ops.append(["unsqueeze", position, 0])
+        for other in order:
+            ops += [["add", position, other]] * _broadcasts(value, values[other])
+            ops += [["mul", position, other]] * (may_grow and _broadcasts(value, values[other]))
+            both = value.ndim == values[other].ndim == 2
+            ops += [["mm", position, other]] * (may_grow and both and value.shape[1] == values[other].shape[0])
+    repeated = max(1, round(len(ops) / (2 * len(redistributions))))
+    return [*redistributions * repeated, *ops]
+
+
+def _broadcasts(left: torch.Tensor, right: torch.Tensor) -> bool:
+    pairs = zip(reversed(left.shape), reversed(right.shape), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+def sequence_case(
+    first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]], context: DrawContext, call: str = SEQUENCE
+) -> OpCase:
+    """Return the case of a sequence of steps; see :func:`strategies.redistribution.programs.sequence`."""
+    uses = Counter(position for name, *arguments in steps for position in arguments[: OPERANDS.get(name, 1)])
+    redistributed = [step[2] for step in steps if step[0] == "redistribute"]
+    left = set(range(2, 2 + len(steps))) - set(uses)
+    found = {
+        "ops in a row": len(steps) > 1,
+        "result used twice": any(count > 1 for position, count in uses.items() if position > 1),
+        "two results": len(left) > 1,
+        "view": any(name in ("transpose", "flatten", "unsqueeze") for name, *_ in steps),
+    }
+    tags = (
+        _tensor_tags(first, context)
+        | _target_tags(redistributed, context.mesh)
+        | {tag for tag, holds in found.items() if holds}
+    )
+    exact = first.dtype == torch.float64
+    args = (first, second, steps)
+    return OpCase(SEQUENCE_OP, call, args, {}, "redistribution", exact, frozenset(tags))
+
+
+# ---------------------------------------------------------------------------------------------------------------- tags
+def _tensor_tags(tensor: torch.Tensor, context: DrawContext) -> set[str]:
+    tags = {kind for size in tensor.shape for kind in shard_classes(size, context.mesh.shape)}
+    found = {
+        "0-d tensor": tensor.ndim == 0,
+        "bool": tensor.dtype == torch.bool,
+        "complex": tensor.dtype.is_complex,
+        "empty tensor": not prod(tensor.shape),
+        "integer": not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.dtype != torch.bool,
+        "no grad": not tensor.requires_grad,
+        "non-contiguous": not tensor.is_contiguous(),
+        "parameter": isinstance(tensor, torch.nn.Parameter),
+        "size-1 dim": 1 in tensor.shape,
+        "square": tensor.ndim > 1 and len(set(tensor.shape)) == 1 and tensor.numel() > 1,
+    }
+    return tags | {tag for tag, holds in found.items() if holds}
+
+
+def _target_tags(targets: Sequence[Sequence[Placement]], mesh: MeshSpec) -> set[str]:
+    flat = [placement for target in targets for placement in target]
+    cuts = [[d for d in map(sharded_dim, target) if d is not None] for target in targets]
+    strided = [(any(map(strides_of, target)), is_shard_order(tuple(target), mesh.shape)) for target in targets]
+    found = {
+        "Partial target": any(placement.is_partial() for placement in flat),
+        "negative dim": any(isinstance(p, Shard) and p.dim < 0 for p in flat),
+        "nested cut": any(len(set(cut)) < len(cut) for cut in cuts),
+        "no redistribution needed": any(left == right for left, right in pairwise(targets)),
+        "redistributions in a row": len(targets) > 1,
+        "shard order": any(strides and order for strides, order in strided),
+        "strided shard": any(strides and not order for strides, order in strided),
+    }
+    return {tag for tag, holds in found.items() if holds}

@@ -1,0 +1,116 @@
+"""Ops and redistributions in a row, driven as a state machine: each rule appends a step, the end checks the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from strategies.redistribution.inputs import SEQUENCE_OP, next_steps, sequence_case
+from strategies.redistribution.programs import SEQUENCE, sequence
+from strategies.tensors import Layout, filled
+from verifier.cases import MeshSpec, VerdictKind
+from verifier.families import DrawContext
+from verifier.verification import WrongValue
+from verifier.verifying import Verifier
+
+MESH = MeshSpec((2, 2))
+CONTEXT = DrawContext(MESH, (torch.float64,), (SEQUENCE_OP,))
+HOW = settings(
+    max_examples=12,
+    stateful_step_count=4,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+    print_blob=False,
+)
+PLACEMENTS = st.lists(st.sampled_from([Replicate(), Shard(0), Shard(1)]), min_size=2, max_size=2)
+
+
+class Steps(RuleBasedStateMachine):
+    """Values that ops and redistributions make out of two matrices of uneven sizes."""
+
+    verify: Verifier
+    call = SEQUENCE
+
+    def __init__(self) -> None:
+        super().__init__()
+        trainable = Layout(requires_grad=True)
+        self.first, self.second = (
+            filled((5, 3), torch.float64, 0, trainable),
+            filled((3, 5), torch.float64, 1, trainable),
+        )
+        self.values = [self.first.detach(), self.second.detach()]
+        self.steps: list[list[Any]] = []
+        self.source = ["R", "R"]
+
+    def append(self, step: list[Any]) -> None:
+        self.steps.append(step)
+        self.values.append(sequence(self.values[0], self.values[1], self.steps)[-1])
+
+    @rule(data=st.data(), placements=PLACEMENTS)
+    def redistribute(self, data: st.DataObject, placements: list[Any]) -> None:
+        position = data.draw(st.sampled_from([i for i, value in enumerate(self.values) if value.ndim == 2]))
+        self.append(["redistribute", position, placements])
+
+    @rule(data=st.data())
+    def apply_op(self, data: st.DataObject) -> None:
+        steps = [step for step in next_steps(self.values, self.steps) if step[0] not in ("redistribute", "flatten")]
+        self.append(data.draw(st.sampled_from(steps)))
+
+    @precondition(lambda self: not self.steps)
+    @rule(text=st.sampled_from(["(S(0), R)", "(S(0), S(0))", "(S(1), S(0))", "(R, P(sum))", "(P(max), S(1))"]))
+    def place_first(self, text: str) -> None:
+        self.source[0] = text
+
+    def teardown(self) -> None:
+        if self.steps:
+            case = sequence_case(self.first, self.second, self.steps, CONTEXT, self.call)
+            source = [text if text != "R" else "(R, R)" for text in self.source]
+            self.verify(case, mesh=MESH, placements=source, allow_nothing=True, record=False)
+
+
+def forgetful(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) -> list[torch.Tensor]:
+    """A sequence in which an op on what a redistribution has made doubles the results."""
+    results = sequence(first, second, steps)
+    made = {2 + number: name for number, (name, *_) in enumerate(steps)}
+    wrong = any(name != "redistribute" and made.get(a[0]) == "redistribute" for name, *a in steps)
+    return [result * 2 if wrong and isinstance(result, DTensor) else result for result in results]
+
+
+@pytest.fixture
+def machine(verify: Verifier) -> type[Steps]:
+    return type("Machine", (Steps,), {"verify": staticmethod(verify)})
+
+
+def test_steps_in_a_row_agree_with_the_local_program(machine: type[Steps]) -> None:
+    run_state_machine_as_test(machine, settings=HOW)
+
+
+def test_machine_shrinks_to_the_shortest_wrong_sequence(machine: type[Steps]) -> None:
+    """A deliberate fault that needs a redistribution and an op on its result, and nothing else."""
+    machine.call = f"{forgetful.__module__}.forgetful"
+    with pytest.raises(WrongValue) as caught:
+        run_state_machine_as_test(machine, settings=settings(HOW, max_examples=60))
+    steps: Any = caught.value.failure.trial.case.args[2]
+    assert len(steps) == 2
+    assert steps[0][0] == "redistribute"
+    assert steps[1][1] == 2  # the result of the first step
+
+
+def test_a_value_is_used_in_two_placements(verify: Verifier) -> None:
+    """The same tensor sharded by rows and by columns, and both added up: as a residual around a resharded branch."""
+    tensor = filled((5, 3), torch.float64, 0, Layout(requires_grad=True))
+    rows, columns = [Shard(0), Replicate()], [Replicate(), Shard(1)]
+    steps: list[list[Any]] = [["redistribute", 0, rows], ["redistribute", 0, columns], ["add", 2, 3], ["mul", 4, 2]]
+    case = sequence_case(tensor, tensor.detach().clone(), steps, CONTEXT)
+    result = verify(case, mesh=MESH, placements=["(S(1), P(sum))", "(R, R)"])
+    assert result.counts == {VerdictKind.PASS: 1}

@@ -1,0 +1,97 @@
+"""Redistributions that are wrong on purpose, in one way each: programs that a rank imports by their dotted path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from verifier.cases import OpCase, Placements
+from verifier.targets import asks, targets
+
+
+def _redistributed(input: torch.Tensor, made: list[list[Any]]) -> tuple[torch.Tensor, DTensor | None]:
+    if not isinstance(input, DTensor):
+        return input.view_as(input), None
+    result = input.redistribute(placements=made[-1])
+    return result, result
+
+
+def _with_local(like: DTensor, local: torch.Tensor) -> torch.Tensor:
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def right(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """Wrong in no way."""
+    return _redistributed(input, targets)[0]
+
+
+def drops_last_element(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """What a loop that ends one too early leaves at its initial value."""
+    plain, made = _redistributed(input, targets)
+    if made is None:
+        return plain
+    local = made.to_local().clone()
+    if local.numel():
+        local.view(-1)[-1] = 0
+    return _with_local(made, local)
+
+
+def gives_shard_of_next_rank(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """Ranks take the shard at the next index along the first mesh dim; where shards differ in size they keep theirs."""
+    plain, made = _redistributed(input, targets)
+    if made is None:
+        return plain
+    (placement, *_) = made.placements
+    local = made.to_local()
+    if isinstance(placement, Shard):
+        extent = made.device_mesh.size(0)
+        following = made.full_tensor().chunk(extent, placement.dim)
+        index = (made.device_mesh.get_local_rank(0) + 1) % extent
+        if index < len(following) and following[index].shape == local.shape:
+            local = following[index].clone()
+    return _with_local(made, local)
+
+
+def adds_up_replicas(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """An all-reduce too many: each replica has the sum of all of them."""
+    plain, made = _redistributed(input, targets)
+    if made is None:
+        return plain
+    copies = made.device_mesh.size(0) if made.placements[0] == Replicate() else 1
+    return _with_local(made, made.to_local() * copies)
+
+
+def takes_one_part_for_the_whole(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """A Partial is called Replicate without having been reduced."""
+    plain, made = _redistributed(input, targets)
+    if made is None or not isinstance(input, DTensor) or not input.placements[0].is_partial():
+        return plain
+    return _with_local(made, input.to_local()) if made.placements[0] == Replicate() else plain
+
+
+def ends_elsewhere(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """The value is right on every rank, the placements are not those asked for."""
+    plain, made = _redistributed(input, targets)
+    return plain if made is None else made.redistribute(placements=[Replicate()] * made.device_mesh.ndim)
+
+
+def doubles_gradient(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """Forward is right; on the way back the gradient is doubled."""
+    plain, made = _redistributed(input, targets)
+    if made is None:
+        return plain
+    return made * 2 - made.detach()
+
+
+def _asked(case: OpCase) -> tuple[Placements, ...]:
+    tensor = case.args[0]
+    assert isinstance(tensor, torch.Tensor)
+    return (tuple(Shard(p.dim % tensor.ndim) if isinstance(p, Shard) else p for p in targets(case)[-1]),)
+
+
+for _program in (right, ends_elsewhere):
+    asks(f"redistribution_mutants.{_program.__name__}", _asked)

@@ -1,0 +1,91 @@
+"""Redistributions that are wrong on purpose are caught, each by the right verdict, and the right one passes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import redistribution_mutants as mutants
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+
+from strategies.redistribution import FAMILY
+from strategies.redistribution.inputs import REDISTRIBUTE
+from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.families import DrawContext
+from verifier.verification import VerificationError, WrongGradient, WrongPlacement, WrongValue
+from verifier.verifying import Verifier
+
+MESH = MeshSpec((2,))
+MUTANTS: dict[Callable[..., torch.Tensor], type[VerificationError]] = {
+    mutants.drops_last_element: WrongValue,
+    mutants.gives_shard_of_next_rank: WrongValue,
+    mutants.adds_up_replicas: WrongValue,
+    mutants.takes_one_part_for_the_whole: WrongValue,
+    mutants.ends_elsewhere: WrongPlacement,
+    mutants.doubles_gradient: WrongGradient,
+}
+
+
+def plain(case: OpCase) -> bool:
+    """Leave out what DTensor refuses or gets wrong itself."""
+    return not case.tags & {"Partial target", "strided shard", "complex", "bool"}
+
+
+CASES = FAMILY.cases(DrawContext(MESH, (torch.float64,), (REDISTRIBUTE,))).filter(plain)
+
+
+def explore(verify: Verifier, program: Callable[..., torch.Tensor]) -> Counter[VerdictKind]:
+    """Verify ``program`` in the place of the family's on 25 drawn cases; return the number of trials by verdict."""
+    counts: Counter[VerdictKind] = Counter()
+
+    @settings(
+        max_examples=25,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=CASES)
+    def check(case: OpCase) -> None:
+        mutant = replace(case, call=f"{program.__module__}.{program.__name__}")
+        counts.update(verify(mutant, mesh=MESH, cap=8, allow_nothing=True, record=False).counts)
+
+    check()
+    return counts
+
+
+def test_the_right_program_passes(verify: Verifier) -> None:
+    counts = explore(verify, mutants.right)
+    assert set(counts) <= {VerdictKind.PASS, VerdictKind.INCONCLUSIVE, VerdictKind.UNSUPPORTED}
+    assert counts[VerdictKind.PASS] > 50
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_caught(mutant: Callable[..., torch.Tensor], verify: Verifier) -> None:
+    with pytest.raises(VerificationError) as caught:
+        explore(verify, mutant)
+    assert isinstance(caught.value, MUTANTS[mutant]), caught.value
+
+
+def test_every_mutant_is_tried() -> None:
+    own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
+    programs = {f for f in own if f.__module__ == mutants.__name__ and not isinstance(f, type)}
+    assert programs == {*MUTANTS, mutants.right}
+
+
+def test_nothing_else_sees_a_result_that_ends_elsewhere(verify: Verifier) -> None:
+    """What the program asked for is the one thing that tells it from a right one."""
+    case = OpCase(
+        REDISTRIBUTE,
+        "redistribution_mutants.ends_elsewhere",
+        (torch.tensor([3.0, -1.0]), [[mutants.Shard(0)]]),
+        family=FAMILY.name,
+    )
+    with pytest.raises(WrongPlacement, match=r"output on rank 0: placement got R, expected S\(0\)"):
+        verify(case, mesh=MESH, placements=["R"], record=False)
+    unasked = replace(case, call="redistribution_mutants.takes_one_part_for_the_whole")
+    assert verify(unasked, mesh=MESH, placements=["R"], record=False).counts == {VerdictKind.PASS: 1}
