@@ -220,6 +220,8 @@ class Campaign:
                 return
             if self._case_number not in past.cases and (over or time.monotonic() > until):
                 out_of_time = True
+                if self.plan.shard is not None or past.explored:  # other shards plan it or planned on from it
+                    self._steering.wanted(case, mesh)
                 return
             tried += 1
             try:

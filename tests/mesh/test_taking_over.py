@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import pytest
 from test_faults import wait_for_end
 
 from verifier.journal import read_journal
-from verifier.record_files import read_record
+from verifier.record_files import encode_record, read_record
+from verifier.records import RunHeader
 from verifier.runs import RunStore
 
 RULES = """
@@ -311,3 +313,32 @@ def test_shards_merged_are_one_run(commands: Commands, uninterrupted: dict[str, 
     merged = commands.result("merged")
     assert merged == uninterrupted
     assert RunStore(commands.folder / "merged").find_finding(fingerprint).confirmed == "confirmed on gloo, 2 ranks"
+
+
+def test_a_shard_that_was_cut_short_by_its_time_limit_can_be_merged(
+    commands: Commands, uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    """Made of a whole run: the first shard did not get beyond its first case, the second tried all of its own."""
+    header, *lines = commands.journal("whole").read_text().splitlines(keepends=True)
+    numbered = [(line, re.search(r'"(?:trial":"|case":)(\d+)', line)) for line in lines]
+    record = read_record(commands.journal("whole").with_name("run.json"))
+    for index, numbers in ((1, (1,)), (2, (2, 4, 6, 8))):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        made = json.loads(header)
+        made["header"]["id"] = f"part{index}"
+        made["header"]["shard"] = made["header"]["request"]["shard"] = f"{index}/2"
+        own = [line for line, number in numbered if number is not None and int(number[1]) in numbers]
+        (folder / "journal.jsonl").write_text(json.dumps(made) + "\n" + "".join(own))
+        part = replace(record, header=msgspec.convert(made["header"], RunHeader), complete=index == 2)
+        (folder / "run.json").write_bytes(encode_record(part))
+
+    statuses, said = commands(["merge", str(tmp_path / "1"), str(tmp_path / "2"), "--out", str(tmp_path / "merged")])
+
+    assert statuses in ([1], [2]), said  # by what fails in the cases that are left
+    (path,) = (tmp_path / "merged" / "runs").glob("*/run.json")
+    merged = read_record(path)
+    assert not merged.complete
+    assert 0 < merged.trials < uninterrupted["trials"]
+    reasons = [one.count for one in merged.untested if one.reason == "not reached within the time limit"]
+    assert sum(reasons) == 3

@@ -12,7 +12,13 @@ import pytest
 from run_factory import make_header, make_run
 
 from verifier.baseline import Baseline
+from verifier.campaign import Campaign
+from verifier.cases import Combination, MeshSpec, OpCase
+from verifier.events import CaseSkipped, Event
+from verifier.families import DrawContext
 from verifier.journal import Journal, RunWriter, is_open, read_journal
+from verifier.past import Past
+from verifier.recording import Request, make_plan
 from verifier.records import RunHeader
 from verifier.runs import RunStore
 from verifier.shards import Shard
@@ -188,3 +194,31 @@ def test_what_is_no_shard_or_did_not_finish(store: RunStore, tmp_path: Path) -> 
     assert "run part, shard 1/2, did not finish; first python -m verifier run --resume part" in refusal(store, ["part"])
     assert refusal(store, ["prat"]) == "no run 'prat'; did you mean 'part'?"
     assert "no run" in refusal(store, [str(tmp_path / "nowhere")])
+
+
+class Shown:
+    """Stands for the steering of trials, and remembers which cases it was shown."""
+
+    def __init__(self) -> None:
+        self.cases: list[OpCase] = []
+
+    def wanted(self, case: OpCase, _: MeshSpec) -> list[Combination]:
+        self.cases.append(case)
+        return []
+
+
+@pytest.mark.parametrize(("shard", "past"), [("1/2", Past()), ("2/2", Past()), (None, Past(explored=True))])
+def test_whatever_a_shard_has_time_for_all_plan_on_from_the_same_cases(shard: str | None, past: Past) -> None:
+    """Else they would plan different trials from there on, which merging refuses."""
+    request = Request(["embedding"], ["simulated:2"], max_examples=4, shard=shard)
+    plan = make_plan(request, Baseline())
+    (mesh,), ((name, ops),) = plan.meshes, plan.selected.items()
+    told: list[Event] = []
+    campaign = Campaign(plan, told.append, past)
+    steering = Shown()
+    campaign._steering = steering  # type: ignore[assignment]
+    tried = campaign._draw(plan.families[name], DrawContext(mesh, plan.dtypes, ops), until=0.0)  # long past
+    assert tried == 0
+    assert len(steering.cases) == 4
+    late = [event.count for event in told if isinstance(event, CaseSkipped) and "time limit" in event.reason]
+    assert late == [2 if shard else 4]
