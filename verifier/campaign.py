@@ -38,8 +38,9 @@ from verifier.events import (
 )
 from verifier.families import DrawContext, Family
 from verifier.finding_records import finding_record
-from verifier.findings import Collector, Drawn, Failure, Group, Minimiser, confirm, fingerprint, group_key
+from verifier.findings import Collector, Drawn, Failure, Group, fingerprint, group_key
 from verifier.meshes import Pool, PoolKey, PoolSet, Spares
+from verifier.minimising import Minimiser, confirm
 from verifier.oracle import Reference, judge, make_reference
 from verifier.past import Past, case_digest, case_position, entry_position
 from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, RunHeader

@@ -168,7 +168,7 @@ class RankProcess:
     def ending(self) -> str:
         """Return how the process ended, as ``signal SIGKILL`` or ``exit status 1``."""
         try:
-            code = self._popen.wait(timeout=5)
+            code = self._popen.wait(timeout=30)
         except subprocess.TimeoutExpired:
             return "a closed pipe"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

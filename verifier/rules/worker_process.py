@@ -195,7 +195,7 @@ class WorkerProcess:
     def ending(self) -> str:
         """Return how the worker, whose end of the pipe is closed, ended."""
         try:
-            code = self._popen.wait(timeout=5)
+            code = self._popen.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             return "a closed pipe"

@@ -1,0 +1,218 @@
+"""Makes a failure small, and runs it once more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from verifier.cases import Fate, MeshSpec, OpCase, Trial
+from verifier.converter import tensor_arguments
+from verifier.findings import Drawn, Failure, Runner, case_flags, symptom
+from verifier.oracle import Reference, judge, make_reference
+from verifier.placements import Alphabet
+from verifier.shrinking import shrink
+from verifier.targets import keep_mesh_dims, targets
+from verifier.torch_internals import pytree
+from verifier.trials import simpler_placements
+
+__all__ = ["Minimiser", "confirm"]
+
+
+@dataclass
+class Minimiser:
+    """Makes failures small: fewer ranks, fewer sharded arguments, then the smallest case that Hypothesis finds.
+
+    Parameters
+    ----------
+    run
+        Runs one trial.
+    generate
+        Returns a generator of cases for a mesh; None where drawing afresh finds nothing smaller than the case itself.
+    seed
+        Of the campaign.
+    until
+        ``time.monotonic()`` after which to stop with the best so far.
+    """
+
+    run: Runner
+    generate: Callable[[MeshSpec], SearchStrategy[OpCase]] | None
+    seed: int
+    until: float
+    restarts: int = 4
+    """How many attempts may bring the ranks down, since each costs a restart; counts down."""
+
+    def minimise(self, failure: Failure, is_known: Callable[[Failure], bool]) -> tuple[Failure, bool]:
+        """Return the smallest failure of the same kind, and whether there was time to look for one.
+
+        As soon as ``is_known`` holds of what it has become, nothing more is tried.
+        """
+        best = self._simpler(self._fewer_cotangents(failure))
+        if is_known(best):
+            return best, True
+        if failure.costly:  # Hypothesis would need new processes for each of its attempts
+            return best, False
+        for mesh, kept in _smaller_meshes(best.trial):
+            projected = _project(best.trial, mesh, kept)
+            found = self._shrink(projected, best, failure.drawn, 60)
+            if found is None and targets(best.trial.case):  # its targets fit this mesh, whatever else would be drawn
+                found = self.attempt(projected, best)
+            if found is not None:
+                best = found
+                break
+        else:
+            found = self._shrink(best.trial, best, failure.drawn, 200) if self.generate is not None else best
+        if found is None or found.size > best.size:
+            return best, False
+        return self._simpler(found), time.monotonic() < self.until
+
+    def attempt(self, trial: Trial, like: Failure) -> Failure | None:
+        """Return the failure if ``trial`` fails in the same way as ``like``, else None."""
+        if self.restarts <= 0:
+            return None
+        reference: Reference = make_reference(trial.case)
+        observation = self.run(trial)
+        self.restarts -= observation.fate in (Fate.HANG, Fate.DIED)
+        found = Failure(trial, observation, judge(observation, reference))
+        return found if found.verdict.kind.bad and symptom(found) == symptom(like) else None
+
+    def _fewer_cotangents(self, failure: Failure) -> Failure:
+        if len(failure.trial.cotangents) < 2:
+            return failure
+        index = failure.verdict.backward
+        kept = () if index is None else (failure.trial.cotangents[index],)
+        # the seed of a backward pass counts from the trial's, so that dropping passes keeps its cotangent
+        trial = replace(failure.trial, cotangents=kept, seed=failure.trial.seed + (index or 0))
+        return self.attempt(trial, failure) or failure
+
+    def _simpler(self, failure: Failure) -> Failure:
+        progress = True
+        while progress and time.monotonic() < self.until:
+            progress = False
+            simpler = (_plainer_cases, _simpler_combinations, _simpler_cotangents)
+            for trial in (variant for variants in simpler for variant in variants(failure.trial)):
+                found = self.attempt(trial, failure)
+                if found is not None:
+                    failure, progress = found, True
+                    break
+        return failure
+
+    def _shrink(self, template: Trial, like: Failure, drawn: Drawn | None, examples: int) -> Failure | None:
+        """Return the failure that Hypothesis shrinks to under the mesh and combination of ``template``."""
+        if self.generate is None:
+            return self.attempt(template, like)
+        ndims = [tensor.ndim for tensor in tensor_arguments(template.case.args, template.case.kwargs)]
+
+        def fails(case: OpCase) -> bool:
+            if time.monotonic() > self.until or case.call != template.case.call or case.op != template.case.op:
+                return False
+            tensors = tensor_arguments(case.args, case.kwargs)
+            if len(tensors) != len(ndims) or not _fits(template, case):
+                return False
+            return self.attempt(replace(template, case=case), like) is not None
+
+        generator = self.generate(template.mesh)
+        case = shrink(generator, fails, None if drawn is None else drawn.choices, examples, self.seed)
+        return None if case is None else self.attempt(replace(template, case=case), like)
+
+
+def _fits(template: Trial, case: OpCase) -> bool:
+    """Return whether the template's placements can be used for the tensors of ``case``."""
+    for tensor, placements in zip(tensor_arguments(case.args, case.kwargs), template.combination, strict=True):
+        if not all(Alphabet.admits(placement, tensor.ndim, tensor.dtype) for placement in placements):
+            return False
+    if template.cotangents:
+        reference = make_reference(case)
+        outputs = [reference.outputs[i] for i in reference.differentiable]
+        for cotangents in template.cotangents:
+            if len(cotangents) != len(outputs):
+                return False
+            for output, placements in zip(outputs, cotangents, strict=True):
+                if not all(Alphabet.admits(placement, output.ndim, output.dtype) for placement in placements):
+                    return False
+    return True
+
+
+def _smaller_meshes(trial: Trial) -> list[tuple[MeshSpec, tuple[int, ...]]]:
+    """Return simpler meshes to try, simplest first, each with the mesh dims that it keeps."""
+    mesh = trial.mesh
+    options: list[tuple[MeshSpec, tuple[int, ...]]] = []
+    for mesh_dim in range(mesh.ndim):
+        extents = {2, mesh.shape[mesh_dim]} - {1}
+        options += [(replace(mesh, shape=(extent,)), (mesh_dim,)) for extent in extents]
+    if mesh.ndim == 3:
+        options += [(replace(mesh, shape=(2, 2)), kept) for kept in ((0, 1), (0, 2), (1, 2))]
+    if mesh.ndim == 2:
+        options.append((replace(mesh, shape=(2, 2)), (0, 1)))
+    options = [option for option in options if option[0].world_size < mesh.world_size or option[0].ndim < mesh.ndim]
+    return sorted(options, key=lambda option: (option[0].world_size, option[0].ndim, option[1]))
+
+
+def _project(trial: Trial, mesh: MeshSpec, kept: tuple[int, ...]) -> Trial:
+    combination = tuple(tuple(placements[d] for d in kept) for placements in trial.combination)
+    cotangents = tuple(tuple(tuple(p[d] for d in kept) for p in one) for one in trial.cotangents)
+    case = keep_mesh_dims(trial.case, kept)
+    return replace(trial, case=case, mesh=mesh, combination=combination, cotangents=cotangents)
+
+
+def _plainer_cases(trial: Trial) -> list[Trial]:
+    """Return variants with one option fewer, and one with float64 for every other floating dtype."""
+    case = trial.case
+    plainer = []
+    for name in sorted(case_flags(case) & set(case.kwargs)):
+        kwargs = {key: value for key, value in case.kwargs.items() if key != name}
+        plainer.append(replace(case, kwargs=kwargs))
+    if any(tensor.dtype in _NARROW for tensor in tensor_arguments(case.args, case.kwargs)):
+        args, kwargs = pytree.tree_map(_widened, (case.args, dict(case.kwargs)))
+        plainer.append(replace(case, args=args, kwargs=kwargs))
+    return [replace(trial, case=variant) for variant in plainer]
+
+
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _widened(leaf: object) -> object:
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype not in _NARROW:
+        return leaf
+    return leaf.detach().to(torch.float64).requires_grad_(leaf.requires_grad)
+
+
+def _simpler_combinations(trial: Trial) -> list[Trial]:
+    """Return variants in which one argument's placements are simpler, as far as its shape and dtype allow."""
+    variants = []
+    tensors = tensor_arguments(trial.case.args, trial.case.kwargs)
+    for position, (tensor, placements) in enumerate(zip(tensors, trial.combination, strict=True)):
+        for changed in simpler_placements(placements):
+            if Alphabet.legal(changed) and all(Alphabet.admits(p, tensor.ndim, tensor.dtype) for p in changed):
+                combination = (*trial.combination[:position], changed, *trial.combination[position + 1 :])
+                variants.append(replace(trial, combination=combination))
+    return variants
+
+
+def _simpler_cotangents(trial: Trial) -> list[Trial]:
+    """Return variants in which one cotangent is replicated, or sharded along an earlier tensor dim."""
+    variants = []
+    for number, one in enumerate(trial.cotangents):
+        for position, placements in enumerate(one):
+            for changed in simpler_placements(placements):
+                cotangent = (*one[:position], changed, *one[position + 1 :])
+                cotangents = (*trial.cotangents[:number], cotangent, *trial.cotangents[number + 1 :])
+                variants.append(replace(trial, cotangents=cotangents))
+    return variants
+
+
+def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
+    """Run ``failure`` once more on real processes; return it as it then is, and on what it was confirmed."""
+    trial = failure.trial
+    if trial.mesh.backend == "simulated":
+        trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+    minimiser.restarts += 1
+    again = minimiser.attempt(trial, failure)
+    if again is None:
+        why = "real processes do not show it" if failure.trial.mesh != trial.mesh else "did not fail a second time"
+        return failure, f"unconfirmed: {why}"
+    ranks = trial.mesh.world_size
+    return again, f"confirmed on {trial.mesh.backend}, {ranks} rank{'s' * (ranks != 1)}"
