@@ -229,6 +229,10 @@ def test_ranks_get_longer_to_refuse_than_to_raise() -> None:
     def raised(refusal: bool) -> ProcessReport:
         return ProcessReport((0,), Phase.BACKWARD, Raised(Phase.BACKWARD, "RuntimeError", "", refusal=refusal))
 
-    assert _Flight(raised={0: raised(False)}).patience(0.25) == 0.25
-    assert _Flight(raised={0: raised(True), 1: raised(True)}).patience(0.25) == 2.5
-    assert _Flight(raised={0: raised(True), 1: raised(False)}).patience(0.25) == 0.25
+    def patience(*refusals: bool) -> float:
+        reports = {rank: raised(refusal) for rank, refusal in enumerate(refusals)}
+        return _Flight(trial("S(0)"), 0.0, raised=reports).patience(0.25)
+
+    assert patience(False) == 0.25
+    assert patience(True, True) == 2.5
+    assert patience(True, False) == 0.25

@@ -127,7 +127,6 @@ def test_failures_are_grouped_by_the_kinds_of_placements() -> None:
     ("error", "refusal"),
     [
         (RuntimeError("Can not redistribute: redistributing to Partial is for internal use only!"), True),
-        (AssertionError("Redistribution from one partial type (P(sum)) to another (P(avg)) is unsupported."), True),
         (RuntimeError("This needs redistribution. Please redistribute the input first."), True),
         (AssertionError("Please redistribute the input first."), False),
         (RuntimeError("Expected cond to be True, but got False."), False),
