@@ -29,9 +29,10 @@ from verifier.cases import (
     split_placements,
 )
 from verifier.converter import tensor_arguments
-from verifier.oracle import parameter_names, written_arguments
+from verifier.oracle import parameter_names, resolve, written_arguments
 from verifier.placements import is_shard_order, sharded_dim
 from verifier.targets import targets
+from verifier.torch_internals import OpOverload, has_own_handler
 from verifier.trials import combination_rows
 
 __all__ = [
@@ -114,6 +115,8 @@ def rule_class(failure: Failure) -> str:
     everything is replicated is left out.
     """
     trial, verdict = failure.trial, failure.verdict
+    if verdict.backward is None and runs_own_code(trial.case):
+        return f"{trial.case.op}: code of its own, at any placements"
     report = first_report(failure.observation)
     phase = _BEFORE.get(verdict.phase, verdict.phase)
     executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)] if report else []
@@ -130,6 +133,16 @@ def rule_class(failure: Failure) -> str:
     columns = set(zip(*(split_placements(text) for text in texts), strict=False))
     used = sorted(",".join(column) for column in columns if set(column) != {"R"})
     return f"{op}: {' x '.join(used) or 'R'}"
+
+
+def runs_own_code(case: OpCase) -> bool:
+    """Return whether DTensor has code of its own for the op, which asks no rule: its placements tell no defects apart.
+
+    >>> runs_own_code(OpCase("aten.convolution.default", "torch.ops.aten.convolution.default"))
+    True
+    """
+    call = resolve(case.call)
+    return isinstance(call, OpOverload) and has_own_handler(call)
 
 
 def _kinds(places: Sequence[Placements]) -> str:

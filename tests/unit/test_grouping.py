@@ -1,0 +1,76 @@
+"""Which failures are one finding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from verifier.cases import (
+    Combination,
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Phase,
+    ProcessReport,
+    Raised,
+    Trial,
+    Verdict,
+    VerdictKind,
+)
+from verifier.findings import Collector, Failure, group_key
+
+MESH = MeshSpec((2,))
+R, S, P = Replicate(), Shard(0), Partial()
+
+
+def case(name: str, *args: torch.Tensor, **kwargs: object) -> OpCase:
+    return OpCase(f"aten.{name}", f"torch.ops.aten.{name}", args, kwargs)
+
+
+def crash(of: OpCase, combination: Combination, where: str) -> Failure:
+    trial = Trial(of, MESH, combination)
+    error = Raised(Phase.FORWARD, "RuntimeError", "no", where)
+    reports = tuple(ProcessReport((rank,), Phase.FORWARD, error) for rank in range(2))
+    return Failure(trial, Observation(trial, Fate.COMPLETED, reports), Verdict(VerdictKind.CRASH, "no", Phase.FORWARD))
+
+
+def wrong(of: OpCase, combination: Combination) -> Failure:
+    trial = Trial(of, MESH, combination)
+    reports = tuple(ProcessReport((rank,), Phase.DONE) for rank in range(2))
+    verdict = Verdict(VerdictKind.WRONG_VALUE, "1, expected 2", Phase.FORWARD, "output")
+    return Failure(trial, Observation(trial, Fate.COMPLETED, reports), verdict)
+
+
+ONE = torch.ones(2)
+RELU, NEG, IN_PLACE = case("relu.default", ONE), case("neg.default", ONE), case("relu_.default", ONE)
+OUT = case("relu.out", ONE, out=torch.empty(2))
+
+
+def test_what_any_op_meets_is_one_finding_and_names_the_ops() -> None:
+    collector = Collector()
+    for of, at in ((RELU, ((S,),)), (NEG, ((P,),))):
+        collector.add(crash(of, at, "_select_min_redistribute_cost (_sharding_prop.py)"))
+    (group,) = collector.groups.values()
+    assert group.occurrences == 2
+    assert [text.split(" on ")[0] for text in group.seen] == ["aten.relu.default", "aten.neg.default"]
+
+
+@pytest.mark.parametrize("other", [IN_PLACE, OUT], ids=["in-place", "out="])
+def test_what_ops_that_write_meet_is_another(other: OpCase) -> None:
+    where = "_select_min_redistribute_cost (_sharding_prop.py)"
+    functional = crash(RELU, ((S,),), where)
+    assert group_key(crash(other, ((S,), (P,))[: 1 + (other is OUT)], where)) != group_key(functional)
+
+
+@pytest.mark.parametrize("where", ["_rewrite_plain_shard (_view_ops.py)", "__call__ (_ops.py)"])
+def test_what_a_strategy_or_a_kernel_raises_is_the_ops_own(where: str) -> None:
+    assert group_key(crash(RELU, ((S,),), where)) != group_key(crash(NEG, ((S,),), where))
+    assert group_key(crash(RELU, ((S,),), where)) != group_key(crash(RELU, ((P,),), where))
+
+
+def test_placements_tell_no_defects_apart_where_dtensor_asks_no_rule() -> None:
+    convolution = case("convolution.default", torch.ones(1, 1, 3), torch.ones(1, 1, 1))
+    assert group_key(wrong(convolution, ((S,), (R,)))) == group_key(wrong(convolution, ((R,), (S,))))
+    assert group_key(wrong(RELU, ((S,),))) != group_key(wrong(RELU, ((P,),)))
