@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from verifier.cases import Observation, Phase, VerdictKind, format_placements, split_placements
+from verifier.cases import Observation, Phase, Verdict, VerdictKind, format_placements, split_placements
 from verifier.records import RuleCoverageRecord
 
 __all__ = ["RuleCoverage", "columns_run", "ran_at"]
-
-_RAN_NOTHING = (VerdictKind.TOOL_ERROR, VerdictKind.UNSUPPORTED)
 
 
 def ran_at(observation: Observation) -> list[str]:
@@ -42,9 +40,10 @@ class RuleCoverage:
         """Note that DTensor claims ``rules`` of ``op``."""
         self._claimed[op].update(rules)
 
-    def run(self, observation: Observation, verdict: VerdictKind) -> None:
-        """Note which rules a trial ran. What DTensor refused, or where the verifier failed, ran none."""
-        if verdict not in _RAN_NOTHING:
+    def run(self, observation: Observation, verdict: Verdict) -> None:
+        """Note which rules a trial ran: none where the forward call was refused, or where the verifier failed."""
+        refused = verdict.kind is VerdictKind.UNSUPPORTED and verdict.phase in (Phase.SETUP, Phase.FORWARD)
+        if not refused and verdict.kind is not VerdictKind.TOOL_ERROR:
             self._ran[observation.trial.case.op].update(columns_run(observation))
 
     def records(self) -> dict[str, RuleCoverageRecord]:

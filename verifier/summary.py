@@ -132,7 +132,7 @@ class Summary:
             if report is not None:
                 for share, seconds in report.seconds:
                     self._seconds_by[share] = self._seconds_by.get(share, 0.0) + seconds
-        self._rules.run(observation, kind)
+        self._rules.run(observation, event.verdict)
         self._graph.add(observation)
 
     def record(self, baseline: Sequence[KnownRecord] = ()) -> RunRecord:

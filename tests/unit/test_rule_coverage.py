@@ -16,6 +16,7 @@ from verifier.cases import (
     Phase,
     ProcessReport,
     Trial,
+    Verdict,
     VerdictKind,
 )
 from verifier.oracle import make_reference
@@ -74,11 +75,12 @@ def test_a_trial_that_was_refused_ran_nothing() -> None:
     coverage = RuleCoverage()
     coverage.claim("aten.mm.default", ["R, R", "S(0), R"])
     one = observed(((R,), (R,)), mesh=MeshSpec((2,)))
-    for verdict in (VerdictKind.UNSUPPORTED, VerdictKind.TOOL_ERROR):
-        coverage.run(one, verdict)
+    for kind in (VerdictKind.UNSUPPORTED, VerdictKind.TOOL_ERROR):
+        coverage.run(one, Verdict(kind, phase=Phase.FORWARD))
     assert coverage.records()["aten.mm.default"].exercised == []
-    coverage.run(one, VerdictKind.PASS)
-    coverage.run(observed(((Shard(0),), (Shard(0),)), mesh=MeshSpec((2,))), VerdictKind.WRONG_VALUE)
+    coverage.run(one, Verdict(VerdictKind.UNSUPPORTED, phase=Phase.BACKWARD))  # its forward call ran
+    other = observed(((Shard(0),), (Shard(0),)), mesh=MeshSpec((2,)))
+    coverage.run(other, Verdict(VerdictKind.WRONG_VALUE))
     record = coverage.records()["aten.mm.default"]
     assert (record.claimed, record.exercised) == (["R, R", "S(0), R"], ["R, R"])
 
