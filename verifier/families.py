@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -27,6 +27,19 @@ class DrawContext:
     mesh: MeshSpec
     dtypes: tuple[torch.dtype, ...]
     ops: tuple[str, ...]
+
+    def check(self, known: Collection[str]) -> None:
+        """Check that there is something to draw, of ops that the family knows.
+
+        Raises
+        ------
+        ValueError
+            If there is no op or no dtype.
+        """
+        if not self.ops or not self.dtypes:
+            raise ValueError(f"ops={self.ops} and dtypes={self.dtypes} must each have an entry")
+        unknown = set(self.ops) - set(known)
+        assert not unknown, f"not ops of this family: {unknown}"
 
 
 @runtime_checkable

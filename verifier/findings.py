@@ -193,9 +193,12 @@ def is_of_any_op(failure: Failure) -> bool:
 
 
 def _style(case: OpCase) -> str:
+    """Return whether the op writes to its arguments, and whether it only writes to some."""
     if not written_arguments(case):
         return "functional"
-    return "out=" if "out" in case.kwargs or case.op.endswith(("out", "grad_input")) else "in-place"
+    schema = resolve(case.call)._schema  # type: ignore[attr-defined]
+    written = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return "out=" if any(one.kwarg_only for one in written) else "in-place"
 
 
 def symptom(failure: Failure) -> tuple[str, ...]:

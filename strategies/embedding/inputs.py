@@ -75,10 +75,7 @@ def embedding_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     ValueError
         If ``context`` names no op or no dtype.
     """
-    if not context.ops or not context.dtypes:
-        raise ValueError(f"ops={context.ops} and dtypes={context.dtypes} must each have an entry")
-    unknown = set(context.ops) - {EMBEDDING, BACKWARD}
-    assert not unknown, f"not ops of this family: {unknown}"
+    context.check({EMBEDDING, BACKWARD})
     kinds = [*["lookup"] * 9, *["program"] * 3] if EMBEDDING in context.ops else []
     kinds += ["gradient"] * 5 if BACKWARD in context.ops else []
     generators = {"lookup": _lookups(context), "program": _programs(context), "gradient": _gradients(context)}

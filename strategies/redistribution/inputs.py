@@ -79,10 +79,7 @@ def redistribution_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     ValueError
         If ``context`` names no op or no dtype.
     """
-    if not context.ops or not context.dtypes:
-        raise ValueError(f"ops={context.ops} and dtypes={context.dtypes} must each have an entry")
-    unknown = set(context.ops) - {REDISTRIBUTE, SEQUENCE_OP}
-    assert not unknown, f"not ops of this family: {unknown}"
+    context.check({REDISTRIBUTE, SEQUENCE_OP})
     kinds = [REDISTRIBUTE] * 3 * (REDISTRIBUTE in context.ops) + [SEQUENCE_OP] * 2 * (SEQUENCE_OP in context.ops)
     generators = {REDISTRIBUTE: _chains(context), SEQUENCE_OP: _sequences(context)}
     return st.sampled_from(kinds).flatmap(generators.__getitem__)
