@@ -117,6 +117,8 @@ def rule_class(failure: Failure) -> str:
     trial, verdict = failure.trial, failure.verdict
     if verdict.backward is None and runs_own_code(trial.case):
         return f"{trial.case.op}: code of its own, at any placements"
+    if verdict.kind is VerdictKind.RANKS_DISAGREE:  # each rank has a rule of its own
+        return f"{trial.case.op}: at any placements"
     report = first_report(failure.observation)
     phase = _BEFORE.get(verdict.phase, verdict.phase)
     executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)] if report else []

@@ -195,7 +195,8 @@ if __name__ == "__main__":
     context = torch.multiprocessing.get_context("spawn")
     answers = context.Queue()
     ranks = [context.Process(target=rank_main, args=(r, port, answers), daemon=True) for r in range({world_size})]
-    for process in ranks:
+    for r, process in enumerate(ranks):
+        os.environ["PYTHONHASHSEED"] = str(r)  # the order of sets differs from rank to rank, the same in each run
         process.start()
     failed, heard = False, 0
     while heard < {world_size}:

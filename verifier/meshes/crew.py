@@ -172,7 +172,7 @@ class Crew:
         failed: dict[int, str] = {}
         for index, process in enumerate(self._seats):
             if process is None:
-                self._seats[index] = self._spares.take()
+                self._seats[index] = self._spares.take(index) if self._epoch else self._spares.start(index)
         for index, process in self._present():
             process.name = f"rank {index}"
             try:

@@ -49,6 +49,8 @@ class RankProcess:
         Modules and files that it runs first.
     memory_limit
         Bytes that it may map on top of what it has once it is a rank; None for no limit.
+    hash_seed
+        Its ``PYTHONHASHSEED``. The order of a set of texts depends on it, and what DTensor chooses on that.
 
     Attributes
     ----------
@@ -58,7 +60,7 @@ class RankProcess:
         Whether it has said that it is ready to take a seat.
     """
 
-    def __init__(self, imports: Sequence[str], memory_limit: int | None) -> None:
+    def __init__(self, imports: Sequence[str], memory_limit: int | None, hash_seed: int = 0) -> None:
         self.name = "spare"
         self.loaded = False
         self.connection, theirs = Pipe()
@@ -71,8 +73,13 @@ class RankProcess:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         fds = (theirs.fileno(), lifeline_read, breaker_read, phase_fd)
         config = WorkerConfig(*fds, list(imports), memory_limit, own_level())
-        environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", PYTHONPATH=os.pathsep.join(
-            [path for path in sys.path if path] or [""]))  # fmt: skip
+        environment = dict(
+            os.environ,
+            OMP_NUM_THREADS="1",
+            GLOO_SOCKET_IFNAME="lo",
+            PYTHONHASHSEED=str(hash_seed),
+            PYTHONPATH=os.pathsep.join([path for path in sys.path if path] or [""]),
+        )
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, msgspec.json.encode(config).decode()],
@@ -224,14 +231,22 @@ class Spares:
         """Process ids of those that wait."""
         return [process.pid for process in self._waiting]
 
-    def take(self) -> RankProcess:
-        """Return a process that waits, or else one that has just been started; it may still be loading."""
+    def take(self, rank: int) -> RankProcess:
+        """Return a process that waits, or else one that has just been started; it may still be loading.
+
+        Ranks have hash seeds of their own, as they do wherever nobody sets one, and the same in each run. A process
+        that has waited has that of rank 0.
+        """
         while self._waiting:
             process = self._waiting.pop(0)
             if process.running:
                 return process
             process.close()
-        return RankProcess(self.imports, self.memory_limit)
+        return self.start(rank)
+
+    def start(self, rank: int) -> RankProcess:
+        """Return a process that has just been started; those that wait are left for who is in a hurry."""
+        return RankProcess(self.imports, self.memory_limit, hash_seed=rank)
 
     def lost(self) -> None:
         """Take note that a process was lost, so that others may be."""

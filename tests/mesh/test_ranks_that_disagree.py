@@ -1,0 +1,46 @@
+"""What depends on the hash seed of a process: each rank has its own, and the same one in every run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind, parse_placements
+from verifier.meshes import Pool, PoolKey
+from verifier.oracle import judge, make_reference
+from verifier.script import FAILS, render_script, run_script
+
+MESH = MeshSpec((2,))
+
+
+def first_of_a_set(input: torch.Tensor) -> torch.Tensor:
+    """Return ``input`` cut on one of two dims, whichever a set of texts has first."""
+    if not isinstance(input, DTensor):
+        return input.clone()
+    dim = 0 if next(iter({"rows", "columns"})) == "rows" else 1
+    mesh = input.device_mesh
+    return DTensor.from_local(input.to_local().chunk(2, dim)[mesh.get_rank()], mesh, [Shard(dim)])
+
+
+def trial() -> Trial:
+    case = OpCase("test.set", f"{__name__}.first_of_a_set", (torch.arange(16.0).reshape(4, 4),))
+    return Trial(case, MESH, ((Replicate(),),))
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_ranks_have_hash_seeds_of_their_own_and_the_same_in_each_run(attempt):
+    asked = trial()
+    with Pool(PoolKey.of(MESH)) as pool:
+        [observation] = pool.run([asked])
+    verdict = judge(observation, make_reference(asked.case))
+    assert verdict.kind is VerdictKind.RANKS_DISAGREE
+    assert "rank 0: S(0); rank 1: S(1)" in verdict.message
+
+
+def test_the_script_of_such_a_finding_shows_it():
+    asked = Trial(trial().case, MESH, (parse_placements("R"),))
+    with Pool(PoolKey.of(MESH)) as pool:
+        [observation] = pool.run([asked])
+    source = render_script(asked, judge(observation, make_reference(asked.case)))
+    assert run_script(source)[0] == FAILS
