@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -225,7 +226,18 @@ _KINDS = {
 
 
 def judge(observation: Observation, reference: Reference) -> Verdict:
-    """Return the verdict on ``observation``, given what the call does locally."""
+    """Return the verdict on ``observation``, given what the call does locally.
+
+    What cannot be judged because of an error of the verifier's own is TOOL_ERROR: one trial, and not the run, is lost.
+    """
+    try:
+        return _judge(observation, reference)
+    except Exception as error:  # noqa: BLE001 - becomes a verdict that fails the run, with its traceback
+        text = "".join(traceback.format_exception(error)[-12:])
+        return Verdict(VerdictKind.TOOL_ERROR, f"{type(error).__name__}: {error}", detail=text)
+
+
+def _judge(observation: Observation, reference: Reference) -> Verdict:
     reports = [report for report in observation.reports if report is not None]
     raised = [(report, report.raised) for report in reports if report.raised is not None]
     if observation.fate is Fate.DIED:
@@ -324,28 +336,28 @@ def _judge_difference(difference: Difference) -> Verdict:
 
 def _combined_differences(trial: Trial, reports: Sequence[ProcessReport], reference: Reference) -> list[Difference]:
     """Check what no rank can check alone: that the parts of a Partial reduce to the reference."""
-    groups: dict[tuple[str, int | None], list[Contribution]] = {}
+    groups: dict[tuple[Phase, str, int | None], list[Contribution]] = {}
     for report in reports:
         for part in report.contributions:
-            groups.setdefault((part.subject, part.backward), []).append(part)
+            groups.setdefault((part.phase, part.subject, part.backward), []).append(part)
     differences = []
     steps = [step for report in reports for step in report.redistributions]
-    for (subject, backward), parts in groups.items():
+    for (phase, subject, backward), parts in groups.items():
         parts.sort(key=lambda part: part.rank)
-        expected = expected_value(reference, subject, backward, trial.seed)
+        expected = expected_value(reference, phase, subject, backward, trial.seed)
         assert expected is not None, f"no reference for {subject}"
-        phase = parts[0].phase
         placements = parse_placements(parts[0].placements)
         try:
             got = combine([part.local for part in parts], placements, trial.mesh.shape, expected.shape)
         except Disagreement as error:
-            kind = DifferenceKind.VALUE
+            kind = DifferenceKind.MUTATED if phase is Phase.INPUTS else DifferenceKind.VALUE
             text = f"parts of {parts[0].placements} of one tensor"
             differences.append(Difference(kind, phase, subject, -1, str(error), text, None, backward))
             continue
         found = compare(got, expected.detach(), case_tolerance(trial, reference, expected, steps))
         if found is not None:
             kind, got_text, expected_text, index = found
+            kind = DifferenceKind.MUTATED if phase is Phase.INPUTS else kind
             note = f"{got_text} once the ranks' parts are reduced under {parts[0].placements}"
             differences.append(Difference(kind, phase, subject, -1, note, expected_text, index, backward))
     return differences
@@ -370,9 +382,13 @@ def case_tolerance(
     return tolerance(expected, terms, LARGEST_PART if partial else 0.0)
 
 
-def expected_value(reference: Reference, subject: str, backward: int | None, seed: int) -> torch.Tensor | None:
-    """Return the reference of ``subject``: an output, or the gradient of an input in backward pass ``backward``."""
+def expected_value(
+    reference: Reference, phase: Phase, subject: str, backward: int | None, seed: int
+) -> torch.Tensor | None:
+    """Return the reference of ``subject``: an output, what the call leaves of an input, or an input's gradient."""
     names = argument_names(reference.case)
+    if phase is Phase.INPUTS:
+        return reference.inputs[names.index(subject)]
     if backward is None:
         return reference.outputs[output_names(reference).index(subject)]
     gradients = reference.gradients(seed + backward)

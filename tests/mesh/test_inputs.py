@@ -1,0 +1,88 @@
+"""What a call leaves of its inputs: nothing else than what the local call leaves, also of the parts of a Partial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from verifier.cases import MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
+from verifier.meshes import Pool, PoolKey
+from verifier.oracle import judge, make_reference
+
+MESH = MeshSpec((2,), "simulated")
+
+
+def doubles(input: torch.Tensor) -> torch.Tensor:
+    """Return ``input`` plus itself, and double the input as well."""
+    result = input + input
+    input.mul_(2)
+    return result
+
+
+def doubles_no_dtensor(input: torch.Tensor) -> torch.Tensor:
+    """Do the same, but for the second half on DTensors: wrong on purpose."""
+    result = input + input
+    if not isinstance(input, DTensor):
+        input.mul_(2)
+    return result
+
+
+def changes_parts(input: torch.Tensor) -> torch.Tensor:
+    """Return ``input`` plus itself, and zero the parts of a DTensor: wrong on purpose."""
+    result = input + input
+    if isinstance(input, DTensor):
+        input.zero_()
+    return result
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(PoolKey.of(MESH)) as started:
+        yield started
+
+
+def verdict_of(pool, program, placements, values):
+    case = OpCase("test.inputs", f"{__name__}.{program.__name__}", (values,))
+    trial = Trial(case, MESH, (parse_placements(placements),))
+    [observation] = pool.run([trial])
+    return observation, judge(observation, make_reference(case))
+
+
+VALUES = torch.arange(1.0, 6.0)
+
+
+@pytest.mark.parametrize("placements", ["R", "S(0)", "P(sum)"])
+def test_an_input_that_the_local_call_changes_as_well_is_right(pool, placements):
+    assert verdict_of(pool, doubles, placements, VALUES.clone())[1].kind is VerdictKind.PASS
+
+
+@pytest.mark.parametrize("program", [doubles_no_dtensor, changes_parts])
+@pytest.mark.parametrize("placements", ["R", "S(0)", "P(sum)"])
+def test_an_input_that_is_left_otherwise_is_a_mutated_input(pool, program, placements):
+    _, verdict = verdict_of(pool, program, placements, VALUES.clone())
+    assert verdict.kind is VerdictKind.MUTATED_INPUT
+    assert verdict.subject == "input"
+
+
+@pytest.mark.parametrize("placements", ["R", "S(0)", "P(sum)"])
+def test_nan_in_an_input_is_no_change(pool, placements):
+    values = torch.tensor([1.0, float("nan"), 3.0])
+    case = OpCase("aten.neg.default", "torch.ops.aten.neg.default", (values,))
+    [observation] = pool.run([Trial(case, MESH, (parse_placements(placements),))])
+    assert judge(observation, make_reference(case)).kind is VerdictKind.PASS
+
+
+def test_what_the_verifier_itself_cannot_judge_is_an_error_of_its_own(pool):
+    observation, _ = verdict_of(pool, doubles, "P(sum)", VALUES.clone())
+    reports = tuple(
+        report and replace(report, contributions=tuple(replace(c, subject="nobody") for c in report.contributions))
+        for report in observation.reports
+    )
+    assert any(c.phase is Phase.INPUTS for report in reports if report for c in report.contributions)
+    verdict = judge(replace(observation, reports=reports), make_reference(observation.trial.case))
+    assert verdict.kind is VerdictKind.TOOL_ERROR
+    assert "nobody" in verdict.message
+    assert "Traceback" in verdict.detail
