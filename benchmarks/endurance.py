@@ -29,7 +29,8 @@ import torch
 
 from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial
 from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
+from verifier.reference import make_reference
 from verifier.trials import plan_case
 
 FAULTS = ("raise:1", "kill:0", "abort:1", "skip:1", "exhaust:0", "hang:1", "bad_alloc:1", "from outside")

@@ -25,7 +25,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 
 from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind
 from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
+from verifier.reference import make_reference
 
 PLACEMENTS = (
     ((Shard(0),), (Replicate(),)),

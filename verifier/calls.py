@@ -18,8 +18,8 @@ from verifier.cases import (
     parse_placements,
 )
 from verifier.converter import tensor_arguments, unsupported_reason
-from verifier.oracle import Reference, argument_names, resolve
 from verifier.placements import Alphabet
+from verifier.reference import Reference, argument_names, resolve
 from verifier.torch_internals import pytree
 
 __all__ = ["CombinationLike", "PlacementsLike", "cotangent_passes", "make_case", "make_combination"]

@@ -41,9 +41,10 @@ from verifier.finding_records import finding_record
 from verifier.findings import Collector, Drawn, Failure, Group, fingerprint, group_key
 from verifier.meshes import Pool, PoolKey, PoolSet, Spares
 from verifier.minimising import Minimiser, confirm
-from verifier.oracle import Reference, judge, make_reference
+from verifier.oracle import judge
 from verifier.past import Past, case_digest, case_position, entry_position
 from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, RunHeader
+from verifier.reference import Reference, make_reference
 from verifier.shards import Shard
 from verifier.shrinking import current_choices
 from verifier.steering import Steering

@@ -29,8 +29,8 @@ from verifier.cases import (
     split_placements,
 )
 from verifier.converter import tensor_arguments
-from verifier.oracle import parameter_names, resolve, written_arguments
 from verifier.placements import is_shard_order, sharded_dim
+from verifier.reference import parameter_names, resolve, written_arguments
 from verifier.targets import targets
 from verifier.torch_internals import OpOverload, has_own_handler
 from verifier.trials import combination_rows

@@ -12,8 +12,9 @@ from hypothesis.strategies import SearchStrategy
 from verifier.cases import Fate, MeshSpec, OpCase, Trial
 from verifier.converter import tensor_arguments
 from verifier.findings import Drawn, Failure, Runner, case_flags, symptom
-from verifier.oracle import Reference, judge, make_reference
+from verifier.oracle import judge
 from verifier.placements import Alphabet
+from verifier.reference import Reference, make_reference
 from verifier.shrinking import shrink
 from verifier.targets import keep_mesh_dims, targets
 from verifier.torch_internals import pytree

@@ -1,18 +1,13 @@
-"""The oracle: the local reference, the comparison, and the verdict on an observation.
+"""The oracle: the verdict on an observation, given what the call does locally.
 
-Nothing here knows DTensor's rules. A reference is the same call on the global values in one process; a rank's local
-tensor is compared with the piece of the reference that the output's placements promise.
+Nothing here knows DTensor's rules: a rank's local tensor is compared with the piece of the reference that the output's
+placements promise.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 
@@ -22,7 +17,6 @@ from verifier.cases import (
     DifferenceKind,
     Fate,
     Observation,
-    OpCase,
     Phase,
     ProcessReport,
     Raised,
@@ -32,173 +26,15 @@ from verifier.cases import (
     VerdictKind,
     parse_placements,
 )
-from verifier.comparison import compare, tolerance
+from verifier.comparison import Spot, compare, tolerance
+from verifier.conditioning import rounding_explains
 from verifier.partials import LARGEST_PART
 from verifier.placements import Disagreement, combine
-from verifier.torch_internals import pytree
+from verifier.reference import Reference, expected_value
 
-__all__ = [
-    "Reference",
-    "argument_names",
-    "case_tolerance",
-    "cotangents",
-    "expected_value",
-    "judge",
-    "make_reference",
-    "output_names",
-    "parameter_names",
-    "resolve",
-    "with_written",
-    "written_arguments",
-]
+__all__ = ["case_tolerance", "judge", "unexplained"]
 
 
-@functools.cache
-def resolve(path: str) -> Callable[..., object]:
-    """Return the callable at a dotted path, as ``torch.nn.functional.embedding`` or ``torch.ops.aten.mm.default``.
-
-    Raises
-    ------
-    ValueError
-        If there is no such callable.
-    """
-    parts = path.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            target: object = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
-            continue
-        try:
-            for part in parts[cut:]:
-                target = getattr(target, part)
-        except AttributeError as error:
-            raise ValueError(f"{path!r}: {error}") from error
-        if not callable(target):
-            raise ValueError(f"{path!r} is a {type(target).__name__}, not a callable")
-        return target
-    raise ValueError(f"no module in {path!r} can be imported")
-
-
-# ----------------------------------------------------------------------------------------------------------- reference
-@dataclass
-class Reference:
-    """What the call gives on the global values, in one process.
-
-    ``inputs`` are the tensor arguments (copies; the case's own are never touched), ``outputs`` the tensors among the
-    results and then the arguments that the op writes to without returning them, ``structure`` the pytree of the
-    results, ``raised`` the exception instead of results.
-    """
-
-    case: OpCase
-    inputs: list[torch.Tensor]
-    outputs: list[torch.Tensor] = field(default_factory=list)
-    structure: object = None
-    raised: Exception | None = None
-    _gradients: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
-
-    @property
-    def differentiable(self) -> list[int]:
-        """Positions of the outputs through which a gradient can flow."""
-        return [i for i, output in enumerate(self.outputs) if output.requires_grad]
-
-    @property
-    def wanted(self) -> list[int]:
-        """Positions of the inputs whose gradient is wanted."""
-        return [i for i, tensor in enumerate(self.inputs) if tensor.requires_grad]
-
-    def gradients(self, seed: int) -> list[torch.Tensor | None]:
-        """Return the gradient of each wanted input under :func:`cotangents` of ``seed``; None where there is none."""
-        if seed not in self._gradients:
-            self._gradients[seed] = list(
-                torch.autograd.grad(
-                    [self.outputs[i] for i in self.differentiable],
-                    [self.inputs[i] for i in self.wanted],
-                    cotangents(self, seed),
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-            )
-        return self._gradients[seed]
-
-
-def make_reference(case: OpCase) -> Reference:
-    """Run the call of ``case`` on copies of its values.
-
-    Raises
-    ------
-    ValueError
-        If ``case.call`` cannot be resolved. What the call itself raises is part of the reference.
-    """
-    call = resolve(case.call)
-    leaves, spec = pytree.tree_flatten((case.args, dict(case.kwargs)))
-    copies: list[object] = []
-    inputs: list[torch.Tensor] = []
-    seen: dict[int, torch.Tensor] = {}
-    for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
-            copies.append(leaf)
-            continue
-        if id(leaf) not in seen:
-            copy = leaf.detach().clone(memory_format=torch.preserve_format)
-            seen[id(leaf)] = copy.requires_grad_(leaf.requires_grad)
-        copies.append(seen[id(leaf)])
-        inputs.append(seen[id(leaf)])
-    args, kwargs = pytree.tree_unflatten(copies, spec)
-    reference = Reference(case, inputs)
-    try:
-        result = call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - whatever the op raises is what the sharded call must raise as well
-        reference.raised = error
-        return reference
-    flat, reference.structure = pytree.tree_flatten(result)
-    reference.outputs = with_written([leaf for leaf in flat if isinstance(leaf, torch.Tensor)], case, inputs)
-    return reference
-
-
-_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
-
-
-def with_written(returned: Sequence[_Tensor], case: OpCase, inputs: Sequence[_Tensor]) -> list[_Tensor]:
-    """Return the results, followed by the tensor arguments that the op writes to and does not return."""
-    written = [inputs[number] for number in written_arguments(case)]
-    return [*returned, *(tensor for tensor in written if not any(tensor is other for other in returned))]
-
-
-def written_arguments(case: OpCase) -> tuple[int, ...]:
-    """Return the numbers, among the tensor arguments, of those that the operator's schema marks as written to.
-
-    >>> a, b = torch.zeros(2), torch.zeros(2)
-    >>> written_arguments(OpCase("aten.add.out", "torch.ops.aten.add.out", (a, b), {"out": torch.empty(2)}))
-    (2,)
-    """
-    schema = getattr(resolve(case.call), "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return ()
-    names = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    named = [(argument.name, value) for argument, value in zip(schema.arguments, case.args, strict=False)]
-    numbers: list[int] = []
-    count = 0
-    for name, value in [*named, *case.kwargs.items()]:
-        here = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
-        if name in names:
-            numbers += range(count, count + here)
-        count += here
-    return tuple(numbers)
-
-
-def cotangents(reference: Reference, seed: int) -> list[torch.Tensor]:
-    """Return one cotangent for each differentiable output: small integers without 0, of mixed sign."""
-    result = []
-    for position in reference.differentiable:
-        output = reference.outputs[position]
-        generator = torch.Generator().manual_seed(hash((seed, position, 77)) & 0x7FFFFFFF)
-        magnitude = torch.randint(1, 4, output.shape, generator=generator)
-        sign = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
-        result.append((magnitude * sign).to(output.dtype))
-    return result
-
-
-# ------------------------------------------------------------------------------------------------------------- verdict
 def vacuous(reference: Reference) -> str:
     """Return why agreement with ``reference`` would prove nothing, or an empty string."""
     if not reference.outputs:
@@ -266,13 +102,13 @@ def _judge(observation: Observation, reference: Reference) -> Verdict:
                 VerdictKind.RANKS_DISAGREE, f"{subject} placements differ: {listing}", Phase.FORWARD, subject
             )
     differences = [difference for report in reports for difference in report.differences]
+    doubts: list[str] = []
     if not any(difference.kind is DifferenceKind.SHAPE for difference in differences):
-        differences += _combined_differences(observation.trial, reports, reference)
+        differences += _combined_differences(observation.trial, reports, reference, doubts)
     if differences:
         return _judge_difference(min(differences, key=_order))
-    for report in reports:
-        if report.unchecked:
-            return Verdict(VerdictKind.INCONCLUSIVE, report.unchecked[0])
+    for doubt in [*doubts, *(text for report in reports for text in report.unchecked)]:
+        return Verdict(VerdictKind.INCONCLUSIVE, doubt)
     if reason := vacuous(reference):
         return Verdict(VerdictKind.INCONCLUSIVE, reason)
     return Verdict(VerdictKind.PASS)
@@ -334,7 +170,9 @@ def _judge_difference(difference: Difference) -> Verdict:
     return Verdict(kind, message, difference.phase, difference.subject, difference.backward)
 
 
-def _combined_differences(trial: Trial, reports: Sequence[ProcessReport], reference: Reference) -> list[Difference]:
+def _combined_differences(
+    trial: Trial, reports: Sequence[ProcessReport], reference: Reference, doubts: list[str]
+) -> list[Difference]:
     """Check what no rank can check alone: that the parts of a Partial reduce to the reference."""
     groups: dict[tuple[Phase, str, int | None], list[Contribution]] = {}
     for report in reports:
@@ -354,13 +192,50 @@ def _combined_differences(trial: Trial, reports: Sequence[ProcessReport], refere
             text = f"parts of {parts[0].placements} of one tensor"
             differences.append(Difference(kind, phase, subject, -1, str(error), text, None, backward))
             continue
-        found = compare(got, expected.detach(), case_tolerance(trial, reference, expected, steps))
-        if found is not None:
-            kind, got_text, expected_text, index = found
-            kind = DifferenceKind.MUTATED if phase is Phase.INPUTS else kind
-            note = f"{got_text} once the ranks' parts are reduced under {parts[0].placements}"
-            differences.append(Difference(kind, phase, subject, -1, note, expected_text, index, backward))
+
+        def differing(
+            absolute: float,
+            parts: list[Contribution] = parts,
+            got: torch.Tensor = got,
+            expected: torch.Tensor = expected,
+        ) -> list[Difference]:
+            found = compare(got, expected.detach(), absolute)
+            if found is None:
+                return []
+            kind, text, wanted, index = found
+            kind = DifferenceKind.MUTATED if parts[0].phase is Phase.INPUTS else kind
+            note = f"{text} once the ranks' parts are reduced under {parts[0].placements}"
+            return [Difference(kind, parts[0].phase, parts[0].subject, -1, note, wanted, index, parts[0].backward)]
+
+        found, doubt = unexplained(differing, trial, reference, expected, steps, Spot(phase, subject, backward))
+        differences += found
+        doubts += doubt
     return differences
+
+
+def unexplained(
+    differing: Callable[[float], list[Difference]],
+    trial: Trial,
+    reference: Reference,
+    expected: torch.Tensor,
+    steps: Sequence[Redistribution],
+    spot: Spot,
+) -> tuple[list[Difference], list[str]]:
+    """Return the differences that rounding does not explain, or else why the comparison proves nothing.
+
+    Parameters
+    ----------
+    differing
+        Returns the differences beyond an absolute error.
+    """
+    found = differing(case_tolerance(trial, reference, expected, steps))
+    if not found or any(difference.kind is not DifferenceKind.VALUE for difference in found):
+        return found, []
+    noise = LARGEST_PART if _has_partial(trial) else 0.0
+    wide = rounding_explains(reference, spot, trial.seed, noise)
+    if not wide or differing(wide):
+        return found, []
+    return [], [f"{spot.subject}: a difference that rounding of the inputs explains, since the call is ill-conditioned"]
 
 
 def case_tolerance(
@@ -377,55 +252,9 @@ def case_tolerance(
     if reference.case.exact and not rounded:
         return 0.0
     terms = sum(tensor.numel() for tensor in reference.inputs) + sum(o.numel() for o in reference.outputs)
+    return tolerance(expected, terms, LARGEST_PART if _has_partial(trial) else 0.0)
+
+
+def _has_partial(trial: Trial) -> bool:
     placed = [*trial.combination, *(placements for one in trial.cotangents for placements in one)]
-    partial = any(placement.is_partial() for placements in placed for placement in placements)
-    return tolerance(expected, terms, LARGEST_PART if partial else 0.0)
-
-
-def expected_value(
-    reference: Reference, phase: Phase, subject: str, backward: int | None, seed: int
-) -> torch.Tensor | None:
-    """Return the reference of ``subject``: an output, what the call leaves of an input, or an input's gradient."""
-    names = argument_names(reference.case)
-    if phase is Phase.INPUTS:
-        return reference.inputs[names.index(subject)]
-    if backward is None:
-        return reference.outputs[output_names(reference).index(subject)]
-    gradients = reference.gradients(seed + backward)
-    wanted = [f"{names[i]}.grad" for i in reference.wanted]
-    return gradients[wanted.index(subject)]
-
-
-# --------------------------------------------------------------------------------------------------------------- names
-def output_names(reference: Reference) -> list[str]:
-    """Return a name for each output tensor: ``output``, or ``output 0``, ``output 1`` … where there are several."""
-    if len(reference.outputs) == 1:
-        return ["output"]
-    return [f"output {i}" for i in range(len(reference.outputs))]
-
-
-def argument_names(case: OpCase) -> list[str]:
-    """Return a name for each tensor argument, in pytree order: the parameter's name, with an index inside a list."""
-    positional = parameter_names(case.call)
-    names = []
-    for path, leaf in pytree.tree_flatten_with_path((case.args, dict(case.kwargs)))[0]:
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        steps = [key.idx if isinstance(key, pytree.SequenceKey) else key.key for key in path]  # type: ignore[attr-defined]
-        root, first, *rest = steps
-        name = str(first) if root == 1 else positional[first] if first < len(positional) else f"argument {first}"
-        names.append(name + "".join(f"[{part}]" for part in rest))
-    return names
-
-
-@functools.cache
-def parameter_names(call: str) -> list[str]:
-    """Return the names of the parameters of the callable at a dotted path; empty if it does not tell."""
-    target = resolve(call)
-    schema = getattr(target, "_schema", None)
-    if schema is not None:
-        return [argument.name for argument in schema.arguments]
-    try:
-        return list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # builtins without a signature
-        return []
+    return any(placement.is_partial() for placements in placed for placement in placements)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from verifier.cases import Trial, Verdict
 from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
+from verifier.reference import make_reference
 
 __all__ = ["replay"]
 

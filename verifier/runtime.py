@@ -33,8 +33,9 @@ from verifier.cases import (
 from verifier.comparison import Spot, check_full, check_shards, compare
 from verifier.converter import DTensorConverter, place
 from verifier.faults import inject
-from verifier.oracle import Reference, argument_names, case_tolerance, cotangents, output_names, resolve, with_written
+from verifier.oracle import case_tolerance, unexplained
 from verifier.process_limits import memory_note
+from verifier.reference import Reference, argument_names, cotangents, output_names, resolve, with_written
 from verifier.targets import asked_placements
 from verifier.torch_internals import (
     Recorder,
@@ -306,12 +307,25 @@ class _Steps:
             if shards.placements is None:
                 self.log.unchecked.append(f"{spot.subject}: {shards.reason}")
                 return
-            absolute = case_tolerance(self.trial, self.reference, expected, self.log.redistributions)
-            differences, contributions = check_shards(
-                shards.locals, shards.placements, expected.detach(), absolute, self.trial.mesh, spot
-            )
-            self.log.differences += differences
+            placements = shards.placements
+
+            def differing(absolute: float) -> list[Difference]:
+                found, parts = check_shards(
+                    shards.locals, placements, expected.detach(), absolute, self.trial.mesh, spot
+                )
+                contributions[:] = parts
+                return found
+
+            contributions: list[Contribution] = []
+            self.compare(differing, spot, expected)
             self.log.contributions += contributions
+
+    def compare(self, differing: Callable[[float], list[Difference]], spot: Spot, expected: torch.Tensor) -> None:
+        """Note what differs; where rounding explains it, that it proves nothing."""
+        steps = self.log.redistributions
+        differences, doubts = unexplained(differing, self.trial, self.reference, expected, steps, spot)
+        self.log.differences += differences
+        self.log.unchecked += doubts
 
     def gather(self, spot: Spot, got: DTensor, expected: torch.Tensor) -> None:
         """Let DTensor gather ``got`` on every rank and compare the whole with ``expected``."""
@@ -325,8 +339,8 @@ class _Steps:
             self.agree()
         spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
         with self.log.timed("compare"), paused_simulation():
-            absolute = case_tolerance(self.trial, self.reference, expected, self.log.redistributions)
-            self.log.differences += check_full(per_rank(full[0]), expected.detach(), absolute, spot)
+            held = per_rank(full[0])
+            self.compare(lambda absolute: check_full(held, expected.detach(), absolute, spot), spot, expected)
 
     def backward(self, index: int, inputs: list[DTensor], outputs: list[DTensor]) -> None:
         reference, seed = self.reference, self.trial.seed + index

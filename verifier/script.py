@@ -20,8 +20,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Phase, Placements, Trial, Verdict, VerdictKind
 from verifier.converter import tensor_arguments
-from verifier.oracle import argument_names, cotangents, make_reference, resolve, written_arguments
 from verifier.placements import split
+from verifier.reference import argument_names, cotangents, make_reference, resolve, written_arguments
 from verifier.targets import asked_placements
 from verifier.torch_internals import strides_of
 

@@ -11,8 +11,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, MeshSpec, OpCase, Placements, Trial, format_placements
 from verifier.converter import CombinationSpace, tensor_arguments
-from verifier.oracle import Reference, argument_names
 from verifier.placements import Alphabet
+from verifier.reference import Reference, argument_names
 
 __all__ = ["CasePlan", "combination_rows", "cotangent_placements", "plan_case", "simpler_placements"]
 

@@ -25,8 +25,9 @@ from verifier.families import Family, installed_families
 from verifier.finding_records import message
 from verifier.findings import Failure, fingerprint
 from verifier.meshes import Pool, PoolError, PoolSet
-from verifier.oracle import Reference, judge, make_reference
+from verifier.oracle import judge
 from verifier.profiles import CAMPAIGN_PROFILES
+from verifier.reference import Reference, make_reference
 from verifier.trials import CasePlan, combination_rows, cotangent_placements, plan_case
 from verifier.verification import ERRORS, NothingVerified, ToolError, Verification
 

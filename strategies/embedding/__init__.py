@@ -11,8 +11,8 @@ from torch.distributed.tensor import Shard
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, embedding_cases
 from verifier.cases import OpCase, Phase, Placements, Trial, Verdict, VerdictKind
 from verifier.families import DrawContext, NarrowFamily
-from verifier.oracle import argument_names
 from verifier.placements import coordinates, local_shape
+from verifier.reference import argument_names
 
 __all__ = ["FAMILY", "EmbeddingFamily"]
 

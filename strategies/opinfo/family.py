@@ -13,8 +13,8 @@ from hypothesis.strategies import SearchStrategy
 
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict
 from verifier.families import DrawContext
-from verifier.oracle import make_reference, written_arguments
 from verifier.placements import Alphabet
+from verifier.reference import make_reference, written_arguments
 from verifier.rules.samples import Sample, SampleOptions, Target
 from verifier.torch_internals import pytree
 

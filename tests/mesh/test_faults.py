@@ -30,7 +30,8 @@ from verifier.cases import (
 )
 from verifier.meshes import Pool, PoolError, PoolKey
 from verifier.meshes.pool import _Flight
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
+from verifier.reference import make_reference
 
 MESH = MeshSpec((2,))
 TRIAL_LIMIT = 3.0

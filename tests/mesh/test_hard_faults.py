@@ -18,7 +18,8 @@ from test_faults import CASE, MESH, kinds, trial, wait_for_end
 
 from verifier.cases import Fate, MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
 from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
+from verifier.reference import make_reference
 
 MIB = 1 << 20
 PHASES = [Phase.SETUP, Phase.FORWARD, Phase.GATHER, Phase.BACKWARD, Phase.GATHER_GRADIENT]

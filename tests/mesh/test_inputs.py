@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from verifier.cases import MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
 from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
+from verifier.reference import make_reference
 
 MESH = MeshSpec((2,), "simulated")
 

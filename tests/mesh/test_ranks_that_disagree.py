@@ -8,7 +8,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind, parse_placements
 from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
+from verifier.reference import make_reference
 from verifier.script import FAILS, render_script, run_script
 
 MESH = MeshSpec((2,))

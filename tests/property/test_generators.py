@@ -26,8 +26,8 @@ from strategies.tensors import Layout, chunk_sizes, dim_sizes, filled, layouts, 
 from verifier.cases import MeshSpec, OpCase, Placements, Trial, Verdict, VerdictKind
 from verifier.cases import Phase as Step
 from verifier.families import DrawContext, Family
-from verifier.oracle import argument_names, resolve
 from verifier.partials import split_partial
+from verifier.reference import argument_names, resolve
 
 T = TypeVar("T")
 QUICK = settings(

@@ -20,8 +20,8 @@ from verifier.cases import MeshSpec, OpCase
 from verifier.codec import case_record, load_case
 from verifier.converter import CombinationSpace
 from verifier.families import DrawContext, Family
-from verifier.oracle import make_reference
 from verifier.placements import combine, coordinates, in_order, is_shard_order, split
+from verifier.reference import make_reference
 from verifier.targets import asked_placements, targets
 from verifier.torch_internals import strided_shard
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from strategies.opinfo.family import FAMILY
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext, Family
-from verifier.oracle import make_reference, written_arguments
+from verifier.reference import make_reference, written_arguments
 from verifier.torch_internals import pytree
 
 MESH = MeshSpec((2,))

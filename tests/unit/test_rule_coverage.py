@@ -19,7 +19,7 @@ from verifier.cases import (
     Verdict,
     VerdictKind,
 )
-from verifier.oracle import make_reference
+from verifier.reference import make_reference
 from verifier.rule_coverage import RuleCoverage, columns_run
 from verifier.rules.claims import claimed_rules
 from verifier.steering import Steering

@@ -31,8 +31,8 @@ from verifier.cases import OpCase, Phase, ProcessReport, Raised, Trial
 from verifier.codec import pack, unpack
 from verifier.imports import run_imports
 from verifier.logs import log_through
-from verifier.oracle import Reference, make_reference
 from verifier.process_limits import die_with, limit_memory
+from verifier.reference import Reference, make_reference
 from verifier.runtime import Exchange, TrialRunner
 from verifier.torch_internals import clear_caches, mesh_of_world, simulated_mode, start_simulated_world
 

@@ -14,8 +14,9 @@ from verifier.cases import Phase, Trial, VerdictKind, split_placements
 from verifier.codec import load_trial
 from verifier.finding_records import finding_record
 from verifier.findings import Failure, Group, Runner, first_report, group_key
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
 from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, WrongRuleRecord
+from verifier.reference import make_reference
 from verifier.rules.collect import wrong_record
 from verifier.rules.results import WrongRule
 from verifier.script import GONE, render_script, run_script

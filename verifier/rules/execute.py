@@ -9,9 +9,9 @@ import torch
 from torch.distributed.tensor import Shard
 
 from verifier.cases import OpCase, Placements
-from verifier.oracle import resolve, written_arguments
 from verifier.partials import split_index, split_partial
 from verifier.placements import coordinates, shard_bounds, take_local
+from verifier.reference import resolve, written_arguments
 from verifier.torch_internals import Slot, masked_extent, pytree
 
 __all__ = ["Cuts", "LocalCall", "Results", "masked_indices", "tensor_groups"]

@@ -1,0 +1,225 @@
+"""The local reference: what a call gives on the global values in one process, and what its tensors are called.
+
+Nothing here knows DTensor's rules.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from verifier.cases import OpCase, Phase
+from verifier.torch_internals import pytree
+
+__all__ = [
+    "Reference",
+    "argument_names",
+    "cotangents",
+    "expected_value",
+    "make_reference",
+    "output_names",
+    "parameter_names",
+    "resolve",
+    "with_written",
+    "written_arguments",
+]
+
+
+@functools.cache
+def resolve(path: str) -> Callable[..., object]:
+    """Return the callable at a dotted path, as ``torch.nn.functional.embedding`` or ``torch.ops.aten.mm.default``.
+
+    Raises
+    ------
+    ValueError
+        If there is no such callable.
+    """
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            target: object = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            for part in parts[cut:]:
+                target = getattr(target, part)
+        except AttributeError as error:
+            raise ValueError(f"{path!r}: {error}") from error
+        if not callable(target):
+            raise ValueError(f"{path!r} is a {type(target).__name__}, not a callable")
+        return target
+    raise ValueError(f"no module in {path!r} can be imported")
+
+
+# ----------------------------------------------------------------------------------------------------------- reference
+@dataclass
+class Reference:
+    """What the call gives on the global values, in one process.
+
+    ``inputs`` are the tensor arguments (copies; the case's own are never touched), ``outputs`` the tensors among the
+    results and then the arguments that the op writes to without returning them, ``structure`` the pytree of the
+    results, ``raised`` the exception instead of results.
+    """
+
+    case: OpCase
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    structure: object = None
+    raised: Exception | None = None
+    _gradients: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
+
+    @property
+    def differentiable(self) -> list[int]:
+        """Positions of the outputs through which a gradient can flow."""
+        return [i for i, output in enumerate(self.outputs) if output.requires_grad]
+
+    @property
+    def wanted(self) -> list[int]:
+        """Positions of the inputs whose gradient is wanted."""
+        return [i for i, tensor in enumerate(self.inputs) if tensor.requires_grad]
+
+    def gradients(self, seed: int) -> list[torch.Tensor | None]:
+        """Return the gradient of each wanted input under :func:`cotangents` of ``seed``; None where there is none."""
+        if seed not in self._gradients:
+            self._gradients[seed] = list(
+                torch.autograd.grad(
+                    [self.outputs[i] for i in self.differentiable],
+                    [self.inputs[i] for i in self.wanted],
+                    cotangents(self, seed),
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            )
+        return self._gradients[seed]
+
+
+def make_reference(case: OpCase) -> Reference:
+    """Run the call of ``case`` on copies of its values.
+
+    Raises
+    ------
+    ValueError
+        If ``case.call`` cannot be resolved. What the call itself raises is part of the reference.
+    """
+    call = resolve(case.call)
+    leaves, spec = pytree.tree_flatten((case.args, dict(case.kwargs)))
+    copies: list[object] = []
+    inputs: list[torch.Tensor] = []
+    seen: dict[int, torch.Tensor] = {}
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            copies.append(leaf)
+            continue
+        if id(leaf) not in seen:
+            copy = leaf.detach().clone(memory_format=torch.preserve_format)
+            seen[id(leaf)] = copy.requires_grad_(leaf.requires_grad)
+        copies.append(seen[id(leaf)])
+        inputs.append(seen[id(leaf)])
+    args, kwargs = pytree.tree_unflatten(copies, spec)
+    reference = Reference(case, inputs)
+    try:
+        result = call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - whatever the op raises is what the sharded call must raise as well
+        reference.raised = error
+        return reference
+    flat, reference.structure = pytree.tree_flatten(result)
+    reference.outputs = with_written([leaf for leaf in flat if isinstance(leaf, torch.Tensor)], case, inputs)
+    return reference
+
+
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
+
+
+def with_written(returned: Sequence[_Tensor], case: OpCase, inputs: Sequence[_Tensor]) -> list[_Tensor]:
+    """Return the results, followed by the tensor arguments that the op writes to and does not return."""
+    written = [inputs[number] for number in written_arguments(case)]
+    return [*returned, *(tensor for tensor in written if not any(tensor is other for other in returned))]
+
+
+def written_arguments(case: OpCase) -> tuple[int, ...]:
+    """Return the numbers, among the tensor arguments, of those that the operator's schema marks as written to.
+
+    >>> a, b = torch.zeros(2), torch.zeros(2)
+    >>> written_arguments(OpCase("aten.add.out", "torch.ops.aten.add.out", (a, b), {"out": torch.empty(2)}))
+    (2,)
+    """
+    schema = getattr(resolve(case.call), "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    names = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    named = [(argument.name, value) for argument, value in zip(schema.arguments, case.args, strict=False)]
+    numbers: list[int] = []
+    count = 0
+    for name, value in [*named, *case.kwargs.items()]:
+        here = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+        if name in names:
+            numbers += range(count, count + here)
+        count += here
+    return tuple(numbers)
+
+
+def cotangents(reference: Reference, seed: int) -> list[torch.Tensor]:
+    """Return one cotangent for each differentiable output: small integers without 0, of mixed sign."""
+    result = []
+    for position in reference.differentiable:
+        output = reference.outputs[position]
+        generator = torch.Generator().manual_seed(hash((seed, position, 77)) & 0x7FFFFFFF)
+        magnitude = torch.randint(1, 4, output.shape, generator=generator)
+        sign = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
+        result.append((magnitude * sign).to(output.dtype))
+    return result
+
+
+def expected_value(
+    reference: Reference, phase: Phase, subject: str, backward: int | None, seed: int
+) -> torch.Tensor | None:
+    """Return the reference of ``subject``: an output, what the call leaves of an input, or an input's gradient."""
+    names = argument_names(reference.case)
+    if phase is Phase.INPUTS:
+        return reference.inputs[names.index(subject)]
+    if backward is None:
+        return reference.outputs[output_names(reference).index(subject)]
+    gradients = reference.gradients(seed + backward)
+    wanted = [f"{names[i]}.grad" for i in reference.wanted]
+    return gradients[wanted.index(subject)]
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+def output_names(reference: Reference) -> list[str]:
+    """Return a name for each output tensor: ``output``, or ``output 0``, ``output 1`` … where there are several."""
+    if len(reference.outputs) == 1:
+        return ["output"]
+    return [f"output {i}" for i in range(len(reference.outputs))]
+
+
+def argument_names(case: OpCase) -> list[str]:
+    """Return a name for each tensor argument, in pytree order: the parameter's name, with an index inside a list."""
+    positional = parameter_names(case.call)
+    names = []
+    for path, leaf in pytree.tree_flatten_with_path((case.args, dict(case.kwargs)))[0]:
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        steps = [key.idx if isinstance(key, pytree.SequenceKey) else key.key for key in path]  # type: ignore[attr-defined]
+        root, first, *rest = steps
+        name = str(first) if root == 1 else positional[first] if first < len(positional) else f"argument {first}"
+        names.append(name + "".join(f"[{part}]" for part in rest))
+    return names
+
+
+@functools.cache
+def parameter_names(call: str) -> list[str]:
+    """Return the names of the parameters of the callable at a dotted path; empty if it does not tell."""
+    target = resolve(call)
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        return [argument.name for argument in schema.arguments]
+    try:
+        return list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # builtins without a signature
+        return []
