@@ -152,7 +152,7 @@ def test_campaign_reports_a_mutant_as_a_finding() -> None:
         seed=0,
         max_examples=4,
         combinations=COMBINATIONS,
-        time_limit=40.0,
+        time_limit=400.0,
         imports=imports,
     )
     findings: dict[str, FindingRecord] = {}
