@@ -17,7 +17,7 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis.strategies import SearchStrategy
 
 from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
+from verifier.cases import Combination, Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
 from verifier.codec import load_trial
 from verifier.events import (
     CaseSkipped,
@@ -43,6 +43,7 @@ from verifier.meshes import Pool, PoolKey, PoolSet, Spares
 from verifier.minimising import Minimiser, confirm
 from verifier.oracle import judge
 from verifier.past import Past, case_digest, case_position, entry_position
+from verifier.placements import Alphabet
 from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, RunHeader
 from verifier.reference import Reference, make_reference
 from verifier.shards import Shard
@@ -218,12 +219,12 @@ class Campaign:
                 return
             if self.plan.shard is not None and not self.plan.shard.has(self._case_number):
                 elsewhere += 1
-                self._steering.wanted(case, mesh)  # what other shards plan decides what this one plans next
+                self._wanted(case, mesh)  # what other shards plan decides what this one plans next
                 return
             if self._case_number not in past.cases and (over or time.monotonic() > until):
                 out_of_time = True
                 if self.plan.shard is not None or past.explored:  # other shards plan it or planned on from it
-                    self._steering.wanted(case, mesh)
+                    self._wanted(case, mesh)
                 return
             tried += 1
             try:
@@ -246,8 +247,7 @@ class Campaign:
         number = self._case_number
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * number
-        wanted = self._steering.wanted(case, mesh)
-        alphabet = self.plan.families[case.family].alphabet(case, mesh)
+        wanted, alphabet = self._wanted(case, mesh)
         plan = plan_case(case, reference, mesh, self.plan.combinations, seed, wanted, alphabet)
         started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, drawn.choices))
         begun = self._past.has_case(started)
@@ -277,6 +277,11 @@ class Campaign:
         observations = pool.run([trial for _, trial in waiting])
         for (position, _), observation in zip(waiting, observations, strict=True):
             self._take(observation, reference, drawn, position)
+
+    def _wanted(self, case: OpCase, mesh: MeshSpec) -> tuple[list[Combination], Alphabet]:
+        """Return what to try first of a case, of which steering takes note, and what its tensors may begin with."""
+        alphabet = self.plan.families[case.family].alphabet(case, mesh)
+        return self._steering.wanted(case, mesh, alphabet), alphabet
 
     def _affordable(self, trial: Trial, tell: Listener) -> bool:
         """Return False for what has brought the ranks down before: each time costs new processes."""

@@ -129,6 +129,9 @@ def rule_class(failure: Failure) -> str:
         if made := targets(trial.case):
             if not all(is_shard_order(placements, trial.mesh.shape) for placements in (*trial.combination, *made)):
                 return f"{trial.case.op}: strided shards in no shard order"
+            reduced = sorted({str(p) for placements in trial.combination for p in placements if p.is_partial()})
+            if reduced:  # how the other mesh dims cut the tensor makes no difference to a reduction
+                return f"{trial.case.op}: {','.join(reduced)} -> {_kinds(made, nested=False)}"
             return f"{trial.case.op}: {_kinds(trial.combination)} -> {_kinds(made)}"
         op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
         texts += (cotangent_text(failure),) if verdict.backward is not None else ()
@@ -147,14 +150,18 @@ def runs_own_code(case: OpCase) -> bool:
     return isinstance(call, OpOverload) and has_own_handler(call)
 
 
-def _kinds(places: Sequence[Placements]) -> str:
-    """Return the kinds of placements that occur, without their dims: ``P(sum),S``; S+S where two cut one tensor dim."""
+def _kinds(places: Sequence[Placements], nested: bool = True) -> str:
+    """Return the kinds of placements that occur, without their dims: ``P(sum),S``; S+S where two cut one tensor dim.
+
+    Unless ``nested`` every cut is an S.
+    """
     kinds = set()
     for placements in places:
         cuts = Counter(dim for dim in map(sharded_dim, placements) if dim is not None)
-        kinds |= {"S+S"} if max(cuts.values(), default=0) > 1 else set()
+        kinds |= {"S+S"} if nested and max(cuts.values(), default=0) > 1 else set()
         for placement in placements:
-            kind = "S" if isinstance(placement, Shard) else "_S" if sharded_dim(placement) is not None else None
+            strided = nested and not isinstance(placement, Shard)
+            kind = None if sharded_dim(placement) is None else "_S" if strided else "S"
             kinds.add(kind or str(placement))
     return ",".join(sorted(kinds - {"R"})) or "R"
 

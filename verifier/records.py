@@ -110,6 +110,18 @@ class UntestedRecord:
 
 
 @dataclass
+class EdgeCoverageRecord:
+    """Of ``possible`` edges between placements of one mesh dim, those that explicit redistributions took.
+
+    ``refused`` are those that only occurred in what DTensor says that it does not support.
+    """
+
+    possible: int
+    exercised: list[str]
+    refused: list[str]
+
+
+@dataclass
 class RuleCoverageRecord:
     """The rules that DTensor claims of an op, by their input placements on one mesh dim, and those of them that ran."""
 
@@ -281,7 +293,7 @@ class RunRecord:
 
     ``counts`` maps each verdict to its number of trials; ``coverage`` maps each class of input to the number of trials
     in it; ``seconds_by`` maps each share of the time to seconds summed over ranks; ``rule_coverage`` maps ops to the
-    rules that level 2 exercised.
+    rules that level 2 exercised, ``edge_coverage`` the number of mesh dims to the edges between placements.
     """
 
     header: RunHeader
@@ -304,4 +316,5 @@ class RunRecord:
     tool_errors: list[str] = field(default_factory=list)
     rules: RulesRecord | None = None
     rule_coverage: dict[str, RuleCoverageRecord] = field(default_factory=dict)
+    edge_coverage: dict[str, EdgeCoverageRecord] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION

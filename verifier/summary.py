@@ -33,6 +33,7 @@ from verifier.records import (
     RunRecord,
     UntestedRecord,
 )
+from verifier.redistribution_edges import EdgeCoverage, merged_edges
 from verifier.rule_coverage import RuleCoverage
 
 __all__ = ["NO_ARGUMENT", "OTHER_REASONS", "GraphBuilder", "Summary", "join_levels", "merge_records"]
@@ -90,6 +91,7 @@ class Summary:
         self._pool_restarts = 0
         self._seconds_by: dict[str, float] = {}
         self._rules = RuleCoverage()
+        self._edges = EdgeCoverage()
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
@@ -133,6 +135,7 @@ class Summary:
                 for share, seconds in report.seconds:
                     self._seconds_by[share] = self._seconds_by.get(share, 0.0) + seconds
         self._rules.run(observation, event.verdict)
+        self._edges.add(observation, event.verdict)
         self._graph.add(observation)
 
     def record(self, baseline: Sequence[KnownRecord] = ()) -> RunRecord:
@@ -173,6 +176,7 @@ class Summary:
             unsupported=_by_count(self._reasons[VerdictKind.UNSUPPORTED]),
             tool_errors=sorted(self._reasons[VerdictKind.TOOL_ERROR]),
             rule_coverage=self._rules.records(),
+            edge_coverage=self._edges.records(),
         )
 
 
@@ -231,6 +235,7 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
         tool_errors=sorted(_merged_reasons(dict.fromkeys(record.tool_errors, 1) for record in records)),
         rules=_merged_rules([record.rules for record in records if record.rules is not None]),
         rule_coverage=_merged_coverage([record.rule_coverage for record in records]),
+        edge_coverage=merged_edges([record.edge_coverage for record in records]),
     )
 
 

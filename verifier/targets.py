@@ -14,11 +14,16 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import OpCase, Placements
 
-__all__ = ["asked_placements", "asks", "keep_mesh_dims", "targets"]
+__all__ = ["Move", "asked_placements", "asks", "explicit_moves", "keep_mesh_dims", "moves", "targets"]
 
 Asked = Callable[[OpCase], tuple[Placements | None, ...]]
 
+Move = tuple[int | Placements, Placements]
+"""A redistribution that a program asks for: from where to where. A number is that of a tensor argument, which begins
+where the combination places it."""
+
 _asked: dict[str, Asked] = {}
+_moves: dict[str, Callable[[OpCase], tuple[Move, ...]]] = {}
 
 
 def asks(call: str, asked: Asked) -> None:
@@ -34,6 +39,20 @@ def asked_placements(case: OpCase) -> tuple[Placements | None, ...]:
     """Return the placements that the call asks for, one entry for each result; empty if it asks for none."""
     asked = _asked.get(case.call)
     return () if asked is None else asked(case)
+
+
+def moves(call: str, found: Callable[[OpCase], tuple[Move, ...]]) -> None:
+    """Declare which redistributions the program at the dotted path ``call`` asks for, as far as their source is known.
+
+    What begins where DTensor has placed the result of an op is left out.
+    """
+    _moves[call] = found
+
+
+def explicit_moves(case: OpCase) -> tuple[Move, ...]:
+    """Return the redistributions that the call asks for; empty if it declares none."""
+    found = _moves.get(case.call)
+    return () if found is None else found(case)
 
 
 def targets(case: OpCase) -> tuple[Placements, ...]:

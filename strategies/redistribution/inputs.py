@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.redistribution.programs import CHAIN, OPERANDS, SEQUENCE, sequence
+from strategies.redistribution.programs import CHAIN, SEQUENCE, WRITES, operands, sequence
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext
@@ -22,7 +22,15 @@ from verifier.partials import partial_reductions
 from verifier.placements import in_order, is_shard_order, sharded_dim
 from verifier.torch_internals import strided_shard, strides_of
 
-__all__ = ["INPUT_CLASSES", "REDISTRIBUTE", "SEQUENCE_OP", "next_steps", "redistribution_cases", "sequence_case"]
+__all__ = [
+    "INPUT_CLASSES",
+    "REDISTRIBUTE",
+    "SEQUENCE_OP",
+    "next_steps",
+    "one_of",
+    "redistribution_cases",
+    "sequence_case",
+]
 
 REDISTRIBUTE = "dtensor.redistribute"
 SEQUENCE_OP = "dtensor.sequence"
@@ -30,8 +38,12 @@ SEQUENCE_OP = "dtensor.sequence"
 _MESH_DIMS = 3
 """Targets are drawn for so many mesh dims and then cut to the mesh's, so that the same choices fit a smaller mesh."""
 _LONGEST = 5
-_GROWING = ("mul", "mm", "square")
+_LARGEST_CAT = 32
+_GROWING = ("mul", "mul_", "mm", "square")
 """Steps that multiply values; two of them keep small integers exact in float64."""
+_VIEWS = ("flatten", "narrow", "reshape", "select", "t", "transpose", "unsqueeze", "view")
+_NUMBERS = {"add_": 3.0, "mul_": -2.0, "add_to_slice": 5.0}
+"""What is added or multiplied where it is no value."""
 _EXTRA_DTYPES = (torch.int64, torch.bool, torch.complex128)
 
 INPUT_CLASSES = frozenset(
@@ -39,10 +51,12 @@ INPUT_CLASSES = frozenset(
         "0-d tensor",
         "Partial target",
         "bool",
+        "cat",
         "complex",
         "empty shard",
         "empty tensor",
         "even shard",
+        "in-place",
         "integer",
         "negative dim",
         "nested cut",
@@ -54,12 +68,14 @@ INPUT_CLASSES = frozenset(
         "ops in a row",
         "result used twice",
         "size-1 dim",
+        "slice",
         "square",
         "shard order",
         "strided shard",
         "two results",
         "uneven shard",
         "view",
+        "write to a slice",
     }
 )
 """Every tag that a case of this family can have.
@@ -152,9 +168,7 @@ def _sequences(draw: st.DrawFn, context: DrawContext) -> OpCase:
     steps: list[list[Any]] = []
     values = [first.detach(), second.detach()]
     for _ in range(draw(st.integers(1, _LONGEST))):
-        # what has just been made comes first, so that Hypothesis shrinks to a chain
-        options = next_steps(values, steps)
-        step = draw(st.sampled_from(options))
+        step = draw(one_of(next_steps(values, steps)))
         if step[0] == "redistribute":
             step = [*step, draw(_targets(context.mesh, values[step[1]].ndim))]
         steps.append(step)
@@ -162,30 +176,129 @@ def _sequences(draw: st.DrawFn, context: DrawContext) -> OpCase:
     return sequence_case(first, second, steps, context)
 
 
+def one_of(steps: Sequence[list[Any]]) -> SearchStrategy[list[Any]]:
+    """Return a generator of one of ``steps``: about a third are redistributions and, where they are legal, a third are
+    writes; of the rest each name comes as often.
+
+    Shrinks to the first name, and to the first step of that name.
+    """
+    by_name: dict[str, list[list[Any]]] = {}
+    for step in steps:
+        by_name.setdefault(step[0], []).append(step)
+    others = [name for name in by_name if name not in ("redistribute", *WRITES)]
+    writes = [name for name in WRITES if name in by_name]
+    often = max(1, len(others) // 2)
+    names = ["redistribute"] * often * ("redistribute" in by_name) + others
+    names += [name for name in reversed(writes) for _ in range(1 + often // 2)]
+    return st.sampled_from(names).flatmap(lambda name: st.sampled_from(by_name[name]))
+
+
 def next_steps(values: Sequence[torch.Tensor], steps: Sequence[list[Any]]) -> list[list[Any]]:
     """Return the steps that fit ``values``, those that a sequence has made so far; redistributions lack their target.
 
-    Redistributions are a third of them. Values keep within what float64 holds exactly.
+    Values keep within what float64 holds exactly. Nothing is written to that an argument may share memory with: the
+    arguments require a gradient, and a leaf of autograd's graph that does cannot be written to. ``clone`` makes a value
+    that can.
     """
-    order = list(reversed(range(len(values))))
-    redistributions: list[list[Any]] = [["redistribute", position] for position in order]
+    usable, writable = _memory(steps)
+    # what has just been made comes first, so that Hypothesis shrinks to a chain
+    order = [position for position in reversed(range(len(values))) if position in usable]
     may_grow = sum(name in _GROWING for name, *_ in steps) < 2
-    ops: list[list[Any]] = []
+    found: list[list[Any]] = [["redistribute", position] for position in order]
     for position in order:
         value = values[position]
-        ops += [["neg", position], *(["sum", position, dim] for dim in range(value.ndim))]
-        ops += [["square", position]] * may_grow
-        if value.ndim == 2:
-            ops += [["transpose", position, 0, 1], ["flatten", position]]
-        if value.ndim == 1:
-            ops.append(["unsqueeze", position, 0])
+        found += [["neg", position], ["clone", position], *(["sum", position, dim] for dim in range(value.ndim))]
+        found += [["square", position]] * may_grow
+        found += _views(position, value)
         for other in order:
-            ops += [["add", position, other]] * _broadcasts(value, values[other])
-            ops += [["mul", position, other]] * (may_grow and _broadcasts(value, values[other]))
-            both = value.ndim == values[other].ndim == 2
-            ops += [["mm", position, other]] * (may_grow and both and value.shape[1] == values[other].shape[0])
-    repeated = max(1, round(len(ops) / (2 * len(redistributions))))
-    return [*redistributions * repeated, *ops]
+            found += _of_two(position, value, other, values[other], may_grow)
+    for position in (position for position in order if position in writable):
+        value = values[position]
+        parts = [(dim, start, size - 1) for dim, size in enumerate(value.shape) if size > 1 for start in (0, 1)]
+        found += [["add_", position, _NUMBERS["add_"]], *([["mul_", position, _NUMBERS["mul_"]]] * may_grow)]
+        found += [["add_to_slice", position, _NUMBERS["add_to_slice"], *part] for part in parts]
+        for other in (other for other in order if not _share(position, other, steps)):
+            if _fits(values[other].shape, value.shape):
+                found += [["add_", position, other], *([["mul_", position, other]] * may_grow)]
+            for dim, start, length in parts:
+                if _fits(values[other].shape, value.narrow(dim, start, length).shape):
+                    found.append(["add_to_slice", position, other, dim, start, length])
+    return found
+
+
+def _views(position: int, value: torch.Tensor) -> list[list[Any]]:
+    """Return the steps that show ``value`` or a part of it in another shape."""
+    found: list[list[Any]] = []
+    for dim, size in enumerate(value.shape):
+        found += [["narrow", position, dim, start, size - 1] for start in (0, 1) if size > 1]
+        found += [["select", position, dim, index] for index in sorted({0, size - 1}) if size and value.ndim > 1]
+    if value.ndim == 2:
+        found += [["transpose", position, 0, 1], ["t", position], ["flatten", position]]
+        shape = [value.shape[1], value.shape[0]]
+        found += [["reshape", position, shape], *([["view", position, shape]] * value.is_contiguous())]
+    if value.ndim == 1:
+        found += [["unsqueeze", position, 0], ["reshape", position, [-1, 1]]]
+        found += [["reshape", position, [2, -1]]] * (value.numel() > 0 and value.numel() % 2 == 0)
+    return found
+
+
+def _of_two(position: int, value: torch.Tensor, other: int, beside: torch.Tensor, may_grow: bool) -> list[list[Any]]:
+    """Return the steps that make a new value of two."""
+    found: list[list[Any]] = [["add", position, other]] * _broadcasts(value, beside)
+    found += [["mul", position, other]] * (may_grow and _broadcasts(value, beside))
+    both = value.ndim == beside.ndim == 2
+    found += [["mm", position, other]] * (may_grow and both and value.shape[1] == beside.shape[0])
+    for dim in range(value.ndim if value.ndim == beside.ndim else 0):
+        same = [a == b for d, (a, b) in enumerate(zip(value.shape, beside.shape, strict=True)) if d != dim]
+        small = value.shape[dim] + beside.shape[dim] <= _LARGEST_CAT
+        found += [["cat", position, other, dim]] * (small and all(same))
+    return found
+
+
+def _memory(steps: Sequence[list[Any]]) -> tuple[set[int], set[int]]:
+    """Return which values later steps may use, and which of these they may write to.
+
+    A redistribution may share memory with its source or not, as DTensor likes, and so may a reshape. So a value is
+    written to only if all that may share its memory have been used, and these are not used again. Nor is a value
+    written to that an earlier step has kept for its backward pass.
+    """
+    owner, used, kept, stale = _owners(steps), set[int](), set[int](), set[int]()
+    for number, step in enumerate(steps, 2):
+        used.update(operands(step))
+        if step[0] in ("mul", "mm", "square"):
+            kept.update(owner[position] for position in operands(step))
+        elif step[0] == "mul_":  # of what it writes to, autograd keeps a clone
+            kept.update(owner[position] for position in operands(step)[1:])
+        if step[0] in WRITES:
+            stale.update(position for position in range(number) if owner[position] == owner[number])
+    usable = set(range(len(owner))) - stale
+    shared = {position: [p for p in range(len(owner)) if owner[p] == owner[position]] for position in usable}
+    return usable, {
+        position
+        for position in usable
+        if owner[position] > 1
+        and owner[position] not in kept
+        and all(other in used for other in shared[position] if other != position)
+    }
+
+
+def _owners(steps: Sequence[list[Any]]) -> list[int]:
+    """Return, for each value, the first of the values that may share its memory."""
+    owner = [0, 1]
+    for number, (name, position, *_) in enumerate(steps, 2):
+        owner.append(owner[position] if name in ("redistribute", *_VIEWS, *WRITES) else number)
+    return owner
+
+
+def _share(left: int, right: int, steps: Sequence[list[Any]]) -> bool:
+    owner = _owners(steps)
+    return owner[left] == owner[right]
+
+
+def _fits(shape: Sequence[int], into: Sequence[int]) -> bool:
+    """Return whether a value of ``shape`` can be added to one of shape ``into`` in place."""
+    pairs = zip(reversed(shape), reversed(into), strict=False)
+    return len(shape) <= len(into) and all(a in (1, b) for a, b in pairs)
 
 
 def _broadcasts(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -197,14 +310,19 @@ def sequence_case(
     first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]], context: DrawContext, call: str = SEQUENCE
 ) -> OpCase:
     """Return the case of a sequence of steps; see :func:`strategies.redistribution.programs.sequence`."""
-    uses = Counter(position for name, *arguments in steps for position in arguments[: OPERANDS.get(name, 1)])
+    uses = Counter(position for step in steps for position in operands(step))
+    names = {name for name, *_ in steps}
     redistributed = [step[2] for step in steps if step[0] == "redistribute"]
     left = set(range(2, 2 + len(steps))) - set(uses)
     found = {
         "ops in a row": len(steps) > 1,
         "result used twice": any(count > 1 for position, count in uses.items() if position > 1),
         "two results": len(left) > 1,
-        "view": any(name in ("transpose", "flatten", "unsqueeze") for name, *_ in steps),
+        "cat": "cat" in names,
+        "in-place": bool(names & {"add_", "mul_"}),
+        "slice": bool(names & {"narrow", "select"}),
+        "view": bool(names & set(_VIEWS)),
+        "write to a slice": "add_to_slice" in names,
     }
     tags = (
         _tensor_tags(first, context)

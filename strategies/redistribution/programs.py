@@ -12,15 +12,28 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from verifier.cases import OpCase, Placements
-from verifier.targets import asks, targets
+from verifier.targets import Move, asks, moves, targets
 
-__all__ = ["CHAIN", "OPERANDS", "SEQUENCE", "chain", "sequence"]
+__all__ = ["CHAIN", "SEQUENCE", "WRITES", "chain", "operands", "sequence"]
 
 CHAIN = "strategies.redistribution.programs.chain"
 SEQUENCE = "strategies.redistribution.programs.sequence"
 
-OPERANDS = {"add": 2, "mul": 2, "mm": 2}
-"""How many values a step of this name consumes, where it is not one."""
+WRITES = ("add_", "mul_", "add_to_slice")
+"""Names of the steps that write to the value that they name first."""
+
+_OF_TWO = ("add", "mul", "mm", "cat", *WRITES)
+
+
+def operands(step: list[Any]) -> tuple[int, ...]:
+    """Return the positions of the values that ``step`` takes; a float in the place of the second is a number.
+
+    >>> operands(["sum", 2, 0]), operands(["add_", 2, 0]), operands(["add_", 2, 3.0])
+    ((2,), (2, 0), (2,))
+    """
+    name, first, *rest = step
+    second = rest[:1] if name in _OF_TWO else []
+    return (first, *(position for position in second if not isinstance(position, float)))
 
 
 def chain(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
@@ -33,23 +46,33 @@ def chain(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
 
 
 def sequence(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) -> list[torch.Tensor]:
-    """Return what ``steps`` make and no later step consumes.
+    """Return what ``steps`` make and no later step takes.
 
     A step is ``[name, position, ...]`` and makes a new value out of earlier ones; they are numbered from 0 for
     ``first`` and 1 for ``second``. ``["redistribute", 0, target]`` places value 0 otherwise, ``["add", 0, 1]`` adds two
-    values, ``["sum", 2, 0]`` reduces one. The other names, too, are methods of a tensor.
+    values, ``["sum", 2, 0]`` reduces one, ``["cat", 0, 1, 0]`` joins two. The other names, too, are methods of a
+    tensor.
+
+    ``["add_", 2, 1]`` writes to value 2, which then has the next number as well, and so does ``["mul_", 2, 3.0]``,
+    where a float is a number. ``["add_to_slice", 2, 3.0, 0, 1, 4]`` adds to 4 rows of value 2, from row 1 on. Neither
+    clones for itself: who writes to ``first`` writes to the argument.
     """
     values, used = [first, second], {0, 1}
     for name, *arguments in steps:
-        count = 2 if name in ("add", "mul", "mm") else 1
-        used.update(arguments[:count])
-        value, *others = [values[position] for position in arguments[:count]]
-        if name != "redistribute":
-            value = getattr(value, name)(*others, *arguments[count:])
-        elif isinstance(value, DTensor):
-            value = value.redistribute(placements=arguments[1])
+        of_two = name in ("add", "mul", "mm", "cat", "add_", "mul_", "add_to_slice")
+        taken = arguments[: 2 if of_two else 1]
+        used.update(position for position in taken if not isinstance(position, float))
+        found: list[Any] = [one if isinstance(one, float) else values[one] for one in taken]
+        value, *others = found
+        rest = arguments[len(taken) :]
+        if name == "redistribute":
+            value = value.redistribute(placements=rest[0]) if isinstance(value, DTensor) else value.view_as(value)
+        elif name == "add_to_slice":
+            value.narrow(*rest).add_(*others)
+        elif name == "cat":
+            value = torch.cat([value, *others], *rest)
         else:
-            value = value.view_as(value)
+            value = getattr(value, name)(*others, *rest)
         values.append(value)
     return [value for position, value in enumerate(values) if position not in used]
 
@@ -65,15 +88,39 @@ def _end_of_chain(case: OpCase) -> tuple[Placements | None, ...]:
     return (_spelled(made[-1], tensor.ndim) if made else None,)
 
 
+def _moves_of_chain(case: OpCase) -> tuple[Move, ...]:
+    tensor, made = case.args[0], targets(case)
+    assert isinstance(tensor, torch.Tensor)
+    ends = [_spelled(target, tensor.ndim) for target in made]
+    return tuple(zip((0, *ends), ends, strict=False))
+
+
 def _ends_of_sequence(case: OpCase) -> tuple[Placements | None, ...]:
+    """What is written to stays where it is, so a redistributed value that is written to keeps its placements."""
     steps: Any = case.args[2]
     made: list[Placements | None] = [None, None]
     used = {0, 1}
-    for name, *arguments in steps:
-        used.update(arguments[: OPERANDS.get(name, 1)])
-        made.append(tuple(arguments[1]) if name == "redistribute" else None)
+    for step in steps:
+        used.update(operands(step))
+        kept = made[step[1]] if step[0] in WRITES else None
+        made.append(tuple(step[2]) if step[0] == "redistribute" else kept)
     return tuple(target for position, target in enumerate(made) if position not in used)
+
+
+def _moves_of_sequence(case: OpCase) -> tuple[Move, ...]:
+    steps: Any = case.args[2]
+    sources: list[int | Placements | None] = [0, 1]
+    found: list[Move] = []
+    for step in steps:
+        placed = tuple(step[2]) if step[0] == "redistribute" else None
+        source = sources[step[1]]
+        if placed is not None and source is not None:
+            found.append((source, placed))
+        sources.append(placed if placed is not None or step[0] not in WRITES else source)
+    return tuple(found)
 
 
 asks(CHAIN, _end_of_chain)
 asks(SEQUENCE, _ends_of_sequence)
+moves(CHAIN, _moves_of_chain)
+moves(SEQUENCE, _moves_of_sequence)

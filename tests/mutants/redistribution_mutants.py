@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from strategies.redistribution.programs import WRITES, _ends_of_sequence, sequence
 from verifier.cases import OpCase, Placements
 from verifier.targets import asks, targets
 
@@ -87,11 +88,56 @@ def doubles_gradient(input: torch.Tensor, targets: list[list[Any]]) -> torch.Ten
     return made * 2 - made.detach()
 
 
+def _replaced(first: torch.Tensor, steps: list[list[Any]], wrong: dict[str, Any]) -> list[list[Any]]:
+    """The steps of a sequence; on DTensors those that ``wrong`` names are what it makes of them."""
+    if not isinstance(first, DTensor):
+        return steps
+    return [wrong[step[0]](step) if step[0] in wrong else step for step in steps]
+
+
+def loses_writes(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) -> list[torch.Tensor]:
+    """A write goes to a copy that nobody has."""
+    wrong = dict.fromkeys(WRITES, lambda step: ["clone", step[1]])
+    return sequence(first, second, _replaced(first, steps, wrong))
+
+
+def writes_to_the_whole(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) -> list[torch.Tensor]:
+    """What is meant for a slice is added to all of the value."""
+    wrong = {"add_to_slice": lambda step: ["add_", *step[1:3]]}
+    return sequence(first, second, _replaced(first, steps, wrong))
+
+
+def slices_from_the_start(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) -> list[torch.Tensor]:
+    """A slice has the right size and begins with the first element, wherever it should."""
+    wrong = {
+        "narrow": lambda step: [*step[:3], 0, step[4]],
+        "select": lambda step: [*step[:3], 0],
+    }
+    return sequence(first, second, _replaced(first, steps, wrong))
+
+
+def joins_the_other_way_round(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) -> list[torch.Tensor]:
+    """The second value comes first."""
+    wrong = {"cat": lambda step: ["cat", step[2], step[1], step[3]]}
+    return sequence(first, second, _replaced(first, steps, wrong))
+
+
+def writes_to_what_it_has_gathered(
+    first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]
+) -> list[torch.Tensor]:
+    """The value is right, and replicated: what was written to is not where it was any more."""
+    results = sequence(first, second, steps)
+    if not isinstance(first, DTensor):
+        return results
+    return [result.redistribute(placements=[Replicate()] * first.device_mesh.ndim) for result in results]
+
+
 def _asked(case: OpCase) -> tuple[Placements, ...]:
     tensor = case.args[0]
     assert isinstance(tensor, torch.Tensor)
     return (tuple(Shard(p.dim % tensor.ndim) if isinstance(p, Shard) else p for p in targets(case)[-1]),)
 
 
+asks("redistribution_mutants.writes_to_what_it_has_gathered", _ends_of_sequence)
 for _program in (right, ends_elsewhere):
     asks(f"redistribution_mutants.{_program.__name__}", _asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redistribution_mutants as mutants
@@ -12,7 +13,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 from strategies.redistribution import FAMILY
-from strategies.redistribution.inputs import REDISTRIBUTE
+from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, sequence_case
+from strategies.redistribution.programs import SEQUENCE
+from strategies.tensors import Layout, filled
 from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.families import DrawContext
 from verifier.verification import VerificationError, WrongGradient, WrongPlacement, WrongValue
@@ -26,6 +29,16 @@ MUTANTS: dict[Callable[..., torch.Tensor], type[VerificationError]] = {
     mutants.takes_one_part_for_the_whole: WrongValue,
     mutants.ends_elsewhere: WrongPlacement,
     mutants.doubles_gradient: WrongGradient,
+}
+
+
+ROWS = [["clone", 0], ["redistribute", 2, [mutants.Shard(1)]]]
+SEQUENCES: dict[Callable[..., list[torch.Tensor]], tuple[list[list[Any]], type[VerificationError]]] = {
+    mutants.loses_writes: ([*ROWS, ["add_", 3, 1]], WrongValue),
+    mutants.writes_to_the_whole: ([*ROWS, ["add_to_slice", 3, 5.0, 0, 1, 4]], WrongValue),
+    mutants.slices_from_the_start: ([*ROWS, ["narrow", 3, 1, 1, 2]], WrongValue),
+    mutants.joins_the_other_way_round: ([*ROWS, ["cat", 3, 1, 0]], WrongValue),
+    mutants.writes_to_what_it_has_gathered: ([*ROWS, ["mul_", 3, -2.0]], WrongPlacement),
 }
 
 
@@ -74,7 +87,24 @@ def test_mutant_is_caught(mutant: Callable[..., torch.Tensor], verify: Verifier)
 def test_every_mutant_is_tried() -> None:
     own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
     programs = {f for f in own if f.__module__ == mutants.__name__ and not isinstance(f, type)}
-    assert programs == {*MUTANTS, mutants.right}
+    assert programs == {*MUTANTS, *SEQUENCES, mutants.right}
+
+
+@pytest.mark.parametrize("mutant", SEQUENCES, ids=lambda mutant: mutant.__name__)
+def test_mutant_of_a_step_is_caught_and_the_step_itself_is_right(
+    mutant: Callable[..., list[torch.Tensor]], verify: Verifier
+) -> None:
+    steps, caught_as = SEQUENCES[mutant]
+    context = DrawContext(MESH, (torch.float64,), (SEQUENCE_OP,))
+    first, second = (filled((5, 3), torch.float64, seed, Layout(requires_grad=True)) for seed in (0, 1))
+    for call in (SEQUENCE, f"{mutant.__module__}.{mutant.__name__}"):
+        case = sequence_case(first, second, steps, context, call)
+        if call == SEQUENCE:
+            assert verify(case, mesh=MESH, placements=["S(0)", "R"], record=False).counts == {VerdictKind.PASS: 1}
+            continue
+        with pytest.raises(VerificationError) as caught:
+            verify(case, mesh=MESH, placements=["S(0)", "R"], record=False)
+        assert isinstance(caught.value, caught_as), caught.value
 
 
 def test_nothing_else_sees_a_result_that_ends_elsewhere(verify: Verifier) -> None:

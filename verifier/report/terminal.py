@@ -55,6 +55,7 @@ def print_summary(run: RunRecord, console: Console, page: Path | str = "reports/
             say()
     _say_rules(run, say)
     _say_rule_coverage(run, say)
+    _say_edge_coverage(run, say)
     _say_findings(run, say)
     _say_not_tested(run, say)
     say()
@@ -134,6 +135,16 @@ def _say_rule_coverage(run: RunRecord, say: _Say) -> None:
         if never:
             more = f" and {len(never) - _MOST_RULES} more" if len(never) > _MOST_RULES else ""
             say(f"  {op}: {len(never)} of {len(rules.claimed)} never: {'; '.join(never[:_MOST_RULES])}{more}", "yellow")
+
+
+def _say_edge_coverage(run: RunRecord, say: _Say) -> None:
+    """Print how many of the edges between placements explicit redistributions took."""
+    if run.edge_coverage:
+        say()
+    for ndim, edges in run.edge_coverage.items():
+        of = f"{len(edges.exercised)} of {edges.possible} edges between placements"
+        never = edges.possible - len(edges.exercised) - len(edges.refused)
+        say(f"{of} exercised on {ndim}-d meshes, {len(edges.refused)} only refused by DTensor, {never} never asked for")
 
 
 def _say_findings(run: RunRecord, say: _Say) -> None:
