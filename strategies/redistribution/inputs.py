@@ -42,6 +42,13 @@ _LARGEST_CAT = 32
 _GROWING = ("mul", "mul_", "mm", "square")
 """Steps that multiply values; two of them keep small integers exact in float64."""
 _VIEWS = ("flatten", "narrow", "reshape", "select", "t", "transpose", "unsqueeze", "view")
+_NAMES = (
+    *["redistribute"] * 7,
+    *("clone", "neg", "sum", "add", "mm", "mul", "square", "cat"),
+    *_VIEWS,
+    *[name for name in reversed(WRITES) for _ in range(4)],
+)
+"""Steps by how often they are drawn."""
 _NUMBERS = {"add_": 3.0, "mul_": -2.0, "add_to_slice": 5.0}
 """What is added or multiplied where it is no value."""
 _EXTRA_DTYPES = (torch.int64, torch.bool, torch.complex128)
@@ -177,20 +184,16 @@ def _sequences(draw: st.DrawFn, context: DrawContext) -> OpCase:
 
 
 def one_of(steps: Sequence[list[Any]]) -> SearchStrategy[list[Any]]:
-    """Return a generator of one of ``steps``: about a third are redistributions and, where they are legal, a third are
-    writes; of the rest each name comes as often.
+    """Return a generator of one of ``steps``: a name, redistributions and writes more often, and a step of that name.
 
-    Shrinks to the first name, and to the first step of that name.
+    Shrinks to a redistribution, and to what was made last.
     """
     by_name: dict[str, list[list[Any]]] = {}
     for step in steps:
         by_name.setdefault(step[0], []).append(step)
-    others = [name for name in by_name if name not in ("redistribute", *WRITES)]
-    writes = [name for name in WRITES if name in by_name]
-    often = max(1, len(others) // 2)
-    names = ["redistribute"] * often * ("redistribute" in by_name) + others
-    names += [name for name in reversed(writes) for _ in range(1 + often // 2)]
-    return st.sampled_from(names).flatmap(lambda name: st.sampled_from(by_name[name]))
+    # filtered and not listed anew, so that the same choice means the same name once earlier steps are gone
+    names = st.sampled_from(_NAMES).filter(by_name.__contains__)
+    return names.flatmap(lambda name: st.sampled_from(by_name[name]))
 
 
 def next_steps(values: Sequence[torch.Tensor], steps: Sequence[list[Any]]) -> list[list[Any]]:

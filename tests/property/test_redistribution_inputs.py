@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,14 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.meshes import mesh_shapes
 from strategies.redistribution import FAMILY
-from strategies.redistribution.inputs import INPUT_CLASSES, REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
+from strategies.redistribution.inputs import (
+    INPUT_CLASSES,
+    REDISTRIBUTE,
+    SEQUENCE_OP,
+    next_steps,
+    redistribution_cases,
+)
+from strategies.redistribution.programs import WRITES, sequence
 from verifier.cases import MeshSpec, OpCase
 from verifier.codec import case_record, load_case
 from verifier.converter import CombinationSpace
@@ -71,6 +79,36 @@ def test_exact_sequences_are_exact(case: OpCase) -> None:
         assert not case.exact or float(output.detach().abs().max()) < 2**45  # leaves bits for the parts of a Partial
 
 
+@given(mesh_shapes().flatmap(lambda shape: FAMILY.cases(context(shape, (SEQUENCE_OP,)))))
+@settings(QUICK, max_examples=400)
+def test_sequences_write_only_where_autograd_allows_and_to_no_argument(case: OpCase) -> None:
+    reference = make_reference(case)
+    originals = [value for value in case.args if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(own, whole) for own, whole in zip(reference.inputs, originals, strict=True))
+    if reference.differentiable and reference.wanted:
+        reference.gradients(0)
+
+
+def test_a_write_through_a_redistribution_would_leave_its_source_open() -> None:
+    """Whether the two share memory is DTensor's choice, so none of them is written to while the other is in use."""
+
+    def written(*steps: list[Any]) -> set[int]:
+        values = [torch.ones(3, 3), torch.ones(3, 3)]
+        for number in range(len(steps)):
+            values.append(sequence(values[0], values[1], list(steps[: number + 1]))[-1])
+        return {step[1] for step in next_steps(values, steps) if step[0] in WRITES}
+
+    clone: list[Any] = ["clone", 0]
+    again: list[Any] = ["redistribute", 2, [Replicate()]]
+    assert written() == set()
+    assert written(["redistribute", 0, [Replicate()]]) == set()  # may be the argument itself
+    assert written(clone) == {2}
+    assert written(clone, again) == {3}  # and no longer 2, which is used
+    assert written(clone, again, ["t", 2]) == set()  # 3 and 4 would see each other's writes
+    assert written(clone, ["square", 2]) == {3}  # 2 is kept for the backward pass
+    assert written(clone, ["add_", 2, 3.0]) == {3}
+
+
 @pytest.mark.parametrize("shape", [(2, 2), (8,), (2, 2, 2)])
 def test_four_hundred_draws_contain_every_class(shape: tuple[int, ...]) -> None:
     counts: Counter[str] = Counter()
@@ -95,7 +133,12 @@ def test_minimal_redistribution_is_of_one_element() -> None:
     assert targets(case) == ((Replicate(), Replicate()),)
 
 
-@pytest.mark.parametrize("tag", sorted(INPUT_CLASSES - {"ops in a row", "result used twice", "two results", "view"}))
+OF_SEQUENCES = {
+    *("cat", "in-place", "ops in a row", "result used twice", "slice", "two results", "view", "write to a slice")
+}
+
+
+@pytest.mark.parametrize("tag", sorted(INPUT_CLASSES - OF_SEQUENCES))
 def test_classes_of_redistributions_shrink_to_few_elements(tag: str) -> None:
     case = minimal(REDISTRIBUTE, lambda case: tag in case.tags)
     tensor = case.args[0]
@@ -114,6 +157,7 @@ def test_sequences_shrink_to_the_steps_that_matter() -> None:
     assert names(minimal(SEQUENCE_OP, lambda case: "mm" in names(case))) == ["mm"]
     both = minimal(SEQUENCE_OP, lambda case: {"sum", "redistribute"} <= set(names(case)))
     assert sorted(map(str, names(both))) == ["redistribute", "sum"]
+    assert names(minimal(SEQUENCE_OP, lambda case: "write to a slice" in case.tags)) == ["clone", "add_to_slice"]
 
 
 # -------------------------------------------------------------------------------------------------------- shard orders

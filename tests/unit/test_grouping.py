@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import (
     Combination,
@@ -74,3 +77,18 @@ def test_placements_tell_no_defects_apart_where_dtensor_asks_no_rule() -> None:
     convolution = case("convolution.default", torch.ones(1, 1, 3), torch.ones(1, 1, 1))
     assert group_key(wrong(convolution, ((S,), (R,)))) == group_key(wrong(convolution, ((R,), (S,))))
     assert group_key(wrong(RELU, ((S,),))) != group_key(wrong(RELU, ((P,),)))
+
+
+def test_how_other_mesh_dims_cut_makes_no_difference_to_a_reduction() -> None:
+    def moved(source: Combination, *target: Placement) -> Failure:
+        chain = "strategies.redistribution.programs.chain"
+        one = wrong(OpCase("dtensor.redistribute", chain, (torch.ones(4, 4), [list(target)])), source)
+        return replace(one, trial=replace(one.trial, mesh=MeshSpec((2, 2))))
+
+    product = Partial("product")
+    key = group_key(moved(((product, R),), S, R))
+    assert group_key(moved(((product, S),), S, S)) == key
+    assert group_key(moved(((product, Shard(1)),), S, Shard(1))) == key
+    assert group_key(moved(((P, S),), S, S)) != key
+    assert group_key(moved(((product, R),), R, R)) != key
+    assert group_key(moved(((S, S),), R, S)) != group_key(moved(((S, R),), R, S))  # without one it may
