@@ -130,7 +130,7 @@ def rule_class(failure: Failure) -> str:
             if not all(is_shard_order(placements, trial.mesh.shape) for placements in (*trial.combination, *made)):
                 return f"{trial.case.op}: strided shards in no shard order"
             reduced = sorted({str(p) for placements in trial.combination for p in placements if p.is_partial()})
-            if reduced:  # how the other mesh dims cut the tensor makes no difference to a reduction
+            if reduced and len(made) == 1:  # how other mesh dims cut the tensor makes no difference to a reduction
                 return f"{trial.case.op}: {','.join(reduced)} -> {_kinds(made, nested=False)}"
             return f"{trial.case.op}: {_kinds(trial.combination)} -> {_kinds(made)}"
         op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
