@@ -58,12 +58,17 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Seat:
-    """A place in a world: which rank a process is, and where it meets the others. ``epoch`` counts the worlds."""
+    """A place in a world: which rank a process is, and where it meets the others.
+
+    ``number`` is the rank's number on its machine, which decides what GPU it gets; ``epoch`` counts the worlds.
+    """
 
     index: int
     world_size: int
     backend: str
     device: str
+    number: int
+    store_host: str
     store_port: int
     epoch: int
 
@@ -102,8 +107,9 @@ class _Breaker:
     Neither destroying nor aborting a gloo group gets a thread out of its collectives (torch 2.13.0).
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, controller: int) -> None:
         self.broken = threading.Event()
+        self._controller = controller  # a TCP connection where the controller is on another machine
         self.spared_port: int | None = None
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, args=(descriptor,), name="breaker", daemon=True).start()
@@ -118,9 +124,10 @@ class _Breaker:
         with self._lock:
             if not self.broken.is_set():
                 return False
-            for name in os.listdir("/proc/self/fd"):
-                with contextlib.suppress(OSError):  # not a socket, or closed meanwhile
-                    self._shut(int(name))
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                if descriptor != self._controller:
+                    with contextlib.suppress(OSError):  # not a socket, or closed meanwhile
+                        self._shut(descriptor)
             return True
 
     def _shut(self, descriptor: int) -> None:
@@ -168,11 +175,11 @@ class _Ranks:
         if dist.is_initialized():
             dist.destroy_process_group()
         if seat.device == "cuda":
-            torch.cuda.set_device(seat.index % torch.cuda.device_count())
+            torch.cuda.set_device(seat.number % torch.cuda.device_count())
         # NCCL's threads use the store, too, and end the process if it is gone; gloo's have none
         self.breaker.spared_port = seat.store_port if seat.backend == "nccl" else None
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", seat.store_port, seat.world_size, is_master=False, wait_for_workers=False
+            seat.store_host, seat.store_port, seat.world_size, is_master=False, wait_for_workers=False
         )
         dist.init_process_group(
             seat.backend,
@@ -236,7 +243,7 @@ class _Ranks:
 
 
 def _serve(config: WorkerConfig, messages: _Messages) -> None:
-    breaker = _Breaker(config.breaker_fd)
+    breaker = _Breaker(config.breaker_fd, config.connection_fd)
     run_imports(config.imports)
     ranks = _Ranks(messages, breaker, config.memory_limit)
     messages.send("loaded", None)
