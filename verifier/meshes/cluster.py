@@ -235,9 +235,8 @@ class Cluster:
         self._started += 1
         hello = WorkerHello(rank, self._started)
         try:
-            number = keeper.tell(
-                "start", self._started, replace(spec, interface=LOOPBACK if self.one_machine else None)
-            )
+            here = keeper.place.machine == self.places[0].machine
+            number = keeper.tell("start", self._started, replace(spec, interface=self._interface() if here else None))
             until = time.monotonic() + ANSWER_LIMIT
             while (entered := self._doorway.accept(until, instead=keeper.connection)) and entered[1] != hello:
                 entered[0].close()  # of a start that a Ctrl-C cut short

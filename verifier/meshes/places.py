@@ -71,7 +71,7 @@ def gpu_problem(places: Sequence[Place], backend: str) -> str:
     """Return why ranks at these places cannot run on GPUs over ``backend``; empty if they can.
 
     >>> gpu_problem([Place("a", "one", 0, "0"), Place("a", "one", 1, "0")], "nccl")
-    'nccl needs one GPU per rank: 2 ranks were asked for, and there is 1 GPU; --backend gloo lets ranks share GPUs'
+    'nccl needs one GPU per rank: 2 ranks were asked for, and there is 1 GPU; --backend gloo shares them'
     >>> gpu_problem([Place("a", "one", 0, "0"), Place("a", "one", 1, "0")], "gloo")
     ''
     """
@@ -82,7 +82,6 @@ def gpu_problem(places: Sequence[Place], backend: str) -> str:
         count = len({(place.machine, place.gpu) for place in places})
         gpus = "there is 1 GPU" if count == 1 else f"there are {count} GPUs"
         return (
-            f"nccl needs one GPU per rank: {len(places)} ranks were asked for, and {gpus}; "
-            "--backend gloo lets ranks share GPUs"
+            f"nccl needs one GPU per rank: {len(places)} ranks were asked for, and {gpus}; --backend gloo shares them"
         )
     return ""
