@@ -39,7 +39,7 @@ from verifier.events import (
 from verifier.families import DrawContext, Family
 from verifier.finding_records import finding_record
 from verifier.findings import Collector, Drawn, Failure, Group, fingerprint, group_key
-from verifier.meshes import Pool, PoolKey, PoolSet, Spares
+from verifier.meshes import Cluster, Pool, PoolKey, PoolSet, Spares
 from verifier.minimising import Minimiser, confirm
 from verifier.oracle import judge
 from verifier.past import Past, case_digest, case_position, entry_position
@@ -75,6 +75,8 @@ class Plan:
         The part of the cases to try; None for all.
     rank_memory
         Bytes that a rank may map on top of what it has when it starts, or None.
+    cluster
+        Where the ranks are, if torchrun started them; None for processes of this machine.
     """
 
     header: RunHeader
@@ -91,6 +93,7 @@ class Plan:
     trial_limit: float = 20.0
     shard: Shard | None = None
     rank_memory: int | None = None
+    cluster: Cluster | None = None
 
 
 class Campaign:
@@ -111,7 +114,11 @@ class Campaign:
         self._recall = recall or emit
         self.known: list[KnownRecord] = []
         self._pools = PoolSet(self._make_pool)
-        self._spares = Spares(plan.imports, plan.rank_memory, eager=True)
+        self._spares = (
+            Spares(plan.imports, plan.rank_memory, eager=True)
+            if plan.cluster is None
+            else plan.cluster.spares(plan.imports, plan.rank_memory)
+        )
         self._collector = Collector()
         self._known_groups: dict[str, BaselineEntry] = {}
         self._replayed: dict[str, Failure] = {}
@@ -326,6 +333,10 @@ class Campaign:
             trial = load_trial(entry.trial())
             if trial.mesh.device != self.plan.header.device:
                 self.known.append(KnownRecord(entry.fingerprint, "untested", f"needs {trial.mesh.device}"))
+                continue
+            if self.plan.cluster is not None and trial.mesh.world_size > self.plan.cluster.world_size:
+                needed = f"needs {trial.mesh.world_size} ranks, torchrun started {self.plan.cluster.world_size}"
+                self.known.append(KnownRecord(entry.fingerprint, "untested", needed))
                 continue
             position = entry_position(entry.fingerprint)
             if (result := self._past.result(position, trial)) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -22,7 +23,7 @@ from verifier.cases import Verdict
 from verifier.codec import load_trial
 from verifier.gate import as_json, decide, render
 from verifier.logs import LogLevel, log_to_stderr
-from verifier.meshes import PoolError
+from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
 from verifier.progress import ProgressDisplay
 from verifier.record_files import RunStoreError
 from verifier.recording import DEFAULT_MESHES, Request, make_plan, parse_rank_memory, record, write_report
@@ -114,8 +115,28 @@ def _consoles() -> tuple[Console, Console]:
     return Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
 
-def _make(request: Request, baseline: Path, out: Path) -> RunRecord:
-    plan = make_plan(replace(request, baseline=str(baseline)), _load_baseline(baseline))
+def _cluster(context: typer.Context, fresh: bool = True) -> Cluster | None:
+    """Return the ranks that torchrun started, if it did; a command that would not use them is refused.
+
+    Parameters
+    ----------
+    fresh
+        Whether the command is to make a run.
+    """
+    cluster: Cluster | None = context.obj
+    if cluster is not None and not fresh:
+        remedy = f"add --fresh, or run {context.command.name} by itself"
+        raise ValueError(f"{context.command.name} under torchrun has no use for its ranks; {remedy}")
+    return cluster
+
+
+def _refuse_cluster(context: typer.Context) -> None:
+    if context.obj is not None:
+        raise ValueError(f"{context.command.name} uses no ranks; run it by itself, without torchrun")
+
+
+def _make(request: Request, baseline: Path, out: Path, cluster: Cluster | None) -> RunRecord:
+    plan = make_plan(replace(request, baseline=str(baseline)), _load_baseline(baseline), cluster)
     return record(plan, RunStore(out), [ProgressDisplay(_consoles()[1])])
 
 
@@ -129,14 +150,14 @@ def _newest(store: RunStore) -> RunRecord | None:
     return join_levels(meshes, rules)
 
 
-def _resume(ids: list[str], baseline: Path | None, out: Path) -> tuple[RunRecord, Path]:
+def _resume(ids: list[str], baseline: Path | None, out: Path, cluster: Cluster | None) -> tuple[RunRecord, Path]:
     store = RunStore(out)
     if len(ids) > 1:
         raise ValueError(f"--resume goes on with one run, {len(ids)} were named: {', '.join(ids)}")
     run_id = ids[0] if ids else run_to_resume(store)
     console = _consoles()[1]
     notice = resume_notice(lambda text: console.print(text, highlight=False, markup=False))
-    return resume(run_id, store, _load_baseline, [notice, ProgressDisplay(console)], baseline)
+    return resume(run_id, store, _load_baseline, [notice, ProgressDisplay(console)], baseline, cluster)
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -202,13 +223,14 @@ def run(
         given = _given(context)
         if others := sorted({*given} - {"patterns", "--resume", "--out", "--format", "--baseline", "--log-level"}):
             raise ValueError(f"--resume takes over what the run was asked for; leave out {', '.join(others)}")
-        made, baseline = _resume(patterns or [], baseline if "--baseline" in given else None, out)
+        kept = baseline if "--baseline" in given else None
+        made, baseline = _resume(patterns or [], kept, out, _cluster(context))
     else:
         request = Request(
             patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
             imports or (), _command(), shard, rank_memory=rank_memory,
         )  # fmt: skip
-        made = _make(request, baseline, out)
+        made = _make(request, baseline, out, _cluster(context))
     _say(made, baseline, out, output)
 
 
@@ -225,6 +247,7 @@ def merge(
 ) -> None:
     """Join the shards of a run (`run --shard I/N`) into one run; what failed in any is minimised and confirmed."""
     log_to_stderr(log_level)
+    _refuse_cluster(context)
     given = baseline if "--baseline" in _given(context) else None
     listeners = [ProgressDisplay(_consoles()[1])]
     made, baseline = merge_shards(runs, RunStore(out), _load_baseline, _command(), listeners, given)
@@ -244,6 +267,7 @@ class FailOn(StrEnum):
 
 @app.command()
 def rules(
+    context: typer.Context,
     patterns: Annotated[
         list[str] | None,
         typer.Argument(
@@ -282,6 +306,7 @@ def rules(
 ) -> None:
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
     log_to_stderr(log_level)
+    _refuse_cluster(context)
     request = RulesRequest(
         patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
         _command(),
@@ -307,6 +332,7 @@ def rules(
 
 @app.command()
 def report(
+    context: typer.Context,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run even if there is one.")] = False,
     out: Out = Path("reports"),
     baseline: BaselineOption = DEFAULT_BASELINE,
@@ -316,10 +342,11 @@ def report(
     """Render the newest run and the newest rule check as a page; make a run first if there is none."""
     log_to_stderr(log_level)
     parse_rank_memory(rank_memory)
+    cluster = _cluster(context, fresh)
     store = RunStore(out)
     newest = None if fresh else _newest(store)
     if newest is None:
-        newest = _make(Request(command=_command(), rank_memory=rank_memory), baseline, out)
+        newest = _make(Request(command=_command(), rank_memory=rank_memory), baseline, out, cluster)
     page = write_report(newest, store)
     console = _consoles()[0]
     print_summary(newest, console, page)
@@ -329,6 +356,7 @@ def report(
 
 @app.command()
 def gate(
+    context: typer.Context,
     baseline: BaselineOption = DEFAULT_BASELINE,
     update: Annotated[
         bool, typer.Option("--update", help="Rewrite the baseline so that it lists what was found.")
@@ -342,11 +370,12 @@ def gate(
     """Compare the newest run, and the newest rule check, with the baseline: new, known, fixed, expired, untested."""
     log_to_stderr(log_level)
     parse_rank_memory(rank_memory)
+    cluster = _cluster(context, fresh)
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     newest = None if fresh else _newest(RunStore(out))
     if newest is None:
         request = Request(profile="ci", command=_command(), baseline=str(baseline), rank_memory=rank_memory)
-        newest = record(make_plan(request, known), RunStore(out), [ProgressDisplay(_consoles()[1])])
+        newest = record(make_plan(request, known, cluster), RunStore(out), [ProgressDisplay(_consoles()[1])])
     today = datetime.now(UTC).date()
     decision = decide(newest, known, today)
     if update:
@@ -362,6 +391,7 @@ def gate(
 
 @app.command()
 def replay(
+    context: typer.Context,
     finding: Annotated[
         str, typer.Argument(metavar="FINDING", help="Fingerprint (or its beginning), or a finding's file.")
     ],
@@ -384,18 +414,19 @@ def replay(
         entries = [e for e in _load_baseline(baseline).entries if e.fingerprint.startswith(finding)]
         if len(entries) != 1 or not finding:
             raise
-        _replay_entry(entries[0], script, limit)
+        _replay_entry(entries[0], script, limit, _cluster(context))
     if script:
         sys.stdout.write(found.script)
         raise typer.Exit(0)
-    verdict, fails = replay_trial(load_trial(found.trial), found.verdict, imports or found.imports, limit)
+    trial = load_trial(found.trial)
+    verdict, fails = replay_trial(trial, found.verdict, imports or found.imports, limit, _cluster(context))
     _say_replayed(found.message, found.verdict, verdict, fails)
 
 
-def _replay_entry(entry: BaselineEntry, script: bool, limit: int | None) -> NoReturn:
+def _replay_entry(entry: BaselineEntry, script: bool, limit: int | None, cluster: Cluster | None) -> NoReturn:
     """Replay a finding of which only the baseline knows."""
     trial = load_trial(entry.trial())
-    verdict, fails = replay_trial(trial, entry.verdict, memory_limit=limit)
+    verdict, fails = replay_trial(trial, entry.verdict, memory_limit=limit, cluster=cluster)
     if not script:
         _say_replayed(f"{entry.summary}\n  {entry.rule}\n  known: {entry.reason}", entry.verdict, verdict, fails)
     if not fails:
@@ -415,16 +446,47 @@ def _say_replayed(message: str, was: str, verdict: Verdict, fails: bool) -> NoRe
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit status 2."""
-    try:
+    """Run the command line; a user's mistake is one line on stderr and exit status 2.
+
+    Of the processes that torchrun starts the first one does so; the others end with its exit status.
+    """
+    raise SystemExit(_status_of(_main))
+
+
+def _main() -> None:
+    rank = TorchrunRank.read()
+    if rank is None:
         app()
+    elif rank.rank:
+        raise SystemExit(keep_place(rank))
+    else:
+        with Cluster(rank) as cluster:
+            cluster.status = _status_of(lambda: _lead(rank, cluster))
+        raise SystemExit(cluster.status)
+
+
+def _lead(rank: TorchrunRank, cluster: Cluster) -> None:
+    if rank.restarts:
+        raise ValueError(
+            f"torchrun --max-restarts {rank.restarts} would run everything again whenever there are findings; "
+            "leave it at 0, lost ranks are replaced without it"
+        )
+    app(obj=cluster)
+
+
+def _status_of(work: Callable[[], None]) -> int:
+    """Return the exit status of ``work``, and say on stderr why it failed."""
+    try:
+        work()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
     except (ValueError, PoolError, RunStoreError) as error:
         sys.stderr.write(f"error: {error}\n")
-        raise SystemExit(2) from error
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        raise SystemExit(2) from None
-    except Exception as error:  # Python would exit with status 1, which here means findings
+    except Exception:  # noqa: BLE001 - Python would exit with status 1, which here means findings
         traceback.print_exc()
         sys.stderr.write("error: the verifier itself failed; please report the lines above\n")
-        raise SystemExit(2) from error
+    else:
+        return 0
+    return 2

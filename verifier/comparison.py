@@ -107,7 +107,7 @@ def check_shards(
             shape = local_shape(expected.shape, placements, mesh.shape, mesh.coordinate(rank))
             if tuple(local.shape) != shape:
                 misshapen.append(spot.difference(DifferenceKind.SHAPE, list(local.shape), list(shape), rank))
-            parts.append(Contribution(spot.phase, spot.subject, rank, text, local.cpu().clone(), spot.backward))
+            parts.append(Contribution(spot.phase, spot.subject, rank, text, local.to("cpu", copy=True), spot.backward))
         return misshapen, [] if misshapen else parts
     differences = []
     for rank, local in locals_.items():

@@ -266,6 +266,10 @@ class DTensorConverter:
         leaves: list[object] = []
         position = 0
         for leaf, reason in zip(self._leaves, self._reasons, strict=True):
+            if isinstance(leaf, torch.device) and leaf.type == "cpu":
+                # the call is drawn on the CPU, and means the device that it is on
+                leaves.append(torch.device(self.mesh.device_type))
+                continue
             if not isinstance(leaf, torch.Tensor):
                 leaves.append(leaf)
                 continue

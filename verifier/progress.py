@@ -91,6 +91,7 @@ class ProgressDisplay:
                 self._say(
                     f"run {header.id}: seed {header.seed}, profile {header.profile}, torch {header.versions['torch']}, "
                     f"device {header.device}, meshes {' '.join(header.meshes)}, families {' '.join(header.families)}"
+                    + (f", {header.places}" if header.places else "")
                 )
                 if self._console.is_terminal:
                     self._live.start()

@@ -23,6 +23,7 @@ from verifier.graph import RedistributionGraph
 from verifier.imports import import_digests, run_imports_with_warnings
 from verifier.journal import RunWriter
 from verifier.journal_events import journal_listener
+from verifier.meshes import Cluster, Place, gpu_problem, gpus_shared, local_places
 from verifier.past import Past
 from verifier.process_limits import format_size, parse_size
 from verifier.profiles import CAMPAIGN_PROFILES
@@ -36,6 +37,8 @@ __all__ = ["DEFAULT_MESHES", "Request", "make_plan", "parse_rank_memory", "recor
 
 LEAST_RANK_MEMORY = 256 << 20
 DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3")
+MOST_RANKS = 64
+"""On one machine; the ranks of a cluster are those that torchrun started."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,13 @@ class Request:
     rank_memory: str | None = None
 
 
-def make_plan(request: Request, baseline: Baseline) -> Plan:
+def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = None) -> Plan:
     """Return the plan for ``request``.
+
+    Parameters
+    ----------
+    cluster
+        Where the ranks are, if torchrun started them.
 
     Raises
     ------
@@ -78,7 +86,9 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
         raise ValueError(_unknown("device", request.device, ("cpu", "cuda")))
     profile = CAMPAIGN_PROFILES[request.profile]
     shard = Shard.parse(request.shard) if request.shard is not None else None
-    meshes = _meshes(request)
+    if cluster is not None and not request.meshes:  # stored with the run: elsewhere the default would be another one
+        request = replace(request, meshes=_meshes_within(cluster.world_size))
+    meshes = _meshes(request, cluster)
     if request.max_examples is not None and request.max_examples < 1:
         raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
     if request.time_limit is not None and request.time_limit <= 0:
@@ -105,6 +115,7 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
         shard=str(shard or ""),
         request=msgspec.to_builtins(replace(request, command="")),
         digests={"baseline": baseline.digest, **import_digests(request.imports)},
+        places=_describe_places(meshes, cluster),
     )
     return Plan(
         header=header,
@@ -120,6 +131,7 @@ def make_plan(request: Request, baseline: Baseline) -> Plan:
         baseline=baseline,
         shard=shard,
         rank_memory=rank_memory,
+        cluster=cluster,
     )
 
 
@@ -161,27 +173,52 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"{what} {name!r} is none of {', '.join(names)}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _meshes(request: Request) -> tuple[MeshSpec, ...]:
+def _meshes_within(world_size: int) -> tuple[str, ...]:
+    """Return the default meshes that fit ``world_size`` ranks, and one of all ranks if none of these is as large."""
+    fitting = [text for text in DEFAULT_MESHES if MeshSpec.parse(text).world_size <= world_size]
+    largest = max((MeshSpec.parse(text).world_size for text in fitting), default=0)
+    return (*fitting, *([] if largest == world_size else [str(world_size)]))
+
+
+def _meshes(request: Request, cluster: Cluster | None) -> tuple[MeshSpec, ...]:
     backend: Backend = "nccl" if request.device == "cuda" else "gloo"
     if request.backend is not None:
         if request.backend not in BACKENDS:
             raise ValueError(_unknown("backend", request.backend, BACKENDS))
         backend = request.backend
     texts = request.meshes or DEFAULT_MESHES
-    gpus = torch.cuda.device_count()
-    if request.device == "cuda" and not gpus:
+    if request.device == "cuda" and not torch.cuda.device_count():
         raise ValueError("--device cuda: torch sees no GPU here")
-    if request.device == "cuda" and not request.meshes:
-        texts = [str(gpus)]
+    if request.device == "cuda" and backend == "nccl" and not request.meshes:
+        texts = [str(torch.cuda.device_count())]
     meshes = tuple(dict.fromkeys(MeshSpec.parse(text, backend, request.device) for text in texts))
     for mesh in meshes:
+        size, most = mesh.world_size, MOST_RANKS if cluster is None else cluster.world_size
+        if size > most:
+            room = f"at most {most} run on one machine" if cluster is None else f"torchrun started {most}"
+            raise ValueError(f"mesh {mesh} has {size} ranks; {room}")
         if mesh.backend == "nccl" and mesh.device != "cuda":
             raise ValueError(f"mesh {mesh}: nccl moves CUDA tensors only; add --device cuda")
-        if mesh.backend == "nccl" and mesh.world_size > gpus:
-            raise ValueError(f"mesh {mesh}: nccl needs one GPU per rank, {mesh.world_size} are wanted, {gpus} are here")
-        if mesh.world_size > 64:
-            raise ValueError(f"mesh {mesh} has {mesh.world_size} ranks; at most 64 run on one machine")
+        if mesh.backend == "simulated" and mesh.device == "cuda":
+            raise ValueError(
+                f"mesh {mesh}: simulated ranks have CPU tensors only; --backend gloo lets ranks share GPUs"
+            )
+        if mesh.device == "cuda" and (problem := gpu_problem(_places(mesh, cluster), mesh.backend)):
+            raise ValueError(f"mesh {mesh}: {problem}")
     return meshes
+
+
+def _places(mesh: MeshSpec, cluster: Cluster | None) -> tuple[Place, ...]:
+    return local_places(mesh.world_size) if cluster is None else cluster.places[: mesh.world_size]
+
+
+def _describe_places(meshes: Sequence[MeshSpec], cluster: Cluster | None) -> str:
+    """Return what to say of where the ranks are; empty if each is a process of this machine with its own device."""
+    shared = [mesh for mesh in meshes if mesh.device == "cuda" and gpus_shared(_places(mesh, cluster))]
+    parts = [] if cluster is None else [cluster.describe()]
+    if shared:
+        parts.append(f"ranks share GPUs on {'meshes' if len(shared) > 1 else 'mesh'} {' '.join(map(str, shared))}")
+    return "; ".join(parts)
 
 
 def _dtypes(names: Sequence[str], families: Sequence[Family]) -> tuple[torch.dtype, ...]:

@@ -285,6 +285,8 @@ class RunHeader:
     """What was asked for, as text, of which a run that was cut short is resumed; empty where that cannot be."""
     digests: dict[str, str] = field(default_factory=dict)
     """Of what else decides what is done: the baseline, and each of ``imports``."""
+    places: str = ""
+    """Where the ranks were, if not each a process of this machine with devices of its own."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verifier.cases import Trial, Verdict
-from verifier.meshes import Pool, PoolKey
+from verifier.meshes import Cluster, Pool, PoolKey
 from verifier.oracle import judge
 from verifier.reference import make_reference
 
@@ -13,16 +13,23 @@ __all__ = ["replay"]
 
 
 def replay(
-    trial: Trial, expected: str, imports: Sequence[str] = (), memory_limit: int | None = None
+    trial: Trial,
+    expected: str,
+    imports: Sequence[str] = (),
+    memory_limit: int | None = None,
+    cluster: Cluster | None = None,
 ) -> tuple[Verdict, bool]:
     """Return the verdict on ``trial``, and whether it is the ``expected`` one, by ranks under ``memory_limit`` (bytes).
+
+    The ranks are processes of this machine, or of ``cluster``.
 
     Raises
     ------
     PoolError
         If the ranks do not start.
     """
-    with Pool(PoolKey.of(trial.mesh), imports, memory_limit=memory_limit) as pool:
+    spares = None if cluster is None else cluster.spares(tuple(imports), memory_limit)
+    with Pool(PoolKey.of(trial.mesh), imports, memory_limit=memory_limit, spares=spares) as pool:
         (observation,) = pool.run([trial])
     verdict = judge(observation, make_reference(trial.case))
     return verdict, verdict.kind == expected

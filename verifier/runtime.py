@@ -193,7 +193,7 @@ class _Steps:
             args, kwargs = converter.convert(trial.combination)
             inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
             with paused_simulation():
-                before = [{r: v.clone() for r, v in local_shards(t).locals.items()} for t in inputs]
+                before = [{r: v.to("cpu", copy=True) for r, v in local_shards(t).locals.items()} for t in inputs]
 
         result: list[object] = []
         with self.dtensor(Phase.FORWARD):
@@ -238,6 +238,8 @@ class _Steps:
                     log.collectives[phase, name] += count
             else:
                 yield
+            if self.mesh.device_type == "cuda":
+                torch.cuda.synchronize()  # a kernel that fails says so here, and not in the phases after this one
         except Exception as error:  # noqa: BLE001 - becomes a verdict
             log.fail(error)
         finally:

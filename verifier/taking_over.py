@@ -13,6 +13,7 @@ import msgspec
 from verifier.baseline import Baseline
 from verifier.events import Event, Listener, RunResumed, TrialRepeated
 from verifier.journal import JOURNAL_NAME, RECORD_NAME, Journal, is_open, read_journal
+from verifier.meshes import Cluster
 from verifier.past import Past
 from verifier.record_files import RunFormatError, read_record
 from verifier.recording import Request, make_plan, record
@@ -64,6 +65,7 @@ def resume(
     load_baseline: BaselineLoader,
     listeners: Sequence[Listener] = (),
     baseline: Path | None = None,
+    cluster: Cluster | None = None,
 ) -> tuple[RunRecord, Path]:
     """Go on with the run ``run_id``, and return its record and the path of its baseline.
 
@@ -71,6 +73,8 @@ def resume(
     ----------
     baseline
         Where the baseline is now, if not where it was.
+    cluster
+        Where the ranks are now, if torchrun started them.
 
     Raises
     ------
@@ -85,7 +89,7 @@ def resume(
         header = journal.header
         request = _request(header)
         path = baseline or Path(request.baseline)
-        plan = make_plan(request, load_baseline(path))
+        plan = make_plan(request, load_baseline(path), cluster)
         _check_same(header, plan.header, f"run {run_id} cannot be resumed", ("when it began", "now"))
         return record(replace(plan, header=header), store, listeners, Past.of_run(journal), writer), path
 

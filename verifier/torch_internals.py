@@ -77,6 +77,8 @@ __all__ = [
     "simulated_mode",
     "simulated_ranks",
     "special_placement",
+    "stage_through_host",
+    "staged_collective",
     "start_simulated_world",
     "strided_shard",
     "strides_of",
@@ -177,7 +179,7 @@ def local_shards(tensor: DTensor) -> LocalShards:
 def _without_masked(local: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return ``local`` [*mask.shape, ...] with 0 where ``mask`` is set: what the rank contributes to the sum."""
     widened = mask.view(*mask.shape, *(1 for _ in range(local.ndim - mask.ndim)))
-    return torch.where(widened, torch.zeros((), dtype=local.dtype), local)
+    return torch.where(widened, torch.zeros((), dtype=local.dtype, device=local.device), local)
 
 
 # ----------------------------------------------------------------------------------------------------------- recording
@@ -697,9 +699,60 @@ def _raised_by_dtensor(error: BaseException) -> bool:
     return frame is not None and f"{os.sep}torch{os.sep}distributed{os.sep}" in frame.filename
 
 
-def mesh_of_world(device: str, shape: tuple[int, ...]) -> DeviceMesh:
-    """Return a mesh of all ranks of the default process group."""
-    return dist.device_mesh.init_device_mesh(device, shape)
+def mesh_of_world(device: str, shape: tuple[int, ...], backend: str | None = None) -> DeviceMesh:
+    """Return a mesh of all ranks of the default process group, with groups of ``backend`` if it is given."""
+    if backend is None:
+        return dist.device_mesh.init_device_mesh(device, shape)
+    return dist.device_mesh.init_device_mesh(device, shape, backend_override=dict.fromkeys(range(len(shape)), backend))
+
+
+# ------------------------------------------------------------------------------------------- CUDA tensors through gloo
+_FUNCTIONAL_COLLECTIVES = (
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_out",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_",
+)
+
+
+def stage_through_host() -> list[torch.library.Library]:
+    """Have DTensor's collectives on CUDA tensors copy these to the host and back; lasts as long as what is returned.
+
+    Gloo itself does so for some collectives, and reads from the GPU's addresses in others, which ends the process:
+    https://github.com/pytorch/pytorch/issues/152645, on the very one with which DTensor gathers.
+    """
+    libraries = []
+    for namespace, names in (("_c10d_functional", _FUNCTIONAL_COLLECTIVES), ("_dtensor", ("shard_dim_alltoall",))):
+        library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+        for name in names:
+            op = getattr(getattr(torch.ops, namespace), name).default
+            library.impl(name, staged_collective(op), "CUDA")  # type: ignore[no-untyped-call]
+        libraries.append(library)
+    return libraries
+
+
+def staged_collective(op: OpOverload) -> Callable[..., Any]:
+    """Return a function that does what the functional collective ``op`` does, by way of the host's memory."""
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        named = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+        device = next(leaf.device for leaf in pytree.tree_leaves(named) if isinstance(leaf, torch.Tensor))
+        hosted = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("cpu", copy=True), named)
+        result = pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, op(**hosted))
+        if written:  # one tensor in each of these ops, which they return
+            (name,) = written
+            return named[name].copy_(result)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), result)
+
+    return run
 
 
 # -------------------------------------------------------------------------------------------------------------- OpInfo

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import typer
+from torch.distributed.run import get_args_parser
 
+from verifier.cases import MeshSpec
 from verifier.cli import app
 from verifier.profiles import CAMPAIGN_PROFILES, hypothesis_settings
 from verifier.recording import DEFAULT_MESHES
@@ -34,6 +36,7 @@ COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
 VERIFIER_COMMANDS = [line for line in COMMANDS if line.startswith("python -m verifier ")]
 TOX_COMMANDS = [line for line in COMMANDS if "tox run" in line]
 PYTEST_COMMANDS = [line for line in COMMANDS if line.startswith("pytest ")]
+TORCHRUN_COMMANDS = [line for line in COMMANDS if line.startswith("torchrun ")]
 EXAMPLES = dict(re.findall(r"^```python title=(\S+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
 
 
@@ -81,7 +84,7 @@ def test_opens_with_the_two_commands() -> None:
 
 
 def test_every_command_is_of_a_kind_that_is_checked() -> None:
-    checked = {*VERIFIER_COMMANDS, *TOX_COMMANDS, *PYTEST_COMMANDS}
+    checked = {*VERIFIER_COMMANDS, *TOX_COMMANDS, *PYTEST_COMMANDS, *TORCHRUN_COMMANDS}
     assert [line for line in COMMANDS if line not in checked] == ["python -m pip install -c constraints.txt -e ."]
 
 
@@ -90,6 +93,17 @@ def test_command_parses(command: str) -> None:
     _, _, _, name, *arguments = shlex.split(command)
     assert name in CLI.commands
     CLI.commands[name].make_context(name, arguments)  # raises for an option that does not exist
+
+
+@pytest.mark.parametrize("command", TORCHRUN_COMMANDS)
+def test_torchrun_command_parses(command: str) -> None:
+    torchrun = get_args_parser().parse_args(shlex.split(command)[1:])
+    assert torchrun.module
+    assert torchrun.training_script == "verifier"
+    name, *arguments = torchrun.training_script_args
+    CLI.commands[name].make_context(name, [*arguments])  # it takes them off the list
+    nodes, per_node = int(torchrun.nnodes), int(torchrun.nproc_per_node)
+    assert MeshSpec.parse(arguments[-1]).world_size == nodes * per_node
 
 
 @pytest.mark.parametrize("command", TOX_COMMANDS)

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-import torch
 import torch.distributed as dist
 
 from verifier.cases import MeshSpec
+from verifier.meshes.places import Place, gpu_problem, gpus_shared
 from verifier.meshes.processes import Gone, PoolError, RankProcess, Spares
 from verifier.meshes.worker import Seat
 
@@ -68,6 +68,7 @@ class Crew:
         self.replaced = 0
         self._spares = spares
         self._seats: list[RankProcess | None] = [None] * self.size
+        self._places: tuple[Place, ...] = ()
         self._epoch = 0
         self._pauses = 0
         self._store: dist.TCPStore | None = None  # type: ignore[name-defined]
@@ -88,12 +89,17 @@ class Crew:
         """
         if self.processes:
             return
-        gpus = torch.cuda.device_count() if self.key.backend == "nccl" else self.size
-        if gpus < self.size:
-            raise PoolError(f"nccl needs one GPU per rank: {self.size} ranks were asked for, {gpus} GPUs are here")
+        self._places = self._spares.places(self.size)
+        if self.key.device == "cuda":
+            if problem := gpu_problem(self._places, self.key.backend):
+                raise PoolError(problem)
+            if gpus_shared(self._places):
+                _log.info("%d ranks share GPUs: gloo moves CUDA tensors through the memory of the host", self.size)
         started = time.monotonic()
         if self.key.backend != "simulated":
-            self._store = dist.TCPStore("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                "127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False
+            )  # it listens on every interface
         self._assemble()
         _log.info("%d ranks of %s started in %.2f s", self.size, self.key.backend, time.monotonic() - started)
 
@@ -128,7 +134,7 @@ class Crew:
             _log.info("rank %d %s: process %d is replaced", index, why, process.pid)
             process.close()
             self.replaced += 1
-            self._spares.lost()
+            self._spares.lost(index)
 
     def _pause(self) -> None:
         """Get everybody out of what it waits for and back to its loop; dismiss whom that does not reach."""
@@ -190,7 +196,8 @@ class Crew:
         for index, process in self._present():
             try:
                 process.send("build", Seat(
-                    index, self.key.world_size, self.key.backend, self.key.device, port, self._epoch))  # fmt: skip
+                    index, self.key.world_size, self.key.backend, self.key.device, self._places[index].number,
+                    self._spares.store_host, port, self._epoch))  # fmt: skip
             except Gone:
                 failed[index] = self._end_of(process)
         failed |= self._collect("built", self._epoch, BUILD_LIMIT, failed)

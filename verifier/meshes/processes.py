@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Pipe, wait
-from typing import IO
-
-import msgspec
+from multiprocessing.connection import Connection, Pipe, wait
 
 from verifier.codec import pack, unpack
 from verifier.logs import own_level
-from verifier.meshes.worker import PHASE_CODES, WorkerConfig
+from verifier.meshes.places import Place, local_places
+from verifier.meshes.program import Program, ProgramSpec, WorkerProgram
 
 __all__ = ["Gone", "PoolError", "RankProcess", "Spares"]
 
 LOAD_LIMIT = 180.0
 SEND_LIMIT = 20
-STDERR_TAIL = 600
-_PROGRAM = "from verifier.meshes.worker import main; main()"
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +36,10 @@ class RankProcess:
 
     Parameters
     ----------
-    imports
-        Modules and files that it runs first.
-    memory_limit
-        Bytes that it may map on top of what it has once it is a rank; None for no limit.
-    hash_seed
-        Its ``PYTHONHASHSEED``. The order of a set of texts depends on it, and what DTensor chooses on that.
+    connection
+        The connection to it; this object closes it.
+    program
+        The process.
 
     Attributes
     ----------
@@ -60,43 +49,24 @@ class RankProcess:
         Whether it has said that it is ready to take a seat.
     """
 
-    def __init__(self, imports: Sequence[str], memory_limit: int | None, hash_seed: int = 0) -> None:
+    def __init__(self, connection: Connection, program: Program) -> None:
         self.name = "spare"
         self.loaded = False
-        self.connection, theirs = Pipe()
+        self.connection = connection
+        self._program = program
         self._limit_sending()
-        lifeline_read, self._lifeline = os.pipe()
-        breaker_read, self._breaker = os.pipe()
-        phase_fd = os.memfd_create("phase")  # nothing on disk to be left behind
-        os.ftruncate(phase_fd, mmap.PAGESIZE)
-        self._phase = mmap.mmap(phase_fd, 0)
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        fds = (theirs.fileno(), lifeline_read, breaker_read, phase_fd)
-        config = WorkerConfig(*fds, list(imports), memory_limit, own_level())
-        environment = dict(
-            os.environ,
-            OMP_NUM_THREADS="1",
-            GLOO_SOCKET_IFNAME="lo",
-            PYTHONHASHSEED=str(hash_seed),
-            PYTHONPATH=os.pathsep.join([path for path in sys.path if path] or [""]),
-        )
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, msgspec.json.encode(config).decode()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=fds,
-                start_new_session=True,  # a Ctrl-C is the controller's to handle
-                env=environment,
-            )
-        finally:
-            theirs.close()
-            for descriptor in (lifeline_read, breaker_read, phase_fd):
-                os.close(descriptor)
-        self.pid = self._popen.pid
+        self.pid = program.pid
         self._deadline = time.monotonic() + LOAD_LIMIT
         _log.debug("started process %d", self.pid)
+
+    @classmethod
+    def start(cls, spec: ProgramSpec) -> RankProcess:
+        """Start a process on this machine."""
+        connection, theirs = Pipe()
+        try:
+            return cls(connection, WorkerProgram(spec, theirs.fileno()))
+        finally:
+            theirs.close()
 
     def _limit_sending(self) -> None:
         """Have sending to a process that does not read fail in the end: it may have been stopped."""
@@ -106,11 +76,11 @@ class RankProcess:
     @property
     def phase(self) -> str:
         """The phase of a trial that it is in, or was in when it ended."""
-        return PHASE_CODES[self._phase[0]]
+        return self._program.phase
 
     @property
     def running(self) -> bool:
-        return self._popen.poll() is None
+        return self._program.running
 
     def send(self, kind: str, payload: object) -> None:
         """Send a message.
@@ -150,7 +120,7 @@ class RankProcess:
     def interrupt(self) -> None:
         """Have the process drop its connections to other ranks; a message ``pause`` has to follow."""
         try:
-            os.write(self._breaker, b"b")
+            self._program.interrupt()
         except OSError as error:
             raise Gone from error
 
@@ -174,31 +144,20 @@ class RankProcess:
 
     def ending(self) -> str:
         """Return how the process ended, as ``signal SIGKILL`` or ``exit status 1``."""
-        try:
-            code = self._popen.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            return "a closed pipe"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return self._program.ending()
 
     def tail(self) -> str:
         """Return the end of what the process wrote to stderr."""
-        end = os.fstat(self._stderr.fileno()).st_size
-        start = max(0, end - STDERR_TAIL)
-        return os.pread(self._stderr.fileno(), end - start, start).decode(errors="replace").strip()
+        return self._program.tail()
 
     def kill(self) -> None:
         """End the process without waiting for that."""
-        self._popen.kill()
+        self._program.kill()
 
     def close(self) -> None:
         """End the process, if it lives, and release all that belongs to it."""
-        self._popen.kill()
-        self._popen.wait()
+        self._program.close()
         self.connection.close()
-        self._phase.close()
-        self._stderr.close()
-        os.close(self._lifeline)
-        os.close(self._breaker)
 
 
 class Spares:
@@ -217,28 +176,42 @@ class Spares:
         Have them from the start; otherwise from the first loss on, since most pools never lose a process.
     """
 
+    store_host = "127.0.0.1"
+    """Where the ranks find the store in which they meet; the controller has it."""
+
     def __init__(
         self, imports: Sequence[str] = (), memory_limit: int | None = None, count: int = 1, eager: bool = False
     ) -> None:
         self.imports = tuple(imports)
         self.memory_limit = memory_limit
         self.count = count
-        self._wanted = eager
-        self._waiting: list[RankProcess] = []
+        self._wanted = {self._waiting_room(0)} if eager else set()
+        self._waiting: dict[int, list[RankProcess]] = {}
 
     @property
     def pids(self) -> list[int]:
         """Process ids of those that wait."""
-        return [process.pid for process in self._waiting]
+        return [process.pid for waiting in self._waiting.values() for process in waiting]
+
+    def places(self, size: int) -> tuple[Place, ...]:
+        """Return where the ranks of a world of ``size`` are.
+
+        Raises
+        ------
+        PoolError
+            If there is no room for so many.
+        """
+        return local_places(size)
 
     def take(self, rank: int) -> RankProcess:
-        """Return a process that waits, or else one that has just been started; it may still be loading.
+        """Return a process that waits and may become ``rank``, or else a new one; it may still be loading.
 
         Ranks have hash seeds of their own, as they do wherever nobody sets one, and the same in each run. A process
-        that has waited has that of rank 0.
+        that has waited has that of the rank for which it was started.
         """
-        while self._waiting:
-            process = self._waiting.pop(0)
+        waiting = self._waiting.get(self._waiting_room(rank), [])
+        while waiting:
+            process = waiting.pop(0)
             if process.running:
                 return process
             process.close()
@@ -246,21 +219,28 @@ class Spares:
 
     def start(self, rank: int) -> RankProcess:
         """Return a process that has just been started; those that wait are left for who is in a hurry."""
-        return RankProcess(self.imports, self.memory_limit, hash_seed=rank)
+        return RankProcess.start(ProgramSpec(self.imports, self.memory_limit, own_level(), hash_seed=rank))
 
-    def lost(self) -> None:
-        """Take note that a process was lost, so that others may be."""
-        self._wanted = True
+    def lost(self, rank: int) -> None:
+        """Take note that the process of ``rank`` was lost, so that others may be."""
+        self._wanted.add(self._waiting_room(rank))
 
     def refill(self) -> None:
         """Start as many as are missing; does not wait for them."""
-        while self._wanted and len(self._waiting) < self.count:
-            self._waiting.append(RankProcess(self.imports, self.memory_limit))
+        for room in sorted(self._wanted):
+            waiting = self._waiting.setdefault(room, [])
+            while len(waiting) < self.count:
+                waiting.append(self.start(room))
 
     def close(self) -> None:
         """End all that wait."""
-        waiting, self._waiting = self._waiting, []
+        waiting = [process for processes in self._waiting.values() for process in processes]
+        self._waiting.clear()
         for process in waiting:
             process.kill()
         for process in waiting:
             process.close()
+
+    def _waiting_room(self, rank: int) -> int:
+        """Return the lowest rank for which a spare of ``rank`` would do as well: on one machine any can be any."""
+        return 0

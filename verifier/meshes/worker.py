@@ -34,7 +34,13 @@ from verifier.logs import log_through
 from verifier.process_limits import die_with, limit_memory
 from verifier.reference import Reference, make_reference
 from verifier.runtime import Exchange, TrialRunner
-from verifier.torch_internals import clear_caches, mesh_of_world, simulated_mode, start_simulated_world
+from verifier.torch_internals import (
+    clear_caches,
+    mesh_of_world,
+    simulated_mode,
+    stage_through_host,
+    start_simulated_world,
+)
 
 __all__ = ["PHASE_CODES", "Seat", "WorkerConfig"]
 
@@ -58,12 +64,17 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Seat:
-    """A place in a world: which rank a process is, and where it meets the others. ``epoch`` counts the worlds."""
+    """A place in a world: which rank a process is, and where it meets the others.
+
+    ``number`` is the rank's number on its machine, which decides what GPU it gets; ``epoch`` counts the worlds.
+    """
 
     index: int
     world_size: int
     backend: str
     device: str
+    number: int
+    store_host: str
     store_port: int
     epoch: int
 
@@ -102,8 +113,9 @@ class _Breaker:
     Neither destroying nor aborting a gloo group gets a thread out of its collectives (torch 2.13.0).
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, controller: int) -> None:
         self.broken = threading.Event()
+        self._controller = controller  # a TCP connection where the controller is on another machine
         self.spared_port: int | None = None
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, args=(descriptor,), name="breaker", daemon=True).start()
@@ -118,9 +130,10 @@ class _Breaker:
         with self._lock:
             if not self.broken.is_set():
                 return False
-            for name in os.listdir("/proc/self/fd"):
-                with contextlib.suppress(OSError):  # not a socket, or closed meanwhile
-                    self._shut(int(name))
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                if descriptor != self._controller:
+                    with contextlib.suppress(OSError):  # not a socket, or closed meanwhile
+                        self._shut(descriptor)
             return True
 
     def _shut(self, descriptor: int) -> None:
@@ -152,6 +165,7 @@ class _Ranks:
         self.ranks: tuple[int, ...] = ()
         self._seat: Seat | None = None
         self._runners: dict[tuple[int, ...], TrialRunner] = {}
+        self._staging: list[torch.library.Library] = []
 
     def build(self, seat: Seat) -> None:
         """Take ``seat`` and make the process groups; leaves those that there were before."""
@@ -168,11 +182,11 @@ class _Ranks:
         if dist.is_initialized():
             dist.destroy_process_group()
         if seat.device == "cuda":
-            torch.cuda.set_device(seat.index % torch.cuda.device_count())
+            self._prepare_gpu(seat)
         # NCCL's threads use the store, too, and end the process if it is gone; gloo's have none
         self.breaker.spared_port = seat.store_port if seat.backend == "nccl" else None
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", seat.store_port, seat.world_size, is_master=False, wait_for_workers=False
+            seat.store_host, seat.store_port, seat.world_size, is_master=False, wait_for_workers=False
         )
         dist.init_process_group(
             seat.backend,
@@ -186,6 +200,16 @@ class _Ranks:
         self._exchange = Exchange(self.messages.announce, self._agree, self.messages.enter)
         _log.info("is rank %d of %d since %.3f s", seat.index, seat.world_size, time.perf_counter() - started)
 
+    def _prepare_gpu(self, seat: Seat) -> None:
+        torch.cuda.set_device(seat.number % torch.cuda.device_count())
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # DeviceMesh would choose a GPU of its own if there was no context yet
+        # rounding that the reference, on the CPU, does not have
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if seat.backend == "gloo" and not self._staging:
+            self._staging = stage_through_host()
+
     def _agree(self, failed: bool, digest: int) -> bool:
         self.messages.enter("exchange")
         flags = torch.tensor([int(failed), digest, -digest])
@@ -197,7 +221,8 @@ class _Ranks:
         """Return what runs trials on a mesh of ``shape``; the ranks meet in it when the shape is new."""
         assert self._seat is not None
         if shape not in self._runners:
-            mesh = mesh_of_world(self._seat.device, shape)
+            staged = self._seat.device == "cuda" and self._seat.backend == "gloo"
+            mesh = mesh_of_world(self._seat.device, shape, "gloo" if staged else None)
             self._runners[shape] = TrialRunner(mesh, self.ranks, self._exchange, self.memory_limit)
         return self._runners[shape]
 
@@ -226,6 +251,18 @@ class _Ranks:
                     report = runner.run(trial, reference)
             self.messages.enter("idle")
             self.messages.send("report", report)
+            if report.raised is not None and self._seat.device == "cuda":
+                self._end_if_unusable()
+
+    @staticmethod
+    def _end_if_unusable() -> None:
+        """End this process if a kernel has failed: from then on every CUDA call of the process fails."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            sys.stderr.write(f"CUDA cannot be used any more: {error}\n")
+            sys.stderr.flush()
+            os._exit(1)
 
     def _unprepared(self, error: Exception) -> ProcessReport:
         text = "".join(traceback.format_exception(error)[-12:])
@@ -236,7 +273,7 @@ class _Ranks:
 
 
 def _serve(config: WorkerConfig, messages: _Messages) -> None:
-    breaker = _Breaker(config.breaker_fd)
+    breaker = _Breaker(config.breaker_fd, config.connection_fd)
     run_imports(config.imports)
     ranks = _Ranks(messages, breaker, config.memory_limit)
     messages.send("loaded", None)

@@ -1,0 +1,169 @@
+"""A worker's process as the machine that it runs on sees it: started, watched and ended, whoever talks to it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+import msgspec
+
+from verifier.meshes.worker import PHASE_CODES, WorkerConfig
+
+__all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
+
+LOOPBACK = "lo"
+STDERR_TAIL = 600
+_SOURCE = "from verifier.meshes.worker import main; main()"
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_PREFIXES_OF_A_LAUNCHER = ("ROLE_", "MASTER_", "TORCHELASTIC_")
+
+
+class Program(Protocol):
+    """What the controller does with a worker's process besides talking to it, on whatever machine it is."""
+
+    @property
+    def pid(self) -> int:
+        """Process id, on the machine that it runs on."""
+
+    @property
+    def phase(self) -> str:
+        """The phase of a trial that it is in, or was in when it ended."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+
+    def interrupt(self) -> None:
+        """Have it drop its connections to other ranks; raises an OSError if it has ended."""
+
+    def ending(self) -> str:
+        """Return how it ended, as ``signal SIGKILL`` or ``exit status 1``."""
+
+    def tail(self) -> str:
+        """Return the end of what it wrote to stderr."""
+
+    def kill(self) -> None:
+        """End it without waiting for that."""
+
+    def close(self) -> None:
+        """End it, if it lives, and release all that belongs to it."""
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """What a worker is started with.
+
+    Parameters
+    ----------
+    imports
+        Modules and files that it runs first.
+    memory_limit
+        Bytes that it may map on top of what it has once it is a rank; None for no limit.
+    log_level
+        The level from which on it sends log lines.
+    hash_seed
+        Its ``PYTHONHASHSEED``. The order of a set of texts depends on it, and what DTensor chooses on that.
+    interface
+        The network interface on which gloo meets other ranks; None leaves that to gloo.
+    """
+
+    imports: tuple[str, ...]
+    memory_limit: int | None
+    log_level: int
+    hash_seed: int
+    interface: str | None = LOOPBACK
+
+
+class WorkerProgram:
+    """A :class:`Program` on this machine, a child of this process.
+
+    Parameters
+    ----------
+    spec
+        What it is started with.
+    connection_fd
+        Its end of the connection to the controller; the caller closes its own copy.
+    """
+
+    def __init__(self, spec: ProgramSpec, connection_fd: int) -> None:
+        lifeline_read, self._lifeline = os.pipe()
+        breaker_read, self._breaker = os.pipe()
+        phase_fd = os.memfd_create("phase")  # nothing on disk to be left behind
+        os.ftruncate(phase_fd, mmap.PAGESIZE)
+        self._phase = mmap.mmap(phase_fd, 0)
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        fds = (connection_fd, lifeline_read, breaker_read, phase_fd)
+        config = WorkerConfig(*fds, list(spec.imports), spec.memory_limit, spec.log_level)
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", _SOURCE, msgspec.json.encode(config).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=fds,
+                start_new_session=True,  # a Ctrl-C is the controller's to handle
+                env=_environment(spec),
+            )
+        finally:
+            for descriptor in (lifeline_read, breaker_read, phase_fd):
+                os.close(descriptor)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def phase(self) -> str:
+        return PHASE_CODES[self._phase[0]]
+
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
+
+    def interrupt(self) -> None:
+        os.write(self._breaker, b"b")
+
+    def ending(self) -> str:
+        try:
+            code = self._popen.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            return "a closed pipe"
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    def tail(self) -> str:
+        end = os.fstat(self._stderr.fileno()).st_size
+        start = max(0, end - STDERR_TAIL)
+        return os.pread(self._stderr.fileno(), end - start, start).decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def close(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+        self._phase.close()
+        self._stderr.close()
+        os.close(self._lifeline)
+        os.close(self._breaker)
+
+
+def _environment(spec: ProgramSpec) -> dict[str, str]:
+    """Return the environment of a worker: ours, without what a launcher told us of our own rank.
+
+    DeviceMesh and the user's files would take that for the worker's (LOCAL_RANK names a GPU, for one).
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_A_LAUNCHER and not name.startswith(_PREFIXES_OF_A_LAUNCHER)
+    }
+    if spec.interface is not None:
+        kept["GLOO_SOCKET_IFNAME"] = spec.interface
+    path = os.pathsep.join([path for path in sys.path if path] or [""])
+    return dict(kept, OMP_NUM_THREADS="1", PYTHONHASHSEED=str(spec.hash_seed), PYTHONPATH=path)
