@@ -49,6 +49,7 @@ from verifier.shards import Shard
 from verifier.shrinking import current_choices
 from verifier.steering import Steering
 from verifier.trials import combination_rows, plan_case
+from verifier.wording import plural
 
 __all__ = ["Campaign", "Plan"]
 
@@ -348,7 +349,7 @@ class Campaign:
             merged = Group(group_key(failure), failure, sum(group.occurrences for group in groups))
             for group in groups:
                 merged.seen.update(group.seen)
-            self.known.append(KnownRecord(fingerprint_, "known", f"in {merged.occurrences} trials"))
+            self.known.append(KnownRecord(fingerprint_, "known", f"in {plural(merged.occurrences, 'trial')}"))
             mesh = failure.trial.mesh
             where = f"confirmed on {mesh.backend}, {mesh.world_size} rank{'s' * (mesh.world_size != 1)}"
             entry = self.plan.baseline.get(fingerprint_)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from verifier.cases import MeshSpec
 from verifier.meshes.processes import Gone, PoolError, RankProcess, Spares
 from verifier.meshes.worker import Seat
+from verifier.wording import plural
 
 __all__ = ["Crew", "PoolKey"]
 
@@ -90,7 +91,8 @@ class Crew:
             return
         gpus = torch.cuda.device_count() if self.key.backend == "nccl" else self.size
         if gpus < self.size:
-            raise PoolError(f"nccl needs one GPU per rank: {self.size} ranks were asked for, {gpus} GPUs are here")
+            here = plural(gpus, "GPU is", "GPUs are")
+            raise PoolError(f"nccl needs one GPU per rank: {self.size} ranks were asked for, {here} here")
         started = time.monotonic()
         if self.key.backend != "simulated":
             self._store = dist.TCPStore("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
