@@ -419,8 +419,9 @@ class Campaign:
         # the script has torch's own rules, and says nothing about those of the user's files
         worth_it = not self.plan.imports and time.monotonic() < self._until
         return finding_record(
-            group, smallest, confirmed, minimised, entry, family.name, cause, worth_it, self.plan.imports
-        )
+            group, smallest, confirmed, minimised, entry, family.name, cause, worth_it, self.plan.imports,
+            memory_limit=self.plan.rank_memory,
+        )  # fmt: skip
 
     def _generator(self, failure: Failure) -> Callable[[MeshSpec], SearchStrategy[OpCase]] | None:
         """Return what draws cases like that of ``failure``; None for a broad family, whose cases are small as drawn."""
