@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, Placements
 from verifier.placements import Alphabet, coordinates, take_local
-from verifier.torch_internals import make_rank_tensors, paused_simulation, pytree, simulated_ranks
+from verifier.torch_internals import make_dtensor, make_rank_tensors, paused_simulation, pytree, simulated_ranks
 from verifier.wording import plural
 
 __all__ = ["CombinationSpace", "DTensorConverter", "sample_pairwise", "tensor_arguments", "unsupported_reason"]
@@ -134,10 +134,9 @@ class CombinationSpace:
     cap: int | None = None
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        self._letters: list[tuple[Placement, ...]] = [
-            self.alphabet.placements(tensor.ndim, tensor.dtype) for tensor in self.tensors
-        ]
+    @cached_property
+    def _letters(self) -> list[tuple[Placement, ...]]:
+        return [self.alphabet.placements(tensor.ndim, tensor.dtype) for tensor in self.tensors]
 
     @property
     def total(self) -> int:
@@ -302,9 +301,7 @@ def place(value: torch.Tensor, mesh: DeviceMesh, placements: Placements, seed: i
         with paused_simulation():
             locals_ = [take_local(value, placements, shape, coordinate, seed) for coordinate in coordinates(shape)]
         local = make_rank_tensors(locals_)
-    result: torch.Tensor = DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride()
-    )
+    result = make_dtensor(local, mesh, placements, value.shape, value.stride())
     if isinstance(value, nn.Parameter):
         return nn.Parameter(result, requires_grad=value.requires_grad)
     return result.requires_grad_(value.requires_grad)

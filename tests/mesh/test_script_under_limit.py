@@ -9,7 +9,8 @@ from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind
 from verifier.finding_records import finding_record
 from verifier.findings import Failure, Group
 from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge, make_reference
+from verifier.oracle import judge
+from verifier.reference import make_reference
 from verifier.script import FAILS, GONE, render_script, run_script
 
 LIMIT = 110 << 20
