@@ -29,7 +29,8 @@ from pathlib import Path
 import torch
 
 from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, VerdictKind
-from verifier.meshes import Pool, PoolError, PoolKey
+from verifier.meshes import Pool, PoolError, PoolKey, Spares
+from verifier.meshes.processes import RankProcess
 from verifier.oracle import judge
 from verifier.reference import make_reference
 from verifier.trials import plan_case
@@ -134,6 +135,19 @@ def growth(samples: Sequence[Memory], settled: int) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
+class OneSeed(Spares):
+    """Processes with the same hash seed on every rank.
+
+    Between rules that cost the same DTensor chooses by the hash seed (docs/ranks-that-disagree.md). A process that
+    takes the place of another one must not choose otherwise than that did.
+    """
+
+    def start(self, rank: int) -> RankProcess:
+        """Return a process that has just been started, for any rank."""
+        del rank
+        return super().start(0)
+
+
 Outcome = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
@@ -205,9 +219,6 @@ def main() -> None:
     print(f"{len(trials)} trials on mesh {mesh}, {len(faults)} faults, seed {arguments.seed}; memory in MiB")
     print(f"{'run':9} {'trials':>6}    {'':{len(str(len(trials)))}}  {'trials/s':>8}  {'restarts':>8}  " + "  ".join(
         ("c.RSS", "c.PSS", "r.RSS", "r.PSS")), flush=True)  # fmt: skip
-    # Between rules that cost the same DTensor chooses by the hash seed (docs/ranks-that-disagree.md). A process that
-    # takes the place of another one must not choose otherwise than that did.
-    os.environ.setdefault("PYTHONHASHSEED", "0")
     faultless, faults_run = Progress("faultless", [], []), Progress("faults", [], [])
     ended = ""
     try:
@@ -215,7 +226,10 @@ def main() -> None:
             (faultless, trials, None),
             (faults_run, faulty, random.Random(arguments.seed)),
         ):
-            with Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, memory_limit=RANK_MEMORY) as pool:
+            with (
+                contextlib.closing(OneSeed((), RANK_MEMORY)) as spares,
+                Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, memory_limit=RANK_MEMORY, spares=spares) as pool,
+            ):
                 run(pool, todo, chance, progress)
     except KeyboardInterrupt:
         ended = "interrupted"
