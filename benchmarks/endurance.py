@@ -5,9 +5,10 @@
 First all trials run without faults, then again with one fault of each kind in turn, every so many trials: a rank that
 raises, that is killed, that aborts, that hangs in Python, that leaves out a collective, that runs out of memory, or
 that is killed from outside at whatever moment. Every other trial must have the verdict, and the placements of its
-results, that it had without faults. The memory of the controller and of the ranks is sampled at every batch: once a
-tenth of the trials are done (1,000 of 10,000) none of them may grow by more than 10 %. Exit status 1 if either is
-violated.
+results, that it had without faults, and no trial with a fault may pass. The memory of the controller and of the ranks
+is sampled at every batch: once a tenth of the trials are done (1,000 of 10,000) none of them may grow by more than
+10 %. The last line is a row of a Markdown table. Exit status 1 if anything is violated, 130 if it was interrupted; what
+was done until then is compared and printed.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from pathlib import Path
 
 import torch
 
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial
-from verifier.meshes import Pool, PoolKey
+from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, VerdictKind
+from verifier.meshes import Pool, PoolError, PoolKey, Spares
+from verifier.meshes.processes import RankProcess
 from verifier.oracle import judge
 from verifier.reference import make_reference
 from verifier.trials import plan_case
 
 FAULTS = ("raise:1", "kill:0", "abort:1", "skip:1", "exhaust:0", "hang:1", "bad_alloc:1", "from outside")
-TRIAL_LIMIT = 10.0
+TRIAL_LIMIT = 20.0
 RANK_MEMORY = 1 << 30
 GROWTH = 1.10
 BATCH = 50
@@ -103,12 +105,14 @@ def rollup(pid: int) -> tuple[int, int]:
     return int(found["Rss"]) << 10, int(found["Pss"]) << 10
 
 
-def sample(done: int, pool: Pool) -> Memory:
+def sample(done: int, pool: Pool, before: Memory | None) -> Memory:
     own = rollup(os.getpid())
     ranks = []
     for pid in pool.pids:
         with contextlib.suppress(OSError, KeyError):  # killed from outside a moment ago
             ranks.append(rollup(pid))
+    if not ranks:
+        return Memory(done, *own, *((before.rank_rss, before.rank_pss) if before is not None else (0, 0)))
     return Memory(done, *own, max(rss for rss, _ in ranks), max(pss for _, pss in ranks))
 
 
@@ -117,7 +121,9 @@ def growth(samples: Sequence[Memory], settled: int) -> dict[str, float]:
 
     Medians, because a batch with larger tensors is no leak, and a rank that has just been replaced no saving.
     """
-    later = [each for each in samples if each.done >= settled]
+    later = [each for each in samples if each.done >= settled and each.rank_rss]
+    if len(later) < 2:
+        return {}
     tenth = max(1, len(later) // 10)
 
     def typical(part: Sequence[Memory], name: str) -> float:
@@ -129,6 +135,19 @@ def growth(samples: Sequence[Memory], settled: int) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
+class OneSeed(Spares):
+    """Processes with the same hash seed on every rank.
+
+    Between rules that cost the same DTensor chooses by the hash seed (docs/ranks-that-disagree.md). A process that
+    takes the place of another one must not choose otherwise than that did.
+    """
+
+    def start(self, rank: int) -> RankProcess:
+        """Return a process that has just been started, for any rank."""
+        del rank
+        return super().start(0)
+
+
 Outcome = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
@@ -140,28 +159,42 @@ def outcome(observation: Observation, fault: bool) -> Outcome:
     return kind.kind.value, "" if fault else kind.message, placements
 
 
-def run(
-    pool: Pool, trials: Sequence[Trial], chance: random.Random | None, name: str
-) -> tuple[list[Outcome], list[Memory]]:
+@dataclass
+class Progress:
+    """What has been done of a run; complete in itself at every moment, since the run may be interrupted."""
+
+    name: str
+    outcomes: list[Outcome]
+    samples: list[Memory]
+    restarts: int = 0
+    replaced: int = 0
+    seconds: float = 0.0
+
+    def line(self, total: int) -> str:
+        sizes = "  ".join(f"{getattr(self.samples[-1], kind) >> 20:>5}" for kind in COLUMNS)
+        done = len(self.outcomes)
+        return f"{self.name:9} {done:6} of {total}  {done / self.seconds:8.1f}  {self.restarts:8}  {sizes}"
+
+
+def run(pool: Pool, trials: Sequence[Trial], chance: random.Random | None, progress: Progress) -> None:
     """Run ``trials`` in batches; with ``chance``, kill a rank in the batches that have the mark ``from outside``."""
-    outcomes: list[Outcome] = []
-    samples: list[Memory] = []
     started = shown = time.monotonic()
     for first in range(0, len(trials), BATCH):
         batch = list(trials[first : first + BATCH])
         strike = next((n for n, each in enumerate(batch) if each.fault == "from outside"), None)
         batch = [replace(each, fault=None) if each.fault == "from outside" else each for each in batch]
         for number, observation in enumerate(pool.run(batch)):
-            outcomes.append(outcome(observation, batch[number].fault is not None))
-            if number == strike and chance is not None:
-                os.kill(chance.choice(pool.pids), signal.SIGKILL)  # the trials that follow are under way already
-        samples.append(sample(len(outcomes), pool))
-        if time.monotonic() - shown > 5 or len(outcomes) == len(trials):
+            progress.outcomes.append(outcome(observation, batch[number].fault is not None))
+            if number == strike and chance is not None and pool.pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(pool.pids), signal.SIGKILL)  # the trials that follow are under way already
+        last = progress.samples[-1] if progress.samples else None
+        progress.samples.append(sample(len(progress.outcomes), pool, last))
+        progress.restarts, progress.replaced = pool.restarts, pool.replaced
+        progress.seconds = time.monotonic() - started
+        if time.monotonic() - shown > 5 or len(progress.outcomes) == len(trials):
             shown = time.monotonic()
-            rate = len(outcomes) / (shown - started)
-            sizes = "  ".join(f"{getattr(samples[-1], kind) >> 20:>5}" for kind in COLUMNS)
-            print(f"{name:8} {len(outcomes):6}  {rate:8.0f}  {pool.restarts:8}  {sizes}", flush=True)
-    return outcomes, samples
+            print(progress.line(len(trials)), flush=True)
 
 
 COLUMNS = ("controller_rss", "controller_pss", "rank_rss", "rank_pss")
@@ -184,34 +217,72 @@ def main() -> None:
         faulty[at] = replace(trials[at], fault=FAULTS[number % len(FAULTS)])
     faults = [each.fault for each in faulty if each.fault is not None]
     print(f"{len(trials)} trials on mesh {mesh}, {len(faults)} faults, seed {arguments.seed}; memory in MiB")
-    print(f"{'run':8} {'trials':>6}  {'trials/s':>8}  {'restarts':>8}  " + "  ".join(
-        text for text in ("c.RSS", "c.PSS", "r.RSS", "r.PSS")))  # fmt: skip
+    print(f"{'run':9} {'trials':>6}    {'':{len(str(len(trials)))}}  {'trials/s':>8}  {'restarts':>8}  " + "  ".join(
+        ("c.RSS", "c.PSS", "r.RSS", "r.PSS")), flush=True)  # fmt: skip
+    faultless, faults_run = Progress("faultless", [], []), Progress("faults", [], [])
+    ended = ""
+    try:
+        for progress, todo, chance in (
+            (faultless, trials, None),
+            (faults_run, faulty, random.Random(arguments.seed)),
+        ):
+            with (
+                contextlib.closing(OneSeed((), RANK_MEMORY)) as spares,
+                Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, memory_limit=RANK_MEMORY, spares=spares) as pool,
+            ):
+                run(pool, todo, chance, progress)
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    except PoolError as error:
+        ended = f"the ranks were lost: {error}"
+    if ended:
+        print(
+            f"{ended}; what follows is of the {len(faults_run.outcomes)} trials that were done in both runs", flush=True
+        )
+    failed = compare_runs(trials, faulty, faultless, faults_run, ended)
+    sys.exit(130 if ended == "interrupted" else 1 if failed or ended else 0)
 
-    def make_pool() -> Pool:
-        return Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, memory_limit=RANK_MEMORY)
 
-    with make_pool() as pool:
-        expected, _ = run(pool, trials, None, "faultless")
-    with make_pool() as pool:
-        got, samples = run(pool, faulty, random.Random(arguments.seed), "faults")
-        restarts, replaced = pool.restarts, pool.replaced
-
-    hit = [number for number, each in enumerate(faulty) if each.fault not in (None, "from outside")]
-    outside = sum(fault == "from outside" for fault in faults)
-    differ = [n for n in range(len(trials)) if n not in set(hit) and got[n] != expected[n]]
+def compare_runs(
+    trials: Sequence[Trial], faulty: Sequence[Trial], faultless: Progress, faults: Progress, ended: str
+) -> bool:
+    """Print how the run with faults compares with the one without, as far as both went; return whether it fails."""
+    got, expected = faults.outcomes, faultless.outcomes
+    done = min(len(got), len(expected))
+    injected = [each.fault for each in faulty[:done] if each.fault is not None]
+    hit = [n for n in range(done) if faulty[n].fault not in (None, "from outside")]
+    others = sorted(set(range(done)) - set(hit))
+    outside = injected.count("from outside")
+    differ = [n for n in others if got[n] != expected[n]]
     killed = [n for n in differ if got[n][0] == Fate.DIED.name and "SIGKILL" in got[n][1]]
     wrong = [n for n in differ if n not in killed] + killed[outside:]  # each kill from outside may end one trial
+    unseen = [n for n in hit if got[n][0] == VerdictKind.PASS.value]
     verdicts = Counter(verdict for verdict, _, _ in expected)
-    print(f"without faults: {', '.join(f'{count} {kind}' for kind, count in verdicts.most_common())}")
-    print(f"faults: {', '.join(f'{faulty[n].fault} {got[n][0]}' for n in hit[: len(FAULTS) - 1])}, and so on")
-    print(f"{restarts} restarts, {replaced} processes replaced; {len(killed)} trials ended by {outside} outside kills")
-    print(f"{len(trials) - len(hit) - len(differ)} of {len(trials) - len(hit)} other trials have the same verdict")
+    print(f"without faults: {', '.join(f'{count} {kind}' for kind, count in verdicts.most_common()) or 'nothing'}")
+    seen = Counter(f"{faulty[n].fault} {got[n][0]}" for n in hit)
+    print(f"faults: {', '.join(f'{text} ({count})' for text, count in sorted(seen.items())) or 'none'}")
+    print(f"{faults.restarts} restarts, {faults.replaced} processes replaced; "
+          f"{len(killed)} trials ended by {outside} outside kills")  # fmt: skip
+    same = len(others) - len(differ)
+    print(f"{same} of {len(others)} other trials have the same verdict")
     for number in wrong[:5]:
         print(f"  trial {number}, {trials[number].case.op}: got {got[number]}, expected {expected[number]}")
-    grown = growth(samples, max(BATCH, len(trials) // 10))
+    for number in unseen[:5]:
+        print(f"  trial {number}, {trials[number].case.op}: passed in spite of {faulty[number].fault}")
+    settled = max(BATCH, len(trials) // 10)
+    grown = growth(faults.samples, settled)
     for kind, factor in grown.items():
-        print(f"{kind.replace('_', ' ')}: {factor - 1:+.1%} since {max(BATCH, len(trials) // 10)} trials")
-    sys.exit(1 if wrong or max(grown.values()) > GROWTH else 0)
+        print(f"{kind.replace('_', ' ')}: {factor - 1:+.1%} since {settled} trials")
+    failed = bool(wrong or unseen) or max(grown.values(), default=1.0) > GROWTH
+    memory = ", ".join(f"{factor - 1:+.1%}" for factor in grown.values()) or "too few trials"
+    rate = f"{len(got) / faults.seconds:.0f}" if faults.seconds else "-"
+    verdict = "fails" if failed else ended or "holds"
+    print("\n| trials | ranks | faults | the same verdict | ended by kills from outside | restarts | replaced "
+          "| growth: controller RSS, PSS, rank RSS, PSS | trials/s | outcome |")  # fmt: skip
+    print("| --- " * 10 + "|")
+    print(f"| {done} of {len(trials)} | {trials[0].mesh} | {len(injected)} | {same} of {len(others)} | {len(killed)} "
+          f"| {faults.restarts} | {faults.replaced} | {memory} | {rate} | {verdict} |")  # fmt: skip
+    return failed
 
 
 if __name__ == "__main__":

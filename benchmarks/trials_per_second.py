@@ -1,139 +1,388 @@
-"""Trials per second of the pool and of simulated ranks, beside tests written the way torch's own DTensor tests are.
+"""Trials per second of the pool, beside the same checks in the ways that torch offers, and where a trial's time goes.
 
-    python benchmarks/trials_per_second.py [--trials 400] [--spawned 3]
+    python benchmarks/trials_per_second.py [--ranks 2,4,8] [--seconds 3] [--repeats 3] [--spawned 1] [--json FILE]
+                                           [--markdown]
 
-One run measures all of them, so that the ratios hold whatever the machine does meanwhile. A trial is one row-, column-
-or batch-wise embedding with its forward and backward pass, every comparison included. Repeated shapes are in the cache
-of DTensor's sharding propagation, new ones never are. The other side spawns its processes for each test, as torch's own
-multi-process tests do: it distributes the same tensors, runs the same op forward and backward and compares the gathered
-results.
+One run measures all of them in turn, so that the ratios hold whatever the machine does meanwhile: each figure is the
+median of the repeats, with the smallest and the largest, and a ratio is taken within a repeat. A trial is one row-,
+column- or batch-wise embedding with one backward pass, every comparison included. Repeated shapes are in the cache of
+DTensor's sharding propagation, new ones never are. ``--markdown`` prints the tables as docs/benchmarks.md has them,
+which also says what the columns mean.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import socket
 import statistics
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from other_ways import PLACEMENTS, WAYS, Call, Peer, draw_lookup, even_combinations, rate_of_spawned
+from torch.distributed.tensor import Replicate
 
+from verifier.calls import make_case
 from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind
 from verifier.meshes import Pool, PoolKey
 from verifier.oracle import judge
-from verifier.reference import make_reference
+from verifier.reference import Reference, make_reference
+from verifier.torch_internals import opinfo_entries, opinfo_samples
 
-PLACEMENTS = (
-    ((Shard(0),), (Replicate(),)),
-    ((Shard(1),), (Replicate(),)),
-    ((Replicate(),), (Shard(0),)),
-    ((Replicate(),), (Replicate(),)),
-)
-
-
-def make_case(rows: int, columns: int, ids: int) -> OpCase:
-    """Return a lookup of ``ids`` rows in a table of ``rows`` x ``columns``."""
-    generator = torch.Generator().manual_seed(rows * 1000 + ids)
-    weight = torch.randint(-8, 9, (rows, columns), generator=generator).double().requires_grad_()
-    indices = torch.randint(0, rows, (ids,), generator=generator)
-    return OpCase("aten.embedding.default", "torch.nn.functional.embedding", (), {"weight": weight, "input": indices})
+BATCH = 32
+OPINFO_OPS = ("add", "sub", "mul", "exp", "sigmoid", "nn.functional.relu", "sum", "mean", "mm", "t", "cat")
+"""Ops of OpInfo that are also measured as torch's test_dtensor_ops tests them; all of them pass there."""
+SAMPLES = 4
+CLOCK = str(Path(__file__).with_name("rank_clock.py"))
+SHAPES = {True: "repeated", False: "new"}
 
 
-def trials(mesh: MeshSpec, count: int, new_shapes: bool) -> Iterator[Trial]:
-    """Yield ``count`` trials; with ``new_shapes`` each in a shape of its own."""
-    for number in range(count):
-        case = make_case(17 + number, 8, 12) if new_shapes else SAME
-        cotangent = ((Replicate(),),)
-        yield Trial(case, mesh, PLACEMENTS[number % len(PLACEMENTS)], (cotangent,), number)
+# ------------------------------------------------------------------------------------------------------------ our side
+def lookup_case(rows: int) -> OpCase:
+    weight, indices = draw_lookup(rows)
+    arguments = {"weight": weight.requires_grad_(), "input": indices}
+    return OpCase("aten.embedding.default", "torch.nn.functional.embedding", (), arguments)
 
 
-SAME = make_case(17, 8, 12)
+SAME = lookup_case(17)
 
 
-def measure(mesh: MeshSpec, count: int, new_shapes: bool) -> tuple[float, float, int]:
-    """Return trials per second, the verifier's own share of the time, and the number of cache misses."""
-    todo = list(trials(mesh, count, new_shapes))
-    own: Counter[str] = Counter()
-    misses = 0
-    with Pool(PoolKey.of(mesh)) as pool:
-        for observation in pool.run(todo[:8]):  # starts the ranks and, for repeated shapes, fills the cache
-            assert observation.reports
-        references = {id(trial.case): make_reference(trial.case) for trial in todo}
-        started = time.perf_counter()
-        for observation in pool.run(todo[8:]):
-            verdict = judge(observation, references[id(observation.trial.case)])
-            assert verdict.kind is VerdictKind.PASS, verdict
+class Ours:
+    """The pool on a mesh of so many ranks."""
+
+    def __init__(self, ranks: int, imports: Sequence[str] = ()) -> None:
+        self.mesh = MeshSpec((ranks,))
+        self.pool = Pool(PoolKey.of(self.mesh), imports)
+        self._number = 0
+
+    def batch(self, repeated: bool) -> list[Trial]:
+        """Return trials whose shapes are always the same, or have not been before."""
+        made = []
+        for _ in range(BATCH):
+            self._number += 1
+            case = SAME if repeated else lookup_case(17 + self._number)
+            weight, indices = PLACEMENTS[self._number % len(PLACEMENTS)]
+            made.append(Trial(case, self.mesh, ((weight,), (indices,)), (((Replicate(),),),), self._number))
+        return made
+
+    def run(self, trials: Sequence[Trial]) -> Iterator[dict[str, float]]:
+        """Run trials, judge them, and yield of each but the first what the ranks spent their time on, on average."""
+        reference: Reference | None = None
+        for number, observation in enumerate(self.pool.run(trials)):
+            case = observation.trial.case
+            if reference is None or reference.case is not case:
+                reference = make_reference(case)
+            verdict = judge(observation, reference)
+            assert verdict.kind is VerdictKind.PASS, f"{observation.trial.combination}: {verdict}"
+            spent: Counter[str] = Counter()
             for report in observation.reports:
                 assert report is not None
-                misses += report.cache_misses
-                own.update({name: round(seconds * 1e9) for name, seconds in report.seconds})
-        seconds = time.perf_counter() - started
-    share = (own["setup"] + own["compare"]) / max(1, own["total"])
-    return (count - 8) / seconds, share, misses
+                spent.update({str(name): seconds / len(observation.reports) for name, seconds in report.seconds})  # type: ignore[misc]
+            if number:  # the first one's cycle has the wait for the batch in it
+                yield dict(spent)
 
+    def rate(self, repeated: bool, seconds: float) -> float:
+        """Return trials per second."""
+        done, spent = 0, 0.0
+        while done == 0 or spent < seconds:
+            trials = self.batch(repeated)  # drawing is not measured, as with the others
+            started = time.perf_counter()
+            for _ in self.run(trials):
+                pass
+            spent += time.perf_counter() - started
+            done += len(trials)
+        return done / spent
 
-def spawned_test(rank: int, world_size: int, port: int) -> None:
-    """One test in the style of torch's own."""
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
-    mesh = init_device_mesh("cpu", (world_size,))
-    weight, indices = SAME.kwargs["weight"], SAME.kwargs["input"]
-    assert isinstance(weight, torch.Tensor)
-    assert isinstance(indices, torch.Tensor)
-    for weight_placements, index_placements in PLACEMENTS[:1]:
-        table = distribute_tensor(weight.detach(), mesh, weight_placements).requires_grad_()
-        output = torch.nn.functional.embedding(distribute_tensor(indices, mesh, index_placements), table)
-        local = weight.detach().requires_grad_()
-        expected = torch.nn.functional.embedding(indices, local)
-        gathered = output.full_tensor()
-        torch.testing.assert_close(gathered, expected)
-        gathered.sum().backward()
-        expected.sum().backward()
-        torch.testing.assert_close(table.grad.full_tensor(), local.grad)
-    dist.destroy_process_group()
-
-
-def measure_spawned(world_size: int, count: int) -> float:
-    """Return tests per second where each test spawns its own processes."""
-    seconds = []
-    for _ in range(count):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    def rate_of_calls(self, trials: Sequence[Trial]) -> tuple[float, dict[str, int]]:
+        """Return trials per second, and how many had which verdict."""
         started = time.perf_counter()
-        torch.multiprocessing.spawn(spawned_test, (world_size, port), world_size)
-        seconds.append(time.perf_counter() - started)
-    return 1 / statistics.median(seconds)
+        verdicts: Counter[str] = Counter()
+        reference: Reference | None = None
+        for observation in self.pool.run(trials):
+            if reference is None or reference.case is not observation.trial.case:
+                reference = make_reference(observation.trial.case)
+            verdicts[judge(observation, reference).kind.value] += 1
+        return len(trials) / (time.perf_counter() - started), dict(verdicts)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+@dataclass(frozen=True)
+class Figure:
+    """A median with its spread over the repeats."""
+
+    median: float
+    smallest: float
+    largest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        return cls(statistics.median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        digits = 0 if self.median >= 100 else 1 if self.median >= 10 else 2
+        return f"{self.median:.{digits}f} ({self.smallest:.{digits}f}-{self.largest:.{digits}f})"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast the pool is, and how many times as fast as another way."""
+
+    ranks: int
+    shapes: str
+    way: str
+    ours: Figure
+    theirs: Figure
+    ratio: Figure
+
+
+@dataclass(frozen=True)
+class Share:
+    """Per cent of a trial, as one rank spends it. ``own`` is setup, exchange, comparing and other."""
+
+    ranks: int
+    shapes: str
+    clock: str
+    milliseconds: Figure
+    dispatch: Figure
+    propagation: Figure
+    collectives: Figure
+    setup: Figure
+    exchange: Figure
+    comparing: Figure
+    other: Figure
+    own: Figure
+
+
+def compare_speed(ranks: int, seconds: float, repeats: int, spawned: int) -> list[Speed]:
+    """Measure the pool and the other ways in turn."""
+    ours, peers = Ours(ranks), {way: Peer(way, ranks) for way in WAYS}
+    rates: dict[tuple[str, bool], list[float]] = {}
+    try:
+        for repeated in SHAPES:
+            for side in (ours, *peers.values()):
+                side.rate(repeated, 0.0)  # fills caches, loads what is loaded when it is first used
+        for _ in range(repeats):
+            for repeated in SHAPES:
+                for way, side in {"pool": ours, **peers}.items():
+                    rates.setdefault((way, repeated), []).append(side.rate(repeated, seconds))
+            for _ in range(spawned):
+                rates.setdefault(("spawned", True), []).append(rate_of_spawned(ranks))
+    finally:
+        for side in (ours, *peers.values()):
+            side.close()
+    found = []
+    for (way, repeated), theirs in rates.items():
+        if way != "pool":
+            own = rates["pool", repeated]
+            each = len(theirs) // len(own)  # several spawned checks beside one turn of the pool
+            ratios = [own[number // each] / rate for number, rate in enumerate(theirs)]
+            found.append(Speed(ranks, SHAPES[repeated], way, Figure.of(own), Figure.of(theirs), Figure.of(ratios)))
+    return found
+
+
+def share_time(ranks: int, seconds: float, repeats: int, clock: str) -> list[Share]:
+    """Measure what the ranks of a pool spend their time on, by the ``wall`` clock or in ``cpu`` time."""
+    os.environ["RANK_CLOCK"] = clock
+    ours = Ours(ranks, [CLOCK])
+    found = []
+    try:
+        for repeated in SHAPES:
+            ours.rate(repeated, 0.0)
+            rounds: list[dict[str, float]] = []
+            for _ in range(repeats):
+                spent: Counter[str] = Counter()
+                trials, started = 0, time.perf_counter()
+                while not trials or time.perf_counter() - started < seconds:
+                    for each in ours.run(ours.batch(repeated)):
+                        spent.update(each)  # type: ignore[arg-type]
+                        trials += 1
+                rounds.append({**in_per_cent(spent), "milliseconds": 1000 * spent["cycle"] / trials})
+            figures = {name: Figure.of([each[name] for each in rounds]) for name in rounds[0]}
+            found.append(Share(ranks, SHAPES[repeated], clock, **figures))
+    finally:
+        del os.environ["RANK_CLOCK"]
+        ours.close()
+    return found
+
+
+def in_per_cent(spent: Counter[str]) -> dict[str, float]:
+    """Return the shares of a trial's time; they add up to 100 without ``own``."""
+    torchs = sum(spent[phase] for phase in ("forward", "backward", "gather", "gather gradient"))
+    parts = {
+        "dispatch": torchs - spent["propagation"] - spent["collectives"],
+        "propagation": spent["propagation"],
+        "collectives": spent["collectives"],
+        "setup": spent["setup"],
+        "exchange": spent["exchange"],
+        "comparing": spent["compare"],
+    }
+    parts["other"] = spent["cycle"] - sum(parts.values())
+    parts["own"] = parts["setup"] + parts["exchange"] + parts["comparing"] + parts["other"]
+    return {name: 100 * part / spent["cycle"] for name, part in parts.items()}
+
+
+# ---------------------------------------------------------------------------------------- as torch's test_dtensor_ops
+def opinfo_cases() -> list[OpCase]:
+    """Return the first samples of each op of :data:`OPINFO_OPS`, in float64, with gradients."""
+    found = []
+    entries = {entry.name: entry for entry in opinfo_entries() if not entry.variant_test_name}
+    for name in OPINFO_OPS:
+        torch.manual_seed(0)
+        entry = entries[name]
+        for number, sample in enumerate(opinfo_samples(entry, torch.float64, requires_grad=entry.supports_autograd)):
+            if number == SAMPLES:
+                break
+            found.append(make_case(entry.op, (sample.input, *sample.args), dict(sample.kwargs), exact=False))
+    return found
+
+
+@dataclass(frozen=True)
+class OpInfoSpeed:
+    """Combinations per second over OpInfo samples; the first pass has every shape new."""
+
+    ranks: int
+    passes: str
+    combinations: int
+    ours: Figure
+    theirs: Figure
+    ratio: Figure
+    verdicts: dict[str, int]
+
+
+def compare_on_opinfo(ranks: int, repeats: int) -> list[OpInfoSpeed]:
+    """Measure the pool, and threads that test as test_dtensor_ops does, on the same combinations."""
+    cases = opinfo_cases()
+    ours, peer = Ours(ranks), Peer("threads", ranks)
+    calls = [Call(case.call, case.args, dict(case.kwargs)) for case in cases]
+    trials: list[Trial] = []
+    for case, call in zip(cases, calls, strict=True):
+        outputs = make_reference(case).differentiable
+        cotangents = (tuple((Replicate(),) for _ in outputs),) if outputs else ()
+        for choice in even_combinations(call, _Extent(ranks)):
+            trials.append(Trial(case, ours.mesh, tuple((p,) for p in choice), cotangents, len(trials)))
+    pairs = []
+    try:
+        ours.rate(True, 0.0)
+        peer.rate(True, 0.0)
+        for _ in range(1 + repeats):
+            rate, verdicts = ours.rate_of_calls(trials)
+            pairs.append((rate, peer.rate_of_calls(calls)))
+    finally:
+        ours.close()
+        peer.close()
+    found = []
+    for passes, part in (("first", pairs[:1]), ("later", pairs[1:])):
+        ratios = [ours_ / theirs for ours_, theirs in part]
+        figures = [Figure.of(values) for values in ([a for a, _ in part], [b for _, b in part], ratios)]
+        found.append(OpInfoSpeed(ranks, passes, len(trials), *figures, verdicts))
+    return found
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """All that torch's converter asks of a mesh before it makes DTensors."""
+
+    extent: int
+
+    def size(self) -> int:
+        return self.extent
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool) -> str:
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+    lines = [[name.ljust(width) for name, width in zip(header, widths, strict=True)]]
+    if markdown:
+        lines.append(["-" * width for width in widths])
+    lines += [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in texts]
+    return "\n".join(f"| {' | '.join(line)} |" if markdown else "  ".join(line).rstrip() for line in lines)
+
+
+def speed_table(speeds: Sequence[Speed], markdown: bool) -> str:
+    header = ("ranks", "shapes", "pool, trials/s", "against", "its checks/s", "pool / it")
+    return table(header, [(s.ranks, s.shapes, s.ours, s.way, s.theirs, s.ratio) for s in speeds], markdown)
+
+
+def share_table(shares: Sequence[Share], markdown: bool) -> str:
+    names = ("dispatch", "propagation", "collectives", "setup", "exchange", "comparing", "other", "own")
+    header = ("ranks", "shapes", "clock", "ms a trial", *(f"{name} %" for name in names))
+    rows = [
+        (s.ranks, s.shapes, s.clock, s.milliseconds, *(f"{getattr(s, name).median:.0f}" for name in names[:-1]), s.own)
+        for s in shares
+    ]
+    return table(header, rows, markdown)
+
+
+def opinfo_table(speeds: Sequence[OpInfoSpeed], markdown: bool) -> str:
+    header = ("ranks", "pass", "combinations", "pool, trials/s", "threads, /s", "pool / threads", "the pool's verdicts")
+    rows = []
+    for s in speeds:
+        verdicts = ", ".join(f"{count} {kind}" for kind, count in s.verdicts.items())
+        rows.append((s.ranks, s.passes, s.combinations, s.ours, s.theirs, s.ratio, verdicts))
+    return table(header, rows, markdown)
+
+
+def numbers(text: str) -> list[int]:
+    ranks = [int(part) for part in text.split(",")]
+    if not ranks or min(ranks) < 2 or max(ranks) > 64:
+        raise ValueError
+    return ranks
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=400)
-    parser.add_argument("--spawned", type=int, default=3, help="tests in the other style, each about 5 s")
+    parser.add_argument("--ranks", type=numbers, default=[2, 4, 8], metavar="N,N", help="2 to 64 each [default: 2,4,8]")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn [default: 3]")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each side [default: 3]")
+    parser.add_argument("--spawned", type=int, default=1, help="checks a turn that spawn their processes [default: 1]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {arguments.trials} trials each")
-    print(f"{'mesh':14} {'shapes':9} {'trials/s':>9} {'own share':>10} {'misses':>7}")
-    rates = {}
-    for text in ("2", "4", "simulated:2", "simulated:4"):
-        for new_shapes in (False, True):
-            rate, share, misses = measure(MeshSpec.parse(text), arguments.trials, new_shapes)
-            rates[text, new_shapes] = rate
-            print(f"{text:14} {'new' if new_shapes else 'repeated':9} {rate:9.1f} {share:10.0%} {misses:7}", flush=True)
-    for text in ("2", "4", "simulated:2", "simulated:4"):
-        share = 1 - rates[text, True] / rates[text, False]
-        print(f"sharding propagation on cache misses: {share:.0%} of a trial in a new shape on mesh {text}")
-    for world_size in (2, 4):
-        rate = measure_spawned(world_size, arguments.spawned)
-        ratio = rates[str(world_size), False] / rate
-        print(
-            f"processes spawned per test, {world_size} ranks: {rate:.2f} tests/s; the pool is {ratio:.0f} times as fast"
-        )
+    if arguments.seconds <= 0 or arguments.repeats < 1 or arguments.spawned < 0:
+        parser.error("--seconds has to be positive, --repeats at least 1, --spawned at least 0")
+    torch.set_num_threads(1)
+    machine = f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    turns = f"{arguments.repeats} turns of {arguments.seconds:g} s; median (smallest-largest)"
+    print(f"{machine}, {turns}\n", flush=True)
+    speeds: list[Speed] = []
+    shares: list[Share] = []
+    on_opinfo: list[OpInfoSpeed] = []
+    status = 0
+    try:
+        for ranks in arguments.ranks:
+            say(f"{ranks} ranks")
+            speeds += compare_speed(ranks, arguments.seconds, arguments.repeats, arguments.spawned)
+            for clock in ("wall", "cpu"):
+                shares += share_time(ranks, arguments.seconds, arguments.repeats, clock)
+        ranks = 4 if 4 in arguments.ranks else arguments.ranks[0]
+        say(f"OpInfo samples of {len(OPINFO_OPS)} ops on {ranks} ranks")
+        on_opinfo += compare_on_opinfo(ranks, arguments.repeats)
+    except KeyboardInterrupt:
+        say("interrupted: what there is until now")
+        status = 130
+    for text in (speed_table(speeds, arguments.markdown), share_table(shares, arguments.markdown),
+                 opinfo_table(on_opinfo, arguments.markdown)):  # fmt: skip
+        print(text, end="\n\n")
+    print(f"load at the end {os.getloadavg()[0]:.1f}")
+    if arguments.json:
+        parts = {"speeds": speeds, "shares": shares, "opinfo": on_opinfo}
+        figures = {name: [asdict(each) for each in part] for name, part in parts.items()}
+        text = json.dumps({"machine": machine, "turns": turns, "complete": status == 0, **figures}, indent=1)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    sys.exit(status)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

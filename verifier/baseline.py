@@ -6,7 +6,6 @@ a review of what is being accepted.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 import tomllib
@@ -23,6 +22,7 @@ from verifier.cases import VerdictKind
 from verifier.codec import load_trial
 from verifier.record_files import write_atomically
 from verifier.records import FORMAT_VERSION, FindingRecord, RunRecord, TrialRecord
+from verifier.wording import did_you_mean
 
 __all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
 
@@ -285,8 +285,7 @@ def _line_of(text: str, key: str) -> int:
 def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     for name in values:
         if name not in _FILE_ORDER:
-            near = difflib.get_close_matches(name, _FILE_ORDER, 1)
-            raise BaselineError(f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise BaselineError(f"unknown field {name!r}{did_you_mean(name, _FILE_ORDER)}")
     if missing := [name for name in _FILE_ORDER if name not in values and name not in ("link", "groups")]:
         raise BaselineError(f"has no {', '.join(missing)}")
     for name in _FILE_ORDER:
@@ -305,8 +304,8 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
         raise BaselineError("its fingerprint is empty")
     accusing = [kind.value for kind in VerdictKind if kind.bad]
     if values["verdict"] not in accusing:
-        near = difflib.get_close_matches(values["verdict"], accusing, 1, 0.0)
-        raise BaselineError(f"verdict {values['verdict']!r} is none of a finding; did you mean {near[0]!r}?")
+        hint = did_you_mean(values["verdict"], accusing, 0.0)
+        raise BaselineError(f"verdict {values['verdict']!r} is none of a finding{hint}")
     entry = BaselineEntry(**{**values, "torch": tuple(versions), "groups": tuple(groups)})
     try:
         load_trial(entry.trial())

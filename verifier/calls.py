@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -21,6 +20,7 @@ from verifier.converter import tensor_arguments, unsupported_reason
 from verifier.placements import Alphabet
 from verifier.reference import Reference, argument_names, resolve
 from verifier.torch_internals import pytree
+from verifier.wording import did_you_mean, plural
 
 __all__ = ["CombinationLike", "PlacementsLike", "cotangent_passes", "make_case", "make_combination"]
 
@@ -96,7 +96,9 @@ def _placements(like: PlacementsLike, mesh: MeshSpec, ndim: int, dtype: torch.dt
     else:
         placements = tuple(parse_placement(one) if isinstance(one, str) else one for one in like)
     if len(placements) != mesh.ndim:
-        raise ValueError(f"{name}: {len(placements)} placements for the {mesh.ndim} mesh dims of mesh {mesh}")
+        raise ValueError(
+            f"{name}: {plural(len(placements), 'placement')} for the {plural(mesh.ndim, 'mesh dim')} of mesh {mesh}"
+        )
     for placement in placements:
         if not Alphabet.admits(placement, ndim, dtype):
             letters = Alphabet().placements(ndim, dtype)
@@ -122,14 +124,14 @@ def make_combination(like: CombinationLike, case: OpCase, mesh: MeshSpec) -> Com
     if isinstance(like, Mapping):
         for name in like:
             if name not in names:
-                near = difflib.get_close_matches(name, names, 1, 0.4)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(name, names)
                 raise ValueError(f"placements: {name!r} is none of the tensors {', '.join(names)}{hint}")
         entries: list[PlacementsLike] = [like.get(name, ["R"] * mesh.ndim) for name in names]
     else:
         entries = [like] if isinstance(like, str | Placement) else list(like)
     if len(entries) != len(tensors):
-        raise ValueError(f"placements: {len(entries)} entries for {len(tensors)} tensors ({', '.join(names)})")
+        given = plural(len(entries), "entry", "entries")
+        raise ValueError(f"placements: {given} for {plural(len(tensors), 'tensor')} ({', '.join(names)})")
     return tuple(
         _placements(entry, mesh, tensor.ndim, tensor.dtype, name)
         for entry, tensor, name in zip(entries, tensors, names, strict=True)
@@ -155,7 +157,8 @@ def cotangent_passes(
     for like in likes:
         entries: list[PlacementsLike] = [like] if len(outputs) == 1 else list(like)  # type: ignore[list-item,arg-type]
         if len(entries) != len(outputs):
-            raise ValueError(f"cotangents: {len(entries)} entries in a backward pass of {len(outputs)} outputs")
+            given = plural(len(entries), "entry", "entries")
+            raise ValueError(f"cotangents: {given} in a backward pass of {plural(len(outputs), 'output')}")
         passes.append(
             tuple(
                 _placements(entry, mesh, output.ndim, output.dtype, "cotangent")

@@ -50,6 +50,7 @@ from verifier.shards import Shard
 from verifier.shrinking import current_choices
 from verifier.steering import Steering
 from verifier.trials import combination_rows, plan_case
+from verifier.wording import plural
 
 __all__ = ["Campaign", "Plan"]
 
@@ -364,7 +365,7 @@ class Campaign:
             merged = Group(group_key(failure), failure, sum(group.occurrences for group in groups))
             for group in groups:
                 merged.seen.update(group.seen)
-            self.known.append(KnownRecord(fingerprint_, "known", f"in {merged.occurrences} trials"))
+            self.known.append(KnownRecord(fingerprint_, "known", f"in {plural(merged.occurrences, 'trial')}"))
             mesh = failure.trial.mesh
             where = f"confirmed on {mesh.backend}, {mesh.world_size} rank{'s' * (mesh.world_size != 1)}"
             entry = self.plan.baseline.get(fingerprint_)
@@ -434,8 +435,9 @@ class Campaign:
         # the script has torch's own rules, and says nothing about those of the user's files
         worth_it = not self.plan.imports and time.monotonic() < self._until
         return finding_record(
-            group, smallest, confirmed, minimised, entry, family.name, cause, worth_it, self.plan.imports
-        )
+            group, smallest, confirmed, minimised, entry, family.name, cause, worth_it, self.plan.imports,
+            memory_limit=self.plan.rank_memory,
+        )  # fmt: skip
 
     def _generator(self, failure: Failure) -> Callable[[MeshSpec], SearchStrategy[OpCase]] | None:
         """Return what draws cases like that of ``failure``; None for a broad family, whose cases are small as drawn."""

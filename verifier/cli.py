@@ -40,6 +40,7 @@ from verifier.script import render_script
 from verifier.summary import join_levels
 from verifier.taking_over import merge as merge_shards
 from verifier.taking_over import resume, resume_notice, run_to_resume
+from verifier.wording import plural
 
 __all__ = ["app", "main"]
 
@@ -384,7 +385,9 @@ def gate(
         known = known.updated(newest, today)
         known.save(baseline)
         decision = decide(newest, known, today)
-        Console(stderr=True).print(f"wrote {len(known.entries)} entries to {baseline}", highlight=False, markup=False)
+        Console(stderr=True).print(
+            f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
+        )
     sys.stdout.write((as_json(decision) if output is Format.JSON else render(decision)).rstrip() + "\n")
     raise typer.Exit(decision.exit_status)
 
@@ -431,7 +434,7 @@ def _replay_entry(entry: BaselineEntry, script: bool, limit: int | None, cluster
         _say_replayed(f"{entry.summary}\n  {entry.rule}\n  known: {entry.reason}", entry.verdict, verdict, fails)
     if not fails:
         raise ValueError(f"{entry.fingerprint} does not fail any more, so there is no script: {verdict.kind}")
-    sys.stdout.write(render_script(trial, verdict))
+    sys.stdout.write(render_script(trial, verdict, limit))
     raise typer.Exit(0)
 
 

@@ -8,7 +8,6 @@ milliseconds and file descriptors for tensors of a few hundred bytes.
 
 from __future__ import annotations
 
-import difflib
 import io
 import math
 import pickle
@@ -31,6 +30,7 @@ from verifier.cases import (
     parse_placements,
 )
 from verifier.records import CaseRecord, TensorRecord, TrialRecord
+from verifier.wording import did_you_mean
 
 __all__ = ["case_record", "load_case", "load_trial", "pack", "trial_record", "unpack"]
 
@@ -242,8 +242,7 @@ def _load(stored: Any, where: str) -> object:
         return _load_torch_name(tag, content, where)
     loader = _LOADERS.get(tag)
     if loader is None:
-        near = difflib.get_close_matches(str(tag), _TAGS, 1)
-        raise ValueError(f"{where}: {tag!r} is none of {', '.join(_TAGS)}" + (f"; {near[0]}?" if near else ""))
+        raise ValueError(f"{where}: {tag!r} is none of {', '.join(_TAGS)}{did_you_mean(str(tag), _TAGS)}")
     return loader(content, where)
 
 
@@ -251,8 +250,7 @@ def _load_torch_name(tag: str, name: object, where: str) -> object:
     value = getattr(torch, str(name), None)
     if not isinstance(value, _TORCH_NAMES[tag]):
         known = [each for each in dir(torch) if isinstance(getattr(torch, each), _TORCH_NAMES[tag])]
-        near = difflib.get_close_matches(str(name), known, 1, 0.0)[0]
-        raise ValueError(f"{where}: torch has no {tag} {name!r}; did you mean {near!r}?")
+        raise ValueError(f"{where}: torch has no {tag} {name!r}{did_you_mean(str(name), known, 0.0)}")
     return value
 
 

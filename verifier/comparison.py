@@ -9,6 +9,7 @@ import torch
 
 from verifier.cases import Contribution, Difference, DifferenceKind, MeshSpec, Phase, Placements, format_placements
 from verifier.placements import local_shape, sharded_dim, take_local
+from verifier.wording import plural
 
 __all__ = ["Spot", "check_full", "check_shards", "compare", "tolerance"]
 
@@ -99,7 +100,7 @@ def check_shards(
     if any((sharded_dim(placement) or 0) >= max(1, expected.ndim) for placement in placements) or (
         expected.ndim == 0 and any(sharded_dim(placement) is not None for placement in placements)
     ):
-        wanted = f"placements of a tensor with {expected.ndim} dims"
+        wanted = f"placements of a tensor with {plural(expected.ndim, 'dim')}"
         return [spot.difference(DifferenceKind.PLACEMENT, text, wanted, rank) for rank in locals_], []
     if any(placement.is_partial() for placement in placements):
         misshapen, parts = [], []

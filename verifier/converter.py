@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import nn
@@ -23,7 +23,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, Placements
 from verifier.placements import Alphabet, coordinates, take_local
-from verifier.torch_internals import make_rank_tensors, paused_simulation, pytree, simulated_ranks
+from verifier.torch_internals import make_dtensor, make_rank_tensors, paused_simulation, pytree, simulated_ranks
+from verifier.wording import plural
 
 __all__ = ["CombinationSpace", "DTensorConverter", "sample_pairwise", "tensor_arguments", "unsupported_reason"]
 
@@ -133,10 +134,9 @@ class CombinationSpace:
     cap: int | None = None
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        self._letters: list[tuple[Placement, ...]] = [
-            self.alphabet.placements(tensor.ndim, tensor.dtype) for tensor in self.tensors
-        ]
+    @cached_property
+    def _letters(self) -> list[tuple[Placement, ...]]:
+        return [self.alphabet.placements(tensor.ndim, tensor.dtype) for tensor in self.tensors]
 
     @property
     def total(self) -> int:
@@ -147,9 +147,9 @@ class CombinationSpace:
         )
 
     def describe(self) -> str:
-        """Return ``"all n"`` or ``"sampled k of n"``."""
-        total = self.total
-        return f"all {total}" if self.cap is None or total <= self.cap else f"sampled {self.cap} of {total}"
+        """Return ``"all n combinations"`` or ``"sampled k of n combinations"``."""
+        total = plural(self.total, "combination")
+        return f"all {total}" if self.cap is None or self.total <= self.cap else f"sampled {self.cap} of {total}"
 
     def __iter__(self) -> Iterator[Combination]:
         if self.cap is None or self.total <= self.cap:
@@ -240,7 +240,7 @@ class DTensorConverter:
 
     def describe(self) -> str:
         """Return how many combinations will come, of how many, and what cannot be converted."""
-        text = f"{self.space.describe()} combinations of {len(self.space.tensors)} tensors"
+        text = f"{self.space.describe()} of {plural(len(self.space.tensors), 'tensor')}"
         reasons = [reason for reason in self._reasons if reason]
         return text + (f"; {len(reasons)} left alone: {'; '.join(reasons)}" if reasons else "")
 
@@ -259,9 +259,8 @@ class DTensorConverter:
             If the combination has not one entry per tensor, or not one placement per mesh dim.
         """
         if len(combination) != len(self.space.tensors):
-            raise ValueError(
-                f"the combination places {len(combination)} tensors, but the call has {len(self.space.tensors)}"
-            )
+            placed = plural(len(combination), "tensor")
+            raise ValueError(f"the combination places {placed}, but the call has {len(self.space.tensors)}")
         made: dict[tuple[int, Placements], torch.Tensor] = {}
         leaves: list[object] = []
         position = 0
@@ -295,7 +294,7 @@ class DTensorConverter:
 def place(value: torch.Tensor, mesh: DeviceMesh, placements: Placements, seed: int) -> torch.Tensor:
     """Return ``value`` as a DTensor with ``placements`` on ``mesh``; see :meth:`DTensorConverter.place`."""
     if len(placements) != mesh.ndim:
-        raise ValueError(f"{len(placements)} placements for a mesh of {mesh.ndim} dims")
+        raise ValueError(f"{plural(len(placements), 'placement')} for a mesh of {plural(mesh.ndim, 'dim')}")
     shape = tuple(mesh.shape)
     ranks = simulated_ranks()
     if ranks is None:
@@ -306,9 +305,7 @@ def place(value: torch.Tensor, mesh: DeviceMesh, placements: Placements, seed: i
         with paused_simulation():
             locals_ = [take_local(value, placements, shape, coordinate, seed) for coordinate in coordinates(shape)]
         local = make_rank_tensors(locals_)
-    result: torch.Tensor = DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride()
-    )
+    result = make_dtensor(local, mesh, placements, value.shape, value.stride())
     if isinstance(value, nn.Parameter):
         return nn.Parameter(result, requires_grad=value.requires_grad)
     return result.requires_grad_(value.requires_grad)

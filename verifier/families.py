@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict
 from verifier.entry_points import load_entry_points
 from verifier.placements import Alphabet
+from verifier.wording import did_you_mean
 
 __all__ = ["ENTRY_POINT_GROUP", "DrawContext", "Family", "NarrowFamily", "installed_families", "matches", "select_ops"]
 
@@ -159,8 +159,7 @@ def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str
             found |= {name: family.select("*" if pattern == name else pattern) for name, family in broad.items()}
         if not any(found.values()):
             known = [*families, *(op for family in families.values() for op in family.select("*"))]
-            near = difflib.get_close_matches(pattern, known, 1, 0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; families are {', '.join(families) or 'none'}"
+            hint = did_you_mean(pattern, known) or f"; families are {', '.join(families) or 'none'}"
             raise ValueError(f"no family and no op matches {pattern!r}{hint}")
         for name, ops in found.items():
             if ops:

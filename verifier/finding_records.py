@@ -18,6 +18,7 @@ from verifier.findings import (
     group_key,
     rule_class,
 )
+from verifier.process_limits import format_size, names_limit, parse_size
 from verifier.records import FindingRecord
 from verifier.script import GONE, render_script, run_script
 from verifier.trials import combination_rows
@@ -25,7 +26,9 @@ from verifier.trials import combination_rows
 __all__ = ["finding_record", "message"]
 
 
-def message(failure: Failure, cause: str, name: str, imports: Sequence[str] = ()) -> str:
+def message(
+    failure: Failure, cause: str, name: str, imports: Sequence[str] = (), memory_limit: int | None = None
+) -> str:
     """Return the finding's message: the difference, the call, the likely cause, what reproduces it."""
     trial = failure.trial
     call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
@@ -41,6 +44,9 @@ def message(failure: Failure, cause: str, name: str, imports: Sequence[str] = ()
     if cause:
         lines.append(f"  likely: {cause}")
     options = "".join(f" --import {shlex.quote(name)}" for name in imports)
+    if memory_limit is not None and names_limit(failure.verdict.message):
+        size = format_size(memory_limit).replace(" ", "")
+        options += f" --rank-memory {size if parse_size(size) == memory_limit else memory_limit}"
     lines.append(f"  reproduce: python -m verifier replay {name}{options}")
     return "\n".join(lines)
 
@@ -58,19 +64,20 @@ def finding_record(
     level: int = 2,
     name: str = "",
     script_status: str = "",
+    memory_limit: int | None = None,
 ) -> FindingRecord:
     """Return the record of ``group``, whose minimised failure is ``smallest``.
 
     The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was
     run when it was new. ``level`` is that at which it was found; ``name`` its
     fingerprint, where that is not made of the minimised failure; ``script_status`` what came of the script, if it has
-    been run already.
+    been run already; ``memory_limit`` the bytes that ranks were limited to.
     """
     trial, verdict = smallest.trial, smallest.verdict
     name = entry.fingerprint if entry is not None else name or fingerprint(smallest)
     report = first_report(smallest.observation)
     outputs = [text for subject, text in (report.placements if report else ()) if subject.startswith("output")]
-    script = render_script(trial, verdict)
+    script = render_script(trial, verdict, memory_limit)
     if entry is not None:
         status = "not run: the finding is known"
     else:
@@ -91,7 +98,7 @@ def finding_record(
         subject=verdict.subject,
         dtype=dtype_class(trial.case),
         rule=rule_class(smallest),
-        message=message(smallest, cause, name, imports),
+        message=message(smallest, cause, name, imports, memory_limit),
         confirmed=confirmed,
         minimised=minimised,
         occurrences=group.occurrences,

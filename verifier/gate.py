@@ -11,6 +11,7 @@ import msgspec
 from verifier.baseline import Baseline, BaselineEntry
 from verifier.cases import VerdictKind
 from verifier.records import FORMAT_VERSION, FindingRecord, RunRecord
+from verifier.wording import plural
 
 __all__ = ["GateDecision", "GateItem", "as_json", "decide", "render"]
 
@@ -60,18 +61,18 @@ class GateDecision:
 
     @property
     def _counted(self) -> str:
-        return "trials and rules" if self.rules else "trials"
+        return plural(self.trials, "trial or rule", "trials and rules") if self.rules else plural(self.trials, "trial")
 
     @property
     def unverified(self) -> str:
         """Why the run proves too little to pass; empty if it proves enough."""
         if self.errors:
-            plural = "s" if len(self.errors) > 1 else ""
-            return f"the verifier itself failed, with {len(self.errors)} distinct error{plural}"
+            return f"the verifier itself failed, with {plural(len(self.errors), 'distinct error')}"
         if not self.trials:
             return f"nothing was tested: the run has no {'trials and no rules' if self.rules else 'trials'}"
         if not self.evidence:
-            return f"nothing was tested: all {self.trials} {self._counted} are unsupported or inconclusive"
+            all_of = f"all {self._counted} are" if self.trials > 1 else f"the {self._counted} is"
+            return f"nothing was tested: {all_of} unsupported or inconclusive"
         if not self.complete:
             where = "every op and mesh" if self.rules else "every mesh"
             return f"the run is incomplete: it stopped before it had reached {where}"
@@ -124,7 +125,7 @@ def decide(run: RunRecord, baseline: Baseline, today: date) -> GateDecision:
     counts = {VerdictKind(name): count for name, count in run.counts.items()}
     errors = tuple(run.tool_errors)
     if not errors and counts.get(VerdictKind.TOOL_ERROR):
-        errors = (f"{counts[VerdictKind.TOOL_ERROR]} trials ended in TOOL_ERROR",)
+        errors = (f"{plural(counts[VerdictKind.TOOL_ERROR], 'trial')} ended in TOOL_ERROR",)
     return GateDecision(
         run=run.header.id,
         new=_ordered(new),
@@ -209,7 +210,7 @@ def render(decision: GateDecision) -> str:
         lines += ["", *(f"TOOL_ERROR {error}" for error in decision.errors)]
     lines += [
         "",
-        f"{decision.trials} {decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
+        f"{decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
         f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
         f"{len(decision.fixed)} fixed, {len(decision.untested)} untested",
         *_next_steps(decision),

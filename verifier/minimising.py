@@ -19,6 +19,7 @@ from verifier.shrinking import shrink
 from verifier.targets import keep_mesh_dims, targets
 from verifier.torch_internals import pytree
 from verifier.trials import simpler_placements
+from verifier.wording import plural
 
 __all__ = ["Minimiser", "confirm"]
 
@@ -215,5 +216,4 @@ def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
     if again is None:
         why = "real processes do not show it" if failure.trial.mesh != trial.mesh else "did not fail a second time"
         return failure, f"unconfirmed: {why}"
-    ranks = trial.mesh.world_size
-    return again, f"confirmed on {trial.mesh.backend}, {ranks} rank{'s' * (ranks != 1)}"
+    return again, f"confirmed on {trial.mesh.backend}, {plural(trial.mesh.world_size, 'rank')}"

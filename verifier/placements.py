@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.cases import REDUCTIONS, Placements, format_placements
 from verifier.partials import partial_reductions, split_partial
 from verifier.torch_internals import norm_order, strided_shard, strides_of
+from verifier.wording import plural
 
 __all__ = [
     "Alphabet",
@@ -283,7 +284,9 @@ def combine(
             dim = sharded_dim(placement)
             if dim is not None:
                 if dim >= len(shape):
-                    raise Disagreement(f"the global tensor has {len(shape)} dims, {placement} cuts tensor dim {dim}")
+                    raise Disagreement(
+                        f"the global tensor has {plural(len(shape), 'dim')}, {placement} cuts tensor dim {dim}"
+                    )
                 size = local_shape(shape, placements[:mesh_dim], mesh_shape[:mesh_dim], prefix)[dim]
             merged[prefix] = _merge(group, placement, size)
         pieces = merged

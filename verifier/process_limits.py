@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import os
 import re
@@ -10,9 +9,12 @@ import resource
 import signal
 from multiprocessing.connection import wait
 
-__all__ = ["die_with", "format_size", "limit_memory", "memory_note", "parse_size"]
+from verifier.wording import nearest
+
+__all__ = ["die_with", "format_size", "limit_memory", "memory_note", "names_limit", "parse_size"]
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNDER_LIMIT = "out of memory under the limit of"
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|can't allocate memory|Cannot allocate memory|MemoryError|not enough memory")
 
 
@@ -52,7 +54,12 @@ def memory_note(text: str, limit: int | None) -> str:
     """
     if not _OUT_OF_MEMORY.search(text):
         return ""
-    return "out of memory: " if limit is None else f"out of memory under the limit of {format_size(limit)} a rank: "
+    return "out of memory: " if limit is None else f"{_UNDER_LIMIT} {format_size(limit)} a rank: "
+
+
+def names_limit(text: str) -> bool:
+    """Return whether a message says that a rank had no more memory because of its limit; see :func:`memory_note`."""
+    return _UNDER_LIMIT in text
 
 
 def parse_size(text: str) -> int:
@@ -69,8 +76,8 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     units = {unit.lower(): factor for unit, factor in _UNITS.items()}
     if match is None or match[2].lower() not in units:
-        near = difflib.get_close_matches(match[2].lower(), units, 1, 0.5) if match is not None else []
-        unit = next((unit for unit in _UNITS if near and unit.lower() == near[0]), "")
+        near = nearest(match[2].lower(), units, 0.5) if match is not None else None
+        unit = next((unit for unit in _UNITS if unit.lower() == near), "")
         hint = f"; did you mean {match[1]}{unit}?" if match is not None and unit else ""
         raise ValueError(
             f"size {text!r} is not a number of bytes such as 4GiB or 512MiB; units are KiB, MiB, GiB, TiB{hint}"

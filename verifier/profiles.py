@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+
+from verifier.wording import did_you_mean
 
 __all__ = ["CAMPAIGN_PROFILES", "CampaignProfile", "hypothesis_settings", "register_profiles"]
 
@@ -60,8 +61,7 @@ def hypothesis_settings(name: str, directory: Path = Path()) -> settings:
         If there is no profile of this name; the message has the nearest one.
     """
     if name not in _DIFFERENCES:
-        near = difflib.get_close_matches(name, _DIFFERENCES, 1, 0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, _DIFFERENCES)
         raise ValueError(f"profile {name!r} is none of {', '.join(_DIFFERENCES)}{hint}")
     differences = _DIFFERENCES[name]
     examples = directory.absolute() / ".hypothesis" / "examples"

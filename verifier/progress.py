@@ -13,6 +13,7 @@ from rich.table import Table
 
 from verifier.cases import OpCase
 from verifier.events import Event, FindingReported, MeshStarted, PoolRestarted, RunFinished, RunStarted, TrialFinished
+from verifier.wording import plural
 
 __all__ = ["ProgressDisplay"]
 
@@ -148,7 +149,7 @@ class ProgressDisplay:
             return
         row.finish()
         if not self._console.is_terminal:
-            self._say(f"{row.name}: {row.trials} trials, {row.bad} failed, {row.elapsed:.1f} s")
+            self._say(f"{row.name}: {plural(row.trials, 'trial')}, {row.bad} failed, {row.elapsed:.1f} s")
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

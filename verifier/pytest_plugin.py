@@ -235,11 +235,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     run = config.stash[_SESSION].stored
     if run is None:
         return
+    from verifier.wording import plural
+
     counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts.items())
     out = config.getoption("--verifier-out")
     rest = "" if out == "reports" else f" --out {shlex.quote(out)}"
     terminalreporter.section("verifier")
-    terminalreporter.write_line(f"{run.trials} trials: {counts or 'none'}; {len(run.findings)} findings")
+    terminalreporter.write_line(
+        f"{plural(run.trials, 'trial')}: {counts or 'none'}; {plural(len(run.findings), 'finding')}"
+    )
     for finding in run.findings:
         first = finding.message.partition("\n")[0]
         terminalreporter.write_line(f"  {finding.fingerprint} {finding.verdict} in {finding.op}: {first}")

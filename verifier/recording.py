@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from verifier.report import write_html, write_json
 from verifier.runs import RunStore, new_run_id
 from verifier.shards import Shard
 from verifier.summary import Summary
+from verifier.wording import did_you_mean
 
 __all__ = ["DEFAULT_MESHES", "Request", "make_plan", "parse_rank_memory", "record", "write_report"]
 
@@ -169,8 +169,7 @@ def versions() -> dict[str, str]:
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, 1, 0.4)
-    return f"{what} {name!r} is none of {', '.join(names)}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"{what} {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}"
 
 
 def _meshes_within(world_size: int) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from verifier.cases import OpCase, Phase
+from verifier.comparison import compare
 from verifier.torch_internals import pytree
 
 __all__ = [
@@ -83,6 +84,18 @@ class Reference:
     def wanted(self) -> list[int]:
         """Positions of the inputs whose gradient is wanted."""
         return [i for i, tensor in enumerate(self.inputs) if tensor.requires_grad]
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """A name for each input, see :func:`argument_names`."""
+        return argument_names(self.case)
+
+    @functools.cached_property
+    def untouched(self) -> list[bool]:
+        """Whether each input is, after the call, what it was before."""
+        leaves = pytree.tree_leaves((self.case.args, dict(self.case.kwargs)))
+        originals = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return [compare(own, original, 0.0) is None for own, original in zip(self.inputs, originals, strict=True)]
 
     def gradients(self, seed: int) -> list[torch.Tensor | None]:
         """Return the gradient of each wanted input under :func:`cotangents` of ``seed``; None where there is none."""

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from verifier.record_files import (
     refused,
 )
 from verifier.records import FindingRecord, RunHeader, RunRecord
+from verifier.wording import did_you_mean, plural
 
 __all__ = ["RunStore", "new_run_id"]
 
@@ -96,9 +96,7 @@ class RunStore:
         """
         path = self.path(run_id, JOURNAL_NAME)
         if not path.is_file():
-            near = difflib.get_close_matches(run_id, self.ids(), 1, 0.3)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; {self.directory} has {len(self.ids())} runs"
-            raise ValueError(f"no run {run_id!r}{hint}")
+            raise ValueError(f"no run {run_id!r}{self._hint(run_id)}")
         journal = read_journal(path)
         return RunWriter(path.parent, journal.header, journal), journal
 
@@ -166,9 +164,12 @@ class RunStore:
             pass
         if (journal := path.with_name(JOURNAL_NAME)).is_file():
             raise ValueError(f"run {text} did not finish: it has no {RECORD_NAME}; what it did is in {journal}")
-        near = difflib.get_close_matches(text, self.ids(), 1, 0.3)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; {self.directory} has {len(self.ids())} runs"
-        raise ValueError(f"no run {text!r}{hint}")
+        raise ValueError(f"no run {text!r}{self._hint(text)}")
+
+    def _hint(self, run_id: str) -> str:
+        """Return the end of a message that there is no run of this name."""
+        ids = self.ids()
+        return did_you_mean(run_id, ids, 0.3) or f"; {self.directory} has {plural(len(ids), 'run')}"
 
     def find_finding(self, fingerprint_prefix: str | Path) -> FindingRecord:
         """Return the finding that a prefix of its fingerprint, or the path of its JSON file, names.
@@ -201,8 +202,7 @@ class RunStore:
             if matches:
                 raise ValueError(f"{text!r} names {len(matches)} findings of run {run_id}: {', '.join(matches)}")
             known.update(dict.fromkeys(findings))
-        near = difflib.get_close_matches(text, known, 1, 0.0)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; no run in {self.directory} has a finding"
+        hint = did_you_mean(text, known, 0.0) or f"; no run in {self.directory} has a finding"
         skipped = f" (could not read {', '.join(unread)})" if unread else ""
         raise ValueError(f"no finding {text!r}{hint}{skipped}")
 

@@ -30,12 +30,12 @@ from verifier.cases import (
     Redistribution,
     Trial,
 )
-from verifier.comparison import Spot, check_full, check_shards, compare
+from verifier.comparison import Spot, check_full, check_shards
 from verifier.converter import DTensorConverter, place
 from verifier.faults import inject
 from verifier.oracle import case_tolerance, unexplained
 from verifier.process_limits import memory_note
-from verifier.reference import Reference, argument_names, cotangents, output_names, resolve, with_written
+from verifier.reference import Reference, cotangents, output_names, resolve, with_written
 from verifier.targets import asked_placements
 from verifier.torch_internals import (
     Recorder,
@@ -366,7 +366,7 @@ class _Steps:
                     allow_unused=True,
                 )
             )
-        names = argument_names(self.trial.case)
+        names = reference.names
         subjects = [f"{names[i]}.grad" for i in reference.wanted]
         for subject, gradient in zip(subjects, gradients, strict=False):
             text = local_shards(gradient).text if isinstance(gradient, DTensor) else type(gradient).__name__
@@ -389,17 +389,15 @@ class _Steps:
 
     def check_inputs(self, inputs: list[DTensor], before: list[dict[int, torch.Tensor]]) -> None:
         """Check that each input is what it was, or what the local call made of it."""
-        names = argument_names(self.trial.case)
-        originals = [leaf for leaf in pytree.tree_leaves((self.trial.case.args, dict(self.trial.case.kwargs)))
-                     if isinstance(leaf, torch.Tensor)]  # fmt: skip
-        for name, tensor, old, own, original in zip(
-            names, inputs, before, self.reference.inputs, originals, strict=True
+        reference = self.reference
+        for name, tensor, old, own, untouched in zip(
+            reference.names, inputs, before, reference.inputs, reference.untouched, strict=True
         ):
-            if any(own is output for output in self.reference.outputs):
+            if any(own is output for output in reference.outputs):
                 continue  # what the op writes to has been checked as a result
             spot = Spot(Phase.INPUTS, name)
             shards = local_shards(tensor)
-            if compare(own, original, 0.0) is None:
+            if untouched:
                 wrong = [d for r, v in shards.locals.items() for d in check_full({r: v}, old[r], 0.0, spot)]
             elif shards.placements is None:
                 wrong = []

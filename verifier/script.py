@@ -21,6 +21,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.cases import Phase, Placements, Trial, Verdict, VerdictKind
 from verifier.converter import tensor_arguments
 from verifier.placements import split
+from verifier.process_limits import names_limit
 from verifier.reference import argument_names, cotangents, make_reference, resolve, written_arguments
 from verifier.targets import asked_placements
 from verifier.torch_internals import strides_of
@@ -41,7 +42,7 @@ Seen on torch {version}; {mesh_text}.
 from __future__ import annotations
 
 import os
-import socket
+{resource_import}import socket
 import sys
 
 import torch
@@ -63,7 +64,7 @@ LOCAL = {{
 {locals_text}
 }}
 
-{source}
+{memory_text}{source}
 def call({parameters}):
     return {call_text}
 
@@ -178,11 +179,11 @@ def rank_main(rank, port, answers):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group(BACKEND, init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size={world_size})
-    try:
+{limit_call}    try:
         problems = body(rank, init_device_mesh(DEVICE, MESH))
     except Exception as error:
         problems = [f"the sharded call raised {{type(error).__name__}}: {{error}}"]
-    answers.put((rank, problems))
+{unlimit_call}    answers.put((rank, problems))
     answers.close()
     answers.join_thread()
     os._exit(0)
@@ -217,6 +218,22 @@ if __name__ == "__main__":
     sys.exit(1 if failed else 0)
 '''
 
+
+_MEMORY = '''\
+# So many bytes may a rank map on top of what it has once all have met; allocations beyond that fail.
+MEMORY_LIMIT = {limit}
+
+
+def limit_memory(above):
+    """Set that limit; None takes it back."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    limit = hard if above is None else mapped + above
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+'''
 
 _STRIDED_IMPORT = "from torch.distributed.tensor.placement_types import _StridedShard\n"
 
@@ -289,8 +306,11 @@ def _program_source(call: str) -> str:
     return f"import torch.nn.functional as F\n\n\n{inspect.getsource(resolve(call))}\n"
 
 
-def render_script(trial: Trial, verdict: Verdict) -> str:
-    """Return the source of a script that shows ``verdict`` of ``trial``; it needs torch alone."""
+def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = None) -> str:
+    """Return the source of a script that shows ``verdict`` of ``trial``; it needs torch alone.
+
+    Its ranks have the limit of memory (bytes) that the trial's had if that is what the verdict is about.
+    """
     case, mesh = trial.case, trial.mesh
     tensors = tensor_arguments(case.args, case.kwargs)
     names = [name.replace("[", "_").replace("]", "") for name in argument_names(case)]
@@ -321,8 +341,13 @@ def render_script(trial: Trial, verdict: Verdict) -> str:
     backend = "gloo" if mesh.backend == "simulated" else mesh.backend
     call_text = _call_text(trial, names)
     asked = [None if where is None else _placements_literal(where) for where in asked_placements(case)]
+    limited = memory_limit is not None and names_limit(verdict.message)
     return _TEMPLATE.format(
         title=title,
+        memory_text=_MEMORY.format(limit=memory_limit) if limited else "",
+        limit_call="    limit_memory(MEMORY_LIMIT)\n" if limited else "",
+        unlimit_call="    limit_memory(None)\n" if limited else "",
+        resource_import="import resource\n" if limited else "",
         imports=_STRIDED_IMPORT if "_StridedShard" in f"{placements_} {call_text}" else "",
         asked=f"[{', '.join(map(str, asked))}]",
         version=torch.__version__.partition("+")[0],

@@ -21,6 +21,7 @@ from verifier.records import KnownRecord, RunHeader, RunRecord
 from verifier.runs import RunStore, new_run_id
 from verifier.summary import Summary, merge_records
 from verifier.verifying import likely_cause
+from verifier.wording import plural
 
 __all__ = ["SessionRecord", "store_session"]
 
@@ -110,7 +111,7 @@ class SessionRecord:
             raised = self._raised.get(name)
             smallest = raised.failure if raised is not None else group.smallest
             trial = smallest.trial
-            ranks = f"{trial.mesh.backend}, {trial.mesh.world_size} rank{'s' * (trial.mesh.world_size != 1)}"
+            ranks = f"{trial.mesh.backend}, {plural(trial.mesh.world_size, 'rank')}"
             simulated = trial.mesh.backend == "simulated"
             try:
                 finding = finding_record(
@@ -128,7 +129,9 @@ class SessionRecord:
                 continue
             self._summary(FindingReported(finding))
         self._summary(RunFinished(time.monotonic() - self._began, complete))
-        return self._summary.record([KnownRecord(name, "known", f"in {n} trials") for name, n in known.items()])
+        return self._summary.record(
+            [KnownRecord(name, "known", f"in {plural(n, 'trial')}") for name, n in known.items()]
+        )
 
     def _entry(self, group: Group) -> BaselineEntry | None:
         """Return the known finding that ``group`` is, by its fingerprint or by what its failures look like."""

@@ -20,6 +20,7 @@ from verifier.recording import Request, make_plan, record
 from verifier.records import RunHeader, RunRecord
 from verifier.runs import RunStore
 from verifier.shards import Shard
+from verifier.wording import plural
 
 __all__ = ["merge", "resume", "resume_notice", "run_to_resume"]
 
@@ -100,7 +101,8 @@ def resume_notice(say: Callable[[str], None]) -> Listener:
     def listen(event: Event) -> None:
         match event:
             case RunResumed(trials, in_flight, torn):
-                say(f"resumed: {trials} finished trials are kept; in flight when it ended: {in_flight or 'nothing'}")
+                kept = plural(trials, "finished trial is", "finished trials are")
+                say(f"resumed: {kept} kept; in flight when it ended: {in_flight or 'nothing'}")
                 if torn:
                     say("the last line of the journal was cut off in the middle; it is left out")
             case TrialRepeated(trial, rows, position):

@@ -12,6 +12,7 @@ from typing import ClassVar
 from verifier.cases import MeshSpec, Observation, OpCase, Phase, Redistribution, Verdict, VerdictKind
 from verifier.findings import Failure, first_report
 from verifier.trials import combination_rows
+from verifier.wording import plural
 
 __all__ = [
     "ERRORS",
@@ -187,9 +188,10 @@ class Verification:
         As ``aten.embedding.default on mesh 4: sampled 32 of 56 combinations: 30 PASS, 2 UNSUPPORTED``.
         """
         tried = len(self.observations)
-        share = f"all {tried}" if tried == self.total else f"sampled {tried} of {self.total}"
+        total = plural(self.total, "combination")
+        share = f"all {total}" if tried == self.total else f"sampled {tried} of {total}"
         counts = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
-        return f"{self.case.op} on mesh {self.mesh}: {share} combinations: {counts or 'none tried'}"
+        return f"{self.case.op} on mesh {self.mesh}: {share}: {counts or 'none tried'}"
 
 
 def _phase(phase: Phase | str | None) -> Phase | None:

@@ -20,6 +20,7 @@ from strategies.opinfo.siblings import converted, family, is_sibling
 from strategies.opinfo.spellings import Variation, spellings
 from verifier.rules.samples import Sample, SampleOptions, Target
 from verifier.torch_internals import OpOverload, registered_overloads
+from verifier.wording import did_you_mean
 
 __all__ = ["SOURCE", "OpInfoSource"]
 
@@ -53,8 +54,7 @@ class OpInfoSource:
             known = _overload_names() if _is_overload(pattern) else row_names()
             names = [name for name in known if any(fnmatch.fnmatchcase(text, pattern) for text in _spelled(name))]
             if not names:
-                near = difflib.get_close_matches(pattern, [*row_names(), *_overload_names()], 1, 0.4)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(pattern, [*row_names(), *_overload_names()])
                 raise ValueError(f"no OpInfo and no aten overload with a rule matches {pattern!r}{hint}")
             targets |= {self._target(name) for name in names}
         return tuple(sorted(targets, key=_order))

@@ -106,7 +106,7 @@ def test_every_combination_stands_for_the_value(mesh: DeviceMesh, value: torch.T
 def test_as_many_combinations_come_as_announced(mesh: DeviceMesh) -> None:
     converter = DTensorConverter(mesh, (numbers(3), numbers() > 0))
     announced = len(converter)
-    assert converter.describe() == f"all {announced} combinations of 2 tensors"
+    assert converter.describe() == f"all {announced:,} combinations of 2 tensors"
     placements = [tuple(tensor.placements for tensor in dtensors(made)) for made, _ in converter]
     assert len(placements) == len(set(placements)) == announced
     assert converter.converted == 2 * announced
@@ -185,8 +185,8 @@ def test_a_converted_value_is_a_copy(line: DeviceMesh) -> None:
 @pytest.mark.parametrize(
     ("combination", "text"),
     [
-        (((Shard(0),),), "places 1 tensors, but the call has 2"),
-        (((Shard(0), Replicate()), (Replicate(),)), "2 placements for a mesh of 1 dims"),
+        (((Shard(0),),), "places 1 tensor, but the call has 2"),
+        (((Shard(0), Replicate()), (Replicate(),)), "2 placements for a mesh of 1 dim"),
         (((Shard(3),), (Replicate(),)), "cannot place a 1-d tensor"),
     ],
 )
@@ -228,7 +228,7 @@ def test_each_unsupported_tensor_is_left_alone_with_a_reason(line: DeviceMesh) -
         assert reason is not None
         assert reason.startswith(beginning), reason
         converter = DTensorConverter(line, (value, tensor))
-        assert converter.describe().endswith(f"of 1 tensors; 1 left alone: {reason}")
+        assert converter.describe().endswith(f"of 1 tensor; 1 left alone: {reason}")
         made = list(converter)
         assert len(made) == len(converter) == len(Alphabet().placements(2, value.dtype))
         assert all(args[1] is tensor for args, _ in made)
@@ -284,10 +284,10 @@ def test_a_cap_is_kept_and_announced(mesh_ndim: int) -> None:
     space = CombinationSpace(tensors, mesh_ndim, cap=25, seed=2)
     combinations = list(space)
     assert len(combinations) == len(set(combinations)) == 25
-    assert space.describe() == f"sampled 25 of {space.total}"
+    assert space.describe() == f"sampled 25 of {space.total:,} combinations"
     assert combinations == list(CombinationSpace(tensors, mesh_ndim, cap=25, seed=2))
     assert all(Alphabet.legal(placements) for combination in combinations for placements in combination)
-    assert CombinationSpace(tensors, mesh_ndim).describe() == f"all {space.total}"
+    assert CombinationSpace(tensors, mesh_ndim).describe() == f"all {space.total:,} combinations"
 
 
 def test_a_cap_of_a_converter_is_its_length(line: DeviceMesh) -> None:

@@ -271,7 +271,7 @@ def test_a_session_is_recorded(pytester: pytest.Pytester, workers: tuple[str, ..
         [
             "*Crash: rank 2 raised RuntimeError: index_select()*",
             "*= verifier =*",
-            "* trials: *; 1 findings",
+            "* trials: *; 1 finding",
             "recorded as *; to see it: python -m verifier report",
         ]
     )

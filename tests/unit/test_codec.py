@@ -256,7 +256,7 @@ def test_placements_that_cannot_be_read_back_are_named() -> None:
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
-        ({"tensr": 1}, r"args\[0\]: 'tensr' is none of .*; tensor\?"),
+        ({"tensr": 1}, r"args\[0\]: 'tensr' is none of .*; did you mean 'tensor'\?"),
         ({"tensor": 1, "tuple": 2}, r"args\[0\]: expected one of the keys"),
         ({"dtype": "float23"}, r"torch has no dtype 'float23'; did you mean 'float32'\?"),
         ({"tuple": 3}, r"args\[0\]: expected a list, got 3"),

@@ -49,6 +49,9 @@ PHASE_CODES: tuple[str, ...] = ("idle", *Phase, "exchange")
 
 _log = logging.getLogger(__name__)
 
+_MAXIMUM = dist.AllreduceOptions()
+_MAXIMUM.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
+
 
 class WorkerConfig(msgspec.Struct, frozen=True):
     """What a worker is told on its command line, as JSON: nothing yet of the rank that it will be."""
@@ -213,7 +216,8 @@ class _Ranks:
     def _agree(self, failed: bool, digest: int) -> bool:
         self.messages.enter("exchange")
         flags = torch.tensor([int(failed), digest, -digest])
-        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._control)
+        # the group itself: dist.all_reduce does the same with checks and logging around it, twice a trial
+        self._control.allreduce([flags], _MAXIMUM).wait()
         anyone_failed, highest, minus_lowest = flags.tolist()
         return not anyone_failed and highest == -minus_lowest
 

@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from verifier.graph import LOCAL, split_placements
 from verifier.records import EdgeRecord, GraphRecord
-from verifier.report.words import bytes_text, plural
+from verifier.report.words import bytes_text
+from verifier.wording import plural
 
 __all__ = ["Drawing", "collective_class", "draw_graph", "placement_order"]
 

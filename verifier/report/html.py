@@ -30,12 +30,12 @@ from verifier.report.words import (
     is_unconfirmed,
     level_1_only,
     outcome,
-    plural,
     present_verdicts,
     replay_command,
     seconds_text,
     totals,
 )
+from verifier.wording import plural
 
 __all__ = ["Banner", "banners", "render_html", "write_html"]
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from verifier.cases import MeshSpec
 from verifier.records import MissingRuleRecord, OpRulesRecord, RulesRecord, RunRecord, UntestedRecord, WrongRuleRecord
-from verifier.report.words import bytes_text, evidence_text, plural, seconds_text
+from verifier.report.words import bytes_text, evidence_text, seconds_text
+from verifier.wording import plural
 
 __all__ = [
     "by_worth",

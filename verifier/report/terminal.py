@@ -15,12 +15,12 @@ from verifier.report.words import (
     evidence_text,
     level_1_only,
     outcome,
-    plural,
     present_verdicts,
     replay_command,
     seconds_text,
     totals,
 )
+from verifier.wording import plural
 
 __all__ = ["next_steps", "print_summary"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from verifier.cases import VerdictKind
 from verifier.records import FindingRecord, RunRecord
+from verifier.wording import plural
 
 __all__ = [
     "OUTCOMES",
@@ -18,7 +19,6 @@ __all__ = [
     "is_unconfirmed",
     "level_1_only",
     "outcome",
-    "plural",
     "present_verdicts",
     "replay_command",
     "seconds_text",
@@ -187,15 +187,6 @@ def evidence_text(level: int, confirmed: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
-def plural(count: int, noun: str, many: str = "") -> str:
-    """Return the count with its noun.
-
-    >>> plural(1, "finding"), plural(1200, "finding"), plural(2, "class", "classes")
-    ('1 finding', '1,200 findings', '2 classes')
-    """
-    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
-
-
 def bytes_text(count: int) -> str:
     """Return a number of bytes for people.
 

@@ -24,6 +24,7 @@ from verifier.torch_internals import (
     masked_extent,
     placement_text,
 )
+from verifier.wording import plural
 
 __all__ = [
     "OWN_CODE",
@@ -220,7 +221,7 @@ def judge_claim(
         one.expect_parts(partial)
     for rank, made in enumerate(results):
         if len(made.tensors) != len(expected):
-            message = f"rank {rank} made {len(made.tensors)} tensors, expected {len(expected)}"
+            message = f"rank {rank} made {plural(len(made.tensors), 'tensor')}, expected {len(expected)}"
             return Mismatch(VerdictKind.WRONG_SHAPE, message)
         if not same_others(made.others, others):
             return Mismatch(VerdictKind.WRONG_VALUE, f"rank {rank} returned {made.others}, expected {tuple(others)}")

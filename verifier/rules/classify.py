@@ -13,6 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.cases import MeshSpec, Placements, VerdictKind, format_placements
 from verifier.comparison import compare, tolerance
 from verifier.placements import Alphabet, Disagreement, combine, local_shape, shard_bounds
+from verifier.wording import plural
 
 __all__ = ["Expected", "Mismatch"]
 
@@ -165,7 +166,7 @@ class Expected:
             try:
                 shape = local_shape(self.shape, placements, mesh.shape, mesh.coordinate(rank))
             except IndexError:
-                return Mismatch(VerdictKind.WRONG_SHAPE, f"{text} of a result with {len(self.shape)} dims")
+                return Mismatch(VerdictKind.WRONG_SHAPE, f"{text} of a result with {plural(len(self.shape), 'dim')}")
             if tuple(result.shape) != shape:
                 got, wanted = list(result.shape), list(shape)
                 return Mismatch(VerdictKind.WRONG_SHAPE, f"rank {rank} has shape {got}, expected {wanted} of {text}")

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verifier.records import OpRulesRecord
-from verifier.report.words import plural
 from verifier.rules.recording import RulesPlan
+from verifier.wording import plural
 
 __all__ = ["RulesProgress"]
 

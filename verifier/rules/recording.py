@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 import traceback
@@ -36,6 +35,7 @@ from verifier.rules.samples import SampleOptions, Target, installed_sources
 from verifier.rules.work import WorkItem, check_target, prepare
 from verifier.rules.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
 from verifier.runs import RunStore, new_run_id
+from verifier.wording import did_you_mean
 
 __all__ = ["RulesPlan", "RulesRequest", "make_rules_plan", "record_rules"]
 
@@ -90,8 +90,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     """
     run_imports_with_warnings(request.imports)
     if request.dtype not in DTYPES:
-        near = difflib.get_close_matches(request.dtype, DTYPES, 1, 0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(request.dtype, DTYPES)
         raise ValueError(f"dtype {request.dtype!r} is none of {', '.join(DTYPES)}{hint}")
     for name, value, least, most in (
         ("--max-samples", request.max_samples, 1, None),

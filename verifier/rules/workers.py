@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from verifier.imports import run_imports
 from verifier.rules.worker_process import Flight, InFlight, Position, Task, WorkerProcess
+from verifier.wording import plural
 
 __all__ = [
     "Died",
@@ -308,7 +309,9 @@ class WorkerSet:
                 flight.skip.add(position)
                 yield Died(flight.item, flight.received, position, how, detail)
             if position is None or flight.deaths > self.max_deaths_per_item:
-                why = f"{how} with nothing in flight" if position is None else f"killed {flight.deaths} workers"
+                why = (
+                    f"{how} with nothing in flight" if position is None else f"killed {plural(flight.deaths, 'worker')}"
+                )
                 yield GaveUp(flight.item, flight.received, why, detail)
                 return
         replacement = WorkerProcess(self.imports, self.memory_limit, self.prepare)

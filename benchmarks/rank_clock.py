@@ -1,0 +1,77 @@
+"""Runs in every rank of a pool that is measured: splits DTensor's time, and times the whole of a trial.
+
+Given to a pool among its imports. The reports of the ranks then have three more shares: ``propagation`` (sharding
+propagation where DTensor's cache has no entry), ``collectives`` (from the call of a functional collective to the end of
+the wait for it, so waiting for slower ranks is in it) and ``cycle``, from the end of one trial to the end of the next.
+With ``RANK_CLOCK=cpu`` in the environment all shares are CPU time of the rank's main thread, in which waiting does not
+count: on a busy machine that is the steadier measure of who does how much work.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed._functional_collectives as collectives
+from torch.distributed.tensor import DTensor
+
+from verifier import runtime
+from verifier.cases import ProcessReport
+
+CLOCK = time.thread_time if os.environ.get("RANK_CLOCK") == "cpu" else time.perf_counter
+
+_spent: Counter[str] = Counter()
+_inside = False
+_last = CLOCK()
+
+
+def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` with its time on the account of ``name``, unless it is called by another one so wrapped."""
+
+    @functools.wraps(function)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        global _inside
+        if _inside:
+            return function(*args, **kwargs)
+        _inside, started = True, CLOCK()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _inside = False
+            _spent[name] += CLOCK() - started
+
+    return timed
+
+
+def _install() -> None:
+    runtime.time = SimpleNamespace(perf_counter=CLOCK)
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    missed = _timed("propagation", propagator.propagate_op_sharding_non_cached)
+    propagator.propagate_op_sharding_non_cached = missed
+    propagator.propagate_op_sharding = type(propagator.propagate_op_sharding)(missed)  # the cache, around the new one
+    for name in (
+        "wait_tensor", "all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_gather_tensor",
+        "reduce_scatter_tensor", "all_to_all_single",
+    ):  # fmt: skip
+        setattr(collectives, name, _timed("collectives", getattr(collectives, name)))
+    original = runtime.TrialRunner.run
+
+    def run(self: Any, *args: Any) -> ProcessReport:
+        global _last
+        _spent.clear()
+        report = original(self, *args)
+        now = CLOCK()
+        more = {"propagation": _spent["propagation"], "collectives": _spent["collectives"], "cycle": now - _last}
+        _last = now
+        return replace(report, seconds=(*report.seconds, *more.items()))
+
+    runtime.TrialRunner.run = run
+
+
+_install()

@@ -1,0 +1,97 @@
+"""The benchmarks of level 2 see what they are there to see."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from verifier.cases import MeshSpec, OpCase, Trial
+from verifier.meshes import Pool, PoolKey
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield
+    sys.modules.pop("endurance", None)
+
+
+PASSED = ("PASS", "", (("output", "S(0)"),))
+
+
+@pytest.mark.parametrize(
+    ("change", "fails"),
+    [
+        ({}, False),
+        ({5: ("WRONG_VALUE", "output", PASSED[2])}, True),
+        ({5: ("PASS", "", (("output", "R"),))}, True),
+        ({3: PASSED}, True),  # a fault that left no trace
+        ({8: ("DIED", "rank 0 ended with signal SIGKILL", ())}, False),  # the kill from outside
+        ({8: ("DIED", "ended with signal SIGKILL", ()), 9: ("DIED", "ended with signal SIGKILL", ())}, True),
+        ({8: ("DIED", "ended with signal SIGSEGV", ())}, True),
+    ],
+)
+def test_endurance_compares_outcomes(
+    change: dict[int, tuple[str, str, tuple[tuple[str, str], ...]]], fails: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import endurance
+
+    trials = endurance.draw_trials(MeshSpec((2,)), 10, 0)
+    faulty = list(trials)
+    for number, fault in ((3, "kill:0"), (7, "from outside")):
+        faulty[number] = endurance.replace(trials[number], fault=fault)
+    got = [PASSED] * 10
+    got[3] = ("DIED", "", ())
+    for number, outcome in change.items():
+        got[number] = outcome
+    without = endurance.Progress("faultless", [PASSED] * 10, [], seconds=1.0)
+    assert (
+        endurance.compare_runs(trials, faulty, without, endurance.Progress("faults", got, [], seconds=1.0), "") is fails
+    )
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert last.startswith("| 10 of 10 | 2 | 2 |")
+    assert last.endswith("| fails |" if fails else "| holds |")
+
+
+def test_endurance_has_figures_when_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    import endurance
+
+    trials = endurance.draw_trials(MeshSpec((2,)), 10, 0)
+    without = endurance.Progress("faultless", [PASSED] * 10, [], seconds=1.0)
+    for done in (0, 4):
+        part = endurance.Progress("faults", [PASSED] * done, [])
+        assert endurance.compare_runs(trials, trials, without, part, "interrupted") is False
+        assert capsys.readouterr().out.rstrip().endswith("| interrupted |")
+
+
+def test_endurance_sees_memory_that_grows() -> None:
+    import endurance
+
+    def factors(last: int) -> dict[str, float]:
+        sizes = [100] * 10 + [last] * 10
+        return endurance.growth([endurance.Memory(50 * n, 100, 100, size, 100) for n, size in enumerate(sizes)], 100)
+
+    assert factors(115)["rank_rss"] > endurance.GROWTH
+    assert set(factors(105).values()) == {1.0, 1.05}
+    assert endurance.growth([], 100) == {}
+
+
+def test_the_clock_in_the_ranks_splits_the_time_of_a_trial() -> None:
+    weight = torch.arange(1.0, 35.0, dtype=torch.float64).view(17, 2)
+    case = OpCase("aten.mul.Tensor", "torch.ops.aten.mul.Tensor", (weight, weight))
+    trial = Trial(case, MeshSpec((2,)), ((Shard(0),), (Replicate(),)))
+    with Pool(PoolKey.of(trial.mesh), [str(BENCHMARKS / "rank_clock.py")]) as pool:
+        first, second = pool.run([trial, trial])
+    for report in (*first.reports, *second.reports):
+        assert report is not None
+        seconds = dict(report.seconds)
+        assert seconds["collectives"] > 0.0  # the result is gathered
+        assert seconds["cycle"] >= seconds["total"] >= seconds["propagation"] + seconds["collectives"]
+        assert (seconds["propagation"] > 0.0) is (report in first.reports)  # the second one finds it in the cache

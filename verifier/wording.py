@@ -1,0 +1,45 @@
+"""How messages put things: a count with its noun, and the nearest valid name for one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean", "nearest", "plural"]
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str | None:
+    """Return which of ``known`` is most like ``name``; None if none is like it at all.
+
+    Parameters
+    ----------
+    cutoff
+        How alike they must be, from 0 (whatever is nearest will do) to 1 (equal), as ``difflib.get_close_matches`` has
+        it.
+
+    >>> nearest("embeding", ["mul", "embedding"]), nearest("xyz", ["mul", "embedding"])
+    ('embedding', None)
+    """
+    found = difflib.get_close_matches(name, list(known), 1, cutoff)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.4) -> str:
+    """Return the end of a message that refuses ``name``; empty if nothing is like it. See :func:`nearest`.
+
+    >>> did_you_mean("nightli", ["dev", "ci", "nightly"])
+    "; did you mean 'nightly'?"
+    >>> did_you_mean("xyz", ["dev", "ci", "nightly"])
+    ''
+    """
+    found = nearest(name, known, cutoff)
+    return "" if found is None else f"; did you mean {found!r}?"
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Return the count with its noun.
+
+    >>> plural(1, "finding"), plural(1200, "finding"), plural(2, "class", "classes")
+    ('1 finding', '1,200 findings', '2 classes')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
