@@ -301,8 +301,9 @@ class Campaign:
 
     def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
         """Return what trials share that bring the ranks down alike: the placements, mesh dim by mesh dim."""
-        columns = {tuple(map(str, column)) for column in zip(*trial.combination, strict=True)}
-        return trial.case.call, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
+        case, columns = trial.case, {tuple(map(str, column)) for column in zip(*trial.combination, strict=True)}
+        called = f"{case.op} by {case.call}"  # a program is called for many ops
+        return called, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
 
     def _take(
         self, observation: Observation, reference: Reference, drawn: Drawn | None, position: str

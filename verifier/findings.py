@@ -32,6 +32,7 @@ from verifier.cases import (
 from verifier.converter import tensor_arguments, unsupported_reason
 from verifier.placements import is_shard_order, sharded_dim
 from verifier.reference import parameter_names, resolve, written_arguments
+from verifier.simpler_calls import is_composed
 from verifier.targets import targets
 from verifier.torch_internals import OpOverload, has_own_handler
 from verifier.trials import combination_rows
@@ -179,6 +180,8 @@ def group_key(failure: Failure) -> str:
         return " | ".join([f"any {_style(trial.case)} op", *parts, f"{trial.mesh.ndim}-d mesh"])
     if failure.verdict.kind not in _LOUD:
         parts.append(dtype_class(trial.case))
+    if is_composed(trial.case):  # a program is a defect of its own where none of its calls fails by itself
+        parts.append(trial.case.call.rpartition(".")[2])
     flags = ",".join(sorted(case_flags(trial.case))) or "no flags"
     return " | ".join([trial.case.op, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
 
@@ -228,6 +231,8 @@ def case_flags(case: OpCase) -> set[str]:
     >>> sorted(case_flags(OpCase("op", "torch.nn.functional.embedding", (), {"padding_idx": 3, "sparse": False})))
     ['padding_idx']
     """
+    if is_composed(case):  # it gives by name what the op takes by position
+        return {name for name, value in case.kwargs.items() if value is True}
     names = parameter_names(case.call)
     flags = {name for name, value in zip(names, case.args, strict=False) if value is True}
     scalars = {name: value for name, value in case.kwargs.items() if isinstance(value, bool | int | float | str)}

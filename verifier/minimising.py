@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,16 +10,17 @@ from dataclasses import dataclass, replace
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from verifier.cases import Fate, MeshSpec, OpCase, Trial
+from verifier.cases import Fate, MeshSpec, OpCase, Placements, Trial, parse_placements
 from verifier.converter import tensor_arguments
-from verifier.findings import Drawn, Failure, Runner, case_flags, symptom
+from verifier.findings import Drawn, Failure, Runner, case_flags, first_report, symptom
 from verifier.oracle import judge
 from verifier.placements import Alphabet
 from verifier.reference import Reference, make_reference
 from verifier.shrinking import shrink
+from verifier.simpler_calls import SimplerCall, simpler_calls
 from verifier.targets import keep_mesh_dims, targets
 from verifier.torch_internals import pytree
-from verifier.trials import simpler_placements
+from verifier.trials import cotangent_placements, simpler_placements
 from verifier.wording import plural
 
 __all__ = ["Minimiser", "confirm"]
@@ -52,7 +54,9 @@ class Minimiser:
 
         As soon as ``is_known`` holds of what it has become, nothing more is tried.
         """
-        best = self._simpler(self._fewer_cotangents(failure))
+        if (alone := self._without_program(failure)) is not None and is_known(alone):
+            return alone, True
+        best = self._simpler(self._fewer_cotangents(alone or failure))
         if is_known(best):
             return best, True
         if failure.costly:  # Hypothesis would need new processes for each of its attempts
@@ -80,6 +84,13 @@ class Minimiser:
         self.restarts -= observation.fate in (Fate.HANG, Fate.DIED)
         found = Failure(trial, observation, judge(observation, reference))
         return found if found.verdict.kind.bad and symptom(found) == symptom(like) else None
+
+    def _without_program(self, failure: Failure) -> Failure | None:
+        """Return the failure of one call that the program makes; None if none of them fails so by itself."""
+        for simpler in simpler_calls(failure.trial, _placed(failure)):
+            if (found := self.attempt(_by_itself(simpler, failure), failure)) is not None:
+                return found
+        return None
 
     def _fewer_cotangents(self, failure: Failure) -> Failure:
         if len(failure.trial.cotangents) < 2:
@@ -119,6 +130,34 @@ class Minimiser:
         generator = self.generate(template.mesh)
         case = shrink(generator, fails, None if drawn is None else drawn.choices, examples, self.seed)
         return None if case is None else self.attempt(replace(template, case=case), like)
+
+
+def _placed(failure: Failure) -> dict[int, Placements]:
+    """Return the placements of the program's results, by their number, where they are known and can be given."""
+    report = first_report(failure.observation)
+    placed: dict[int, Placements] = {}
+    for subject, text in report.placements if report is not None else ():
+        if subject == "output" or re.fullmatch(r"output \d+", subject):
+            try:
+                placed[int(subject[7:] or 0)] = parse_placements(text)
+            except ValueError:  # a masked partial, say, which no tensor can be given
+                continue
+    return placed
+
+
+def _by_itself(simpler: SimplerCall, failure: Failure) -> Trial:
+    """Return a trial of one call that the program of ``failure`` makes."""
+    trial = replace(failure.trial, case=simpler.case, combination=simpler.combination, cotangents=())
+    if (backward := failure.verdict.backward) is not None:
+        reference = make_reference(simpler.case)
+        positions = make_reference(failure.trial.case).differentiable
+        given = dict(zip(positions, failure.trial.cotangents[backward], strict=True))
+        own = tuple(given[number] for number in simpler.outputs if number in given)
+        passes = cotangent_placements(reference, trial.mesh, trial.seed)
+        if own and len(own) == len(reference.differentiable):
+            passes = (own, *passes)
+        trial = replace(trial, cotangents=passes)
+    return trial
 
 
 def _fits(template: Trial, case: OpCase) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from verifier.cases import Observation, Phase, Verdict, VerdictKind, format_placements, split_placements
 from verifier.records import RuleCoverageRecord
+from verifier.simpler_calls import is_composed
 
 __all__ = ["RuleCoverage", "columns_run", "ran_at"]
 
@@ -25,6 +26,8 @@ def ran_at(observation: Observation) -> list[str]:
 def columns_run(observation: Observation) -> Iterator[str]:
     """Yield the input placements, mesh dim by mesh dim, on which the op of a trial ran in its forward call."""
     given = [format_placements(placements) for placements in observation.trial.combination]
+    if is_composed(observation.trial.case):  # what the op is given in a program, nobody has seen
+        given = []
     for column in zip(*map(split_placements, ran_at(observation) or given), strict=True):
         yield ", ".join(column)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from strategies.opinfo.compositions import COMPOSITIONS, WRITTEN_VIEW, composed
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict
 from verifier.families import DrawContext
 from verifier.placements import Alphabet
@@ -25,6 +27,10 @@ __all__ = ["FAMILY", "OpInfoFamily"]
 
 _DRAWS = 16
 """Sets of values of each call at each size; the first draws are of different kinds."""
+_PROGRAMS = (False, True)
+"""Of two calls one is drawn with a program around it, where there is any, as there is none around most writing ones."""
+_VARIANTS = 1024
+"""Programs around each of these."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,12 @@ class OpInfoFamily:
                 st.sampled_from(groups).flatmap(st.sampled_from),
                 st.integers(0, SampleOptions().sizes - 1),
                 st.integers(0, _DRAWS - 1),
+                st.sampled_from(_PROGRAMS),
+                st.integers(0, _VARIANTS - 1),
             )
-            .map(lambda drawn: drawn[0].draw(drawn[1], drawn[2]))
+            .map(lambda drawn: _drawn(*drawn, context.mesh))
             .filter(lambda case: case is not None)
-            .map(_differentiated)
+            .map(_present)
         )
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
@@ -94,6 +102,23 @@ class OpInfoFamily:
 
 
 FAMILY = OpInfoFamily()
+
+
+def _present(case: OpCase | None) -> OpCase:
+    assert case is not None
+    return case
+
+
+def _drawn(sample: Sample, size: int, draw: int, with_program: bool, variant: int, mesh: MeshSpec) -> OpCase | None:
+    """Return a call, or a program around it where that is asked for and there is one."""
+    case = sample.draw(size, draw)
+    if case is None:
+        return None
+    kinds = Random(variant).sample(list(COMPOSITIONS), len(COMPOSITIONS)) if with_program else []
+    for kind in kinds:
+        if (program := composed(case, kind, mesh, variant)) is not None:
+            return _differentiated(program, bool(written_arguments(case)) or kind == WRITTEN_VIEW)
+    return _differentiated(case, bool(written_arguments(case)))
 
 
 @lru_cache(maxsize=1)
@@ -112,14 +137,13 @@ def _samples(name: str, dtype: torch.dtype) -> tuple[Sample, ...]:
     return tuple(sample for target in targets for sample in source.samples(target, options))
 
 
-def _differentiated(case: OpCase | None) -> OpCase:
+def _differentiated(case: OpCase, written: bool) -> OpCase:
     """Return the call with gradients wanted of its floating tensors; as it is if torch has none, or no finite one.
 
     What is exact on integers may have a gradient that is not, so that the results of such a call are compared within a
-    tolerance.
+    tolerance. ``written`` says that arguments are written to.
     """
-    assert case is not None
-    if written_arguments(case):
+    if written:
         return case  # a leaf that wants a gradient cannot be written to
     wanting = replace(case, args=_wanting(case.args), kwargs=_wanting(dict(case.kwargs)), exact=False)
     reference = make_reference(wanting)
