@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from strategies.opinfo.compositions import COMPOSITIONS, WRITTEN_VIEW, composed
+from strategies.opinfo.random_ops import PROMISES, random_case
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict
 from verifier.families import DrawContext
 from verifier.placements import Alphabet
@@ -63,16 +64,34 @@ class OpInfoFamily:
             samples = _samples(name, self._dtypes(context)[0])
             if not samples:
                 yield name, "no call of it reaches a rule"
-            yield from {(sample.op, sample.not_testable): None for sample in samples if sample.not_testable}
+            yield from {
+                (sample.op, sample.not_testable): None
+                for sample in samples
+                if sample.not_testable and sample.op not in PROMISES
+            }
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of calls of the ops in ``context``: each overload is as likely as any other."""
         by_overload: dict[tuple[str, torch.dtype], list[Sample]] = {}
+        random: dict[tuple[str, torch.dtype], None] = {}
         for name in context.ops:
             for dtype in self._dtypes(context):
                 for sample in _samples(name, dtype):
                     if not sample.not_testable:
                         by_overload.setdefault((sample.op, dtype), []).append(sample)
+                    elif sample.op in PROMISES:
+                        random[sample.op, dtype] = None
+        determined = self._determined(by_overload, context.mesh)
+        if not random:
+            return determined
+        choices = st.tuples(st.sampled_from(list(random)), st.integers(0, _VARIANTS - 1))
+        checked = choices.map(lambda drawn: random_case(*drawn[0], drawn[1]))
+        return checked if determined.is_empty else determined | checked
+
+    def _determined(
+        self, by_overload: dict[tuple[str, torch.dtype], list[Sample]], mesh: MeshSpec
+    ) -> SearchStrategy[OpCase]:
+        """Return a generator of calls whose results are determined by their arguments, and of programs of these."""
         if not by_overload:
             return st.nothing()
         groups = sorted(by_overload.values(), key=lambda samples: samples[0].op.count("."))
@@ -84,7 +103,7 @@ class OpInfoFamily:
                 st.sampled_from(_PROGRAMS),
                 st.integers(0, _VARIANTS - 1),
             )
-            .map(lambda drawn: _drawn(*drawn, context.mesh))
+            .map(lambda drawn: _drawn(*drawn, mesh))
             .filter(lambda case: case is not None)
             .map(_present)
         )

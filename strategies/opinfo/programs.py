@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from strategies.opinfo.plainer import PLAINER
 from verifier.simpler_calls import simplifies
 
-__all__ = ["after_exception", "called_twice", "consumed", "one_for_two", "produced", "written_view"]
+__all__ = ["after_exception", "called_twice", "consumed", "one_for_two", "produced", "sampled", "written_view"]
 
 
 def one_for_two(op: str, given: str, also: str, /, **arguments: Any) -> list[torch.Tensor]:
@@ -121,6 +122,66 @@ def written_view(op: str, name: str, factor: int, /, **arguments: Any) -> list[t
     for view in views:
         view.mul_(factor)
     return [base, *views]
+
+
+def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input: torch.Tensor) -> list[torch.Tensor]:
+    """Return ``input`` four times, each doubled where random numbers are not what ``op`` promises.
+
+    In the order of the results: replicas hold the same numbers; all are in the range, and for dropout the result is the
+    input where the mask has it, scaled; their mean is as promised; and so is their variance, both within six standard
+    errors.
+
+    Parameters
+    ----------
+    promise
+        ``[low, high, mean, deviation, kurtosis]``; ``"input"`` for the mean is that of each element by itself.
+    seed
+        Every rank seeds its generator with the same numbers, as DTensor asks.
+    """
+    call: Any = torch.ops
+    for part in op.split("."):
+        call = getattr(call, part)
+    low, high, mean, deviation, kurtosis = promise
+    rounds = -(-4608 // input.numel())
+    drawn, kept = [], []
+    with torch.random.fork_rng(devices=[]):
+        for turn in range(rounds):
+            torch.manual_seed(seed + turn)
+            result = call(input.clone(), *options)
+            kept.append(result[0] if isinstance(result, list | tuple) else result)
+            drawn.append(result[1] if isinstance(result, list | tuple) else result)
+    differ, shards, source = False, 1, input
+    wholes = []
+    for made in (drawn, kept):
+        if not isinstance(made[0], DTensor):
+            wholes.append(torch.stack(made).double())
+            continue
+        # one tensor of all rounds, put together from what each rank holds, so that it is gathered once
+        mesh = made[0].device_mesh
+        placements = [Shard(p.dim + 1) if isinstance(p, Shard) else p for p in made[0].placements]
+        local = torch.stack([one.to_local() for one in made])
+        shape = torch.Size([rounds, *made[0].shape])
+        stride = torch.empty(shape, device="meta").stride()
+        stacked = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+        for mesh_dim, placement in enumerate(placements):
+            if placement == Replicate():  # each rank gives some rounds: what comes back is a mixture of the replicas
+                cut = [Shard(0) if other == mesh_dim else p for other, p in enumerate(placements)]
+                mixture = stacked.redistribute(placements=cut).redistribute(placements=placements)
+                differ |= not torch.equal(mixture.to_local(), local)
+            else:
+                shards *= mesh.size(mesh_dim)
+        wholes.append(stacked.full_tensor().double())
+        source = input.full_tensor() if isinstance(input, DTensor) else input
+    numbers, results = wholes
+    outside = not bool(((numbers >= low) & (numbers <= high)).all())
+    if drawn[0] is not kept[0]:
+        outside |= not torch.allclose(results, source.double() * numbers / mean)
+    scaled = (numbers - (source.double() if mean == "input" else mean)) / deviation
+    # the shards may hold the same numbers, which are as good as one of them
+    count = numbers.numel() / shards
+    off = bool(scaled.mean().abs() > 6 * count**-0.5)
+    spread = bool((scaled.square().mean() - 1).abs() > 6 * ((kurtosis - 1) / count) ** 0.5)
+    return [input * (1 + fault) for fault in (differ, outside, off, spread)]
 
 
 for _program in (one_for_two, consumed, produced, called_twice, after_exception, written_view):
