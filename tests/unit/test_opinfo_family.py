@@ -7,9 +7,11 @@ import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
 from strategies.opinfo.family import FAMILY
+from strategies.opinfo.random_ops import RANDOM
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext, Family
 from verifier.reference import make_reference, written_arguments
+from verifier.simpler_calls import is_composed
 from verifier.torch_internals import pytree
 
 MESH = MeshSpec((2,))
@@ -71,6 +73,8 @@ def test_all_overloads_of_an_op_are_drawn_and_every_case_is_legal() -> None:
 
 def test_gradients_are_wanted_where_torch_has_them() -> None:
     for case in drawn(context("mul", "argmax", "nn.functional.embedding")):
+        if is_composed(case):
+            continue  # the results of other ops are among its own
         floating = [tensor for tensor in tensors(case) if tensor.is_floating_point()]
         if case.op.startswith("aten.argmax") or written_arguments(case):
             assert not any(tensor.requires_grad for tensor in floating), case.op
@@ -88,11 +92,15 @@ def test_an_op_that_divides_by_0_is_drawn_without_gradients_that_are_not_finite(
             assert gradient is None or bool(torch.isfinite(gradient).all())
 
 
-def test_what_is_random_is_left_out_and_named() -> None:
+def test_what_is_random_is_checked_by_what_it_promises_or_named() -> None:
     left_out = dict(FAMILY.left_out(context("bernoulli", "mul")))
     assert set(left_out.values()) == {"random"}
     assert all(op.startswith("aten.bernoulli") for op in left_out)
-    assert FAMILY.cases(context("bernoulli")).is_empty
+    checked = drawn(context("bernoulli"), 20)
+    assert {case.op for case in checked} == {"aten.bernoulli.default", "aten.bernoulli_.float"}
+    assert all(RANDOM in case.tags for case in checked)
+    assert not {case.op for case in checked} & set(left_out)
+    assert FAMILY.cases(context("empty_like")).is_empty
 
 
 def test_it_covers_the_overloads_of_what_is_selected() -> None:

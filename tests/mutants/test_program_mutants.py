@@ -1,0 +1,104 @@
+"""Faults around a right rule are caught by the programs, each by the right verdict, and by no plain call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import program_mutants as mutants
+import pytest
+import torch
+
+from strategies.opinfo.compositions import COMPOSITIONS, composed
+from strategies.opinfo.random_ops import RANDOM, random_case
+from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.verification import Crash, VerificationError, WrongDtype, WrongGradient, WrongValue
+from verifier.verifying import Verifier
+
+MESH = MeshSpec((2,))
+
+
+def tensor(*shape: int) -> torch.Tensor:
+    """Return small integers of mixed sign, no two of them equal."""
+    numbers = torch.arange(1.0, 1.0 + torch.Size(shape).numel(), dtype=torch.float64)
+    numbers[::3] *= -1
+    return numbers.reshape(shape)
+
+
+def plain(op: str, *args: object) -> OpCase:
+    return OpCase(op, f"torch.ops.{op}", args, family="opinfo")
+
+
+MUL = plain("aten.mul.Tensor", tensor(4, 3), tensor(4, 3) + 2)
+SUM = plain("aten.sum.dim_IntList", tensor(4, 3), [0])
+TURNED = plain("aten.transpose.int", tensor(4, 3), 0, 1)
+CUMULATED = plain("aten.cumsum.default", tensor(4, 4), 0)
+
+MUTANTS: dict[Callable[..., Any], tuple[str, OpCase, tuple[type[VerificationError], ...]]] = {
+    mutants.loses_one_gradient: ("one tensor twice", MUL, (WrongGradient,)),
+    mutants.reduces_in_place: ("result used twice", SUM, (WrongValue,)),
+    mutants.takes_pending_for_whole: ("pending argument", MUL, (WrongValue,)),
+    mutants.remembers_first_call: ("second call", CUMULATED, (WrongValue, WrongDtype)),
+    mutants.stays_held: ("after an exception", MUL, (Crash,)),
+    mutants.view_is_a_copy: ("write to a view", TURNED, (WrongValue,)),
+}
+RANDOM_MUTANTS: dict[Callable[..., Any], str] = {
+    mutants.own_seeds: "aten.uniform_.default",
+    mutants.wrong_scale: "aten.uniform_.default",
+}
+
+
+def wanting(case: OpCase) -> OpCase:
+    kwargs = {
+        name: value.clone().requires_grad_() if isinstance(value, torch.Tensor) else value
+        for name, value in case.kwargs.items()
+    }
+    return replace(case, kwargs=kwargs)
+
+
+def programs_of(kind: str, case: OpCase) -> list[OpCase]:
+    """Return five programs of a kind around a call; what is written to wants no gradient."""
+    made = [composed(case, kind, MESH, seed) for seed in range(5)]
+    found = [program for program in made if program is not None]
+    assert found, f"no program of the kind {kind!r} around {case.op}"
+    return found if kind == "write to a view" else [wanting(program) for program in found]
+
+
+def run(verify: Verifier, cases: list[OpCase]) -> Counter[VerdictKind]:
+    counts: Counter[VerdictKind] = Counter()
+    for case in cases:
+        counts.update(verify(case, mesh=MESH, cap=8, allow_nothing=True, record=False).counts)
+    return counts
+
+
+GOOD = {VerdictKind.PASS, VerdictKind.INCONCLUSIVE, VerdictKind.UNSUPPORTED}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_caught_and_the_right_program_is_not(mutant: Callable[..., Any], verify: Verifier) -> None:
+    kind, case, errors = MUTANTS[mutant]
+    right = programs_of(kind, case)
+    counts = run(verify, right)
+    assert set(counts) <= GOOD
+    assert counts[VerdictKind.PASS] >= 10
+    with pytest.raises(VerificationError) as caught:
+        run(verify, [replace(program, call=f"{mutants.__name__}.{mutant.__name__}") for program in right])
+    assert isinstance(caught.value, errors), caught.value
+
+
+@pytest.mark.parametrize("mutant", RANDOM_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_wrong_random_numbers_are_caught(mutant: Callable[..., Any], verify: Verifier) -> None:
+    case = random_case(RANDOM_MUTANTS[mutant], torch.float64, 0)
+    assert set(run(verify, [case])) == {VerdictKind.PASS}
+    with pytest.raises(WrongValue):
+        run(verify, [replace(case, call=f"{mutants.__name__}.{mutant.__name__}")])
+
+
+def test_every_kind_of_program_has_a_mutant() -> None:
+    assert {kind for kind, _, _ in MUTANTS.values()} == set(COMPOSITIONS)
+    own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
+    tried = {f for f in own if getattr(f, "__module__", "") == mutants.__name__}
+    assert tried == {*MUTANTS, *RANDOM_MUTANTS}
+    assert RANDOM not in COMPOSITIONS
