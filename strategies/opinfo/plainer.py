@@ -10,24 +10,24 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from strategies.opinfo.calls import Call
 from verifier.cases import Combination, OpCase, Placements, Trial
 from verifier.converter import tensor_arguments
 from verifier.placements import Alphabet
-from verifier.reference import make_reference
+from verifier.reference import make_reference, resolve
 from verifier.simpler_calls import SimplerCall
-from verifier.torch_internals import pytree
+from verifier.torch_internals import OpOverload, pytree
 
-__all__ = ["PLAINER", "plain_case"]
+__all__ = ["PLAINER"]
 
 Known = Mapping[int, Placements]
 
 
-def plain_case(program: OpCase, op: str, values: Mapping[str, object]) -> OpCase | None:
+def _plain_case(program: OpCase, op: str, values: Mapping[str, object]) -> OpCase | None:
     """Return the call of the overload ``op`` with arguments by name; None if one is missing."""
-    from strategies.opinfo.calls import Call
-    from verifier.reference import resolve
-
-    call = Call.of(resolve(f"torch.ops.{op}"), values)  # type: ignore[arg-type]
+    overload = resolve(f"torch.ops.{op}")
+    assert isinstance(overload, OpOverload), f"{op} is no overload"
+    call = Call.of(overload, values)
     if call is None:
         return None
     return OpCase(op, f"torch.ops.{op}", call.args, call.kwargs, program.family, program.exact)
@@ -72,7 +72,7 @@ def _one_for_two(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
         values[also] = [*case.kwargs[given], *copies]  # type: ignore[misc]
     places = _placements_of(trial, case.kwargs[given])
     known = dict(zip(map(id, pytree.tree_leaves(copies)), places, strict=True))
-    yield from _simpler(trial, plain_case(case, op, values), known)
+    yield from _simpler(trial, _plain_case(case, op, values), known)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def _consumed(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     consumers: Any
     op, consumers = case.args
     values = {name: value for name, value in case.kwargs.items() if name != "fresh"}
-    plain = plain_case(case, op, values)
+    plain = _plain_case(case, op, values)
     count = _count(plain)
     yield from _simpler(trial, plain, {}, tuple(range(count)))
     results = [tensor.detach() for tensor in make_reference(case).outputs]
@@ -120,7 +120,7 @@ def _produced(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     before: Any = case.kwargs[name]
     alone = OpCase(producer[0], f"torch.ops.{producer[0]}", (before, *producer[1:]), {}, case.family, case.exact)
     value = make_reference(alone).outputs[0].detach().clone().requires_grad_(before.requires_grad)
-    plain = plain_case(case, op, {**case.kwargs, name: value})
+    plain = _plain_case(case, op, {**case.kwargs, name: value})
     count = _count(plain)
     (given,) = _placements_of(trial, before)
     pending = placed.get(0) or tuple(_after(producer, placement, before.ndim) for placement in given)
@@ -147,8 +147,8 @@ def _called_twice(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     op: Any
     others: Any
     op, others = case.args
-    first = plain_case(case, op, case.kwargs)
-    second = plain_case(case, op, {**case.kwargs, **dict(others)})
+    first = _plain_case(case, op, case.kwargs)
+    second = _plain_case(case, op, {**case.kwargs, **dict(others)})
     count = _count(first)
     yield from _simpler(trial, first, {}, tuple(range(count)))
     yield from _simpler(trial, second, {}, tuple(range(count, count + _count(second))))
@@ -158,14 +158,14 @@ def _after_exception(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     case = trial.case
     op: Any = case.args[0]
     values = {name: value for name, value in case.kwargs.items() if name != "unfit"}
-    plain = plain_case(case, op, values)
+    plain = _plain_case(case, op, values)
     yield from _simpler(trial, plain, {}, tuple(range(_count(plain))))
 
 
 def _written_view(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     case = trial.case
     op: Any = case.args[0]
-    plain = plain_case(case, op, case.kwargs)
+    plain = _plain_case(case, op, case.kwargs)
     yield from _simpler(trial, plain, {}, tuple(range(1, 1 + _count(plain))))
     for number, view in enumerate(make_reference(replace(case, args=(*case.args[:2], 1))).outputs[1:], 1):
         write = OpCase(

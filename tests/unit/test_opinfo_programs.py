@@ -139,6 +139,11 @@ def test_a_producer_makes_what_the_plain_call_is_given() -> None:
     assert len(seen) == 5
 
 
+def test_nothing_is_produced_that_would_be_rounded() -> None:
+    thirds = OpCase("aten.floor.default", "torch.ops.aten.floor.default", (NUMBERS / 3,), family="opinfo")
+    assert composed(thirds, "pending argument", MESH, 0) is None
+
+
 def test_a_second_call_differs_in_no_tensor() -> None:
     for seed in range(10):
         case = program(SUM, "second call", seed)
