@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.opinfo.compositions import COMPOSITIONS, WRITTEN_VIEW, composed
 from strategies.opinfo.random_ops import PROMISES, random_case
-from verifier.cases import MeshSpec, OpCase, Trial, Verdict
+from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind
 from verifier.families import DrawContext
 from verifier.placements import Alphabet
 from verifier.reference import make_reference, written_arguments
@@ -113,8 +113,9 @@ class OpInfoFamily:
         return Alphabet()
 
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
-        """Return nothing: what is known of all ops says nothing of the cause."""
-        return ""
+        """Return a guess where a program suggests one; what is known of all ops says nothing of the cause."""
+        lost = WRITTEN_VIEW in trial.case.tags and verdict.kind is VerdictKind.WRONG_VALUE
+        return "is the view one of a redistributed copy, so that the write is lost?" if lost else ""
 
     def _dtypes(self, context: DrawContext) -> tuple[torch.dtype, ...]:
         return tuple(dtype for dtype in context.dtypes if dtype in self.dtypes) or self.dtypes[:1]

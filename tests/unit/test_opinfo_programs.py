@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.opinfo import programs
 from strategies.opinfo.compositions import COMPOSITIONS, composed
+from strategies.opinfo.family import FAMILY
 from strategies.opinfo.random_ops import PROMISES, RANDOM, random_case
 from verifier.cases import (
     Executed,
@@ -169,6 +170,13 @@ def test_a_write_to_a_view_shows_in_the_base() -> None:
     assert torch.equal(base, torch.stack([NUMBERS[0], 3 * NUMBERS[1]]))
     assert torch.equal(view, 3 * NUMBERS[1])
     assert composed(MUL, "write to a view", MESH, 0) is None
+
+
+def test_a_write_that_is_lost_has_a_likely_cause() -> None:
+    failure = failing(program(SELECT, "write to a view"), ((S0,),))
+    assert "lost" in FAMILY.likely_cause(failure.trial, failure.verdict)
+    plain = failing(SELECT, ((S0,),))
+    assert FAMILY.likely_cause(plain.trial, plain.verdict) == ""
 
 
 @pytest.mark.parametrize("op", PROMISES)
