@@ -35,7 +35,7 @@ TIME_LIMIT = 90.0
 _TEMPLATE = '''\
 """{title}
 
-Needs torch alone. Exit status 1 if the defect is there, 0 if it is not.
+Needs torch alone. Exit status 1 if the defect is there, 0 if it is not, 2 if that is undecided.
 Seen on torch {version}; {mesh_text}.
 """
 
@@ -204,6 +204,11 @@ if __name__ == "__main__":
         try:
             rank, problems = answers.get(timeout=10 if failed else 60)
         except Exception:
+            if not failed and not {silent}:
+                print("UNDECIDED: the ranks have not answered in time, or died, and that is not the defect")
+                for process in ranks:
+                    process.kill()
+                sys.exit(2)
             if not failed:
                 print("FAILS: the ranks hang or died")
             failed = True
@@ -306,6 +311,10 @@ def _program_source(call: str) -> str:
     return f"import torch.nn.functional as F\n\n\n{inspect.getsource(resolve(call))}\n"
 
 
+_SILENT = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
+"""Verdicts that show as ranks which do not answer; elsewhere that may be a machine that has too much to do."""
+
+
 def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = None) -> str:
     """Return the source of a script that shows ``verdict`` of ``trial``; it needs torch alone.
 
@@ -366,6 +375,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         unchanged=verdict.kind is VerdictKind.MUTATED_INPUT,
         cotangent_text=cotangent_text,
         world_size=mesh.world_size,
+        silent=verdict.kind in _SILENT,
     )
 
 

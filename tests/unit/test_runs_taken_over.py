@@ -18,6 +18,7 @@ from verifier.events import CaseSkipped, Event
 from verifier.families import DrawContext
 from verifier.journal import Journal, RunWriter, is_open, read_journal
 from verifier.past import Past
+from verifier.placements import Alphabet
 from verifier.recording import Request, make_plan
 from verifier.records import RunHeader
 from verifier.runs import RunStore
@@ -202,7 +203,7 @@ class Shown:
     def __init__(self) -> None:
         self.cases: list[OpCase] = []
 
-    def wanted(self, case: OpCase, _: MeshSpec) -> list[Combination]:
+    def wanted(self, case: OpCase, mesh: MeshSpec, alphabet: Alphabet) -> list[Combination]:
         self.cases.append(case)
         return []
 
