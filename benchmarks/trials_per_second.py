@@ -13,26 +13,34 @@ which also says what the columns mean.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import hypothesis
 import torch
+from hypothesis import Phase, settings
 from other_ways import PLACEMENTS, WAYS, Call, Peer, draw_lookup, even_combinations, rate_of_spawned
 from torch.distributed.tensor import Replicate
 
+from strategies.embedding import FAMILY
+from strategies.embedding.inputs import EMBEDDING
 from verifier.calls import make_case
 from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind
+from verifier.families import DrawContext
 from verifier.meshes import Pool, PoolKey
 from verifier.oracle import judge
 from verifier.reference import Reference, make_reference
 from verifier.torch_internals import opinfo_entries, opinfo_samples
+from verifier.trials import plan_case
 
 BATCH = 32
 OPINFO_OPS = ("add", "sub", "mul", "exp", "sigmoid", "nn.functional.relu", "sum", "mean", "mm", "t", "cat")
@@ -40,6 +48,9 @@ OPINFO_OPS = ("add", "sub", "mul", "exp", "sigmoid", "nn.functional.relu", "sum"
 SAMPLES = 4
 CLOCK = str(Path(__file__).with_name("rank_clock.py"))
 SHAPES = {True: "repeated", False: "new"}
+DRAWN = "drawn"
+CASES = 12
+COMBINATIONS = 16
 
 
 # ------------------------------------------------------------------------------------------------------------ our side
@@ -70,15 +81,35 @@ class Ours:
             made.append(Trial(case, self.mesh, ((weight,), (indices,)), (((Replicate(),),),), self._number))
         return made
 
-    def run(self, trials: Sequence[Trial]) -> Iterator[dict[str, float]]:
-        """Run trials, judge them, and yield of each but the first what the ranks spent their time on, on average."""
+    def drawn(self, seed: int) -> list[Trial]:
+        """Return trials as a run of embeddings has them: all backward passes of the combinations of drawn cases."""
+        context = DrawContext(self.mesh, (torch.float64,), (EMBEDDING,))
+        found: list[Trial] = []
+
+        @hypothesis.seed(seed)
+        @settings(max_examples=CASES, database=None, deadline=None, phases=(Phase.generate,))
+        @hypothesis.given(FAMILY.cases(context))
+        def draw(case: OpCase) -> None:
+            found.extend(plan_case(case, make_reference(case), self.mesh, COMBINATIONS, seed).trials)
+
+        draw()
+        return found
+
+    def run(self, trials: Sequence[Trial], passing: bool = True) -> Iterator[dict[str, float]]:
+        """Run trials, judge them, and yield of each but the first what the ranks spent their time on, on average.
+
+        Those that do not come to their end, among drawn ones, are left out.
+        """
         reference: Reference | None = None
         for number, observation in enumerate(self.pool.run(trials)):
             case = observation.trial.case
             if reference is None or reference.case is not case:
                 reference = make_reference(case)
             verdict = judge(observation, reference)
-            assert verdict.kind is VerdictKind.PASS, f"{observation.trial.combination}: {verdict}"
+            assert verdict.kind is not VerdictKind.TOOL_ERROR, verdict
+            assert not passing or verdict.kind is VerdictKind.PASS, f"{observation.trial.combination}: {verdict}"
+            if verdict.kind is not VerdictKind.PASS:
+                continue
             spent: Counter[str] = Counter()
             for report in observation.reports:
                 assert report is not None
@@ -196,17 +227,23 @@ def share_time(ranks: int, seconds: float, repeats: int, clock: str) -> list[Sha
     try:
         for repeated in SHAPES:
             ours.rate(repeated, 0.0)
+        seeds = itertools.count()
+        sources: dict[str, Callable[[], list[Trial]]] = {
+            **{shapes: functools.partial(ours.batch, repeated) for repeated, shapes in SHAPES.items()},
+            DRAWN: lambda: ours.drawn(next(seeds)),
+        }
+        for shapes, source in sources.items():
             rounds: list[dict[str, float]] = []
             for _ in range(repeats):
                 spent: Counter[str] = Counter()
                 trials, started = 0, time.perf_counter()
                 while not trials or time.perf_counter() - started < seconds:
-                    for each in ours.run(ours.batch(repeated)):
+                    for each in ours.run(source(), passing=shapes != DRAWN):
                         spent.update(each)  # type: ignore[arg-type]
                         trials += 1
                 rounds.append({**in_per_cent(spent), "milliseconds": 1000 * spent["cycle"] / trials})
             figures = {name: Figure.of([each[name] for each in rounds]) for name in rounds[0]}
-            found.append(Share(ranks, SHAPES[repeated], clock, **figures))
+            found.append(Share(ranks, shapes, clock, **figures))
     finally:
         del os.environ["RANK_CLOCK"]
         ours.close()

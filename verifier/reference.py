@@ -21,7 +21,6 @@ from verifier.torch_internals import pytree
 __all__ = [
     "Reference",
     "argument_names",
-    "cotangents",
     "expected_value",
     "make_reference",
     "output_names",
@@ -73,6 +72,7 @@ class Reference:
     outputs: list[torch.Tensor] = field(default_factory=list)
     structure: object = None
     raised: Exception | None = None
+    _cotangents: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     _gradients: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
 
     @property
@@ -97,19 +97,40 @@ class Reference:
         originals = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return [compare(own, original, 0.0) is None for own, original in zip(self.inputs, originals, strict=True)]
 
+    def cotangents(self, seed: int) -> list[torch.Tensor]:
+        """Return one cotangent for each differentiable output: small integers without 0, of mixed sign.
+
+        There are few sets of them, so that trials of one case have most gradients in common.
+        """
+        draw = seed % _COTANGENT_DRAWS
+        if draw not in self._cotangents:
+            self._cotangents[draw] = [_cotangent(self.outputs[i], draw, i) for i in self.differentiable]
+        return self._cotangents[draw]
+
     def gradients(self, seed: int) -> list[torch.Tensor | None]:
-        """Return the gradient of each wanted input under :func:`cotangents` of ``seed``; None where there is none."""
-        if seed not in self._gradients:
-            self._gradients[seed] = list(
+        """Return the gradient of each wanted input under the cotangents of ``seed``; None where there is none."""
+        draw = seed % _COTANGENT_DRAWS
+        if draw not in self._gradients:
+            self._gradients[draw] = list(
                 torch.autograd.grad(
                     [self.outputs[i] for i in self.differentiable],
                     [self.inputs[i] for i in self.wanted],
-                    cotangents(self, seed),
+                    self.cotangents(draw),
                     retain_graph=True,
                     allow_unused=True,
                 )
             )
-        return self._gradients[seed]
+        return self._gradients[draw]
+
+
+_COTANGENT_DRAWS = 8
+
+
+def _cotangent(output: torch.Tensor, draw: int, position: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash((draw, position, 77)) & 0x7FFFFFFF)
+    magnitude = torch.randint(1, 4, output.shape, generator=generator)
+    sign = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
+    return (magnitude * sign).to(output.dtype)
 
 
 def make_reference(case: OpCase) -> Reference:
@@ -175,18 +196,6 @@ def written_arguments(case: OpCase) -> tuple[int, ...]:
             numbers += range(count, count + here)
         count += here
     return tuple(numbers)
-
-
-def cotangents(reference: Reference, seed: int) -> list[torch.Tensor]:
-    """Return one cotangent for each differentiable output: small integers without 0, of mixed sign."""
-    result = []
-    for position in reference.differentiable:
-        output = reference.outputs[position]
-        generator = torch.Generator().manual_seed(hash((seed, position, 77)) & 0x7FFFFFFF)
-        magnitude = torch.randint(1, 4, output.shape, generator=generator)
-        sign = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
-        result.append((magnitude * sign).to(output.dtype))
-    return result
 
 
 def expected_value(

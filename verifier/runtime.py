@@ -35,7 +35,7 @@ from verifier.converter import DTensorConverter, place
 from verifier.faults import inject
 from verifier.oracle import case_tolerance, unexplained
 from verifier.process_limits import memory_note
-from verifier.reference import Reference, cotangents, output_names, resolve, with_written
+from verifier.reference import Reference, output_names, resolve, with_written
 from verifier.targets import asked_placements
 from verifier.torch_internals import (
     Recorder,
@@ -348,7 +348,7 @@ class _Steps:
         reference, seed = self.reference, self.trial.seed + index
         with self.log.timed("setup"):
             with paused_simulation():
-                values = cotangents(reference, seed)
+                values = reference.cotangents(seed)
                 expected_gradients = reference.gradients(seed)
             flowing = [
                 place(value, self.mesh, placements, seed)

@@ -22,7 +22,7 @@ from verifier.cases import Phase, Placements, Trial, Verdict, VerdictKind
 from verifier.converter import tensor_arguments
 from verifier.placements import split
 from verifier.process_limits import names_limit
-from verifier.reference import argument_names, cotangents, make_reference, resolve, written_arguments
+from verifier.reference import argument_names, make_reference, resolve, written_arguments
 from verifier.targets import asked_placements
 from verifier.torch_internals import strides_of
 
@@ -336,7 +336,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
     if backward:
         index = verdict.backward or 0
         seed = trial.seed + index
-        values = cotangents(reference, seed)
+        values = reference.cotangents(seed)
         wheres = trial.cotangents[index]
         parts = [split(v, w, mesh.shape, seed) for v, w in zip(values, wheres, strict=True)]
         whole = ", ".join(_literal(value) for value in values)
