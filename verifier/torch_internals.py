@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -26,13 +27,14 @@ from torch.distributed.tensor import _dispatch as dispatch_module
 from torch.distributed.tensor import _redistribute as redistribute_module
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpInfo, OpSchema
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding, RuntimeSchemaInfo
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.single_dim_strategy import (
     _PreparedSingleDimStrategy,
     _resolve_foreach_elementwise_overload,
     _SingleDimStrategyInfo,
 )
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import (
     CommDebugMode,
     _clear_sharding_prop_cache,
@@ -49,7 +51,9 @@ __all__ = [
     "LocalShards",
     "OpOverload",
     "Propagation",
+    "RankView",
     "Recorder",
+    "ShardedOp",
     "Slot",
     "cache_misses",
     "capture_calls",
@@ -57,6 +61,7 @@ __all__ = [
     "count_collectives",
     "has_decomposition",
     "has_own_handler",
+    "install_sharded_op",
     "is_composite",
     "is_refusal",
     "let_new_rules_win",
@@ -74,6 +79,7 @@ __all__ = [
     "placement_text",
     "pytree",
     "registered_overloads",
+    "replaced_sharded_op",
     "replaced_strategy",
     "simulated_mode",
     "simulated_ranks",
@@ -396,6 +402,175 @@ def replaced_strategy(
         clear_caches()
 
 
+# ----------------------------------------------------------------------------------------------------- ops of our own
+@dataclass(frozen=True)
+class RankView:
+    """What a rank may know of a call beside its own tensors.
+
+    Parameters
+    ----------
+    mesh_shape, coordinate
+        Of the mesh, and of the rank on it.
+    shapes, placements
+        Global shape and placements of each tensor argument, in the order of the call.
+    """
+
+    mesh_shape: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    placements: tuple[Placements, ...]
+
+    def bounds(self, number: int, tensor_dim: int) -> tuple[int, int]:
+        """Return where on ``tensor_dim`` the rank's shard of tensor argument ``number`` starts and stops."""
+        shape = self.shapes[number]
+        size, offset = _compute_local_shape_and_global_offset(
+            shape, self.mesh_shape, list(self.coordinate), self.placements[number]
+        )
+        start = int(offset[tensor_dim])
+        return start, start + int(size[tensor_dim])
+
+    def cuts(self, number: int, tensor_dim: int) -> tuple[int, ...]:
+        """Return the mesh dims that cut ``tensor_dim`` of tensor argument ``number``."""
+        return tuple(
+            mesh_dim
+            for mesh_dim, placement in enumerate(self.placements[number])
+            if isinstance(placement, Shard) and placement.dim == tensor_dim
+        )
+
+
+@dataclass(frozen=True)
+class ShardedOp:
+    """An op that DTensor is to run by rules and a kernel of our own.
+
+    Parameters
+    ----------
+    op
+        The overload.
+    rules
+        Called with the op, its arguments and its keyword arguments, in which a tensor is its ``TensorMeta``. Returns
+        rules for one mesh dim: the placements of each result, then of each tensor argument. Shards may be uneven or
+        empty.
+    kernel
+        Called with a :class:`RankView` and the arguments, with the rank's own tensors in them; returns the rank's part
+        of the result. It communicates nothing.
+    before
+        Called with the arguments as they are; returns those that are to be used in their place, on which further
+        keyword arguments of the kernel may follow. Here an op may communicate.
+    static_argnum
+        From this argument on, what is no tensor decides about the rules.
+    """
+
+    op: OpOverload
+    rules: Callable[..., list[list[Placement | None]]]
+    kernel: Callable[..., object]
+    before: Callable[[tuple[object, ...]], tuple[tuple[object, ...], dict[str, object]]] | None = None
+    static_argnum: int = 100
+
+    def __call__(self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Run the op on DTensors: DTensor's dispatcher calls this."""
+        dispatcher = DTensor._op_dispatcher
+        extra: dict[str, object] = {}
+        if self.before is not None:
+            args, extra = self.before(args)
+        info = dispatcher.unwrap_to_op_info(op, args, kwargs)
+        dispatcher.sharding_propagator.propagate(info)
+        sharding = info.output_sharding
+        assert isinstance(sharding, OutputSharding)
+        if not info.compute_mesh._is_current_rank_part_of_mesh():
+            nothing = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
+            return dispatcher.wrap(nothing, sharding.output_spec)
+        schema = sharding.redistribute_schema if sharding.needs_redistribute else info.schema
+        assert schema is not None
+        if sharding.needs_redistribute:
+            dispatcher.redistribute_local_args(info, schema, False)
+        specs = [leaf for leaf in pytree.tree_leaves(schema.args_schema) if isinstance(leaf, DTensorSpec)]
+        local_args: Any = info.local_args
+        if info.args_tree_spec is not None:
+            local_args = pytree.tree_unflatten(list(local_args), info.args_tree_spec)
+        results = self._on_each_rank(info.compute_mesh, specs, local_args, {**info.local_kwargs, **extra})
+        return dispatcher.wrap(results, sharding.output_spec)
+
+    def at(self, mesh: DeviceMesh, coordinate: Sequence[int], specs: Sequence[DTensorSpec]) -> Callable[..., object]:
+        """Return the kernel as the rank at ``coordinate`` runs it on tensors that are placed by ``specs``."""
+        shapes = tuple(tuple(spec.shape) for spec in specs)
+        placements = tuple(tuple(spec.placements) for spec in specs)
+        view = RankView(tuple(mesh.shape), tuple(coordinate), shapes, placements)
+        return functools.partial(self.kernel, view)
+
+    def _on_each_rank(
+        self, mesh: DeviceMesh, specs: Sequence[DTensorSpec], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> object:
+        """Return what the kernel returns on this rank, or on every rank if they are simulated."""
+        if simulated_ranks() is None:
+            coordinate = mesh.get_coordinate()
+            assert coordinate is not None, "this rank is not part of the mesh"
+            return self.at(mesh, coordinate, specs)(*args, **kwargs)
+        with paused_simulation():
+            by_rank = {}
+            for coordinate, rank in zip(_coordinates(mesh), mesh.mesh.flatten().tolist(), strict=True):
+                own_args, own_kwargs = _of_rank(rank, (tuple(args), dict(kwargs)))
+                by_rank[rank] = self.at(mesh, coordinate, specs)(*own_args, **own_kwargs)
+        flat = {rank: pytree.tree_flatten(made) for rank, made in by_rank.items()}
+        structure = next(iter(flat.values()))[1]
+        columns = zip(*(leaves for leaves, _ in flat.values()), strict=True)
+        return pytree.tree_unflatten(
+            [LocalTensor(dict(zip(flat, column, strict=True))) for column in columns],  # type: ignore[no-untyped-call]
+            structure,
+        )
+
+
+def _of_rank(rank: int, values: Any) -> Any:
+    """Return a pytree with the tensors that simulated rank ``rank`` holds of those in ``values``."""
+    return pytree.tree_map_only(LocalTensor, lambda tensor: tensor._local_tensors[rank], values)
+
+
+def _coordinates(mesh: DeviceMesh) -> list[tuple[int, ...]]:
+    """Return the coordinates of a mesh, the last dim running fastest."""
+    return list(itertools.product(*(range(extent) for extent in mesh.shape)))
+
+
+def install_sharded_op(sharded: ShardedOp) -> None:
+    """Let DTensor run an op by ``sharded`` from now on."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    older: tuple[dict[OpOverload, Any], ...] = (
+        propagator.op_strategy_funcs,
+        propagator.op_to_rules,
+        propagator.op_to_schema_info,
+    )
+    for registry in older:  # of which the dispatcher asks some first
+        registry.pop(sharded.op, None)
+    info = _SingleDimStrategyInfo(func=sharded.rules, allow_uneven_sharding=True)
+    propagator.register_single_dim_op_strategy(sharded.op, info, RuntimeSchemaInfo(sharded.static_argnum))
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    handlers[sharded.op] = sharded
+    clear_caches()
+
+
+@contextlib.contextmanager
+def replaced_sharded_op(sharded: ShardedOp) -> Iterator[None]:
+    """Let DTensor run an op by ``sharded`` inside the block, and as before after it."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    kept = handlers.get(sharded.op)
+    with replaced_strategy(sharded.op):
+        install_sharded_op(sharded)
+        try:
+            yield
+        finally:
+            handlers.pop(sharded.op)
+            if kept is not None:
+                handlers[sharded.op] = kept
+
+
+def _sharded_op(op: OpOverload) -> ShardedOp | None:
+    handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
+    return handler if isinstance(handler, ShardedOp) else None
+
+
+def has_own_handler(op: OpOverload) -> bool:
+    """Return whether DTensor runs code of its own for ``op``, of which nothing is known, instead of the op."""
+    return op in DTensor._op_dispatcher._custom_op_handlers and _sharded_op(op) is None
+
+
 # -------------------------------------------------------------------------------------------------------------- claims
 @dataclass(frozen=True)
 class Slot:
@@ -421,7 +596,7 @@ class Propagation:
 
     inputs: tuple[Placements, ...]
     outputs: tuple[Placements | None, ...] | None
-    call: tuple[OpOverload, tuple[object, ...]] | None = None
+    call: tuple[Callable[..., object], tuple[object, ...]] | None = None
 
 
 class ClaimReader:
@@ -465,6 +640,9 @@ class ClaimReader:
             return None
         outputs = _placements_of(sharding.output_spec)
         changed = sharding.redistribute_schema if sharding.needs_redistribute else None
+        ours = _sharded_op(self.op)
+        if ours is not None:
+            return self._by_kernel(ours, changed or schema, mesh, outputs)
         if changed is None:
             return Propagation(combination, outputs)
         wanted = [leaf for leaf in pytree.tree_leaves(changed.args_schema) if isinstance(leaf, DTensorSpec)]
@@ -472,9 +650,16 @@ class ClaimReader:
         inputs = (*(tuple(spec.placements) for spec in wanted), *in_kwargs)
         if not sharding.use_val_from_redistribute_schema:
             return Propagation(inputs, outputs)
-        numbers = iter(range(len(wanted)))
-        args = pytree.tree_map_only(DTensorSpec, lambda _: Slot(next(numbers)), changed.args_schema)
-        return Propagation(inputs, outputs, (changed.op, tuple(args)))
+        return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
+
+    def _by_kernel(
+        self, ours: ShardedOp, schema: OpSchema, mesh: DeviceMesh, outputs: tuple[Placements | None, ...] | None
+    ) -> Propagation:
+        specs = [leaf for leaf in pytree.tree_leaves(schema.args_schema) if isinstance(leaf, DTensorSpec)]
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None
+        inputs = tuple(tuple(spec.placements) for spec in specs)
+        return Propagation(inputs, outputs, (ours.at(mesh, coordinate, specs), _with_slots(schema.args_schema)))
 
     def listed(
         self, mesh_shape: tuple[int, ...], combinations: Sequence[tuple[Placement, ...]]
@@ -604,6 +789,12 @@ class ClaimReader:
             del propagator._propagate_tensor_meta_non_cached
 
 
+def _with_slots(args: Sequence[object]) -> tuple[object, ...]:
+    numbers = itertools.count()
+    filled = pytree.tree_map_only(DTensorSpec, lambda _: Slot(next(numbers)), tuple(args))
+    return tuple(filled)
+
+
 def _meta_of(tensor: torch.Tensor) -> TensorMeta:
     return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
 
@@ -629,11 +820,6 @@ def _bare_mesh(shape: tuple[int, ...], rank: int) -> DeviceMesh:
     """Return a mesh as ``rank`` sees it, that has a shape and nothing behind it."""
     ranks = torch.arange(math.prod(shape)).view(shape)
     return DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank)
-
-
-def has_own_handler(op: OpOverload) -> bool:
-    """Return whether DTensor runs code of its own for ``op`` instead of the op on local tensors."""
-    return op in DTensor._op_dispatcher._custom_op_handlers
 
 
 def masked_extent(placement: Placement) -> int | None:

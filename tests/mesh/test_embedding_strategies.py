@@ -1,0 +1,118 @@
+"""Our own strategies of embeddings, as DTensor runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strategies.embedding import FAMILY
+from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
+from strategies.tensors import filled
+from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
+from verifier.families import DrawContext
+from verifier.meshes import Pool, PoolSet
+from verifier.verifying import Verifier
+
+GLOO, SQUARE, EIGHT = "3", "simulated:2x2", "simulated:8"
+
+
+@pytest.fixture(scope="module")
+def verify_ours() -> Iterator[Verifier]:
+    """Return a verifier whose ranks have our own strategies."""
+    pools = PoolSet(lambda key: Pool(key, ["strategies.install"]))
+    yield Verifier(pools, MeshSpec.parse(GLOO))
+    pools.close()
+
+
+def lookup(rows: int, ids: torch.Tensor, call: str = LOOKUP, **options: object) -> OpCase:
+    weight = filled((rows, 3), torch.float64, 0).requires_grad_()
+    return OpCase(EMBEDDING, call, (), {"weight": weight, "input": ids, **options}, "embedding")
+
+
+def some_ids(rows: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, rows, shape, generator=torch.Generator().manual_seed(rows))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 17])
+def test_row_wise_where_ranks_have_no_row(verify_ours: Verifier, rows: int) -> None:
+    """A defect of torch's own strategy in 2.13."""
+    result = verify_ours(lookup(rows, some_ids(rows, 6)), mesh=EIGHT, placements={"weight": "S(0)"})
+    assert result.counts == {VerdictKind.PASS: 1}
+    assert result.placements() == ["P(sum)"]
+
+
+@pytest.mark.parametrize("program", ["used_twice", "two_pending", "shared_table"])
+def test_results_are_used_more_than_once(verify_ours: Verifier, program: str) -> None:
+    """Torch's own mask is released by the first reduction, and shared by lookups of the same shapes."""
+    ids = some_ids(7, 2, 4)
+    kwargs = {"used_twice": {}, "two_pending": {"second": ids.flip(1)}, "shared_table": {"positions": torch.arange(4)}}
+    case = lookup(7, ids, f"strategies.embedding.programs.{program}", padding_idx=4, **kwargs[program])
+    rows = ["(S(0), R)", "(R, S(0))", "(S(0), S(0))", "(S(0), S(1))", "(S(1), S(0))"]
+    result = verify_ours(case, mesh=SQUARE, combinations=[{"weight": placements} for placements in rows])
+    assert result.counts == {VerdictKind.PASS: len(rows)}
+
+
+def test_every_cut_of_table_and_ids(verify_ours: Verifier) -> None:
+    letters = list(product(("R", "S(0)", "S(1)"), repeat=2))
+    combinations = [{"weight": weight, "input": ids} for weight, ids in product(letters, letters)]
+    case = lookup(5, some_ids(5, 3, 4), padding_idx=-1)
+    result = verify_ours(case, mesh=SQUARE, combinations=combinations, cotangents=[("P(sum)", "S(1)")])
+    assert result.counts == {VerdictKind.PASS: len(combinations)}
+
+
+@pytest.mark.parametrize(
+    ("weight", "ids", "output"),
+    [("S(0)", "R", "P(sum)"), ("S(1)", "R", "S(2)"), ("R", "S(0)", "S(0)"), ("R", "S(1)", "S(1)"),
+     ("P(sum)", "R", "P(sum)"), ("P(avg)", "R", "P(avg)"), ("P(max)", "R", "P(max)")],
+)  # fmt: skip
+def test_rules_communicate_nothing(verify_ours: Verifier, weight: str, ids: str, output: str) -> None:
+    case = lookup(4, some_ids(4, 2, 5))
+    result = verify_ours(case, placements={"weight": weight, "input": ids}, cotangents=["R"], trace=True)
+    assert result.counts == {VerdictKind.PASS: 1}
+    assert result.placements() == [output]
+    assert result.collectives(Phase.FORWARD) == {}
+
+
+@pytest.mark.parametrize(
+    ("rows", "collective"),
+    # as many ids as a row: their all-gather is less than to reduce the counts; with a table of one row it is more
+    [(5, "all_gather_into_tensor"), (1, "all_reduce")],
+)
+@pytest.mark.parametrize("padding_idx", [-1, 0])
+def test_frequencies_take_one_collective(verify_ours: Verifier, rows: int, collective: str, padding_idx: int) -> None:
+    ids = some_ids(rows, 4, 2)
+    gradient = filled((4, 2, 3), torch.float64, 1)
+    case = OpCase(
+        BACKWARD, f"torch.ops.{BACKWARD}", (gradient, ids, rows, padding_idx, True), {}, "embedding", exact=False
+    )
+    result = verify_ours(case, placements=["S(0)", "S(0)"], trace=True, allow_nothing=rows == 1 and padding_idx == 0)
+    assert result.placements() == ["P(sum)"]
+    assert result.collectives(Phase.FORWARD) == {collective: 1}
+
+
+@pytest.mark.parametrize("ids", ["R", "S(0)"])
+def test_ids_out_of_range_raise_on_every_rank(verify_ours: Verifier, ids: str) -> None:
+    """Under a row-wise table all ranks see all ids before any of them goes on."""
+    case = lookup(4, torch.tensor([0, 1, 2, 4]))
+    result = verify_ours(case, placements={"weight": "S(0)", "input": ids})
+    assert result.counts == {VerdictKind.PASS: 1}
+    (observation,) = result.observations
+    raised = [report.raised for report in observation.reports if report is not None]
+    assert [(one.type, one.phase) for one in raised if one is not None] == [("IndexError", Phase.FORWARD)] * 3
+
+
+def test_drawn_calls(verify_ours: Verifier) -> None:
+    mesh = MeshSpec.parse(SQUARE)
+    context = DrawContext(mesh, (torch.float64, torch.bfloat16), (EMBEDDING, BACKWARD))
+
+    @settings(max_examples=12, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=FAMILY.cases(context), seed=st.integers(0, 99))
+    def check(case: OpCase, seed: int) -> None:
+        verify_ours(case, mesh=mesh, cap=4, allow_nothing=True)
+
+    check()

@@ -1,0 +1,97 @@
+"""What makes our own strategy of embeddings wrong is caught, by the right verdict; what it is made from passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import embedding_strategy_mutants as mutants
+import pytest
+import torch
+from rule_mutants import check, short
+from torch.distributed.tensor import Shard
+
+from strategies.embedding.sharding import GRADIENT, LOOKUP
+from strategies.tensors import filled
+from verifier.cases import VerdictKind
+from verifier.torch_internals import has_own_handler, replaced_sharded_op
+from verifier.verification import Crash, SilentError, VerificationError, WrongValue
+from verifier.verifying import Verifier
+
+MESH = "simulated:2x2"
+WEIGHT = filled((7, 3), torch.float64, 0)
+GRADIENTS = filled((6, 3), torch.float64, 1)
+IDS = torch.tensor([0, 6, 3, 4, 3, 1])
+
+Call = tuple[tuple[object, ...], list[str]]
+
+ROWS: Call = (WEIGHT, IDS), ["(R, S(0))", "(R, R)"]
+ROWS_TWICE: Call = (WEIGHT, IDS), ["(S(0), S(0))", "(R, R)"]
+FEW_ROWS: Call = (WEIGHT[:2], IDS % 2), ["(S(0), S(0))", "(R, R)"]
+ILLEGAL: Call = (WEIGHT, IDS + 3), ["(S(0), R)", "(R, R)"]
+PARTS: Call = (WEIGHT, IDS), ["(S(0), S(0))", "(P(sum), P(sum))"]
+SCALED: Call = (GRADIENTS, IDS, 7, True), ["(S(0), R)", "(S(0), R)"]
+LARGEST: Call = (GRADIENTS, IDS, 7, False), ["(P(max), P(max))", "(R, R)"]
+
+MUTANTS: dict[Callable[..., torch.Tensor], tuple[Call, type[VerificationError]]] = {
+    mutants.foreign_rows_kept: (ROWS, WrongValue),
+    mutants.rows_by_one_mesh_dim: (ROWS_TWICE, Crash),  # an id that a rank takes for its own is beyond its rows
+    mutants.ids_unchecked: (ILLEGAL, SilentError),
+    mutants.partial_ids: (PARTS, Crash),
+    mutants.frequencies_of_one_rank: (SCALED, WrongValue),
+    mutants.replicas_counted: (SCALED, WrongValue),
+    mutants.largest_gradient: (LARGEST, WrongValue),
+}
+
+
+def run(verify: Verifier, function: Callable[..., torch.Tensor], call: Call) -> dict[VerdictKind, int]:
+    args, placements = call
+    name = f"{function.__module__}.{function.__name__}"
+    raises = call is ILLEGAL
+    return verify(name, *args, mesh=MESH, placements=placements, exact=True, raises=raises, record=False).counts
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_caught(verify: Verifier, mutant: Callable[..., torch.Tensor]) -> None:
+    call, expected = MUTANTS[mutant]
+    with pytest.raises(expected):
+        run(verify, mutant, call)
+    true = mutants.true_gradient if call[0][0] is GRADIENTS else mutants.true_lookup
+    assert run(verify, true, call) == {VerdictKind.PASS: 1}
+
+
+def test_a_rank_without_rows(verify: Verifier) -> None:
+    assert run(verify, mutants.true_lookup, FEW_ROWS) == {VerdictKind.PASS: 1}
+    with pytest.raises(Crash, match="index_select"):
+        run(verify, mutants.ids_unchecked, FEW_ROWS)
+
+
+def test_every_mutant_is_tried() -> None:
+    functions = {f for name, f in vars(mutants).items() if callable(f) and name.islower() and name[0] != "_"}
+    own = {f for f in functions if getattr(f, "__module__", "") == mutants.__name__}
+    assert own == set(MUTANTS) | {mutants.true_lookup, mutants.true_gradient}
+
+
+# ------------------------------------------------------------------------------------------------------------- level 1
+def test_rule_check_runs_the_kernel() -> None:
+    with replaced_sharded_op(LOOKUP):
+        assert not has_own_handler(LOOKUP.op)
+        reports = check("aten.embedding.default", 1, claims_only=True)
+    confirmed = {short(rule) for report in reports for rule in report.confirmed}
+    assert {"S(0), R -> P(sum)", "(S(0), S(0)), (R, R) -> (P(sum), P(sum))"} <= confirmed
+    assert not [wrong for report in reports for wrong in report.wrong]
+
+
+@pytest.mark.parametrize(
+    ("sharded", "accused"),
+    [
+        (replace(LOOKUP, kernel=mutants._foreign_rows_kept), "S(0), R -> P(sum)"),
+        (replace(LOOKUP, kernel=mutants._one_mesh_dim), "(S(0), S(0)), (R, R) -> (P(sum), P(sum))"),
+        (replace(GRADIENT, rules=lambda *_: [[Shard(0), Shard(0), Shard(0)]]), "S(0), S(0) -> S(0)"),
+    ],
+    ids=["foreign rows kept", "rows by one mesh dim", "gradient cut by rows"],
+)
+def test_rule_check_accuses_a_wrong_kernel_or_rule(sharded: mutants.ShardedOp, accused: str) -> None:
+    with replaced_sharded_op(sharded):
+        reports = check(str(sharded.op), 1, claims_only=True)
+    assert accused in {short(wrong.rule) for report in reports for wrong in report.wrong}

@@ -1,0 +1,99 @@
+"""Our own strategies are put in the place of DTensor's, and taken back; and what their kernels are made of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+import strategies
+from strategies.embedding.sharding import LOOKUP, check_ids, count_ids, owned_ids
+from strategies.installing import SHARDED_OPS
+from verifier.cases import MeshSpec
+from verifier.imports import run_imports
+from verifier.placements import shard_bounds
+from verifier.torch_internals import ClaimReader, RankView, pytree
+
+WEIGHT, IDS = torch.zeros(7, 3), torch.zeros(4, dtype=torch.long)
+
+
+def row_wise() -> tuple[str, bool]:
+    """Return what DTensor makes of a row-wise lookup, and whether it runs the op as it is."""
+    reader = ClaimReader(LOOKUP.op, (WEIGHT, IDS), {}, torch.zeros(4, 3))
+    propagation = reader.at(((Shard(0),), (Replicate(),)), (2,))
+    assert propagation is not None
+    assert propagation.outputs is not None
+    return type(pytree.tree_leaves(propagation.outputs)[0]).__name__, propagation.call is None
+
+
+def test_installed_takes_back_what_it_installs() -> None:
+    assert row_wise() == ("_MaskPartial", True)
+    with strategies.installed():
+        assert row_wise() == ("Partial", False)
+        with strategies.installed():
+            assert row_wise() == ("Partial", False)
+        assert row_wise() == ("Partial", False)
+    assert row_wise() == ("_MaskPartial", True)
+
+
+def test_installed_takes_back_after_an_exception() -> None:
+    with pytest.raises(KeyError), strategies.installed():
+        raise KeyError
+    assert row_wise() == ("_MaskPartial", True)
+
+
+def test_install_is_for_good_and_has_a_name_for_the_command_line() -> None:
+    with strategies.installed():  # which leaves nothing behind, so neither does this test
+        assert run_imports(["strategies.install"]) == []  # no rule of torch's has to be moved out of the way
+        strategies.install()
+        assert row_wise() == ("Partial", False)
+    assert row_wise() == ("_MaskPartial", True)
+
+
+def test_every_op_is_installed_once() -> None:
+    ops = [sharded.op for sharded in SHARDED_OPS]
+    assert len(set(ops)) == len(ops)
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+@pytest.mark.parametrize("rows", [0, 1, 5, 17])
+@pytest.mark.parametrize("mesh", ["8", "2x2", "2x3", "2x2x2"])
+def test_a_rank_knows_its_rows(rows: int, mesh: str) -> None:
+    shape = MeshSpec.parse(mesh).shape
+    cuts = (Shard(0),) * len(shape)
+    for rank in range(MeshSpec.parse(mesh).world_size):
+        coordinate = MeshSpec.parse(mesh).coordinate(rank)
+        start, stop = 0, rows
+        for extent, index in zip(shape, coordinate, strict=True):
+            first, last = shard_bounds(stop - start, extent, index)
+            start, stop = start + first, start + last
+        view = RankView(shape, coordinate, ((rows, 3),), (cuts,))
+        own = view.bounds(0, 0)
+        assert own[1] - own[0] == stop - start
+        if stop > start:
+            assert own == (start, stop)
+        assert view.cuts(0, 0) == tuple(range(len(shape)))
+        assert view.cuts(0, 1) == ()
+
+
+def test_ids_are_counted_from_the_first_own_row() -> None:
+    own, foreign = owned_ids(torch.tensor([[0, 3, 4], [5, 6, 3]]), 3, 5)
+    assert own.tolist() == [[0, 0, 1], [0, 0, 0]]
+    assert foreign.tolist() == [[True, False, False], [True, True, False]]
+
+
+def test_ids_out_of_range_count_for_no_row() -> None:
+    assert count_ids(torch.tensor([[1, 1, 4], [-1, 0, 3]], dtype=torch.int32), 3).tolist() == [1, 2, 0]
+    assert count_ids(torch.tensor(2), 3).tolist() == [0, 0, 1]
+    assert count_ids(torch.tensor([], dtype=torch.long), 0).tolist() == []
+
+
+@pytest.mark.parametrize("ids", [[3], [-1, 2], [[0], [7]]])
+def test_ids_are_checked_against_the_whole_table(ids: list[int]) -> None:
+    with pytest.raises(IndexError, match=r"index out of range in self: ids from .* in a table of 3 rows"):
+        check_ids(torch.tensor(ids), 3)
+
+
+@pytest.mark.parametrize("ids", [[], [0, 2], 2])
+def test_ids_in_range_are_fine(ids: object) -> None:
+    assert check_ids(torch.tensor(ids, dtype=torch.long), 3) is None
