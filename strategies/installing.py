@@ -6,18 +6,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from strategies.embedding import sharding as embedding
-from verifier.torch_internals import install_sharded_op, replaced_sharded_op
+from strategies.embedding_bag import sharding as embedding_bag
+from strategies.embedding_bag.ops import BAG_OPS
+from verifier.torch_internals import install_handler, install_sharded_op, replaced_handler, replaced_sharded_op
 
-__all__ = ["SHARDED_OPS", "install", "installed"]
+__all__ = ["HANDLERS", "SHARDED_OPS", "install", "installed"]
 
-SHARDED_OPS = (embedding.LOOKUP, embedding.GRADIENT)
+SHARDED_OPS = (embedding.LOOKUP, embedding.GRADIENT, *BAG_OPS)
 """The ops that DTensor is to run by our own rules and kernels."""
+HANDLERS = embedding_bag.HANDLERS
+"""The ops for which DTensor is to call a function of ours, which makes them out of others."""
 
 
 def install() -> None:
     """Install them all for good. To do so twice changes nothing."""
     for sharded in SHARDED_OPS:
         install_sharded_op(sharded)
+    for op, handler in HANDLERS.items():
+        install_handler(op, handler)
 
 
 @contextmanager
@@ -26,4 +32,6 @@ def installed() -> Iterator[None]:
     with ExitStack() as stack:
         for sharded in SHARDED_OPS:
             stack.enter_context(replaced_sharded_op(sharded))
+        for op, handler in HANDLERS.items():
+            stack.enter_context(replaced_handler(op, handler))
         yield

@@ -61,6 +61,7 @@ __all__ = [
     "count_collectives",
     "has_decomposition",
     "has_own_handler",
+    "install_handler",
     "install_sharded_op",
     "is_composite",
     "is_refusal",
@@ -79,6 +80,7 @@ __all__ = [
     "placement_text",
     "pytree",
     "registered_overloads",
+    "replaced_handler",
     "replaced_sharded_op",
     "replaced_strategy",
     "simulated_mode",
@@ -546,19 +548,38 @@ def install_sharded_op(sharded: ShardedOp) -> None:
     clear_caches()
 
 
+def install_handler(op: OpOverload, handler: Callable[..., object]) -> None:
+    """Let DTensor call ``handler(op, *args, **kwargs)`` in the place of ``op`` from now on."""
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    handlers[op] = lambda op, args, kwargs: handler(op, *args, **kwargs)
+
+
 @contextlib.contextmanager
 def replaced_sharded_op(sharded: ShardedOp) -> Iterator[None]:
     """Let DTensor run an op by ``sharded`` inside the block, and as before after it."""
-    handlers = DTensor._op_dispatcher._custom_op_handlers
-    kept = handlers.get(sharded.op)
-    with replaced_strategy(sharded.op):
+    with replaced_strategy(sharded.op), _restored_handler(sharded.op):
         install_sharded_op(sharded)
-        try:
-            yield
-        finally:
-            handlers.pop(sharded.op)
-            if kept is not None:
-                handlers[sharded.op] = kept
+        yield
+
+
+@contextlib.contextmanager
+def replaced_handler(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
+    """Let DTensor call ``handler`` in the place of ``op`` inside the block, and do as before after it."""
+    with _restored_handler(op):
+        install_handler(op, handler)
+        yield
+
+
+@contextlib.contextmanager
+def _restored_handler(op: OpOverload) -> Iterator[None]:
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    kept = handlers.get(op)
+    try:
+        yield
+    finally:
+        handlers.pop(op, None)
+        if kept is not None:
+            handlers[op] = kept
 
 
 def _sharded_op(op: OpOverload) -> ShardedOp | None:

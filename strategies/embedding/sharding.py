@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals import RankView, ShardedOp
 
-__all__ = ["GRADIENT", "LOOKUP", "check_ids", "count_ids", "owned_ids"]
+__all__ = ["GRADIENT", "LINEAR", "LOOKUP", "check_ids", "count_ids", "owned_ids", "share_ids_and_counts"]
 
 aten = torch.ops.aten
 
@@ -61,7 +61,21 @@ def lookup(view: RankView, weight: torch.Tensor, indices: torch.Tensor, *options
     return result.masked_fill_(foreign.unsqueeze(-1), 0)
 
 
-LOOKUP = ShardedOp(aten.embedding.default, lookup_rules, lookup)
+def refuse_sparse(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return the arguments of a lookup as they are, unless its gradient is to be sparse.
+
+    Raises
+    ------
+    NotImplementedError
+        On every rank, where DTensor would fail at one op or another of the backward.
+    """
+    weight, sparse = args[0], args[4] if len(args) > 4 else False
+    if sparse and torch.is_grad_enabled() and isinstance(weight, torch.Tensor) and weight.requires_grad:
+        raise NotImplementedError("a sparse gradient of aten.embedding is not supported: DTensor has no sparse layout")
+    return args, {}
+
+
+LOOKUP = ShardedOp(aten.embedding.default, lookup_rules, lookup, before=refuse_sparse)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradient
@@ -109,21 +123,29 @@ def gradient(
 def share_frequencies(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments of a gradient without the flag to scale by frequency, and the frequencies instead.
 
-    Where the indices are cut they take one collective for each mesh dim, of ids or of counts, whichever moves less: an
-    all-gather moves each id once, an all-reduce each count twice. Then the gradient may be cut like any other.
+    With them the gradient may be cut like any other.
     """
     grad_output, indices, num_weights, padding_idx, *_ = args
     if not _scaled(args) or not isinstance(indices, DTensor):
         return args, {}
     assert isinstance(num_weights, int)
+    indices, counts = share_ids_and_counts(indices, num_weights)
+    return (grad_output, indices, num_weights, padding_idx, False), {"counts": counts}
+
+
+def share_ids_and_counts(indices: DTensor, rows: int) -> tuple[DTensor, torch.Tensor]:
+    """Return the indices, perhaps gathered, and how often all ranks together look up each row ``[rows]``.
+
+    Where the indices are cut that takes one collective for each mesh dim, of ids or of counts, whichever moves less: an
+    all-gather moves each id once, an all-reduce each count twice.
+    """
     mesh = indices.device_mesh
-    gather = indices.numel() * indices.element_size() <= 2 * num_weights * COUNT_BYTES
+    gather = indices.numel() * indices.element_size() <= 2 * rows * COUNT_BYTES
     kept = [p if isinstance(p, Shard) and not gather else Replicate() for p in indices.placements]
     indices = indices.redistribute(placements=kept)
     parts = [Replicate() if p.is_replicate() else Partial("sum") for p in kept]
-    counts = DTensor.from_local(count_ids(indices.to_local(), num_weights), mesh, parts, run_check=False)
-    frequency = counts.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
-    return (grad_output, indices, num_weights, padding_idx, False), {"counts": frequency}
+    counts = DTensor.from_local(count_ids(indices.to_local(), rows), mesh, parts, run_check=False)
+    return indices, counts.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
 
 
 GRADIENT = ShardedOp(

@@ -1,0 +1,30 @@
+"""The family of ``aten._embedding_bag`` and its gradients: rows of a table, pooled by bags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from strategies.embedding_bag.inputs import FORWARD_ONLY, TRAINED, bag_cases
+from verifier.cases import OpCase
+from verifier.families import DrawContext, NarrowFamily
+
+__all__ = ["FAMILY", "EmbeddingBagFamily"]
+
+
+@dataclass(frozen=True)
+class EmbeddingBagFamily(NarrowFamily):
+    """What is known of ``aten._embedding_bag.default`` and ``aten._embedding_bag_forward_only.default``."""
+
+    name: str = "embedding_bag"
+    ops: tuple[str, ...] = (TRAINED, FORWARD_ONLY)
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+    def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
+        """Return a generator of cases; see :func:`strategies.embedding_bag.inputs.bag_cases`."""
+        return bag_cases(context)
+
+
+FAMILY = EmbeddingBagFamily()

@@ -1,0 +1,261 @@
+"""Our own sharding strategy of ``aten._embedding_bag`` and its backwards, which DTensor refuses in torch 2.13.0.
+
+DTensor calls these functions in the place of the ops, with DTensors, below autograd. They turn offsets into spans, of
+which ranks may have their own part, share what all of them must know (counts of bags, the maximum itself where its
+gradient will be asked for), and leave the rest to the ops of :mod:`strategies.embedding_bag.ops` and to DTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.embedding.sharding import share_ids_and_counts
+from strategies.embedding_bag import ops as _ops  # defines the library
+
+__all__ = ["HANDLERS"]
+
+aten = torch.ops.aten
+library: Any = torch.ops.sharded_bags
+assert _ops.BAG_OPS
+
+SUM, MEAN, MAX = range(3)
+
+
+# -------------------------------------------------------------------------------------------------------------- lookup
+def lookup(
+    op: object,
+    weight: DTensor,
+    indices: DTensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: DTensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[DTensor, DTensor, DTensor, DTensor]:
+    """Return the pooled bags ``[B, D]``, the bag of each position, the counts of bags, and the rows that won a maximum.
+
+    The last three are for the gradients; without gradients they are empty. What aten has in their place differs.
+
+    Raises
+    ------
+    RuntimeError
+        If an argument is no DTensor, other than the offsets, or if the offsets fit no indices.
+    """
+    _check_distributed(op, weight=weight, indices=indices, per_sample_weights=per_sample_weights)
+    mesh = weight.device_mesh
+    trains = op is aten._embedding_bag.default
+    spans = _Spans(indices, offsets, include_last_offset)
+    starts, stops = spans.placed()
+    nothing = _replicated(torch.empty(0, dtype=torch.int64, device=mesh.device_type), mesh)
+    counts, winners = nothing, nothing
+    if mode != SUM:
+        counts = _counts(spans, indices, starts, stops, padding_idx)
+    if mode != MAX:
+        divisors = counts if mode == MEAN else None
+        result = library.sum_bags(
+            weight, indices, starts, stops, per_sample_weights, divisors, padding_idx, spans.aligned
+        )
+    else:
+        if trains:
+            weight = _reduced(weight)
+        result = library.max_bags(weight, indices, starts, stops, counts, padding_idx, spans.aligned)
+        if trains:
+            result, winners = _with_winners(result, weight, indices, starts, stops, padding_idx)
+    bags = _replicated(spans.bag_of_each_position(), mesh) if trains else nothing
+    return result, bags, counts, winners
+
+
+def _with_winners(
+    result: DTensor, weight: DTensor, indices: DTensor, starts: DTensor, stops: DTensor, padding_idx: int
+) -> tuple[DTensor, DTensor]:
+    """Return the maxima, reduced, and for each the row that has it at the first position: -1 in an empty bag."""
+    result = _reduced(result)
+    ids = _replicated_everywhere(indices)
+    positions = _reduced(library.first_of_max(weight, ids, starts, stops, result, padding_idx))
+    local, all_ids = positions.to_local(), ids.to_local().long()
+    padded = torch.cat([all_ids, all_ids.new_full((1,), -1)])  # what is at no position has no row
+    return result, _like(positions, padded[local])
+
+
+def _counts(spans: _Spans, indices: DTensor, starts: DTensor, stops: DTensor, padding_idx: int) -> DTensor:
+    if padding_idx >= 0:
+        return _reduced(library.count(indices, starts, stops, padding_idx))
+    return _like(starts, stops.to_local() - starts.to_local())
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+def weight_gradient(
+    op: object,
+    grad_output: DTensor,
+    indices: DTensor,
+    offsets: torch.Tensor,
+    bags: DTensor,
+    counts: DTensor,
+    winners: DTensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: DTensor | None,
+    padding_idx: int = -1,
+) -> object:
+    """Return the gradient of the table ``[num_weights, D]`` from what :func:`lookup` has returned.
+
+    Raises
+    ------
+    NotImplementedError
+        If a sparse gradient is asked for: DTensor has no sparse layout.
+    """
+    if sparse:
+        raise NotImplementedError(f"{op}: sparse=True is not supported, DTensor has no sparse layout")
+    if mode == MAX:
+        return library.max_gradient(grad_output, winners, num_weights)
+    if mode == MEAN:
+        # by a positive number, so that every kind of Partial stays what it is
+        cuts = [p if p == Shard(0) else Replicate() for p in grad_output.placements]
+        divisors = counts.redistribute(placements=cuts).to_local().clamp(min=1)
+        grad_output = _like(grad_output, grad_output.to_local() / divisors.unsqueeze(-1))
+    samples: torch.Tensor | None = per_sample_weights
+    if scale_grad_by_freq:
+        indices, frequency = share_ids_and_counts(indices, num_weights)
+        local = indices.to_local()
+        factors = _like(indices, 1 / frequency[local.long()].to(grad_output.dtype))
+        samples = factors if samples is None else samples * factors
+    return library.weight_gradient(grad_output, indices, bags, samples, num_weights, padding_idx)
+
+
+def sample_gradient(
+    op: object,
+    grad_output: DTensor,
+    weight: DTensor,
+    indices: DTensor,
+    offsets: torch.Tensor,
+    bags: DTensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> object:
+    """Return the gradient of the per-sample weights ``[N]``."""
+    return library.sample_gradient(grad_output, weight, indices, bags, padding_idx)
+
+
+def decompose(op: Any, *args: object, **kwargs: object) -> object:
+    """Take ``aten.embedding_bag`` apart, which inference mode hands to DTensor as it is."""
+    return op.decompose(*args, **kwargs)
+
+
+HANDLERS: dict[Any, Callable[..., object]] = {
+    aten._embedding_bag.default: lookup,
+    aten._embedding_bag_forward_only.default: lookup,
+    aten._embedding_bag_backward.default: weight_gradient,
+    aten._embedding_bag_per_sample_weights_backward.default: sample_gradient,
+    aten.embedding_bag.default: decompose,
+    aten.embedding_bag.padding_idx: decompose,
+}
+"""The ops for which DTensor is to call a function of this module, with the op before its arguments."""
+
+
+# --------------------------------------------------------------------------------------------------------------- spans
+class _Spans:
+    """The positions of each bag, as every rank knows them.
+
+    Parameters
+    ----------
+    indices
+        ``[N]``.
+    offsets
+        Where each bag starts ``[B]``, and where the last one stops if ``include_last_offset``. If they are cut, they
+        are gathered: where a rank's last bag stops, another one knows. For indices of two dims
+        ``torch.nn.functional.embedding_bag`` makes plain ones.
+
+    Attributes
+    ----------
+    aligned
+        Whether the indices are cut just where bags are cut, so that each rank has the positions of its own bags.
+    """
+
+    def __init__(self, indices: DTensor, offsets: torch.Tensor, include_last_offset: bool) -> None:
+        mesh = self.mesh = indices.device_mesh
+        self.positions = indices.shape[0]
+        if isinstance(offsets, DTensor):
+            placements = offsets.placements
+            offsets = _replicated_everywhere(offsets).to_local()
+        else:
+            placements = (Replicate(),) * mesh.ndim
+        self._check(offsets, include_last_offset)
+        last = offsets.new_full((1,), self.positions)
+        self.edges = (offsets if include_last_offset else torch.cat([offsets, last])).long()
+        bags = self.edges.shape[0] - 1
+        sizes = self.edges.diff()
+        cut = tuple(p if p == Shard(0) else Replicate() for p in indices.placements)
+        self.aligned = (
+            any(p == Shard(0) for p in cut)
+            and all(p.is_replicate() for p in placements)
+            and bags > 0
+            and bags % mesh.size() == 0
+            and bool((sizes * bags == self.positions).all())
+        )
+        self._placements = cut if self.aligned else [p if p == Shard(0) else Replicate() for p in placements]
+
+    def _check(self, offsets: torch.Tensor, include_last_offset: bool) -> None:
+        """Check what aten does, on every rank alike."""
+        if offsets.ndim != 1:
+            raise RuntimeError(f"offsets has to be a 1D tensor, got {offsets.ndim} dims")
+        if include_last_offset and not offsets.shape[0]:
+            raise RuntimeError("include_last_offset: number of offset should be at least 1")
+        if not offsets.shape[0] or offsets.device.type != "cpu":
+            return
+        first, last = int(offsets[0]), int(offsets[-1])
+        if first != 0:
+            raise RuntimeError(f"offsets[0] has to be 0, got {first}")
+        if last > self.positions:
+            raise RuntimeError(f"offsets[-1] is {last}, there are {self.positions} indices")
+
+    def placed(self) -> tuple[DTensor, DTensor]:
+        """Return start and stop of each bag ``[B]``, cut as the offsets were, or as the indices are if aligned."""
+        starts = _replicated(self.edges[:-1].contiguous(), self.mesh)
+        stops = _replicated(self.edges[1:].contiguous(), self.mesh)
+        return starts.redistribute(placements=self._placements), stops.redistribute(placements=self._placements)
+
+    def bag_of_each_position(self) -> torch.Tensor:
+        """Return the bag that each position is in ``[N]``; ``B`` for those after the last bag."""
+        positions = torch.arange(self.positions, device=self.edges.device)
+        return torch.searchsorted(self.edges[1:].contiguous(), positions, right=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ DTensors
+def _check_distributed(op: object, **arguments: object) -> None:
+    for name, argument in arguments.items():
+        if argument is not None and not isinstance(argument, DTensor):
+            raise RuntimeError(f"{op}: got mixed torch.Tensor and DTensor, {name} is no DTensor; distribute it first")
+
+
+def _replicated(value: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _like(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """Return a DTensor of local tensors ``local`` that is placed and shaped as ``tensor``."""
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def _reduced(tensor: DTensor) -> DTensor:
+    """Return ``tensor`` with Replicate in the place of every Partial."""
+    return _redistributed(tensor, [Replicate() if p.is_partial() else p for p in tensor.placements])
+
+
+def _replicated_everywhere(tensor: DTensor) -> DTensor:
+    return _redistributed(tensor, [Replicate()] * tensor.device_mesh.ndim)
+
+
+def _redistributed(tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+    return tensor.redistribute(placements=placements)
