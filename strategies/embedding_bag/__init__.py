@@ -22,6 +22,11 @@ class EmbeddingBagFamily(NarrowFamily):
     ops: tuple[str, ...] = (TRAINED, FORWARD_ONLY)
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
+    @property
+    def broad(self) -> bool:
+        """Whether none of its ops is drawn unless a pattern names it: yes, since DTensor by itself refuses them all."""
+        return True
+
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of cases; see :func:`strategies.embedding_bag.inputs.bag_cases`."""
         return bag_cases(context)

@@ -45,3 +45,8 @@ def test_the_documented_way_counts_everywhere() -> None:
 @pytest.mark.parametrize("message", ["0", "min() arg is an empty sequence", "index 3 is out of range", ""])
 def test_what_says_nothing_is_a_crash(message: str) -> None:
     assert not is_refusal(raised(DTENSOR, RuntimeError(message)))
+
+
+def test_tensors_that_are_no_dtensors_are_refused_whatever_called_the_op() -> None:
+    message = "aten._embedding_bag.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor"
+    assert is_refusal(raised(f"{torch.__path__[0]}/nn/functional.py", RuntimeError(message)))
