@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from strategies.embedding import renorm
 from strategies.embedding import sharding as embedding
+from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag import sharding as embedding_bag
 from strategies.embedding_bag.ops import BAG_OPS
 from verifier.torch_internals import install_handler, install_sharded_op, replaced_handler, replaced_sharded_op
 
 __all__ = ["HANDLERS", "SHARDED_OPS", "install", "installed"]
 
-SHARDED_OPS = (embedding.LOOKUP, embedding.GRADIENT, *BAG_OPS)
+SHARDED_OPS = (embedding.LOOKUP, embedding.GRADIENT, ROW_POWERS, *BAG_OPS)
 """The ops that DTensor is to run by our own rules and kernels."""
-HANDLERS = embedding_bag.HANDLERS
+HANDLERS = renorm.HANDLERS | embedding_bag.HANDLERS
 """The ops for which DTensor is to call a function of ours, which makes them out of others."""
 
 

@@ -72,6 +72,7 @@ __all__ = [
     "masked_extent",
     "mesh_of_world",
     "norm_order",
+    "on_each_rank",
     "opinfo_entries",
     "opinfo_samples",
     "opinfo_sizes",
@@ -489,36 +490,64 @@ class ShardedOp:
         local_args: Any = info.local_args
         if info.args_tree_spec is not None:
             local_args = pytree.tree_unflatten(list(local_args), info.args_tree_spec)
-        results = self._on_each_rank(info.compute_mesh, specs, local_args, {**info.local_kwargs, **extra})
+        call = functools.partial(_with_view, self.kernel, info.compute_mesh, specs)
+        results = _by_rank(info.compute_mesh, call, local_args, {**info.local_kwargs, **extra})
         return dispatcher.wrap(results, sharding.output_spec)
 
     def at(self, mesh: DeviceMesh, coordinate: Sequence[int], specs: Sequence[DTensorSpec]) -> Callable[..., object]:
         """Return the kernel as the rank at ``coordinate`` runs it on tensors that are placed by ``specs``."""
-        shapes = tuple(tuple(spec.shape) for spec in specs)
-        placements = tuple(tuple(spec.placements) for spec in specs)
-        view = RankView(tuple(mesh.shape), tuple(coordinate), shapes, placements)
-        return functools.partial(self.kernel, view)
+        return functools.partial(_with_view, self.kernel, mesh, specs, coordinate)
 
-    def _on_each_rank(
-        self, mesh: DeviceMesh, specs: Sequence[DTensorSpec], args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> object:
-        """Return what the kernel returns on this rank, or on every rank if they are simulated."""
-        if simulated_ranks() is None:
-            coordinate = mesh.get_coordinate()
-            assert coordinate is not None, "this rank is not part of the mesh"
-            return self.at(mesh, coordinate, specs)(*args, **kwargs)
-        with paused_simulation():
-            by_rank = {}
-            for coordinate, rank in zip(_coordinates(mesh), mesh.mesh.flatten().tolist(), strict=True):
-                own_args, own_kwargs = _of_rank(rank, (tuple(args), dict(kwargs)))
-                by_rank[rank] = self.at(mesh, coordinate, specs)(*own_args, **own_kwargs)
-        flat = {rank: pytree.tree_flatten(made) for rank, made in by_rank.items()}
-        structure = next(iter(flat.values()))[1]
-        columns = zip(*(leaves for leaves, _ in flat.values()), strict=True)
-        return pytree.tree_unflatten(
-            [LocalTensor(dict(zip(flat, column, strict=True))) for column in columns],  # type: ignore[no-untyped-call]
-            structure,
-        )
+
+def on_each_rank(function: Callable[..., object], *tensors: DTensor) -> None:
+    """Call ``function`` with a :class:`RankView` and this rank's part of each tensor, for what it writes to them.
+
+    If the ranks are simulated, call it for each of them.
+    """
+    mesh = tensors[0].device_mesh
+    if mesh._is_current_rank_part_of_mesh():
+        specs = [tensor._spec for tensor in tensors]
+        call = functools.partial(_with_view, function, mesh, specs)
+        _by_rank(mesh, call, [tensor._local_tensor for tensor in tensors], {})
+
+
+def _with_view(
+    function: Callable[..., object],
+    mesh: DeviceMesh,
+    specs: Sequence[DTensorSpec],
+    coordinate: Sequence[int],
+    *args: object,
+    **kwargs: object,
+) -> object:
+    shapes = tuple(tuple(spec.shape) for spec in specs)
+    placements = tuple(tuple(spec.placements) for spec in specs)
+    return function(RankView(tuple(mesh.shape), tuple(coordinate), shapes, placements), *args, **kwargs)
+
+
+def _by_rank(
+    mesh: DeviceMesh, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
+    """Return what ``function`` returns at this rank's coordinate, or at every rank's if they are simulated."""
+    if simulated_ranks() is None:
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None, "this rank is not part of the mesh"
+        return function(coordinate, *args, **kwargs)
+    with paused_simulation():
+        by_rank = {}
+        for coordinate, rank in zip(_coordinates(mesh), mesh.mesh.flatten().tolist(), strict=True):
+            own_args, own_kwargs = _of_rank(rank, (tuple(args), dict(kwargs)))
+            by_rank[rank] = function(coordinate, *own_args, **own_kwargs)
+    flat = {rank: pytree.tree_flatten(made) for rank, made in by_rank.items()}
+    structure = next(iter(flat.values()))[1]
+    columns = zip(*(leaves for leaves, _ in flat.values()), strict=True)
+    joined = [_joined(dict(zip(flat, column, strict=True))) for column in columns]
+    return pytree.tree_unflatten(joined, structure)
+
+
+def _joined(values: dict[int, object]) -> object:
+    """Return the tensors of simulated ranks as one; what is no tensor is the same on all."""
+    first = next(iter(values.values()))
+    return LocalTensor(values) if isinstance(first, torch.Tensor) else first  # type: ignore[no-untyped-call]
 
 
 def _of_rank(rank: int, values: Any) -> Any:

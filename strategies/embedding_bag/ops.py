@@ -2,12 +2,12 @@
 
 A bag is a span of positions in the indices, from ``starts`` to ``stops``; bags follow each other. In this form, other
 than with offsets alone, a rank that has some of the bags need not know where the next rank's bags start. The ops are
-plain operators of the library ``sharded_bags``, so that DTensor takes products of their rules as of any other's.
+plain operators of the library ``sharded_rows``, so that DTensor takes products of their rules as of any other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -15,7 +15,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.embedding.sharding import LINEAR, check_ids
-from verifier.torch_internals import RankView, ShardedOp
+from strategies.library import sharded_op
+from verifier.torch_internals import RankView
 
 __all__ = ["BAG_OPS"]
 
@@ -25,25 +26,6 @@ SUM, MAX, MIN = Partial("sum"), Partial("max"), Partial("min")
 MODE_SUM, MODE_MAX = 0, 2
 
 Rule = list[Placement | None]
-Rules = Callable[[object, tuple[object, ...], dict[str, object]], list[Rule]]
-
-
-def _op(
-    name: str,
-    schema: str,
-    rules: Rules,
-    kernel: Callable[..., torch.Tensor],
-    shape: Callable[..., torch.Tensor],
-    static_argnum: int,
-) -> ShardedOp:
-    """Define ``sharded_bags::name``: on whole tensors it is the kernel of a mesh of one rank."""
-
-    def whole(*args: object) -> torch.Tensor:
-        shapes = tuple(tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor))
-        return kernel(RankView((1,), (0,), shapes, ((R,),) * len(shapes)), *args)
-
-    torch.library.custom_op(f"sharded_bags::{name}", whole, mutates_args=(), schema=schema).register_fake(shape)
-    return ShardedOp(getattr(torch.ops.sharded_bags, name).default, rules, kernel, static_argnum=static_argnum)
 
 
 def _given(rules: Iterable[Rule], args: tuple[object, ...], tensors: int) -> list[Rule]:
@@ -295,7 +277,7 @@ def _sample_gradient(
 
 
 BAG_OPS = (
-    _op(
+    sharded_op(
         "sum_bags",
         "(Tensor weight, Tensor indices, Tensor starts, Tensor stops, Tensor? samples, Tensor? counts,"
         " int padding_idx, bool aligned) -> Tensor",
@@ -304,7 +286,7 @@ BAG_OPS = (
         _of_bags,
         6,
     ),
-    _op(
+    sharded_op(
         "max_bags",
         "(Tensor weight, Tensor indices, Tensor starts, Tensor stops, Tensor counts, int padding_idx, bool aligned)"
         " -> Tensor",
@@ -313,7 +295,7 @@ BAG_OPS = (
         _of_bags,
         5,
     ),
-    _op(
+    sharded_op(
         "first_of_max",
         "(Tensor weight, Tensor indices, Tensor starts, Tensor stops, Tensor values, int padding_idx) -> Tensor",
         _first_rules,
@@ -321,7 +303,7 @@ BAG_OPS = (
         lambda weight, indices, starts, stops, values, *_: torch.empty_like(values, dtype=torch.int64),
         5,
     ),
-    _op(
+    sharded_op(
         "count",
         "(Tensor indices, Tensor starts, Tensor stops, int padding_idx) -> Tensor",
         _count_rules,
@@ -329,7 +311,7 @@ BAG_OPS = (
         lambda indices, starts, *_: starts.new_empty(starts.shape, dtype=torch.int64),
         3,
     ),
-    _op(
+    sharded_op(
         "weight_gradient",
         "(Tensor grad_output, Tensor indices, Tensor bags, Tensor? samples, int num_weights, int padding_idx)"
         " -> Tensor",
@@ -340,7 +322,7 @@ BAG_OPS = (
         ),
         4,
     ),
-    _op(
+    sharded_op(
         "max_gradient",
         "(Tensor grad_output, Tensor winners, int num_weights) -> Tensor",
         _max_gradient_rules,
@@ -348,7 +330,7 @@ BAG_OPS = (
         lambda grad_output, winners, num_weights: grad_output.new_empty(num_weights, grad_output.shape[1]),
         2,
     ),
-    _op(
+    sharded_op(
         "sample_gradient",
         "(Tensor grad_output, Tensor weight, Tensor indices, Tensor bags, int padding_idx) -> Tensor",
         _sample_gradient_rules,
@@ -357,4 +339,4 @@ BAG_OPS = (
         4,
     ),
 )
-"""Each ``torch.ops.sharded_bags.NAME``, with its rules and its kernel."""
+"""Each ``torch.ops.sharded_rows.NAME``, with its rules and its kernel."""

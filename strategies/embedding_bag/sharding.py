@@ -21,7 +21,7 @@ from strategies.embedding_bag import ops as _ops  # defines the library
 __all__ = ["HANDLERS"]
 
 aten = torch.ops.aten
-library: Any = torch.ops.sharded_bags
+library: Any = torch.ops.sharded_rows
 assert _ops.BAG_OPS
 
 SUM, MEAN, MAX = range(3)

@@ -1,4 +1,4 @@
-"""The ops that an embedding bag is made of: their rules hold, all of them, and a wrong one is found out."""
+"""The ops that embedding bags and norms of rows are made of: their rules hold, and a wrong one is found out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag.ops import BAG_OPS
 from verifier.cases import MeshSpec, OpCase
 from verifier.rules.check import CheckOptions, check_sample
 from verifier.rules.results import SampleReport
 from verifier.torch_internals import ShardedOp, replaced_sharded_op
 
-OPS = {str(sharded.op).split(".")[1]: sharded for sharded in BAG_OPS}
+OPS = {str(sharded.op).split(".")[1]: sharded for sharded in (*BAG_OPS, ROW_POWERS)}
 MESHES = (MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2)))
 # rows, columns, and the sizes of bags: uneven, with empty bags, fewer bags than ranks
 SIZES = ((5, 3, (2, 0, 3, 1)), (4, 2, (0, 4)), (6, 4, (1, 1, 0, 2, 3)))
@@ -79,6 +80,14 @@ def sample_gradients(g: torch.Generator, rows: int, columns: int, sizes: tuple[i
     return (floats(g, len(sizes), columns), floats(g, rows, columns), ids, owners(sizes), 2)
 
 
+def powers(g: torch.Generator, rows: int, columns: int, sizes: tuple[int, ...]) -> Args:
+    return (floats(g, rows, columns), torch.randperm(rows, generator=g)[: rows - 1], 1.0)
+
+
+def largest(g: torch.Generator, rows: int, columns: int, sizes: tuple[int, ...]) -> Args:
+    return (*powers(g, rows, columns, sizes)[:2], float("inf"))
+
+
 @dataclass
 class HandMade:
     """A sample whose calls a function makes."""
@@ -101,13 +110,13 @@ class HandMade:
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
     with ExitStack() as stack:
-        for sharded in BAG_OPS:
+        for sharded in OPS.values():
             stack.enter_context(replaced_sharded_op(sharded))
         yield
 
 
 def check(sharded: ShardedOp, make: Callable[..., Args], exact: bool = True) -> SampleReport:
-    return check_sample(HandMade(str(sharded.op), make, exact), CheckOptions(MESHES))
+    return check_sample(HandMade(str(sharded.op), make, exact), CheckOptions(MESHES, claims_only=True))
 
 
 def texts(rules: Any) -> set[str]:
@@ -132,8 +141,11 @@ def texts(rules: Any) -> set[str]:
         ("max_gradient", max_gradients, {"S(1), S(1) -> S(1)", "S(0), S(0) -> P(sum)", "P(sum), R -> P(sum)"}),
         ("sample_gradient", sample_gradients, {"S(1), S(1), R, R -> P(sum)", "R, S(0), R, R -> P(sum)",
                                                "S(0), R, R, R -> P(sum)", "R, R, S(0), S(0) -> S(0)"}),
+        ("row_powers", powers, {"S(1), R -> P(sum)", "S(0), R -> P(sum)"}),
+        ("row_powers", largest, {"S(1), R -> P(max)", "S(0), R -> P(max)"}),
     ],
-    ids=["sum", "mean", "max", "first of max", "count", "weight gradient", "max gradient", "sample gradient"],
+    ids=["sum", "mean", "max", "first of max", "count", "weight gradient", "max gradient", "sample gradient", "powers",
+         "largest"],
 )  # fmt: skip
 def test_rules_hold(name: str, make: Callable[..., Args], expected: set[str]) -> None:
     report = check(OPS[name], make, exact=make is not means)
@@ -209,6 +221,7 @@ def rules(*extra: list[Any]) -> Callable[..., list[list[Any]]]:
         ("max_bags", maxima, {"rules": rules([SUM, SUM, R, R, R, R])}, "P(sum), R, R, R, R -> P(sum)"),
         ("first_of_max", firsts, {"kernel": own_position}, "R, S(0), R, R, R -> P(min)"),
         ("first_of_max", firsts, {"rules": rules([MAX, S0, R, R, R, R])}, "S(0), R, R, R, R -> P(max)"),
+        ("row_powers", largest, {"rules": rules([SUM, Shard(1), R])}, "S(1), R -> P(sum)"),
         ("count", counts, {"rules": rules([R, S0, R, R])}, "S(0), R, R -> R"),
         ("weight_gradient", weight_gradients, {"rules": rules([R, R, S0, S0, S0])}, "R, S(0), S(0), S(0) -> R"),
         ("max_gradient", max_gradients, {"rules": rules([SUM, R, R])}, "R, R -> P(sum)"),

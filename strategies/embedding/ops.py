@@ -1,0 +1,52 @@
+"""The op that the renormalisation of a table's rows is made of, with its rules and its kernel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.library import sharded_op
+from verifier.torch_internals import RankView
+
+__all__ = ["ROW_POWERS"]
+
+
+def _rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[list[Placement | None]]:
+    # result, weight, rows
+    parts = Partial("max" if args[2] == math.inf else "sum")
+    return [[parts, Shard(1), Replicate()], [parts, Shard(0), Replicate()]]
+
+
+def _kernel(view: RankView, weight: torch.Tensor, rows: torch.Tensor, order: float) -> torch.Tensor:
+    """Return for each of ``rows`` ``[k]`` what its entries add to its norm of ``order``: 0 for a row of another rank.
+
+    That is the sum of powers of their magnitudes, the number that is not 0, or the largest magnitude. Of dtypes of 16
+    bits it is a float32, since it is no result yet.
+    """
+    first, last = view.bounds(0, 0)
+    own = (rows >= first) & (rows < last)
+    result = weight.new_zeros(rows.shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+    entries = weight[rows[own].long() - first].to(result.dtype).abs()
+    if not entries.numel():
+        return result
+    match order:
+        case math.inf:
+            result[own] = entries.amax(-1)
+        case 0:
+            result[own] = (entries != 0).sum(-1).to(result.dtype)
+        case _:
+            result[own] = entries.pow(order).sum(-1)
+    return result
+
+
+ROW_POWERS = sharded_op(
+    "row_powers",
+    "(Tensor weight, Tensor rows, float order) -> Tensor",
+    _rules,
+    _kernel,
+    lambda weight, rows, order: weight.new_empty(rows.shape, dtype=torch.promote_types(weight.dtype, torch.float32)),
+    2,
+)

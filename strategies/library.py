@@ -1,0 +1,41 @@
+"""The library ``sharded_rows``: operators of our own, out of which DTensor makes ops that no single rule describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.torch_internals import RankView, ShardedOp
+
+__all__ = ["sharded_op"]
+
+
+def sharded_op(
+    name: str,
+    schema: str,
+    rules: Callable[[object, tuple[object, ...], dict[str, object]], list[list[Placement | None]]],
+    kernel: Callable[..., torch.Tensor],
+    shape: Callable[..., torch.Tensor],
+    static_argnum: int,
+) -> ShardedOp:
+    """Define ``sharded_rows::name`` and return it with its rules.
+
+    Parameters
+    ----------
+    schema
+        Arguments and result, tensors first, without defaults.
+    rules, kernel, static_argnum
+        See :class:`verifier.torch_internals.ShardedOp`. On whole tensors the op is the kernel of a mesh of one rank.
+    shape
+        Returns an empty tensor like the result.
+    """
+
+    def whole(*args: object) -> torch.Tensor:
+        shapes = tuple(tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor))
+        return kernel(RankView((1,), (0,), shapes, ((Replicate(),),) * len(shapes)), *args)
+
+    torch.library.custom_op(f"sharded_rows::{name}", whole, mutates_args=(), schema=schema).register_fake(shape)
+    return ShardedOp(getattr(torch.ops.sharded_rows, name).default, rules, kernel, static_argnum=static_argnum)
