@@ -14,7 +14,7 @@ from verifier.wording import plural
 __all__ = ["Spot", "check_full", "check_shards", "compare", "tolerance"]
 
 
-def tolerance(expected: torch.Tensor, terms: int, noise: float) -> float:
+def tolerance(expected: torch.Tensor, terms: int, noise: float, coarsest: float = 0.0) -> float:
     """Return the largest absolute error that rounding explains in a reduction of ``terms`` terms.
 
     The worst-case error of summing n terms is about n units in the last place of their largest magnitude (Higham,
@@ -24,12 +24,14 @@ def tolerance(expected: torch.Tensor, terms: int, noise: float) -> float:
     ----------
     noise
         The magnitude of the parts of a Partial argument: they cancel in the result, their rounding errors do not.
+    coarsest
+        The ``eps`` of a dtype that values have had on the way, if it is larger than that of ``expected``.
     """
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return 0.0
     finite = expected.detach()[torch.isfinite(expected.detach())].abs()
     scale = float(finite.max()) if finite.numel() else 0.0
-    return torch.finfo(expected.dtype).eps * max(4, terms) * (scale + noise)
+    return max(torch.finfo(expected.dtype).eps, coarsest) * max(4, terms) * (scale + noise)
 
 
 def compare(

@@ -252,7 +252,9 @@ def case_tolerance(
     if reference.case.exact and not rounded:
         return 0.0
     terms = sum(tensor.numel() for tensor in reference.inputs) + sum(o.numel() for o in reference.outputs)
-    return tolerance(expected, terms, LARGEST_PART if _has_partial(trial) else 0.0)
+    dtypes = {tensor.dtype for tensor in (*reference.inputs, *reference.outputs)}  # a gradient goes through all of them
+    coarsest = max((torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex), default=0.0)
+    return tolerance(expected, terms, LARGEST_PART if _has_partial(trial) else 0.0, coarsest)
 
 
 def _has_partial(trial: Trial) -> bool:

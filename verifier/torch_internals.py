@@ -926,6 +926,7 @@ _PARTIAL_REFUSALS = (
     "does not support complex tensors",  # an all-reduce by product, minimum or maximum
 )
 _MIXED_REFUSALS = ("got mixed torch.Tensor and DTensor",)  # as where a function of torch makes plain tensors itself
+_UNEVEN_REFUSALS = ("cannot be evenly sharded",)  # nll_loss, whose mean would be biased
 _SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
 
@@ -939,7 +940,7 @@ def is_refusal(error: BaseException) -> bool:
         return True
     text = str(error)
     if isinstance(error, RuntimeError):
-        known = (*_VIEW_REFUSALS, *_PARTIAL_REFUSALS, *_MIXED_REFUSALS)
+        known = (*_VIEW_REFUSALS, *_PARTIAL_REFUSALS, *_MIXED_REFUSALS, *_UNEVEN_REFUSALS)
         if text.startswith(_BACKEND_REFUSALS) or any(refusal in text for refusal in known):
             return True
     return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))

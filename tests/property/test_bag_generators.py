@@ -12,7 +12,7 @@ from strategies.embedding_bag import FAMILY
 from strategies.embedding_bag.inputs import FORWARD_ONLY, INPUT_CLASSES, SCALED, TRAINED
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext, select_ops
-from verifier.oracle import make_reference
+from verifier.reference import make_reference
 
 CONTEXT = DrawContext(MeshSpec((3,)), (torch.float64, torch.float16), (TRAINED, FORWARD_ONLY))
 HOW = settings(

@@ -50,3 +50,8 @@ def test_what_says_nothing_is_a_crash(message: str) -> None:
 def test_tensors_that_are_no_dtensors_are_refused_whatever_called_the_op() -> None:
     message = "aten._embedding_bag.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor"
     assert is_refusal(raised(f"{torch.__path__[0]}/nn/functional.py", RuntimeError(message)))
+
+
+def test_a_mean_that_uneven_shards_would_bias_is_refused() -> None:
+    text = "The intermediate results of nll_loss cannot be evenly sharded,       resulting in biased mean result."
+    assert is_refusal(raised(f"{torch.__path__[0]}/distributed/tensor/parallel/loss.py", RuntimeError(text)))

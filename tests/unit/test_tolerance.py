@@ -9,7 +9,8 @@ import torch
 from torch.distributed.tensor import Replicate
 
 from verifier.cases import MeshSpec, OpCase, Phase, Redistribution, Trial
-from verifier.oracle import case_tolerance, make_reference
+from verifier.oracle import case_tolerance
+from verifier.reference import make_reference
 
 DIVIDED = Redistribution(Phase.FORWARD, "R", "P(sum)", 0, None, 8, ("R", "P(sum)"))
 REDUCED = replace(DIVIDED, source="P(sum)", target="R", collective="all_reduce")
@@ -30,3 +31,18 @@ def test_a_share_of_a_value_may_round(dtype: torch.dtype, ranks: int, step: Redi
     trial = Trial(case, MeshSpec((ranks,)), ((Replicate(),),), (), 0)
     allowed = case_tolerance(trial, make_reference(case), torch.ones(3, dtype=dtype), [step])
     assert (allowed == 0.0) is exact
+
+
+def test_a_gradient_has_the_rounding_of_a_narrower_result_that_it_came_through():
+    values = torch.arange(3, dtype=torch.float64, requires_grad=True)
+    third = torch.full((3,), 1 / 3, dtype=torch.float64)
+
+    def allowed(dtype: torch.dtype) -> float:
+        case = OpCase(
+            "aten._to_copy.default", "torch.ops.aten._to_copy.default", (values,), {"dtype": dtype}, "", False
+        )
+        trial = Trial(case, MeshSpec((2,)), ((Replicate(),),))
+        return case_tolerance(trial, make_reference(case), third, [])
+
+    assert allowed(torch.float64) < 1e-14
+    assert 1e-7 < allowed(torch.float32) < 1e-5
