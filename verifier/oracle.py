@@ -6,6 +6,7 @@ placements promise.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -98,9 +99,11 @@ def _judge(observation: Observation, reference: Reference) -> Verdict:
     for subject, texts in _placements_by_subject(reports).items():
         if len(set(texts)) > 1:
             listing = "; ".join(f"rank {r.ranks[0]}: {t}" for r, t in zip(reports, texts, strict=True))
-            return Verdict(
-                VerdictKind.RANKS_DISAGREE, f"{subject} placements differ: {listing}", Phase.FORWARD, subject
-            )
+            message = f"{subject} placements differ: {listing}"
+            if gradient := re.fullmatch(r"(.+\.grad) (\d+)", subject):  # of which backward pass
+                number = int(gradient[2])
+                return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.BACKWARD, gradient[1], number)
+            return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.FORWARD, subject)
     differences = [difference for report in reports for difference in report.differences]
     doubts: list[str] = []
     if not any(difference.kind is DifferenceKind.SHAPE for difference in differences):

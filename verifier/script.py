@@ -117,6 +117,11 @@ def differs(got, expected):
     return not torch.allclose(got, expected, rtol={tolerance}, atol={tolerance}, equal_nan=True)
 
 
+def announce(answers, results, rank):
+    """Tell what this rank's results are placed as, before a collective in which ranks that disagree may hang."""
+    answers.put((rank, "placements", [str(t.placements) if isinstance(t, DTensor) else "" for t in results]))
+
+
 def check(what, got, expected, rank):
     problems = []
     part = promised(expected, got.placements, rank)
@@ -142,7 +147,7 @@ def expected_results():
     return [t.detach() for t in results], gradients, None
 
 {cotangent_text}
-def body(rank, mesh):
+def body(rank, mesh, answers):
     expected, expected_gradients, error = expected_results()
     arguments = {{name: place(name, rank, mesh) for name in GLOBAL}}
     before = {{name: argument.to_local().detach().clone() for name, argument in arguments.items()}}
@@ -151,6 +156,7 @@ def body(rank, mesh):
         returned = [t.to_local().tolist() for t in results]
         return [f"the local call raises {{error!r}}, the sharded one returns {{returned}}"]
     problems = []
+    announce(answers, results, rank)
     for i, (got, where) in enumerate(zip(results, {asked})):
         if where is not None and tuple(got.placements) != tuple(where):
             problems.append(f"output {{i}}: placed as {{got.placements}}, expected {{where}}")
@@ -164,6 +170,7 @@ def body(rank, mesh):
         ]
         names = [name for name, argument in arguments.items() if argument.requires_grad]
         gradients = torch.autograd.grad(flowing, [arguments[n] for n in names], cotangents, allow_unused=True)
+        announce(answers, gradients, rank)
         for name, got, wanted in zip(names, gradients, expected_gradients):
             if (got is None) != (wanted is None):
                 problems.append(f"gradient of {{name}}: got {{got}}, expected {{wanted}}")
@@ -180,10 +187,10 @@ def rank_main(rank, port, answers):
     torch.set_num_threads(1)
     dist.init_process_group(BACKEND, init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size={world_size})
 {limit_call}    try:
-        problems = body(rank, init_device_mesh(DEVICE, MESH))
+        problems = body(rank, init_device_mesh(DEVICE, MESH), answers)
     except Exception as error:
         problems = [f"the sharded call raised {{type(error).__name__}}: {{error}}"]
-{unlimit_call}    answers.put((rank, problems))
+{unlimit_call}    answers.put((rank, "problems", problems))
     answers.close()
     answers.join_thread()
     os._exit(0)
@@ -199,10 +206,10 @@ if __name__ == "__main__":
     for r, process in enumerate(ranks):
         os.environ["PYTHONHASHSEED"] = str(r)  # the order of sets differs from rank to rank, the same in each run
         process.start()
-    failed, heard = False, 0
+    failed, heard, placed = False, 0, {{}}
     while heard < {world_size}:
         try:
-            rank, problems = answers.get(timeout=10 if failed else 60)
+            rank, kind, said = answers.get(timeout=10 if failed else 60)
         except Exception:
             if not failed and not {silent}:
                 print("UNDECIDED: the ranks have not answered in time, or died, and that is not the defect")
@@ -213,8 +220,16 @@ if __name__ == "__main__":
                 print("FAILS: the ranks hang or died")
             failed = True
             break
+        if kind == "placements":
+            placed.setdefault(rank, []).append(said)
+            turn = len(placed[rank]) - 1
+            held = {{str(theirs[turn]) for theirs in placed.values() if len(theirs) > turn}}
+            if len(held) > 1:
+                failed = True
+                print(f"FAILS: ranks hold their results as {{' and as '.join(sorted(held))}}")
+            continue
         heard += 1
-        for problem in problems:
+        for problem in said:
             failed = True
             print(f"FAILS on rank {{rank}}: {{problem}}")
     for process in ranks:

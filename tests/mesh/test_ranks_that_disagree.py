@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind, parse_placements
+from verifier.cases import MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
 from verifier.meshes import Pool, PoolKey
 from verifier.oracle import judge
 from verifier.reference import make_reference
@@ -24,6 +24,23 @@ def first_of_a_set(input: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(input.to_local().chunk(2, dim)[mesh.get_rank()], mesh, [Shard(dim)])
 
 
+class _ByASet(torch.autograd.Function):
+    """The identity, whose gradient is placed as :func:`first_of_a_set` places its result."""
+
+    @staticmethod
+    def forward(ctx, input):
+        return input.view_as(input)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return first_of_a_set(gradient)
+
+
+def gradient_by_a_set(input: torch.Tensor) -> torch.Tensor:
+    """Return ``input``, with a gradient that is placed by the order of a set."""
+    return _ByASet.apply(input)
+
+
 def trial() -> Trial:
     case = OpCase("test.set", f"{__name__}.first_of_a_set", (torch.arange(16.0).reshape(4, 4),))
     return Trial(case, MESH, ((Replicate(),),))
@@ -39,9 +56,22 @@ def test_ranks_have_hash_seeds_of_their_own_and_the_same_in_each_run(attempt):
     assert "rank 0: S(0); rank 1: S(1)" in verdict.message
 
 
+def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass():
+    whole = torch.arange(16.0).reshape(4, 4).requires_grad_()
+    case = OpCase("test.gradient", f"{__name__}.gradient_by_a_set", (whole,))
+    replicated = (Replicate(),)
+    with Pool(PoolKey.of(MESH)) as pool:
+        [observation] = pool.run([Trial(case, MESH, (replicated,), ((replicated,),))])
+    verdict = judge(observation, make_reference(case))
+    assert verdict.kind is VerdictKind.RANKS_DISAGREE
+    assert (verdict.phase, verdict.subject, verdict.backward) == (Phase.BACKWARD, "input.grad", 0)
+
+
 def test_the_script_of_such_a_finding_shows_it():
     asked = Trial(trial().case, MESH, (parse_placements("R"),))
     with Pool(PoolKey.of(MESH)) as pool:
         [observation] = pool.run([asked])
     source = render_script(asked, judge(observation, make_reference(asked.case)))
-    assert run_script(source)[0] == FAILS
+    status, output = run_script(source)
+    assert status == FAILS
+    assert "ranks hold their results as ['(Shard(dim=0),)'] and as ['(Shard(dim=1),)']" in output
