@@ -28,7 +28,7 @@ from pathlib import Path
 import hypothesis
 import torch
 from hypothesis import Phase, settings
-from other_ways import PLACEMENTS, WAYS, Call, Peer, draw_lookup, even_combinations, rate_of_spawned
+from other_ways import PLACEMENTS, ROWS, WAYS, Call, Peer, draw_lookup, even_combinations, rate_of_spawned
 from torch.distributed.tensor import Replicate
 
 from strategies.embedding import FAMILY
@@ -60,7 +60,7 @@ def lookup_case(rows: int) -> OpCase:
     return OpCase("aten.embedding.default", "torch.nn.functional.embedding", (), arguments)
 
 
-SAME = lookup_case(17)
+SAME = lookup_case(ROWS)
 
 
 class Ours:
@@ -76,7 +76,7 @@ class Ours:
         made = []
         for _ in range(BATCH):
             self._number += 1
-            case = SAME if repeated else lookup_case(17 + self._number)
+            case = SAME if repeated else lookup_case(ROWS + self._number)
             weight, indices = PLACEMENTS[self._number % len(PLACEMENTS)]
             made.append(Trial(case, self.mesh, ((weight,), (indices,)), (((Replicate(),),),), self._number))
         return made
@@ -370,14 +370,14 @@ def opinfo_table(speeds: Sequence[OpInfoSpeed], markdown: bool) -> str:
 
 def numbers(text: str) -> list[int]:
     ranks = [int(part) for part in text.split(",")]
-    if not ranks or min(ranks) < 2 or max(ranks) > 64:
+    if not ranks or min(ranks) < 2 or max(ranks) > 9:
         raise ValueError
     return ranks
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=numbers, default=[2, 4, 8], metavar="N,N", help="2 to 64 each [default: 2,4,8]")
+    parser.add_argument("--ranks", type=numbers, default=[2, 4, 8], metavar="N,N", help="2 to 9 each [default: 2,4,8]")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each turn [default: 3]")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each side [default: 3]")
     parser.add_argument("--spawned", type=int, default=1, help="checks a turn that spawn their processes [default: 1]")
