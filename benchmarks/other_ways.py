@@ -56,7 +56,7 @@ class Lookup:
 
 
 ROWS = 67
-"""Rows of the smallest table: up to 9 ranks have no empty shard of it or of a larger one; on one torch's rule crashes."""
+"""Rows of the smallest table: up to 9 ranks have no empty shard of any; on one torch's rule crashes."""
 
 
 def draw_lookup(rows: int, columns: int = 8, ids: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
