@@ -403,7 +403,7 @@ class Campaign:
             if entry is None and known_group in self._known_groups:
                 entry = self._known_groups[known_group]
             if entry is not None:
-                self._known_groups[key] = entry
+                self._is_seen(entry, key, smallest)
                 self.emit(GroupSettled(key, entry.fingerprint))
                 continue
             self._handled[known_group] = None
@@ -413,6 +413,13 @@ class Campaign:
                 found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
             self.emit(FindingReported(found, key, known_group))
 
+    def _is_seen(self, entry: BaselineEntry, key: str, failure: Failure) -> None:
+        """Take a group for a known finding, which another op may have shown than that of its entry."""
+        self._known_groups[key] = entry
+        if entry.fingerprint not in self._replayed:
+            self._replayed[entry.fingerprint] = failure
+            self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]
+
     def _recall_group(self, key: str) -> bool:
         """Take what the group ``key`` turned out to be from the past; return whether that is known."""
         settled = self._past.groups.get(key)
@@ -421,7 +428,7 @@ class Campaign:
         if settled.finding is None:
             entry = self.plan.baseline.get(settled.entry)
             assert entry is not None, f"{settled.entry} is not in the baseline that the run began with"
-            self._known_groups[key] = entry
+            self._is_seen(entry, key, self._collector.groups[key].smallest)
             return True
         self._handled[settled.became] = None
         self._found.setdefault(settled.finding.fingerprint, settled.finding)
