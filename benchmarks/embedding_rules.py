@@ -1,0 +1,314 @@
+"""Which rules of sharded embeddings hold: a table of verdicts, one line for each rule and pooling mode.
+
+    python benchmarks/embedding_rules.py [--meshes 2,3,4] [--cases 40] [--write FILE]
+
+Each rule is tried by our own strategies (strategies.install) on gloo ranks: calls that the generators of the families
+draw, placed as the rule says, forward and backward, each rank's part compared with the local op. The placements in the
+table are those that DTensor gave to result and gradients. Wrong forms of the same rules follow, with what finds them
+out. Exit status 1 if a rule does not hold or a wrong form is not found out. docs/embedding-rules.md is what it wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hypothesis
+import torch
+from hypothesis import Phase as HypothesisPhase
+from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "mutants"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "mesh"))
+
+import bag_programs
+from bag_mutants import MUTANTS, OPS
+from test_embedding_strategy_mutants import MUTANTS as LOOKUP_MUTANTS
+from test_embedding_strategy_mutants import run
+
+from strategies.embedding import FAMILY as EMBEDDINGS
+from strategies.embedding.inputs import EMBEDDING
+from strategies.embedding_bag import FAMILY as BAGS
+from strategies.embedding_bag.inputs import FORWARD_ONLY, TRAINED
+from verifier.calls import make_combination
+from verifier.cases import MeshSpec, Observation, OpCase, Phase, Trial, VerdictKind, parse_placements
+from verifier.families import DrawContext, Family
+from verifier.meshes import Pool, PoolSet
+from verifier.oracle import judge
+from verifier.reference import make_reference
+from verifier.torch_internals import replaced_sharded_op
+from verifier.trials import cotangent_placements
+from verifier.verification import VerificationError
+from verifier.verifying import Verifier
+
+
+# ---------------------------------------------------------------------------------------------------------------- rules
+@dataclass(frozen=True)
+class Rule:
+    """One line of the table.
+
+    Parameters
+    ----------
+    name
+        What the field calls it.
+    placements
+        Of the arguments, by name; what is not named is replicated. An argument that a call does not have is left out.
+    needs, without
+        Classes of input, as the families name them, that a call must have, and must not have.
+    cotangent
+        Placement of the cotangent of the first backward pass; ``columns`` cuts the last dim of it.
+    refused
+        Whether our strategy is to refuse it, since no rule holds.
+    """
+
+    name: str
+    placements: dict[str, str]
+    needs: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
+    cotangent: str = "R"
+    refused: bool = False
+
+    def fits(self, case: OpCase) -> bool:
+        return self.needs <= case.tags and not (self.without | {"out-of-range ids"}) & case.tags
+
+
+def bag_rules() -> Iterator[Rule]:
+    """Yield the rules of ``aten._embedding_bag`` and of its gradients on a 1-D mesh, for each mode that they have."""
+    flat, inference = frozenset({"ids of two dims"}), frozenset({"no grad"})
+
+    def rule(name: str, placements: dict[str, str], *modes: str, **more: object) -> Iterator[Rule]:
+        needs = frozenset(more.pop("needs", ()))  # type: ignore[call-overload]
+        for mode in modes:
+            yield Rule(f"{name}, {mode}", placements, needs | {mode}, **more)  # type: ignore[arg-type]
+
+    every = ("sum", "mean", "max")
+    yield from rule("replicated", {}, *every)
+    yield from rule("column-wise", {"weight": "S(1)"}, *every, cotangent="S(1)")
+    yield from rule("row-wise", {"weight": "S(0)"}, "sum", "mean")
+    yield from rule("row-wise, inference", {"weight": "S(0)"}, "max", needs=inference)
+    yield from rule("row-wise, training", {"weight": "S(0)"}, "max", without=inference)
+    yield from rule("bag-wise by offsets", {"offsets": "S(0)"}, *every, without=flat, cotangent="S(0)")
+    cut = {"input": "S(0)", "per_sample_weights": "S(0)"}
+    yield from rule("bag-wise with the ids", cut, *every, needs=flat, cotangent="S(0)")
+    yield from rule("position-wise", cut, "sum", "mean", without=flat)
+    yield from rule("position-wise, inference", cut, "max", needs=inference, without=flat)
+    yield from rule("position-wise, training", cut, "max", without=flat | inference)
+    yield from rule("partial weight", {"weight": "P(sum)"}, "sum", "mean")
+    yield from rule("partial max weight, inference", {"weight": "P(max)"}, "max", needs=inference)
+    samples = {"per_sample_weights"}
+    yield from rule("partial per-sample weights", {"per_sample_weights": "P(sum)"}, "sum", needs=samples)
+    yield from rule("partial gradient", {}, *every, without=inference, cotangent="P(sum)")
+    scaled = {"scale_grad_by_freq"}
+    for name, placements in (("row-wise", {"weight": "S(0)"}), ("column-wise", {"weight": "S(1)"}), ("by ids", cut)):
+        yield from rule(f"{name}, scale_grad_by_freq", placements, "sum", "mean", needs=scaled)
+
+
+def lookup_rules() -> Iterator[Rule]:
+    """Yield the rules of ``aten.embedding`` and of its gradient, with and without ``max_norm``."""
+    rows, columns, ids, part = {"weight": "S(0)"}, {"weight": "S(1)"}, {"input": "S(0)"}, {"weight": "P(sum)"}
+    plain = frozenset({"max_norm", "sparse", "0-d indices"})
+    yield Rule("row-wise", rows, without=plain)
+    yield Rule("column-wise", columns, without=plain, cotangent="columns")
+    yield Rule("by ids", ids, without=plain, cotangent="S(0)")
+    yield Rule("partial weight", part, without=plain)
+    yield Rule("partial gradient", {}, without=plain | {"no grad"}, cotangent="P(sum)")
+    yield Rule("by ids, scale_grad_by_freq", ids, frozenset({"scale_grad_by_freq"}), plain)
+    for name, placements in (("row-wise", rows), ("column-wise", columns), ("by ids", ids)):
+        yield Rule(f"max_norm, {name}", placements, frozenset({"max_norm"}), frozenset({"0-d indices"}))
+    yield Rule("max_norm, partial weight", part, frozenset({"max_norm"}), refused=True)
+
+
+GROUPS: tuple[tuple[str, Family, str, Callable[[], Iterator[Rule]]], ...] = (
+    ("aten._embedding_bag and its gradients", BAGS, "weight, input, offsets, per_sample_weights", bag_rules),
+    ("aten.embedding, its gradient and embedding_renorm_", EMBEDDINGS, "weight, input", lookup_rules),
+)
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+@dataclass
+class Line:
+    """What came of one rule."""
+
+    rule: Rule
+    verdicts: Counter[VerdictKind] = field(default_factory=Counter)
+    placements: dict[str, set[str]] = field(default_factory=dict)
+    collectives: dict[str, int] = field(default_factory=dict)
+
+    def take(self, observation: Observation, verdict: VerdictKind) -> None:
+        self.verdicts[verdict] += 1
+        report = observation.reports[0]
+        if report is None or verdict is not VerdictKind.PASS:
+            return
+        for subject, text in report.placements:
+            self.placements.setdefault(subject, set()).add(text)
+        forward: Counter[str] = Counter()
+        for phase, name, count in report.collectives:
+            if phase is Phase.FORWARD:
+                forward[name] += count
+        for name, count in forward.items():
+            self.collectives[name] = max(count, self.collectives.get(name, 0))
+
+    @property
+    def holds(self) -> bool:
+        """Whether no trial says otherwise, and one proves it; a refused rule must never give a result."""
+        if any(kind.bad or kind is VerdictKind.TOOL_ERROR for kind in self.verdicts):
+            return False
+        return bool(self.verdicts[VerdictKind.UNSUPPORTED if self.rule.refused else VerdictKind.PASS])
+
+    @property
+    def verdict(self) -> str:
+        counts = {kind: self.verdicts[kind] for kind in VerdictKind if self.verdicts[kind]}
+        proofs, refused = counts.pop(VerdictKind.PASS, 0), counts.pop(VerdictKind.UNSUPPORTED, 0)
+        if self.rule.refused:
+            return f"{'refused' if self.holds and not proofs else 'FAILS'}: {refused} refusals, {proofs} results"
+        texts = [f"{proofs} proofs", *([f"{refused} refusals"] if refused else [])]
+        texts += [f"{count} {kind}" for kind, count in counts.items()]
+        return ("holds: " if self.holds else "FAILS: ") + ", ".join(texts)
+
+    def cells(self, names: Sequence[str]) -> list[str]:
+        def seen(subject: str) -> str:
+            return " or ".join(sorted(self.placements.get(subject, ()))) or "-"
+
+        inputs = ", ".join(self.rule.placements.get(name, "R") for name in names)
+        communication = ", ".join(f"{count} {name}" for name, count in sorted(self.collectives.items())) or "none"
+        gradients = [seen(f"{name}.grad 0") for name in ("weight", "per_sample_weights") if name in names]
+        return [self.rule.name, inputs, seen("output"), *gradients, communication, self.verdict]
+
+
+def drawn(family: Family, ops: tuple[str, ...], mesh: MeshSpec, number: int) -> list[OpCase]:
+    """Return so many calls as the family draws them for ``mesh``."""
+    found: list[OpCase] = []
+
+    @hypothesis.seed(0)
+    @settings(max_examples=number, database=None, deadline=None, phases=(HypothesisPhase.generate,))
+    @hypothesis.given(family.cases(DrawContext(mesh, (torch.float64,), ops)))
+    def draw(case: OpCase) -> None:
+        found.append(case)
+
+    draw()
+    return found
+
+
+def trials(rule: Rule, cases: Sequence[OpCase], mesh: MeshSpec, most: int) -> Iterator[Trial]:
+    """Yield trials of as many as ``most`` calls that fit ``rule``, chosen at random among ``cases``."""
+    fitting = [case for case in cases if rule.fits(case)]
+    for seed, case in enumerate(random.Random(rule.name).sample(fitting, min(most, len(fitting)))):
+        given = {
+            name: text for name, text in rule.placements.items() if isinstance(case.kwargs.get(name), torch.Tensor)
+        }
+        reference = make_reference(case)
+        passes = cotangent_placements(reference, mesh, seed)
+        if passes:
+            (output,) = reference.differentiable
+            text = f"S({reference.outputs[output].ndim - 1})" if rule.cotangent == "columns" else rule.cotangent
+            passes = ((parse_placements(text),),) + (passes[1:] if rule.cotangent == "R" else ())
+        yield Trial(case, mesh, make_combination(given, case, mesh), passes, seed, trace=True)
+
+
+def try_rules(family: Family, rules: Sequence[Rule], meshes: Sequence[MeshSpec], most: int) -> list[Line]:
+    """Return what came of each rule, on as many as ``most`` calls a mesh."""
+    lines = [Line(rule) for rule in rules]
+    ops = (EMBEDDING,) if family is EMBEDDINGS else (TRAINED, FORWARD_ONLY)
+    for mesh in meshes:
+        cases = [case for case in drawn(family, ops, mesh, 60 * most) if not case.args]  # no programs
+        pools = PoolSet(lambda key: Pool(key, ["strategies.install"]))
+        try:
+            for line in lines:
+                pool = pools.of(mesh)
+                for observation in pool.run(list(trials(line.rule, cases, mesh, most))):
+                    line.take(observation, judge(observation, make_reference(observation.trial.case)).kind)
+        finally:
+            pools.close()
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------------- wrong forms
+IDS, OFFSETS = torch.tensor([0, 4, 3, 1, 1, 2, 4]), torch.tensor([0, 0, 3, 4])
+TIED = torch.tensor([[1.0, 2.0], [2.0, 1.0], [2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
+
+
+def wrong_forms() -> Iterator[tuple[str, str]]:
+    """Yield each wrong form and what found it out; an empty text if nothing did."""
+    with ExitStack() as stack:
+        for sharded in OPS.values():
+            stack.enter_context(replaced_sharded_op(sharded))
+        for mutant in MUTANTS:
+            accused = mutant.accused in mutant.accusations()
+            yield mutant.fault, f"level 1: {mutant.name}, {mutant.accused}" if accused else ""
+    pools = PoolSet(lambda key: Pool(key, ["strategies.install"]))
+    try:
+        verify = Verifier(pools, MeshSpec.parse("simulated:2x2"))
+        for program in (bag_programs.maximum_of_each_rank, bag_programs.maximum_without_tie_break):
+            where = {"placements": ["(R, S(0))", "(R, R)", "(R, R)"], "exact": True, "record": False}
+            calls = (f"bag_programs.{program.__name__}", TIED.clone().requires_grad_(), IDS, OFFSETS)
+            yield fault_of(program), found_out(lambda calls=calls, where=where: verify(*calls, **where))
+        for function, (call, _) in LOOKUP_MUTANTS.items():
+            yield fault_of(function), found_out(lambda function=function, call=call: run(verify, function, call))
+    finally:
+        pools.close()
+
+
+def fault_of(function: Callable[..., object]) -> str:
+    return (function.__doc__ or "").splitlines()[0].rstrip(".")
+
+
+def found_out(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except VerificationError as error:
+        return f"level 2: {error.kind}"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- pages
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--meshes", default="2,3,4", metavar="N,N", help="1-D meshes [default: 2,3,4]")
+    parser.add_argument("--cases", type=int, default=40, help="calls of each rule and mesh [default: 40]")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there instead of printing it")
+    arguments = parser.parse_args()
+    meshes = [MeshSpec.parse(text) for text in arguments.meshes.split(",")]
+    torch.set_num_threads(1)
+    page = [
+        "# Which rules of sharded embeddings hold",
+        "",
+        f"Written by `python benchmarks/embedding_rules.py --meshes {arguments.meshes} --cases {arguments.cases}` with"
+        f" torch {torch.__version__}: our own",
+        "strategies (`strategies.install`) on gloo ranks, on calls that the families draw, forward and up to three",
+        "backward passes. Result and gradients are placed as DTensor did it, gradients for a cotangent that is placed",
+        "as the result of the rule is; where several placements stand, they differ by call. Communication is the most",
+        "that one forward call needed, training included. A proof is a trial in which all agrees and that could have",
+        "failed; a refusal is DTensor's own, of flattening ids of two dims that are cut unevenly.",
+        "",
+    ]
+    failed = False
+    for title, family, arguments_of, rules in GROUPS:
+        lines = try_rules(family, list(rules()), meshes, arguments.cases)
+        names = arguments_of.split(", ")
+        gradients = ["weight.grad", "per_sample_weights.grad"][: 1 + (len(names) > 2)]
+        header = ["rule", arguments_of, "result", *gradients, "communication", "verdict"]
+        page += [f"## {title}", "", *table(header, (line.cells(names) for line in lines)), ""]
+        failed |= not all(line.holds for line in lines)
+    forms = list(wrong_forms())
+    failed |= not all(found for _, found in forms)
+    rows = [(name, found or "NOT FOUND OUT") for name, found in forms]
+    page += ["## Wrong forms", "", *table(["wrong form", "found out by"], rows), ""]
+    if arguments.write:
+        arguments.write.write_text("\n".join(page))
+    else:
+        print("\n".join(page))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
