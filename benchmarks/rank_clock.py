@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed._functional_collectives as collectives
 from torch.distributed.tensor import DTensor
 
-from verifier import runtime
+from verifier import runtime, trial_log
 from verifier.cases import ProcessReport
 
 CLOCK = time.thread_time if os.environ.get("RANK_CLOCK") == "cpu" else time.perf_counter
@@ -50,7 +50,7 @@ def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install() -> None:
-    runtime.time = SimpleNamespace(perf_counter=CLOCK)
+    runtime.time = trial_log.time = SimpleNamespace(perf_counter=CLOCK)
     propagator = DTensor._op_dispatcher.sharding_propagator
     missed = _timed("propagation", propagator.propagate_op_sharding_non_cached)
     propagator.propagate_op_sharding_non_cached = missed

@@ -7,13 +7,10 @@ code serves a real rank and a process that simulates all of them: both hold a di
 from __future__ import annotations
 
 import time
-import traceback
 import zlib
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -34,7 +31,6 @@ from verifier.comparison import Spot, check_full, check_shards
 from verifier.converter import DTensorConverter, place
 from verifier.faults import inject
 from verifier.oracle import case_tolerance, unexplained
-from verifier.process_limits import memory_note
 from verifier.reference import Reference, output_names, resolve, with_written
 from verifier.targets import asked_placements
 from verifier.torch_internals import (
@@ -42,13 +38,13 @@ from verifier.torch_internals import (
     cache_misses,
     clear_caches,
     count_collectives,
-    is_refusal,
     local_shards,
     paused_simulation,
     per_rank,
     placement_text,
     pytree,
 )
+from verifier.trial_log import TrialLog
 
 __all__ = ["Exchange", "TrialRunner"]
 
@@ -77,60 +73,6 @@ class _Stopped(Exception):  # noqa: N818 - control flow, not an error
     """This trial ends here on every rank."""
 
 
-@dataclass
-class _Log:
-    """What this process has seen of the trial so far."""
-
-    memory_limit: int | None = None
-    reached: Phase = Phase.SETUP
-    raised: Raised | None = None
-    backward: int | None = None
-    placements: list[tuple[str, str]] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
-    contributions: list[Contribution] = field(default_factory=list)
-    redistributions: list[Redistribution] = field(default_factory=list)
-    executed: list[Executed] = field(default_factory=list)
-    collectives: Counter[tuple[str, str]] = field(default_factory=Counter)
-    unchecked: list[str] = field(default_factory=list)
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    @contextmanager
-    def timed(self, share: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[share] += time.perf_counter() - started
-
-    def report(self, ranks: tuple[int, ...], misses: int = 0) -> ProcessReport:
-        """Return what has been seen so far, as data."""
-        return ProcessReport(
-            ranks=ranks,
-            reached=self.reached,
-            raised=self.raised,
-            placements=tuple(self.placements),
-            differences=tuple(self.differences),
-            contributions=tuple(self.contributions),
-            redistributions=tuple(self.redistributions),
-            executed=tuple(self.executed),
-            collectives=tuple((phase, name, n) for (phase, name), n in sorted(self.collectives.items())),
-            unchecked=tuple(self.unchecked),
-            seconds=tuple(self.seconds.items()),
-            cache_misses=misses,
-        )
-
-    def fail(self, error: Exception, *, ours: bool = False) -> None:
-        text = "".join(traceback.format_exception(error)[-12:])
-        origin: BaseException = error
-        while origin.__cause__ is not None:  # DTensor wraps what a strategy raises in an exception of its own
-            origin = origin.__cause__
-        frame = traceback.extract_tb(origin.__traceback__)[-1]
-        where = f"{frame.name} ({Path(frame.filename).name})"
-        kind, message = type(error).__name__, str(error)
-        message = memory_note(f"{kind}: {message}", self.memory_limit) + message
-        self.raised = Raised(self.reached, kind, message, where, text, is_refusal(error), ours, self.backward)
-
-
 class TrialRunner:
     """Runs trials on one mesh, in one process of it.
 
@@ -157,7 +99,7 @@ class TrialRunner:
 
     def run(self, trial: Trial, reference: Reference) -> ProcessReport:
         """Return what this process saw of ``trial``. Whatever the call raises is in the report."""
-        log = _Log(self.memory_limit)
+        log = TrialLog(self.memory_limit)
         misses = cache_misses()
         started = time.perf_counter()
         with self.recorder.recording():
@@ -178,7 +120,7 @@ class TrialRunner:
 class _Steps:
     """The phases of one trial."""
 
-    def __init__(self, runner: TrialRunner, trial: Trial, reference: Reference, log: _Log) -> None:
+    def __init__(self, runner: TrialRunner, trial: Trial, reference: Reference, log: TrialLog) -> None:
         self.runner = runner
         self.mesh = runner.mesh
         self.trial = trial

@@ -39,15 +39,8 @@ def maximum(weight: torch.Tensor, input: torch.Tensor, offsets: torch.Tensor) ->
 def maximum_of_each_rank(weight: torch.Tensor, input: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Give the gradient of a maximum to the winner of every rank, whether or not another rank has more."""
 
-    def kernel(
-        view: RankView,
-        weight: torch.Tensor,
-        indices: torch.Tensor,
-        starts: torch.Tensor,
-        stops: torch.Tensor,
-        values: torch.Tensor,
-        padding_idx: int,
-    ) -> torch.Tensor:
+    def kernel(view: RankView, *args: torch.Tensor) -> torch.Tensor:
+        weight, indices, starts, stops, values, padding_idx = args
         own = torch.full_like(values, -torch.inf)
         first, last = view.bounds(0, 0)
         for bag, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):

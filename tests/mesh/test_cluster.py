@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from verifier.cli import app
 from verifier.meshes import Cluster, Pool, PoolError, PoolKey, TorchrunRank
 from verifier.meshes.links import Doorway
 
+RULES = Path(__file__).with_name("wrong_gradient_rule.py")
 LIMIT = 300.0
 """Seconds that a busy machine may take for anything here."""
 REQUEST = ["run", "embedding_dense_backward", "--mesh", "2", "--mesh", "2x2", "--max-examples", "2", "--seed", "5"]
@@ -86,24 +88,9 @@ def torchrun(folder: Path, nodes: int, per_node: int, arguments: Sequence[str]) 
         return [(process.returncode, text) for process, text in zip(started, printed, strict=True)]
 
 
-RULES = """
-import torch
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.experimental import register_sharding
-
-
-@register_sharding(torch.ops.aten.embedding_dense_backward.default)
-def gradient(grad_output, indices, *options):
-    rest = [None] * len(options)
-    replicated = [Replicate()], [Replicate(), Replicate(), *rest]
-    by_batch = [Replicate()], [Shard(0), Shard(0), *rest]  # wrong: Partial() is due
-    return [replicated, by_batch]
-"""
-
-
 def test_torchrun_on_two_nodes_finds_what_an_ordinary_run_finds(tmp_path: Path) -> None:
     """A wrong rule among them, for which every torchrun ends with an error."""
-    (tmp_path / "rules.py").write_text(RULES)
+    shutil.copy(RULES, tmp_path / "rules.py")
     request = [*REQUEST, "--import", "rules.py"]
     ended = torchrun(tmp_path, 2, 2, [*request, "--out", "cluster"])
     assert [status for status, _ in ended] == [1, 1], ended

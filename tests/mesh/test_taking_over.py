@@ -7,6 +7,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,20 +27,7 @@ from verifier.record_files import encode_record, read_record
 from verifier.records import RunHeader
 from verifier.runs import RunStore
 
-RULES = """
-import torch
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.experimental import register_sharding
-
-
-@register_sharding(torch.ops.aten.embedding_dense_backward.default)
-def gradient(grad_output, indices, *options):
-    rest = [None] * len(options)
-    replicated = [Replicate()], [Replicate(), Replicate(), *rest]
-    by_batch = [Replicate()], [Shard(0), Shard(0), *rest]  # wrong: Partial() is due
-    return [replicated, by_batch]
-"""
-
+RULES = Path(__file__).with_name("wrong_gradient_rule.py")
 PROGRAM = """
 import json
 import sys
@@ -68,7 +56,7 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "rules.py").write_text(RULES)
+        shutil.copy(RULES, folder / "rules.py")
 
     def start(self, *commands: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
@@ -233,7 +221,7 @@ def test_what_was_changed_since_is_refused(commands: Commands, uninterrupted: di
     assert f"case 1 (aten.embedding_dense_backward.default on mesh 2) is drawn as {digest} now and was 0000" in said
 
     elsewhere = Commands(tmp_path)
-    (tmp_path / "rules.py").write_text(RULES + "\n# changed\n")
+    (tmp_path / "rules.py").write_text(RULES.read_text() + "\n# changed\n")
     statuses, said = elsewhere(["run", "--resume", "--out", "rules"])
     assert statuses == [2]
     assert "run run cannot be resumed: the digest of rules.py is" in said
