@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from verifier.cases import Contribution, Difference, DifferenceKind, MeshSpec, Phase, Placements, format_placements
-from verifier.placements import local_shape, sharded_dim, take_local
+from verifier.placements import local_shape, sharded_dim, view_local
 from verifier.wording import plural
 
 __all__ = ["Spot", "check_full", "check_shards", "compare", "tolerance"]
@@ -114,6 +114,6 @@ def check_shards(
         return misshapen, [] if misshapen else parts
     differences = []
     for rank, local in locals_.items():
-        piece = take_local(expected, placements, mesh.shape, mesh.coordinate(rank), seed=0)
+        piece = view_local(expected, placements, mesh.shape, mesh.coordinate(rank), seed=0)
         differences += check_full({rank: local}, piece, absolute, spot)
     return differences, []

@@ -34,6 +34,7 @@ __all__ = [
     "sharded_dim",
     "split",
     "take_local",
+    "view_local",
 ]
 
 
@@ -159,6 +160,14 @@ def take_local(
     ValueError
         If a placement is none of Replicate, Shard and Partial, or shards a tensor dim that ``value`` does not have.
     """
+    local = view_local(value, placements, mesh_shape, coordinate, seed)
+    return local.clone(memory_format=torch.preserve_format)
+
+
+def view_local(
+    value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int], coordinate: Sequence[int], seed: int
+) -> torch.Tensor:
+    """Return what :func:`take_local` does, to be read only: it may share the memory of ``value``."""
     local = value.detach()
     prefix: tuple[int, ...] = ()
     for mesh_dim, (placement, extent, index) in enumerate(zip(placements, mesh_shape, coordinate, strict=True)):
@@ -178,7 +187,7 @@ def take_local(
         elif not isinstance(placement, Replicate):
             raise ValueError(f"cannot split by {placement!r}; Replicate, Shard and Partial are supported")
         prefix = (*prefix, 0 if isinstance(placement, Replicate) else index)
-    return local.clone(memory_format=torch.preserve_format)
+    return local
 
 
 def split(value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int], seed: int) -> list[torch.Tensor]:
