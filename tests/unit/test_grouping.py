@@ -22,7 +22,7 @@ from verifier.cases import (
     Verdict,
     VerdictKind,
 )
-from verifier.findings import Collector, Failure, group_key
+from verifier.findings import Collector, Failure, group_key, is_view
 
 MESH = MeshSpec((2,))
 R, S, P = Replicate(), Shard(0), Partial()
@@ -60,6 +60,19 @@ def test_what_any_op_meets_is_one_finding_and_names_the_ops() -> None:
     assert [text.split(" on ")[0] for text in group.seen] == ["aten.relu.default", "aten.neg.default"]
 
 
+def test_a_program_is_no_view() -> None:
+    assert not is_view(OpCase("dtensor.sequence", "strategies.redistribution.programs.sequence"))
+
+
+def test_what_the_rules_of_views_raise_is_the_own_defect_of_views_alone() -> None:
+    where = "_rewrite_plain_shard (_view_ops.py)"
+    keys = [
+        group_key(crash(of, ((S,),), where)) for of in (RELU, NEG, case("expand.default", ONE), case("t.default", ONE))
+    ]
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 3
+
+
 @pytest.mark.parametrize("other", [IN_PLACE, OUT], ids=["in-place", "out="])
 def test_what_ops_that_write_meet_is_another(other: OpCase) -> None:
     where = "_select_min_redistribute_cost (_sharding_prop.py)"
@@ -67,7 +80,7 @@ def test_what_ops_that_write_meet_is_another(other: OpCase) -> None:
     assert group_key(crash(other, ((S,), (P,))[: 1 + (other is OUT)], where)) != group_key(functional)
 
 
-@pytest.mark.parametrize("where", ["_rewrite_plain_shard (_view_ops.py)", "__call__ (_ops.py)"])
+@pytest.mark.parametrize("where", ["common_reduction_strategy (_math_ops.py)", "__call__ (_ops.py)"])
 def test_what_a_strategy_or_a_kernel_raises_is_the_ops_own(where: str) -> None:
     assert group_key(crash(RELU, ((S,),), where)) != group_key(crash(NEG, ((S,),), where))
     assert group_key(crash(RELU, ((S,),), where)) != group_key(crash(RELU, ((P,),), where))
