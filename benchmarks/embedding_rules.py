@@ -211,13 +211,19 @@ def trials(rule: Rule, cases: Sequence[OpCase], mesh: MeshSpec, most: int) -> It
         yield Trial(case, mesh, make_combination(given, case, mesh), passes, seed, trace=True)
 
 
-def try_rules(family: Family, rules: Sequence[Rule], meshes: Sequence[MeshSpec], most: int) -> list[Line]:
+def try_rules(
+    family: Family,
+    rules: Sequence[Rule],
+    meshes: Sequence[MeshSpec],
+    most: int,
+    imports: Sequence[str] = ("strategies.install",),
+) -> list[Line]:
     """Return what came of each rule, on as many as ``most`` calls a mesh."""
     lines = [Line(rule) for rule in rules]
     ops = (EMBEDDING,) if family is EMBEDDINGS else (TRAINED, FORWARD_ONLY)
     for mesh in meshes:
         cases = [case for case in drawn(family, ops, mesh, 60 * most) if not case.args]  # no programs
-        pools = PoolSet(lambda key: Pool(key, ["strategies.install"]))
+        pools = PoolSet(lambda key: Pool(key, imports))
         try:
             for line in lines:
                 pool = pools.of(mesh)

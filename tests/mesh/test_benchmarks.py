@@ -95,3 +95,21 @@ def test_the_clock_in_the_ranks_splits_the_time_of_a_trial() -> None:
         assert seconds["collectives"] > 0.0  # the result is gathered
         assert seconds["cycle"] >= seconds["total"] >= seconds["propagation"] + seconds["collectives"]
         assert (seconds["propagation"] > 0.0) is (report in first.reports)  # the second one finds it in the cache
+
+
+def test_table_of_rules_says_which_do_not_hold() -> None:
+    import embedding_rules as table
+
+    without = frozenset({"max_norm", "sparse", "0-d indices"})
+    rule = table.Rule("by ids", {"input": "S(0)"}, without=without)
+    lonely = table.Rule("nothing drawn", {}, frozenset({"no such class"}))
+    refused = table.Rule("refused", {}, without=without, refused=True)
+    wrong = str(Path(__file__).with_name("wrong_gradient_rule.py"))
+    made = table.try_rules(table.EMBEDDINGS, [rule, lonely, refused], [MeshSpec((2,))], 8, [wrong])
+    assert [line.holds for line in made] == [False, False, False]
+    assert "WRONG_GRADIENT" in made[0].verdict
+    assert made[1].verdict == "FAILS: 0 proofs"
+    assert made[2].verdict.startswith("FAILS: 0 refusals")
+    (true,) = table.try_rules(table.EMBEDDINGS, [rule], [MeshSpec((2,))], 8)
+    assert true.holds
+    assert true.cells(["weight", "input"])[:4] == ["by ids", "R, S(0)", "S(0)", "P(sum)"]
