@@ -214,10 +214,10 @@ class _Judge:
                         break
                 continue
             likely = self._untied(name)
-            for found in self._check(
+            for difference in self._check(
                 subject, "backward", module, helds, expected, self._options(helds, self._whole), scale
             ):
-                yield _because(found, likely)
+                yield _because(difference, likely)
         for number, (expected, placements) in enumerate(zip(self.local.input_gradients, inputs, strict=True)):
             if expected is not None and placements is not None:
                 helds = [run.input_gradients[number] for run in self.ranks]
@@ -275,7 +275,7 @@ class _Judge:
             options = self._any(helds, recorded.held)
             match = self._match(subject, phase, module, helds, recorded.held, options, scale, factor)
             text = format_placements(match.placements)
-            difference = match.found
+            difference: ModuleDifference | None = match.found
             if difference is None:
                 layouts.setdefault(recorded.module, text)
                 pending = any(placement.is_partial() for placement in match.placements)
@@ -408,7 +408,7 @@ class _Judge:
             piece = take_local(value, cut, self.mesh.shape, self.mesh.coordinate(rank), seed=0)
             found = compare(whole, piece, absolute * len(group))
             if found is not None:
-                wrong += 1
+                wrong += len(group)
                 first = first or (found[0], -1 if pending else rank, *found[1:])
         return wrong, first
 
