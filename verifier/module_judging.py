@@ -174,9 +174,9 @@ class _Judge:
     ) -> list[ModuleDifference | None]:
         """Return ``found`` with the gradients of parameters, each right after that of what its submodule returns."""
         of_modules: dict[str, list[ModuleDifference]] = {}
-        for difference in final:
-            if difference.phase == "backward" and difference.subject.startswith("gradient of "):
-                of_modules.setdefault(difference.module, []).append(difference)
+        for wrong in final:
+            if wrong.phase == "backward":
+                of_modules.setdefault(wrong.module, []).append(wrong)
         last = {recorded.module: number for number, recorded in enumerate(self.local.output_gradients)}
         merged: list[ModuleDifference | None] = []
         for number, (recorded, difference) in enumerate(zip(self.local.output_gradients, found, strict=True)):

@@ -5,6 +5,7 @@ The same code runs the local model, in the controller, and the sharded one, on e
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,10 +24,12 @@ from verifier.placements import take_local
 from verifier.reference import resolve
 from verifier.torch_internals import CollectiveWatch, local_shards, make_dtensor, next_sequence_number, pytree
 
-__all__ = ["Assignment", "Held", "ModuleCollective", "ModuleRun", "Recorded", "observe", "on_rank"]
+__all__ = ["RAISED_IN", "Assignment", "Held", "ModuleCollective", "ModuleRun", "Recorded", "observe", "on_rank"]
 
 OUTSIDE = ""
 """The module to which a collective belongs that none of the submodules issues: the model itself, and the optimiser."""
+RAISED_IN = "raised in the submodule "
+"""Begins the note on an exception of the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +247,7 @@ class _Watch:
     _spans: list[tuple[int, int, str]] = field(default_factory=list)
     _calls: Counter[str] = field(default_factory=Counter)
     _positions: dict[str, int] = field(default_factory=dict)
+    _failed: str = ""
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -262,6 +266,10 @@ class _Watch:
         try:
             with CollectiveWatch(self._collective):
                 yield
+        except Exception as error:
+            if self._failed:
+                error.add_note(f"{RAISED_IN}{self._failed}")
+            raise
         finally:
             for handle in handles:
                 handle.remove()
@@ -281,6 +289,9 @@ class _Watch:
         def hook(_module: nn.Module, _args: object, output: object) -> None:
             entered, begin = self._stack.pop()
             assert entered == name, f"{name} ended within {entered}"
+            if sys.exc_info()[1] is not None and self.phase == "forward":  # this hook is called all the same
+                self._failed = self._failed or name
+                return
             if self.phase != "forward":  # checkpointing runs it again
                 return
             self._spans.append((begin, next_sequence_number(), name))

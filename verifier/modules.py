@@ -19,14 +19,13 @@ from verifier.cases import (
     Fate,
     MeshSpec,
     Placements,
-    Raised,
     VerdictKind,
     parse_placements,
 )
 from verifier.codec import pack, unpack
 from verifier.meshes import Pool, PoolError, PoolKey, PoolSet
 from verifier.module_judging import Judgement, ModuleDifference, judge_module
-from verifier.module_observing import Assignment, ModuleCollective, ModuleRun, observe
+from verifier.module_observing import RAISED_IN, Assignment, ModuleCollective, ModuleRun, observe
 from verifier.reference import resolve
 from verifier.tasks import Task, TaskOutcome
 from verifier.verification import NothingVerified, ToolError
@@ -238,6 +237,10 @@ def verify_module(
         steps=steps,
         seed=seed,
     )
+    first_input = next((p for p in given.placements if p is not None), parse_placements(_spread("R", spec)))
+    output_placements = _parsed(outputs, spec, "outputs") if outputs is not None else first_input
+    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in first_input)
+    whole_loss = _parsed(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
     packed = _packed(given)
     call = f"{type(given.model).__name__} under {_plan_text(plan)} on mesh {spec}, backend {spec.backend}"
     local = observe(unpack(packed))  # a copy, so that the caller's model stays as it is
@@ -251,10 +254,6 @@ def verify_module(
             raise ToolError(f"{error}; in {call}") from error
     if not outcome.ok:
         raise _failure(outcome, call)
-    first_input = next((p for p in given.placements if p is not None), parse_placements(_spread("R", spec)))
-    output_placements = _parsed(outputs, spec, "outputs") if outputs is not None else first_input
-    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in first_input)
-    whole_loss = _parsed(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
     runs: list[ModuleRun] = list(outcome.returned)  # type: ignore[arg-type]
     judgement = judge_module(
         local, runs, spec, names, output_placements, whole_loss, given.placements[: len(given.inputs)], steps
@@ -342,7 +341,10 @@ def _placements(
 ) -> tuple[Placements | None, ...]:
     texts = [given] * len(values) if given is None or isinstance(given, str) else list(given)
     if len(texts) != len(values):
-        raise ValueError(f"placements has {len(texts)} entries; there are {len(values)} inputs and targets")
+        raise ValueError(
+            f"placements has {plural(len(texts), 'entry', 'entries')}; give one for each of inputs and targets, "
+            f"of which there {'is' if len(values) == 1 else 'are'} {len(values)}"
+        )
     return tuple(
         _parsed(text or "R", mesh, "placements") if isinstance(value, torch.Tensor) else None
         for text, value in zip(texts, values, strict=True)
@@ -380,13 +382,16 @@ def _failure(outcome: TaskOutcome, call: str) -> ModuleError:
     else:
         lines.append(f"{kind} {outcome.detail}")
     lines.append(f"  in {call}")
-    if found is not None:
-        lines.append("  " + "\n  ".join(_last_frames(found[1])))
+    if found is not None and kind not in (VerdictKind.HANG, VerdictKind.DIED):
+        frames = found[1].traceback.strip().splitlines()
+        notes = [line for line in frames if line.startswith(RAISED_IN)]
+        lines += [f"  {note}" for note in notes]
+        lines += [f"  {line}" for line in frames[-_FRAMES:] if line not in notes]
     return ModuleError("\n".join(lines), kind)
 
 
-def _last_frames(raised: Raised) -> list[str]:
-    return raised.traceback.strip().splitlines()[-12:]
+_FRAMES = 12
+"""Last lines of a traceback that a message shows."""
 
 
 def _difference(judgement: Judgement, local: ModuleRun, call: str) -> ModuleError:

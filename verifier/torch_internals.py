@@ -11,6 +11,8 @@ import itertools
 import math
 import os
 import re
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +88,7 @@ __all__ = [
     "replaced_handler",
     "replaced_sharded_op",
     "replaced_strategy",
+    "run_in_threads",
     "simulated_mode",
     "simulated_ranks",
     "special_placement",
@@ -143,6 +146,57 @@ def make_dtensor(
     spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, stride, local.dtype))
     result: torch.Tensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return result
+
+
+# ----------------------------------------------------------------------------------------------------- ranks as threads
+def run_in_threads(function: Callable[[int], object], world_size: int, limit: float) -> list[BaseException | None]:
+    """Call ``function(rank)`` in a thread for each rank, and return what each raised.
+
+    Collectives go through torch's threaded process group, as its own tests have it: tensors are handed over in memory.
+    When one thread raises, those that wait for it end as well. A thread that has not ended after ``limit`` seconds has
+    "raised" a TimeoutError; it is left behind.
+    """
+    # importing the module registers the "threaded" backend
+    from torch.testing._internal.distributed import multi_threaded_pg
+
+    threaded: Any = multi_threaded_pg
+    isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    raised: list[BaseException | None] = [None] * world_size
+    over = threading.Event()
+
+    def run(rank: int) -> None:
+        try:
+            dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
+            try:
+                function(rank)
+            finally:
+                if not over.is_set():  # from then on the process group is that of the process
+                    dist.destroy_process_group()
+        except BaseException as error:  # noqa: BLE001 - goes to the caller
+            if not over.is_set():
+                raised[rank] = error
+                threaded.ProcessLocalGroup.exception_handle(error)
+
+    isolate(True)
+    threaded._install_threaded_pg()
+    try:
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + limit
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        over.set()
+        for rank, thread in enumerate(threads):
+            if thread.is_alive():
+                raised[rank] = TimeoutError(f"no end within {limit:g} s")
+        return list(raised)
+    finally:
+        over.set()
+        threaded.ProcessLocalGroup.reset()
+        threaded._uninstall_threaded_pg()
+        isolate(False)
 
 
 # -------------------------------------------------------------------------------------------------------- local shards
