@@ -1,7 +1,7 @@
 """Train a small Transformer, sharded over 4 ranks in three ways and in one process, and draw the losses.
 
-``python benchmarks/training_curve.py`` prints the largest difference between the curves, and ends with status 1 if it is
-beyond rounding in float32; ``--svg docs/training-curve.svg`` draws them.
+``python benchmarks/training_curve.py`` prints the largest difference between the curves, and ends with status 1 if it
+is beyond rounding in float32; ``--svg docs/training-curve.svg`` draws them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def svg(curves: Sequence[Curve]) -> str:
         for step in range(shift, len(curve.losses), len(curves)):
             x, y = place(step, curve.losses[step])
             out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>')
-        x = LEFT + 90 + 172 * number
+        x = LEFT + 80 + 150 * number
         out.append(f'<circle cx="{x}" cy="20" r="3" fill="{colour}"/>')
         out.append(f'<text x="{x + 8}" y="24" fill="#1f2328">{curve.name}, {curve.mesh}</text>')
     return "\n".join([*out, "</svg>", ""])

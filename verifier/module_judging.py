@@ -52,7 +52,7 @@ class ModuleDifference:
     likely: str = ""
 
     def __str__(self) -> str:
-        at = f" {list(self.index)}" if self.index is not None else ""
+        at = f" {list(self.index)}" if self.index else ""
         rank = f" on rank {self.rank}" if self.rank >= 0 else ""
         return f"{self.subject}{at}{rank}: got {self.got}, expected {self.expected}"
 

@@ -392,6 +392,8 @@ def _failure(outcome: TaskOutcome, call: str) -> ModuleError:
 
 _FRAMES = 12
 """Last lines of a traceback that a message shows."""
+_NAMED = 5
+"""So many of the differences after the first one are named in a message."""
 
 
 def _difference(judgement: Judgement, local: ModuleRun, call: str) -> ModuleError:
@@ -405,10 +407,10 @@ def _difference(judgement: Judgement, local: ModuleRun, call: str) -> ModuleErro
     if first.module:
         what = f"{first.module} ({local.modules.get(first.module, 'not in the local model')})"
         lines.append(f"  first in the submodule {what}; {_equal(judgement.before)} before it")
-    rest = [str(found) for found in judgement.final if found.subject != first.subject]
+    rest = [found.subject for found in judgement.final if found.subject != first.subject]
     if rest:
-        more = f", and {len(rest) - 3} more" if len(rest) > 3 else ""
-        lines.append(f"  then: {'; '.join(rest[:3])}{more}")
+        more = f", and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
+        lines.append(f"  also: {', '.join(rest[:_NAMED])}{more}")
     likely = first.likely or next((found.likely for found in judgement.final if found.likely), "")
     if likely:
         lines.append(f"  likely: {likely}")

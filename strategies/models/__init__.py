@@ -12,6 +12,7 @@ from strategies.models.plans import (
     sequence_parallel,
     sequence_parallel_mlp,
     sequence_parallel_norm,
+    sequence_plan,
     tensor_parallel,
     tensor_parallel_mlp,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "sequence_parallel",
     "sequence_parallel_mlp",
     "sequence_parallel_norm",
+    "sequence_plan",
     "squared_error",
     "tensor_parallel",
     "tensor_parallel_mlp",

@@ -24,6 +24,7 @@ __all__ = [
     "sequence_parallel",
     "sequence_parallel_mlp",
     "sequence_parallel_norm",
+    "sequence_plan",
     "tensor_parallel",
     "tensor_parallel_mlp",
 ]
@@ -115,21 +116,15 @@ def embedding_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return _tied(model)
 
 
-def sequence_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """As :func:`tensor_parallel`, and cut the positions between attention and feed-forward.
-
-    What passes between the submodules are DTensors; the logits are whole and plain.
-    """
-    assert isinstance(model, Transformer)
+def sequence_plan() -> dict[str, ParallelStyle]:
+    """Return the plan of :func:`sequence_parallel` for ``parallelize_module``."""
     gathered = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
-    plan: dict[str, ParallelStyle] = {
+    return {
         "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False),
         "positions": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0), use_local_output=False),
         "layers.*.attention_norm": SequenceParallel(),
         "layers.*.attention": PrepareModuleInput(**gathered),  # type: ignore[arg-type]
-        "layers.*.attention.query": ColwiseParallel(),
-        "layers.*.attention.key": ColwiseParallel(),
-        "layers.*.attention.value": ColwiseParallel(),
+        **{f"layers.*.attention.{name}": ColwiseParallel() for name in _PROJECTIONS},
         "layers.*.attention.out": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
         "layers.*.feed_forward_norm": SequenceParallel(),
         "layers.*.feed_forward": PrepareModuleInput(**gathered),  # type: ignore[arg-type]
@@ -138,7 +133,15 @@ def sequence_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         "norm": SequenceParallel(),
         "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
-    parallelize_module(model, mesh, plan)
+
+
+def sequence_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """As :func:`tensor_parallel`, and cut the positions between attention and feed-forward.
+
+    What passes between the submodules are DTensors; the logits are whole and plain.
+    """
+    assert isinstance(model, Transformer)
+    parallelize_module(model, mesh, sequence_plan())
     return _tied(model)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from strategies.models import (
@@ -27,7 +30,7 @@ from strategies.models import (
     tensor_parallel,
     tensor_parallel_mlp,
 )
-from verifier.modules import ModuleVerification, sum_of_squares, verify_module
+from verifier.modules import ModuleError, ModuleVerification, sum_of_squares, verify_module
 from verifier.verification import NothingVerified
 
 Verify = Callable[..., ModuleVerification]
@@ -137,6 +140,22 @@ def test_model_of_the_caller_stays_as_it_is(verify_module: Verify) -> None:
     assert model.up.weight.dtype == torch.float32
 
 
+def test_readme_example(verify_module: Verify) -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python title=test_my_model.py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    names["test_perceptron"](verify_module)
+    (message,) = re.findall(r"^```text\n(WRONG_VALUE output of 2.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=Partial())}
+    with pytest.raises(ModuleError) as caught:
+        verify_module(model, plan, [torch.ones(4, 8)], mesh=2)
+    number = r"-?\d+\.\d+(e-\d+)?"
+    assert re.sub(number, "#", str(caught.value)) == re.sub(number, "#", message.strip())
+
+
 # ------------------------------------------------------------------------------------------------------------- mistakes
 def local_function() -> Callable[..., object]:
     def plan(model: object, mesh: object) -> None:
@@ -161,7 +180,7 @@ def local_function() -> Callable[..., object]:
             MLP,
             tensor_parallel_mlp,
             {"placements": ["R", "R"]},
-            "placements has 2 entries; give one for each of inputs and targets, of which there is 1",
+            "placements has 2 entries; give one for each",
         ),
         (MLP, tensor_parallel_mlp, {"outputs": "Q"}, "^outputs: "),
         (MLP, local_function(), {}, "put it at the top level of a module that the ranks can import"),

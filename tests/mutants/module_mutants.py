@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from strategies.models import MLP, StackedMLP, Transformer, sequence_parallel, tensor_parallel, tensor_parallel_mlp
+from strategies.models import MLP, StackedMLP, Transformer, sequence_plan, tensor_parallel, tensor_parallel_mlp
 from verifier.modules import mean_square
 
 
@@ -60,12 +60,12 @@ def input_not_prepared(model: StackedMLP, mesh: DeviceMesh) -> None:
 
 
 def half_the_positions(model: Transformer, mesh: DeviceMesh) -> None:
-    """Sequence parallelism whose first norm hands this rank's positions to attention as if they were all."""
-    plan = {
-        "layers.0.attention_norm": SequenceParallel(use_local_output=True),
-        "layers.0.attention": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
-    }
+    """Sequence parallelism in which attention gets this rank's positions as if they were all."""
+    plan = sequence_plan()
+    del plan["layers.*.attention"]
+    plan["layers.*.attention_norm"] = SequenceParallel(use_local_output=True)
     parallelize_module(model, mesh, plan)
+    model.output.weight = model.tokens.weight
 
 
 def one_rank_raises(model: MLP, mesh: DeviceMesh) -> None:
@@ -156,8 +156,3 @@ def _move(parameter: torch.Tensor) -> None:
 def with_another_buffer(model: MLP, mesh: DeviceMesh) -> None:
     tensor_parallel_mlp(model, mesh)
     model.register_buffer("seen", torch.zeros(()))
-
-
-def misses_the_sequence(model: Transformer, mesh: DeviceMesh) -> None:
-    sequence_parallel(model, mesh)
-    half_the_positions(model, mesh)

@@ -89,12 +89,11 @@ def test_untied_weights_are_named(verify_module: Verify) -> None:
 
 
 def test_half_of_the_positions(verify_module: Verify) -> None:
-    """The residual connection cannot add the halves, so the ranks raise; the message says which and where."""
+    """Two ranks cannot add half of the positions to their own; the message says in which submodule that ends."""
     model = partial(Transformer, TransformerSize(layers=1))
-    error = failure(verify_module, model, module_mutants.misses_the_sequence, [IDS], **LANGUAGE)
-    assert error.kind in (VerdictKind.CRASH, VerdictKind.WRONG_SHAPE)
-    if error.first is not None:
-        assert error.first.module.startswith("layers.0.attention")
+    error = failure(verify_module, model, module_mutants.half_the_positions, [IDS], **LANGUAGE)
+    assert error.kind is VerdictKind.CRASH
+    assert "\n  raised in the submodule layers.0\n" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -140,4 +139,5 @@ def test_ranks_that_do_not_come_to_an_end(verify_module: Verify, plan: object, k
     assert error.kind is kind
     assert first_line(error).startswith(text)
     assert "in MLP under " in str(error)
+    assert ("raised in the submodule relu" in str(error)) is (kind is VerdictKind.CRASH)
     verify_module(MLP, tensor_parallel_mlp, [ROWS], mesh=2)  # the ranks can be used again
