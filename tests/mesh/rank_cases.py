@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import time
 import unittest
+from collections import Counter
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from strategies.models import Transformer, TransformerSize, sequence_parallel
+from verifier.module_observing import Assignment, observe
+from verifier.modules import mean_square
 from verifier.testing import (
     ProcessTestCase,
     ThreadTestCase,
@@ -17,6 +22,9 @@ from verifier.testing import (
     skip_unless_gpus,
     with_comms,
 )
+from verifier.torch_internals import count_collectives
+
+R = Replicate()
 
 
 class Shared:
@@ -77,6 +85,26 @@ class Processes(Shared, ProcessTestCase):
         pids = [0] * self.world_size
         dist.all_gather_object(pids, os.getpid())
         assert len(set(pids)) == self.world_size
+
+    def collectives_are_those_of_torch(self) -> None:
+        """What the watch counts is what torch's own CommDebugMode counts, with checkpointing and without."""
+        tokens = torch.arange(8).view(2, 4)
+        mesh = self.build_device_mesh(names=("tp",))
+        for size in (TransformerSize(layers=1), TransformerSize(layers=1, checkpointed=True)):
+            model = sequence_parallel(
+                Transformer(size), mesh
+            )  # sends parameters, which is not counted
+            given = Assignment(
+                model=model, plan=lambda model, mesh: model, inputs=(tokens,), targets=(), placements=((R,),),
+                as_dtensors=False, loss=mean_square, optimizer=partial(torch.optim.SGD, lr=0.1), steps=1, seed=0,
+            )  # fmt: skip
+            with count_collectives() as counts:
+                run = observe(given, mesh)
+            ours: Counter[str] = Counter()
+            for one in run.collectives:
+                ours[one.name] += one.count
+            assert ours
+            assert dict(ours) == counts, f"{dict(ours)} != {counts}"
 
 
 class Hanging(ProcessTestCase):

@@ -140,6 +140,19 @@ def test_model_of_the_caller_stays_as_it_is(verify_module: Verify) -> None:
     assert model.up.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_uneven_features(verify_module: Verify, local: bool) -> None:
+    """Plain tensors do not say how they were cut, so torch 2.13.0 takes uneven parts for even ones (issue #150336)."""
+    plan = {"up": ColwiseParallel(use_local_output=local), "down": RowwiseParallel()}
+    model = partial(MLP, 10, 7)
+    if not local:
+        verify_module(model, plan, [ROWS], mesh=2)
+        return
+    with pytest.raises(ModuleError, match="a and b must have same reduction dim") as caught:
+        verify_module(model, plan, [ROWS], mesh=2)
+    assert "\n  raised in the submodule down\n" in str(caught.value)
+
+
 def test_readme_example(verify_module: Verify) -> None:
     text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python title=test_my_model.py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

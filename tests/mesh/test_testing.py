@@ -41,8 +41,10 @@ def test_runs_on_every_rank(case: type[unittest.TestCase], method: str) -> None:
     assert outcome(case, method).wasSuccessful()
 
 
-def test_each_rank_is_a_process() -> None:
-    assert outcome(rank_cases.Processes, "own_processes").wasSuccessful()
+@pytest.mark.parametrize("method", ["own_processes", "collectives_are_those_of_torch"])
+def test_on_processes(method: str) -> None:
+    result = outcome(rank_cases.Processes, method)
+    assert result.wasSuccessful(), result.failures
 
 
 @pytest.mark.parametrize("case", BOTH)
