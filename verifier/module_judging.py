@@ -143,6 +143,7 @@ class _Judge:
 
     def judge(self, inputs: Sequence[Placements | None]) -> Judgement:
         final = [*self._final_forward(), *self._final_backward(inputs), *self._final_state()]
+        unchecked = tuple(dict.fromkeys(self.unchecked))  # what is between counts less
         forward, layouts = self._walk(self.local.outputs, [run.outputs for run in self.ranks], "forward")
         first: ModuleDifference | None = None
         before = 0
@@ -156,7 +157,7 @@ class _Judge:
         elif final:
             first, before = final[0], self.compared - len(final)
         return Judgement(
-            tuple(final), first, before, layouts, tuple(dict.fromkeys(self.unchecked)), tuple(self.vacuous),
+            tuple(final), first, before, layouts, unchecked, tuple(self.vacuous),
             self.compared,
         )  # fmt: skip
 
@@ -310,11 +311,28 @@ class _Judge:
         )
 
     def _placement_on(self, helds: Sequence[Held | None], mesh_dim: int) -> object | None:
+        """Return the placement of a DTensor on a mesh dim; None if it is plain, or on a submesh without that dim."""
         first = helds[0]
-        name = self.dim_names[mesh_dim]
-        if first is None or first.placements is None or name not in first.mesh_dims:
+        if first is None or first.placements is None:
             return None
-        return first.placements[first.mesh_dims.index(name)]
+        dims = self._mesh_dims(first)
+        return first.placements[dims.index(mesh_dim)] if dims is not None and mesh_dim in dims else None
+
+    def _mesh_dims(self, held: Held) -> tuple[int, ...] | None:
+        """Return the mesh dims that the placements of a DTensor are on; None if its mesh is no part of ours."""
+        if held.mesh_dims and set(held.mesh_dims) <= set(self.dim_names):
+            return tuple(self.dim_names.index(name) for name in held.mesh_dims)
+        # another mesh of as many dims: all ranks in another shape would not fit the local tensors
+        whole = held.placements is not None and len(held.placements) == self.mesh.ndim
+        return tuple(range(self.mesh.ndim)) if whole else None
+
+    def _why_unchecked(self, held: Held) -> str:
+        if held.reason or held.placements is None:
+            return held.reason
+        if self._mesh_dims(held) is not None:
+            return ""
+        theirs = ", ".join(held.mesh_dims) or "without names"
+        return f"it is on a mesh with the dims {theirs}, which are not among {', '.join(self.dim_names)}"
 
     def _check(
         self,
@@ -361,8 +379,8 @@ class _Judge:
             (one, _), (other, rank) = list(texts.items())[:2]
             return differs(DifferenceKind.PLACEMENT, rank, other, f"{one} as on another rank")
         first = present[0]
-        if first.dtensor and (first.placements is None or first.reason):
-            self.unchecked.append(f"{subject}: {first.reason}")
+        if reason := self._why_unchecked(first):
+            self.unchecked.append(f"{subject}: {reason}")
             return _Match(self._whole)
         if first.dtensor and first.shape != expected.shape:
             return differs(DifferenceKind.SHAPE, 0, list(first.shape), list(expected.shape))

@@ -57,7 +57,8 @@ class Held:
     """What a process holds of one tensor.
 
     ``placements`` is None for a plain tensor, or where a placement is not understood, which ``reason`` then names.
-    ``mesh_dims`` are the names of the mesh dims that the placements are on, ``shape`` the global shape.
+    ``mesh_dims`` are the names of the mesh dims that the placements are on, if they have any, ``shape`` the global
+    shape.
     """
 
     local: torch.Tensor
@@ -204,8 +205,7 @@ def _held(tensor: torch.Tensor) -> Held:
         shards = local_shards(detached)
         (local,) = shards.locals.values()
         names = tuple(tensor.device_mesh.mesh_dim_names or ())
-        reason = shards.reason or ("" if names else "its mesh has no names of dims")
-        return Held(_copied(local), tuple(tensor.shape), True, shards.placements, names, reason)
+        return Held(_copied(local), tuple(tensor.shape), True, shards.placements, names, shards.reason)
     return Held(_copied(tensor), tuple(tensor.shape))
 
 

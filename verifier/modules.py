@@ -105,8 +105,6 @@ class ModuleVerification:
         tensors the first layout that fits.
     compared
         How many tensors were compared.
-    unchecked
-        What could not be compared, with the reason.
     vacuous
         What is 0 everywhere in the local model, so that agreement proves nothing.
     """
@@ -117,7 +115,6 @@ class ModuleVerification:
     collectives: tuple[ModuleCollective, ...]
     layouts: tuple[tuple[str, str], ...]
     compared: int
-    unchecked: tuple[str, ...] = ()
     vacuous: tuple[str, ...] = ()
 
     def collectives_of(self, module: str, phase: str | None = None) -> dict[str, int]:
@@ -132,7 +129,6 @@ class ModuleVerification:
     def describe(self) -> str:
         """Return what was compared, and the collectives by submodule, one a line."""
         lines = [f"{self.call}: {plural(self.compared, 'tensor')} equal"]
-        lines += [f"  {text}" for text in self.unchecked]
         lines += [f"  {c.phase:8} {c.module or '(model)'}: {c.count} {c.name}" for c in self.collectives]
         return "\n".join(lines)
 
@@ -215,7 +211,7 @@ def verify_module(
     ModuleError
         If something differs, or the ranks raise, hang or die.
     NothingVerified
-        If every gradient of the local model is 0.
+        If every gradient of the local model is 0, or something that counts could not be compared.
     ToolError
         If the ranks could not be started.
     ValueError
@@ -260,6 +256,8 @@ def verify_module(
     )
     if judgement.first is not None:
         raise _difference(judgement, local, call)
+    if judgement.unchecked:
+        raise NothingVerified(f"{call}: not compared are {'; '.join(judgement.unchecked[:_NAMED])}")
     return ModuleVerification(
         call=call,
         losses=tuple(_losses(runs, whole_loss)),
@@ -267,7 +265,6 @@ def verify_module(
         collectives=runs[0].collectives,
         layouts=judgement.layouts,
         compared=judgement.compared,
-        unchecked=judgement.unchecked,
         vacuous=judgement.vacuous,
     )
 

@@ -91,9 +91,7 @@ class Processes(Shared, ProcessTestCase):
         tokens = torch.arange(8).view(2, 4)
         mesh = self.build_device_mesh(names=("tp",))
         for size in (TransformerSize(layers=1), TransformerSize(layers=1, checkpointed=True)):
-            model = sequence_parallel(
-                Transformer(size), mesh
-            )  # sends parameters, which is not counted
+            model = sequence_parallel(Transformer(size), mesh)  # sends parameters, which is not counted
             given = Assignment(
                 model=model, plan=lambda model, mesh: model, inputs=(tokens,), targets=(), placements=((R,),),
                 as_dtensors=False, loss=mean_square, optimizer=partial(torch.optim.SGD, lr=0.1), steps=1, seed=0,

@@ -64,7 +64,6 @@ def test_perceptrons_and_norms(
 ) -> None:
     result = verify_module(model, plan, [values.clone().requires_grad_()], mesh=2, **options)
     assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
-    assert not result.unchecked
     assert not result.vacuous
 
 
@@ -87,7 +86,6 @@ def test_transformer(verify_module: Verify, plan: object, size: dict[str, Any]) 
     # each submodule's output and its gradient are compared only where something is wrong; parameters always are
     names = {name for name, _ in Transformer(TransformerSize(layers=1)).named_modules()}
     assert {module for module, _ in result.layouts} == names - {"layers"}
-    assert not result.unchecked
 
 
 @pytest.mark.parametrize(

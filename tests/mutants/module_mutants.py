@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -66,6 +66,21 @@ def half_the_positions(model: Transformer, mesh: DeviceMesh) -> None:
     plan["layers.*.attention_norm"] = SequenceParallel(use_local_output=True)
     parallelize_module(model, mesh, plan)
     model.output.weight = model.tokens.weight
+
+
+def on_another_mesh(model: MLP, mesh: DeviceMesh) -> None:
+    """Not wrong: a mesh of the same ranks under another name."""
+    tensor_parallel_mlp(model, init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=("other",)))
+
+
+def on_a_mesh_of_more_dims(model: MLP, mesh: DeviceMesh) -> None:
+    """Not wrong, but its placements are on mesh dims that nobody knows."""
+    finer = init_device_mesh(mesh.device_type, (1, mesh.size()), mesh_dim_names=("one", "all"))
+    replicated = [Replicate(), Replicate()]
+    for module in (model.up, model.down):
+        for name, parameter in list(module.named_parameters()):
+            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), finer, replicated)))
+    model.register_forward_pre_hook(lambda _module, inputs: (distribute_tensor(inputs[0], finer, replicated),))
 
 
 def one_rank_raises(model: MLP, mesh: DeviceMesh) -> None:

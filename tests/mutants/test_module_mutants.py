@@ -21,6 +21,7 @@ from strategies.models import (
 )
 from verifier.cases import VerdictKind
 from verifier.modules import ModuleError, ModuleVerification, sum_of_squares
+from verifier.verification import NothingVerified
 
 Verify = Callable[..., ModuleVerification]
 
@@ -64,6 +65,12 @@ def test_first_submodule_is_named(
 
 def test_plan_that_prepares_its_input_passes(verify_module: Verify) -> None:
     verify_module(StackedMLP, module_mutants.rows, [ROWS], mesh=2, **BY_ROWS)
+
+
+def test_mesh_of_the_plan_may_have_other_names_but_not_other_dims(verify_module: Verify) -> None:
+    verify_module(MLP, module_mutants.on_another_mesh, [ROWS], mesh=2)
+    with pytest.raises(NothingVerified, match="output: it is on a mesh with the dims one, all, which are not among tp"):
+        verify_module(MLP, module_mutants.on_a_mesh_of_more_dims, [ROWS], mesh=2)
 
 
 def test_values_of_the_first_difference_are_those_of_the_rank(verify_module: Verify) -> None:
