@@ -24,7 +24,8 @@ from verifier.cases import (
 )
 from verifier.codec import pack, unpack
 from verifier.meshes import Pool, PoolError, PoolKey, PoolSet
-from verifier.module_judging import Judgement, ModuleDifference, judge_module
+from verifier.module_judging import Judgement, judge_module
+from verifier.module_matching import Matcher, ModuleDifference
 from verifier.module_observing import RAISED_IN, Assignment, ModuleCollective, ModuleRun, observe
 from verifier.reference import resolve
 from verifier.tasks import Task, TaskOutcome
@@ -251,9 +252,8 @@ def verify_module(
     if not outcome.ok:
         raise _failure(outcome, call)
     runs: list[ModuleRun] = list(outcome.returned)  # type: ignore[arg-type]
-    judgement = judge_module(
-        local, runs, spec, names, output_placements, whole_loss, given.placements[: len(given.inputs)], steps
-    )
+    matcher = Matcher(spec, names)
+    judgement = judge_module(local, runs, matcher, output_placements, whole_loss, given.placements[: len(given.inputs)])
     if judgement.first is not None:
         raise _difference(judgement, local, call)
     if judgement.unchecked:
