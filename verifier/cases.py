@@ -350,6 +350,8 @@ class ProcessReport:
     """Why a local tensor could not be compared with what its placements promise."""
     seconds: tuple[tuple[str, float], ...] = ()
     cache_misses: int = 0
+    returned: object = None
+    """What the function of a task returned; trials return nothing."""
 
 
 class Fate(StrEnum):

@@ -7,8 +7,9 @@ fixture of its own is used or one of its profiles is asked for by name, and leav
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ import pytest
 if TYPE_CHECKING:
     from verifier.cases import MeshSpec
     from verifier.meshes import Pool, PoolKey, PoolSet
+    from verifier.modules import ModuleVerification
     from verifier.records import RunRecord
     from verifier.session_record import SessionRecord
     from verifier.verifying import Verifier
 
-__all__ = ["mesh", "mesh_pools", "verifier_imports", "verify"]
+__all__ = ["mesh", "mesh_pools", "verifier_imports", "verify", "verify_module"]
 
 PROFILES = ("dev", "ci", "nightly", "gpu")
 _HANDED_OVER = "dtensor_verifier_run"
@@ -193,6 +195,18 @@ def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: S
     pytestconfig.stash[_SESSION].own = record
     backend = pytestconfig.getoption("--verifier-backend")
     return Verifier(mesh_pools, _meshes(pytestconfig)[0], seed, backend, record)
+
+
+@pytest.fixture(scope="session")
+def verify_module(pytestconfig: pytest.Config, mesh_pools: PoolSet) -> Callable[..., ModuleVerification]:
+    """``verify_module(model, plan, inputs, ...)``: compare a sharded model, as it trains, with the local one.
+
+    See :func:`verifier.modules.verify_module`. The mesh is the first ``--verifier-mesh`` unless a call names one; what
+    it does is not recorded in the run.
+    """
+    from verifier.modules import verify_module
+
+    return partial(verify_module, mesh=_meshes(pytestconfig)[0], pools=mesh_pools)
 
 
 # ----------------------------------------------------------------------------------------------------------- recording

@@ -11,6 +11,8 @@ import itertools
 import math
 import os
 import re
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +50,7 @@ from verifier.cases import Combination, Placements, placement_parsers
 
 __all__ = [
     "ClaimReader",
+    "CollectiveWatch",
     "LocalShards",
     "OpOverload",
     "Propagation",
@@ -71,6 +74,7 @@ __all__ = [
     "make_rank_tensors",
     "masked_extent",
     "mesh_of_world",
+    "next_sequence_number",
     "norm_order",
     "on_each_rank",
     "opinfo_entries",
@@ -84,6 +88,7 @@ __all__ = [
     "replaced_handler",
     "replaced_sharded_op",
     "replaced_strategy",
+    "run_in_threads",
     "simulated_mode",
     "simulated_ranks",
     "special_placement",
@@ -141,6 +146,57 @@ def make_dtensor(
     spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, stride, local.dtype))
     result: torch.Tensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return result
+
+
+# ----------------------------------------------------------------------------------------------------- ranks as threads
+def run_in_threads(function: Callable[[int], object], world_size: int, limit: float) -> list[BaseException | None]:
+    """Call ``function(rank)`` in a thread for each rank, and return what each raised.
+
+    Collectives go through torch's threaded process group, as its own tests have it: tensors are handed over in memory.
+    When one thread raises, those that wait for it end as well. A thread that has not ended after ``limit`` seconds has
+    "raised" a TimeoutError; it is left behind.
+    """
+    # importing the module registers the "threaded" backend
+    from torch.testing._internal.distributed import multi_threaded_pg
+
+    threaded: Any = multi_threaded_pg
+    isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    raised: list[BaseException | None] = [None] * world_size
+    over = threading.Event()
+
+    def run(rank: int) -> None:
+        try:
+            dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
+            try:
+                function(rank)
+            finally:
+                if not over.is_set():  # from then on the process group is that of the process
+                    dist.destroy_process_group()
+        except BaseException as error:  # noqa: BLE001 - goes to the caller
+            if not over.is_set():
+                raised[rank] = error
+                threaded.ProcessLocalGroup.exception_handle(error)
+
+    isolate(True)
+    threaded._install_threaded_pg()
+    try:
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + limit
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        over.set()
+        for rank, thread in enumerate(threads):
+            if thread.is_alive():
+                raised[rank] = TimeoutError(f"no end within {limit:g} s")
+        return list(raised)
+    finally:
+        over.set()
+        threaded.ProcessLocalGroup.reset()
+        threaded._uninstall_threaded_pg()
+        isolate(False)
 
 
 # -------------------------------------------------------------------------------------------------------- local shards
@@ -334,6 +390,62 @@ def count_collectives() -> Iterator[dict[str, int]]:
     for op, count in mode.get_comm_counts().items():
         name = str(op).rsplit(".", 1)[-1]
         counts[name] = counts.get(name, 0) + count
+
+
+_C10D_NAMES = {  # what torch.distributed calls them, which those of the functional collectives follow
+    "_allgather_base_": "all_gather_into_tensor",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "allgather_": "all_gather",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "broadcast_": "broadcast",
+    "gather_": "gather",
+    "reduce_": "reduce",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "scatter_": "scatter",
+}
+
+
+def _collective_name(op: OpOverload) -> str | None:
+    """Return what a collective is called, None for any other op: a wait, or what only passes a tensor on."""
+    name = op.overloadpacket.__name__
+    if op.namespace == "c10d":
+        return _C10D_NAMES.get(name)
+    functional = op.namespace == "_c10d_functional" and name in _FUNCTIONAL_COLLECTIVES
+    return name if functional or name == "shard_dim_alltoall" else None
+
+
+class CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells ``seen`` of each collective that this thread issues: its name, and the autograd node that it runs in.
+
+    The node is given by its sequence number, which grows with the order in which nodes are made in the forward pass; it
+    is None outside a backward pass. Of DTensors the collectives on their local tensors are seen.
+    """
+
+    def __init__(self, seen: Callable[[str, int | None], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = seen
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if DTensor in types:
+            return NotImplemented
+        name = _collective_name(func)
+        if name is not None:
+            node = torch._C._current_autograd_node()
+            self._seen(name, None if node is None else node._sequence_nr())
+        return func(*args, **(kwargs or {}))
+
+
+def next_sequence_number() -> int:
+    """Return the sequence number that the next autograd node of this thread gets."""
+    return int(torch._C._autograd._get_sequence_nr())
 
 
 def cache_misses() -> int:
@@ -952,11 +1064,15 @@ def _raised_by_dtensor(error: BaseException) -> bool:
     return frame is not None and f"{os.sep}torch{os.sep}distributed{os.sep}" in frame.filename
 
 
-def mesh_of_world(device: str, shape: tuple[int, ...], backend: str | None = None) -> DeviceMesh:
+def mesh_of_world(
+    device: str, shape: tuple[int, ...], backend: str | None = None, dim_names: tuple[str, ...] = ()
+) -> DeviceMesh:
     """Return a mesh of all ranks of the default process group, with groups of ``backend`` if it is given."""
+    names = dim_names or None
     if backend is None:
-        return dist.device_mesh.init_device_mesh(device, shape)
-    return dist.device_mesh.init_device_mesh(device, shape, backend_override=dict.fromkeys(range(len(shape)), backend))
+        return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names)
+    overrides: dict[int | str, Any] = dict.fromkeys(range(len(shape)), backend)
+    return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names, backend_override=overrides)
 
 
 # ------------------------------------------------------------------------------------------- CUDA tensors through gloo

@@ -18,6 +18,7 @@ from verifier.codec import pack
 from verifier.meshes.crew import Crew, PoolKey
 from verifier.meshes.processes import Gone, PoolError, Spares
 from verifier.process_limits import memory_note
+from verifier.tasks import Task, TaskOutcome
 
 __all__ = ["Pool", "PoolSet"]
 
@@ -30,7 +31,7 @@ _FOR_REFUSALS = 10
 class _Flight:
     """One trial on its way: what has come back of it so far."""
 
-    trial: Trial
+    trial: Trial | Task
     started: float
     reports: dict[int, ProcessReport] = field(default_factory=dict)
     raised: dict[int, ProcessReport] = field(default_factory=dict)
@@ -172,6 +173,35 @@ class Pool:
                 yield observation
         self._engaged = False
 
+    def call(self, task: Task) -> TaskOutcome:
+        """Have every rank call the function of ``task``, and return what came of it, whatever happens to the processes.
+
+        Raises
+        ------
+        ValueError
+            If the mesh has another world size, backend or device than the pool, or its ranks are simulated.
+        """
+        if PoolKey.of(task.mesh) != self.key:
+            raise ValueError(f"mesh {task.mesh} does not fit a pool of {self.key}")
+        if self.key.backend == "simulated":
+            raise ValueError(f"mesh {task.mesh}: a function that ranks call needs a process for each of them")
+        self.start()
+        if self._engaged:
+            self._crew.mend()
+        self._engaged = True
+        self._retried = None
+        observations: list[Observation] = []
+        while not observations:
+            self._replace_dead()
+            observations += self._fly([task], 0)
+        (observation,) = observations
+        raised = tuple(report.raised if report is not None else None for report in observation.reports)
+        if observation.fate is not Fate.COMPLETED or any(raised):  # what a rank had begun may still be on its way
+            self._recover(f"{task.call}: {observation.fate}: {observation.detail or 'raised'}")
+        self._engaged = False
+        returned = tuple(report.returned if report is not None else None for report in observation.reports)
+        return TaskOutcome(observation.fate, returned, raised, observation.detail, observation.seconds)
+
     def _out_of_step(self, observation: Observation) -> bool:
         """Return whether ranks stopped where others went on without an exchange, so that their next ones differ."""
         raised = [report.raised.phase for report in observation.reports if report is not None and report.raised]
@@ -196,7 +226,7 @@ class Pool:
         if self.on_restart is not None:
             self.on_restart(reason, seconds)
 
-    def _fly(self, trials: Sequence[Trial], first: int) -> Iterator[Observation]:
+    def _fly(self, trials: Sequence[Trial] | Sequence[Task], first: int) -> Iterator[Observation]:
         """Run ``trials[first:]`` until the first one after which the ranks need mending, that one included.
 
         Nothing is yielded of a trial that a process did not live to begin: it is to be run again, once.
@@ -219,7 +249,7 @@ class Pool:
                     return
                 if self.size > 1 and len(flight.raised) > raised:
                     raised, grace_until = len(flight.raised), time.monotonic() + flight.patience(self.grace)
-                limit = min(flight.started + self.trial_limit, grace_until)
+                limit = min(flight.started + self._limit(flight), grace_until)
                 ready = wait(list(waiting), max(0.0, limit - time.monotonic()))
                 if not ready:
                     if lost:
@@ -271,7 +301,12 @@ class Pool:
 
     def _ended(self, flight: _Flight, fate: Fate, detail: str) -> Observation:
         reports = tuple(flight.reports.get(index) or flight.raised.get(index) for index in range(self.size))
-        return Observation(flight.trial, fate, reports, detail, time.monotonic() - flight.started)
+        trial = cast(Trial, flight.trial)  # a task's comes back as a TaskOutcome, which does not name it
+        return Observation(trial, fate, reports, detail, time.monotonic() - flight.started)
+
+    def _limit(self, flight: _Flight) -> float:
+        own = flight.trial.limit if isinstance(flight.trial, Task) else None
+        return self.trial_limit if own is None else own
 
     def _who_died(self, lost: Sequence[int]) -> str:
         texts = []
@@ -295,7 +330,7 @@ class Pool:
             else:
                 state = f"in {process.phase}"
             by_state.setdefault(state, []).append(index)
-        limit = flight.patience(self.grace) if flight.raised else self.trial_limit
+        limit = flight.patience(self.grace) if flight.raised else self._limit(flight)
         parts = [
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}" for state, ranks in by_state.items()
         ]

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 
 from verifier.cases import OpCase, Phase, ProcessReport, Raised, Trial
@@ -33,10 +34,12 @@ from verifier.codec import pack, unpack
 from verifier.imports import run_imports
 from verifier.logs import log_through
 from verifier.process_limits import die_with, limit_memory
-from verifier.reference import Reference, make_reference
+from verifier.reference import Reference, make_reference, resolve
 from verifier.runtime import Exchange, TrialRunner
+from verifier.tasks import Task
 from verifier.torch_internals import (
     clear_caches,
+    is_refusal,
     mesh_of_world,
     simulated_mode,
     stage_through_host,
@@ -169,11 +172,13 @@ class _Ranks:
         self.ranks: tuple[int, ...] = ()
         self._seat: Seat | None = None
         self._runners: dict[tuple[int, ...], TrialRunner] = {}
+        self._meshes: dict[tuple[tuple[int, ...], tuple[str, ...]], DeviceMesh] = {}
         self._staging: list[torch.library.Library] = []
 
     def build(self, seat: Seat) -> None:
         """Take ``seat`` and make the process groups; leaves those that there were before."""
         self._runners.clear()
+        self._meshes.clear()
         clear_caches()  # they hold meshes of the old groups
         started, earlier, self._seat = time.perf_counter(), self._seat, seat
         if seat.simulated:
@@ -224,15 +229,22 @@ class _Ranks:
 
     def _runner(self, shape: tuple[int, ...]) -> TrialRunner:
         """Return what runs trials on a mesh of ``shape``; the ranks meet in it when the shape is new."""
-        assert self._seat is not None
         if shape not in self._runners:
-            staged = self._seat.device == "cuda" and self._seat.backend == "gloo"
-            mesh = mesh_of_world(self._seat.device, shape, "gloo" if staged else None)
+            mesh = self._mesh(shape)
             self._runners[shape] = TrialRunner(mesh, self.ranks, self._exchange, self.memory_limit)
         return self._runners[shape]
 
-    def run_batch(self, batch: list[tuple[int, Trial]]) -> None:
-        """Run trials and report each, until the last one or until the connections are broken."""
+    def _mesh(self, shape: tuple[int, ...], dim_names: tuple[str, ...] = ()) -> DeviceMesh:
+        """Return a mesh of all ranks; they meet in it when it is new."""
+        assert self._seat is not None
+        if (shape, dim_names) not in self._meshes:
+            staged = self._seat.device == "cuda" and self._seat.backend == "gloo"
+            mesh = mesh_of_world(self._seat.device, shape, "gloo" if staged else None, dim_names)
+            self._meshes[shape, dim_names] = mesh
+        return self._meshes[shape, dim_names]
+
+    def run_batch(self, batch: list[tuple[int, Trial | Task]]) -> None:
+        """Run trials and tasks and report each, until the last one or until the connections are broken."""
         assert self._seat is not None
         case: OpCase | None = None
         reference: Reference | None = None
@@ -241,6 +253,9 @@ class _Ranks:
                 return
             self.messages.trial = number
             self.messages.enter(Phase.SETUP)
+            if isinstance(trial, Task):
+                self._run_task(trial)
+                continue
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("trial %d: %s on mesh %s, %s", number, trial.case.op, trial.mesh, trial.combination)
             try:
@@ -258,6 +273,20 @@ class _Ranks:
             self.messages.send("report", report)
             if report.raised is not None and self._seat.device == "cuda":
                 self._end_if_unusable()
+
+    def _run_task(self, task: Task) -> None:
+        """Call the function of ``task`` and report what it returned or raised."""
+        try:
+            mesh = self._mesh(task.mesh.shape, task.dim_names)
+            self.messages.enter(Phase.FORWARD)
+            report = ProcessReport(self.ranks, Phase.DONE, returned=resolve(task.call)(mesh, *task.args))
+        except Exception as error:  # noqa: BLE001 - the process boundary: becomes data with its traceback
+            text = "".join(traceback.format_exception(error)[-12:])
+            raised = Raised(Phase.FORWARD, type(error).__name__, str(error), traceback=text, refusal=is_refusal(error))
+            report = ProcessReport(self.ranks, Phase.FORWARD, raised)
+            self.messages.announce(report)
+        self.messages.enter("idle")
+        self.messages.send("report", report)
 
     @staticmethod
     def _end_if_unusable() -> None:

@@ -1,0 +1,208 @@
+"""Whole models under true plans do what the local ones do, on one mesh dim and on two; and what the result says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from strategies.models import (
+    MLP,
+    RMSNorm,
+    StackedMLP,
+    Transformer,
+    TransformerSize,
+    data_parallel,
+    embedding_parallel,
+    next_token_loss,
+    sequence_parallel,
+    sequence_parallel_mlp,
+    sequence_parallel_norm,
+    squared_error,
+    tensor_parallel,
+    tensor_parallel_mlp,
+)
+from verifier.modules import ModuleError, ModuleVerification, sum_of_squares, verify_module
+from verifier.verification import NothingVerified
+
+Verify = Callable[..., ModuleVerification]
+
+GENERATOR = torch.Generator().manual_seed(7)
+ROWS = torch.randn(6, 10, generator=GENERATOR)
+VALUES = torch.randn(2, 5, 10, generator=GENERATOR)
+IDS, NEXT = torch.randint(0, 13, (2, 4, 7), generator=GENERATOR)
+PARTS = {"loss": sum_of_squares, "loss_placements": "P(sum)"}
+BY_ROWS = {"placements": "S(0)", "outputs": "S(0)", **PARTS}
+BY_POSITIONS = {"placements": "S(1)", "outputs": "S(1)", **PARTS}
+
+
+def transformer(**size: Any) -> partial[Transformer]:
+    return partial(Transformer, TransformerSize(vocabulary=13, **size))  # uneven over 2 and 4 ranks
+
+
+PERCEPTRONS: list[tuple[object, object, torch.Tensor, Mapping[str, object]]] = [
+    (MLP, tensor_parallel_mlp, ROWS, {}),
+    (partial(StackedMLP, bias=False), tensor_parallel_mlp, ROWS, {}),
+    (StackedMLP, sequence_parallel_mlp, ROWS, BY_ROWS),
+    (partial(RMSNorm, 10), sequence_parallel_norm, VALUES, BY_POSITIONS),
+    (partial(nn.LayerNorm, 10), sequence_parallel_norm, VALUES, BY_POSITIONS),
+    (MLP, {"up": ColwiseParallel(), "down": RowwiseParallel()}, ROWS, {"as_dtensors": True}),
+]
+
+
+@pytest.mark.parametrize(("model", "plan", "values", "options"), PERCEPTRONS)
+def test_perceptrons_and_norms(
+    verify_module: Verify, model: object, plan: object, values: torch.Tensor, options: Mapping[str, object]
+) -> None:
+    result = verify_module(model, plan, [values.clone().requires_grad_()], mesh=2, **options)
+    assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
+    assert not result.vacuous
+
+
+TRANSFORMERS = [
+    (tensor_parallel, {}),
+    (tensor_parallel, {"tied": False, "dropout": 0.25}),
+    (tensor_parallel, {"checkpointed": True, "rms_norm": True}),
+    (sequence_parallel, {}),
+    (sequence_parallel, {"tied": False, "checkpointed": True}),
+    (embedding_parallel, {}),
+    (embedding_parallel, {"tied": False, "width": 18, "heads": 3}),
+]
+
+
+@pytest.mark.parametrize(("plan", "size"), TRANSFORMERS)
+def test_transformer(verify_module: Verify, plan: object, size: dict[str, Any]) -> None:
+    model = transformer(layers=1, **size)
+    result = verify_module(model, plan, [IDS], targets=[NEXT], loss=next_token_loss, mesh=2)
+    assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
+    # each submodule's output and its gradient are compared only where something is wrong; parameters always are
+    names = {name for name, _ in Transformer(TransformerSize(layers=1)).named_modules()}
+    assert {module for module, _ in result.layouts} == names - {"layers"}
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "options"),
+    [
+        (StackedMLP, ROWS, {"targets": [ROWS.flip(0)], "loss": squared_error}),
+        (transformer(layers=1, tied=False), IDS, {"targets": [NEXT], "loss": next_token_loss}),
+    ],
+)
+def test_with_data_parallel(
+    verify_module: Verify, model: object, inputs: torch.Tensor, options: Mapping[str, object]
+) -> None:
+    result = verify_module(model, data_parallel, [inputs], mesh="2x2", placements="(S(0), R)", steps=3, **options)
+    assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
+    assert len(set(result.losses)) == 3
+    assert result.collectives_of("", "backward")["reduce_scatter_tensor"] > 0
+
+
+def test_collectives_are_listed_by_submodule_and_phase(verify_module: Verify) -> None:
+    result = verify_module(StackedMLP, tensor_parallel_mlp, [ROWS.clone().requires_grad_()], mesh=2)
+    listed = [(c.phase, c.module, c.name, c.count) for c in result.collectives]
+    assert listed == [
+        ("forward", "layers.0.down", "all_reduce", 1),
+        ("forward", "layers.1.down", "all_reduce", 1),
+        ("backward", "layers.0.up", "all_reduce", 1),
+        ("backward", "layers.1.up", "all_reduce", 1),
+    ]
+    assert result.collectives_of("layers.1") == {"all_reduce": 2}
+    assert result.collectives_of("layers.1", "forward") == {"all_reduce": 1}
+    assert dict(result.layouts)["layers.0.relu"] == "S(1)"
+    assert "  backward layers.1.up: 1 all_reduce" in result.describe()
+
+
+def test_collectives_of_hooks_belong_to_their_submodule(verify_module: Verify) -> None:
+    """Positions are gathered by the hooks of a plan in front of attention, and those of weights in the optimiser."""
+    model = transformer(layers=1)
+    result = verify_module(model, sequence_parallel, [IDS], targets=[NEXT], loss=next_token_loss, mesh=2)
+    own = {(c.phase, c.name): c.count for c in result.collectives if c.module == "layers.0.attention"}
+    assert own == {("forward", "all_gather_into_tensor"): 1, ("backward", "reduce_scatter_tensor"): 1}
+    # weight and bias of three norms, whose gradients are parts of sums until the optimiser needs them
+    assert result.collectives_of("", "step") == {"all_reduce": 6}
+
+
+def test_model_of_the_caller_stays_as_it_is(verify_module: Verify) -> None:
+    model = MLP()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    verify_module(model, tensor_parallel_mlp, [ROWS], mesh=2, optimizer=partial(torch.optim.Adam, lr=0.01))
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert model.up.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_uneven_features(verify_module: Verify, local: bool) -> None:
+    """Plain tensors do not say how they were cut, so torch 2.13.0 takes uneven parts for even ones (issue #150336)."""
+    plan = {"up": ColwiseParallel(use_local_output=local), "down": RowwiseParallel()}
+    model = partial(MLP, 10, 7)
+    if not local:
+        verify_module(model, plan, [ROWS], mesh=2)
+        return
+    with pytest.raises(ModuleError, match="a and b must have same reduction dim") as caught:
+        verify_module(model, plan, [ROWS], mesh=2)
+    assert "\n  raised in the submodule down\n" in str(caught.value)
+
+
+def test_readme_example(verify_module: Verify) -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python title=test_my_model.py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    names["test_perceptron"](verify_module)
+    (message,) = re.findall(r"^```text\n(WRONG_VALUE output of 2.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=Partial())}
+    with pytest.raises(ModuleError) as caught:
+        verify_module(model, plan, [torch.ones(4, 8)], mesh=2)
+    number = r"-?\d+\.\d+(e-\d+)?"
+    assert re.sub(number, "#", str(caught.value)) == re.sub(number, "#", message.strip())
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+def local_function() -> Callable[..., object]:
+    def plan(model: object, mesh: object) -> None:
+        raise AssertionError("never called")
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "options", "message"),
+    [
+        (MLP, tensor_parallel_mlp, {"mesh": "simulated:2"}, "needs a process for each rank; name it as 2"),
+        (
+            MLP,
+            {"up": ColwiseParallel()},
+            {"mesh": "2x2"},
+            r"give a function plan\(model, mesh\) that takes mesh",
+        ),
+        (MLP, tensor_parallel_mlp, {"dim_names": ("a", "b")}, "do not name the 1 dim of mesh 2"),
+        (MLP, tensor_parallel_mlp, {"placements": "(S(0), R)"}, "is for 2 mesh dims, mesh 2 has 1"),
+        (
+            MLP,
+            tensor_parallel_mlp,
+            {"placements": ["R", "R"]},
+            "placements has 2 entries; give one for each",
+        ),
+        (MLP, tensor_parallel_mlp, {"outputs": "Q"}, "^outputs: "),
+        (MLP, local_function(), {}, "put it at the top level of a module that the ranks can import"),
+        (dict, tensor_parallel_mlp, {}, "made a dict, not a torch.nn.Module"),
+    ],
+)
+def test_mistakes_are_refused(model: Any, plan: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        verify_module(model, plan, [ROWS], **options)
+
+
+def test_what_proves_nothing_is_refused() -> None:
+    with pytest.raises(NothingVerified, match="every gradient of the local model is 0"):
+        verify_module(partial(MLP, bias=False), tensor_parallel_mlp, [torch.zeros(6, 10)])

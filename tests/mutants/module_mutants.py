@@ -1,0 +1,173 @@
+"""Plans that are wrong in one way each; the ranks import them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from strategies.models import MLP, StackedMLP, Transformer, sequence_plan, tensor_parallel, tensor_parallel_mlp
+from verifier.modules import mean_square
+
+
+# ------------------------------------------------------------------------------------------------------------- forward
+def row_wise_without_reduction(model: StackedMLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model.layers[0], mesh)
+    up, down = ColwiseParallel(), RowwiseParallel(output_layouts=Partial())
+    parallelize_module(model.layers[1], mesh, {"up": up, "down": down})
+
+
+def bias_on_every_rank(model: StackedMLP, mesh: DeviceMesh) -> None:
+    """Cut the features by hand, and add the bias before the reduction."""
+    tensor_parallel_mlp(model.layers[1], mesh)
+    layer: Any = model.layers[0]
+    tensor_parallel_mlp(layer, mesh)
+    bias = layer.down.bias.to_local().detach()
+
+    def add_again(_module: nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+        return output + bias * (mesh.size() - 1)
+
+    layer.down.register_forward_hook(add_again)
+
+
+def _rows(model: StackedMLP, mesh: DeviceMesh, prepared: tuple[str, ...]) -> None:
+    prepare = PrepareModuleInput(input_layouts=(Shard(0),), desired_input_layouts=(Replicate(),))
+    for name in prepared:
+        parallelize_module(model, mesh, {name: prepare})
+    rest = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel(output_layouts=Shard(0))}
+    parallelize_module(model, mesh, rest)
+
+
+def rows(model: StackedMLP, mesh: DeviceMesh) -> None:
+    """Not wrong: rows are gathered before each perceptron, and each rank gets its own after it."""
+    _rows(model, mesh, ("layers.0", "layers.1"))
+
+
+def input_not_prepared(model: StackedMLP, mesh: DeviceMesh) -> None:
+    _rows(model, mesh, ("layers.0",))
+
+
+def half_the_positions(model: Transformer, mesh: DeviceMesh) -> None:
+    """Sequence parallelism in which attention gets this rank's positions as if they were all."""
+    plan = sequence_plan()
+    del plan["layers.*.attention"]
+    plan["layers.*.attention_norm"] = SequenceParallel(use_local_output=True)
+    parallelize_module(model, mesh, plan)
+    model.output.weight = model.tokens.weight
+
+
+def on_another_mesh(model: MLP, mesh: DeviceMesh) -> None:
+    """Not wrong: a mesh of the same ranks under another name."""
+    tensor_parallel_mlp(model, init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=("other",)))
+
+
+def on_a_mesh_of_more_dims(model: MLP, mesh: DeviceMesh) -> None:
+    """Not wrong, but its placements are on mesh dims that nobody knows."""
+    finer = init_device_mesh(mesh.device_type, (1, mesh.size()), mesh_dim_names=("one", "all"))
+    replicated = [Replicate(), Replicate()]
+    for module in (model.up, model.down):
+        for name, parameter in list(module.named_parameters()):
+            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), finer, replicated)))
+    model.register_forward_pre_hook(lambda _module, inputs: (distribute_tensor(inputs[0], finer, replicated),))
+
+
+def one_rank_raises(model: MLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    if mesh.get_rank() == 1:
+        model.relu.register_forward_hook(_raise)
+
+
+def _raise(*_: object) -> None:
+    raise ZeroDivisionError("only here")
+
+
+def one_rank_waits(model: MLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    if mesh.get_rank() == 1:
+        model.relu.register_forward_hook(lambda *_: dist.barrier())
+
+
+def one_rank_dies(model: MLP, mesh: DeviceMesh) -> None:
+    if mesh.get_rank() == 1:
+        os._exit(3)
+    tensor_parallel_mlp(model, mesh)
+
+
+def ranks_hold_different_kinds(model: MLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    replicated = [Replicate()]
+
+    def wrap(_module: nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+        return DTensor.from_local(output, mesh, replicated) if mesh.get_rank() else output
+
+    model.register_forward_hook(wrap)
+
+
+def loss_beside_the_output(output: torch.Tensor, *_: object) -> torch.Tensor:
+    """Return a loss that differs between ranks and the local model, while its gradient does not."""
+    return mean_square(output) + (1.0 if dist.is_initialized() else 0.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ backward
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return 2 * gradient
+
+
+def gradient_doubled_in_a_hook(model: StackedMLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    layer: Any = model.layers[1]
+    layer.relu.register_forward_hook(lambda _module, _inputs, output: _Doubled.apply(output))
+
+
+def gradient_of_the_input_doubled(model: MLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    model.register_forward_pre_hook(lambda _module, inputs: (_Doubled.apply(inputs[0]),))
+
+
+def gradient_not_reduced(model: nn.Module, mesh: DeviceMesh) -> None:
+    """A norm on the positions of each rank, whose weight is a plain replica: its gradient is this rank's part."""
+    del model, mesh
+
+
+def weights_untied(model: Transformer, mesh: DeviceMesh) -> None:
+    tensor_parallel(model, mesh)
+    model.output.weight = nn.Parameter(model.output.weight.detach().clone())
+
+
+def one_parameter_frozen(model: MLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    model.up.bias.requires_grad_(False)
+
+
+# ---------------------------------------------------------------------------------------------------------------- step
+def weight_moved_after_its_gradient(model: MLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    model.down.bias.register_post_accumulate_grad_hook(_move)
+
+
+def _move(parameter: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter.add_(1.0)
+
+
+def with_another_buffer(model: MLP, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    model.register_buffer("seen", torch.zeros(()))

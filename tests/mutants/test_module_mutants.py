@@ -1,0 +1,150 @@
+"""Wrong plans of whole models are caught, and the submodule is named in which the first difference arises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import module_mutants
+import pytest
+import torch
+
+from strategies.models import (
+    MLP,
+    RMSNorm,
+    StackedMLP,
+    Transformer,
+    TransformerSize,
+    next_token_loss,
+    tensor_parallel_mlp,
+)
+from verifier.cases import VerdictKind
+from verifier.modules import ModuleError, ModuleVerification, sum_of_squares
+from verifier.verification import NothingVerified
+
+Verify = Callable[..., ModuleVerification]
+
+GENERATOR = torch.Generator().manual_seed(3)
+ROWS = torch.randn(6, 10, generator=GENERATOR)
+IDS, NEXT = torch.randint(0, 12, (2, 3, 8), generator=GENERATOR)
+LANGUAGE = {"targets": [NEXT], "loss": next_token_loss}
+BY_ROWS = {"placements": "S(0)", "outputs": "S(0)", "loss": sum_of_squares, "loss_placements": "P(sum)"}
+
+
+def failure(verify_module: Verify, model: object, plan: object, inputs: list[Any], **options: object) -> ModuleError:
+    with pytest.raises(ModuleError) as caught:
+        verify_module(model, plan, inputs, mesh=2, **options)
+    return caught.value
+
+
+def first_line(error: ModuleError) -> str:
+    return str(error).partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind", "module", "likely", "options"),
+    [
+        (module_mutants.row_wise_without_reduction, "WRONG_VALUE", "layers.1.down", "was the reduction left out", {}),
+        (module_mutants.bias_on_every_rank, "WRONG_VALUE", "layers.0.down", "", {}),
+        (module_mutants.input_not_prepared, "WRONG_SHAPE", "layers.1.up", "this rank's part of its input", BY_ROWS),
+        (module_mutants.gradient_doubled_in_a_hook, "WRONG_GRADIENT", "layers.1.relu", "2 times", {}),
+    ],
+)
+def test_first_submodule_is_named(
+    verify_module: Verify, plan: object, kind: str, module: str, likely: str, options: Mapping[str, object]
+) -> None:
+    error = failure(verify_module, StackedMLP, plan, [ROWS], **options)
+    assert (error.kind, error.first and error.first.module) == (kind, module)
+    lines = str(error).splitlines()
+    assert lines[0].startswith(f"{kind} ")
+    assert lines[1].startswith(f"  in StackedMLP under {plan.__name__} on mesh 2, backend gloo, during ")  # type: ignore[attr-defined]
+    assert lines[2].startswith(f"  first in the submodule {module} (")
+    assert likely in lines[-1]
+
+
+def test_plan_that_prepares_its_input_passes(verify_module: Verify) -> None:
+    verify_module(StackedMLP, module_mutants.rows, [ROWS], mesh=2, **BY_ROWS)
+
+
+def test_mesh_of_the_plan_may_have_other_names_but_not_other_dims(verify_module: Verify) -> None:
+    verify_module(MLP, module_mutants.on_another_mesh, [ROWS], mesh=2)
+    with pytest.raises(NothingVerified, match="output: it is on a mesh with the dims one, all, which are not among tp"):
+        verify_module(MLP, module_mutants.on_a_mesh_of_more_dims, [ROWS], mesh=2)
+
+
+def test_values_of_the_first_difference_are_those_of_the_rank(verify_module: Verify) -> None:
+    error = failure(verify_module, StackedMLP, module_mutants.bias_on_every_rank, [ROWS])
+    first = error.first
+    assert first is not None
+    torch.manual_seed(0)
+    model = StackedMLP().double()
+    expected = model.layers[0](ROWS.double())[0, 0].item()
+    bias = model.layers[0].down.bias[0].item()  # type: ignore[union-attr]
+    assert (first.subject, first.rank, first.index) == ("output of layers.0.down", 0, (0, 0))
+    assert float(first.expected) == pytest.approx(expected, rel=1e-12)
+    assert float(first.got) == pytest.approx(expected + bias, rel=1e-12)
+
+
+def test_untied_weights_are_named(verify_module: Verify) -> None:
+    model = partial(Transformer, TransformerSize(layers=1))
+    error = failure(verify_module, model, module_mutants.weights_untied, [IDS], **LANGUAGE)
+    assert error.kind is VerdictKind.WRONG_GRADIENT
+    assert error.first is not None
+    assert error.first.subject in ("gradient of output.weight", "gradient of tokens.weight")
+    assert "tokens.weight and output.weight are one parameter in the local model" in str(error)
+
+
+def test_half_of_the_positions(verify_module: Verify) -> None:
+    """Two ranks cannot add half of the positions to their own; the message says in which submodule that ends."""
+    model = partial(Transformer, TransformerSize(layers=1))
+    error = failure(verify_module, model, module_mutants.half_the_positions, [IDS], **LANGUAGE)
+    assert error.kind is VerdictKind.CRASH
+    assert "\n  raised in the submodule layers.0\n" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "kind", "subject"),
+    [
+        (module_mutants.gradient_of_the_input_doubled, {}, "WRONG_GRADIENT", "gradient of input 0"),
+        (module_mutants.one_parameter_frozen, {}, "WRONG_GRADIENT", "gradient of up.bias"),
+        (module_mutants.weight_moved_after_its_gradient, {}, "WRONG_VALUE", "down.bias"),
+        (module_mutants.with_another_buffer, {}, "WRONG_VALUE", "parameters and buffers"),
+        (module_mutants.ranks_hold_different_kinds, {}, "RANKS_DISAGREE", "output of the model"),
+        (tensor_parallel_mlp, {"loss": module_mutants.loss_beside_the_output}, "WRONG_VALUE", "loss"),
+    ],
+)
+def test_only_one_check_sees_it(
+    verify_module: Verify, plan: object, options: Mapping[str, object], kind: str, subject: str
+) -> None:
+    error = failure(verify_module, MLP, plan, [ROWS.clone().requires_grad_()], **options)
+    assert (error.kind, error.first and error.first.subject) == (kind, subject)
+    own = {found.subject for found in error.differences} - {subject, "output", "loss"}
+    # what the optimiser makes of a wrong gradient is wrong as well
+    assert own <= {subject.removeprefix("gradient of ")}
+
+
+def test_gradient_of_a_replica_that_is_not_reduced(verify_module: Verify) -> None:
+    """A weight that every rank has, applied to the positions of each rank."""
+    options = {"placements": "S(1)", "outputs": "S(1)", "loss": sum_of_squares, "loss_placements": "P(sum)"}
+    values = torch.randn(2, 4, 10, generator=GENERATOR)
+    error = failure(verify_module, partial(RMSNorm, 10), module_mutants.gradient_not_reduced, [values], **options)
+    assert error.kind is VerdictKind.WRONG_GRADIENT
+    assert [found.subject for found in error.differences] == ["gradient of weight", "weight"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind", "text"),
+    [
+        (module_mutants.one_rank_raises, VerdictKind.CRASH, "CRASH rank 1 raised ZeroDivisionError: only here"),
+        (module_mutants.one_rank_waits, VerdictKind.HANG, "HANG after 3 s: rank"),
+        (module_mutants.one_rank_dies, VerdictKind.DIED, "DIED rank 1 ended with exit status 3 in forward"),
+    ],
+)
+def test_ranks_that_do_not_come_to_an_end(verify_module: Verify, plan: object, kind: VerdictKind, text: str) -> None:
+    error = failure(verify_module, MLP, plan, [ROWS], limit=3.0 if kind is VerdictKind.HANG else 60.0)
+    assert error.kind is kind
+    assert first_line(error).startswith(text)
+    assert "in MLP under " in str(error)
+    assert ("raised in the submodule relu" in str(error)) is (kind is VerdictKind.CRASH)
+    verify_module(MLP, tensor_parallel_mlp, [ROWS], mesh=2)  # the ranks can be used again

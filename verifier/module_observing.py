@@ -1,0 +1,320 @@
+"""One process's part of checking a module: run it, and note what it does, submodule by submodule.
+
+The same code runs the local model, in the controller, and the sharded one, on each rank; nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from verifier.cases import Placements
+from verifier.codec import unpack
+from verifier.placements import take_local
+from verifier.reference import resolve
+from verifier.torch_internals import CollectiveWatch, local_shards, make_dtensor, next_sequence_number, pytree
+
+__all__ = ["RAISED_IN", "Assignment", "Held", "ModuleCollective", "ModuleRun", "Recorded", "observe", "on_rank"]
+
+OUTSIDE = ""
+"""The module to which a collective belongs that none of the submodules issues: the model itself, and the optimiser."""
+RAISED_IN = "raised in the submodule "
+"""Begins the note on an exception of the forward pass."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """All that a process needs to run a model; the ranks get it packed.
+
+    ``plan`` is None for the local model. ``inputs`` and ``targets`` are global tensors, with one entry each in
+    ``placements``, on the mesh.
+    """
+
+    model: nn.Module
+    plan: object
+    inputs: tuple[object, ...]
+    targets: tuple[object, ...]
+    placements: tuple[Placements | None, ...]
+    as_dtensors: bool
+    loss: Callable[..., torch.Tensor]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds of one tensor.
+
+    ``placements`` is None for a plain tensor, or where a placement is not understood, which ``reason`` then names.
+    ``mesh_dims`` are the names of the mesh dims that the placements are on, if they have any, ``shape`` the global
+    shape.
+    """
+
+    local: torch.Tensor
+    shape: tuple[int, ...]
+    dtensor: bool = False
+    placements: Placements | None = None
+    mesh_dims: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A tensor that one call of a submodule returned, or the gradient of it.
+
+    ``call`` counts the calls of the same submodule, ``leaf`` the tensors among what it returned.
+    """
+
+    module: str
+    call: int
+    leaf: int
+    held: Held
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.module, self.call, self.leaf
+
+
+@dataclass(frozen=True)
+class ModuleCollective:
+    """How often a collective ran in one submodule, those within it not counted, in one phase of one step.
+
+    Attributes
+    ----------
+    module
+        Name of the submodule; empty for the model itself, and for what runs after the gradients are there.
+    phase
+        ``forward``, ``backward`` or ``step``, the last of these for the optimiser.
+    """
+
+    module: str
+    phase: str
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class ModuleRun:
+    """What a process saw of a model: the first step in detail, losses of all, the state after the last."""
+
+    modules: Mapping[str, str]
+    outputs: tuple[Recorded, ...]
+    output_gradients: tuple[Recorded, ...]
+    result: tuple[Held, ...]
+    losses: tuple[Held, ...]
+    gradients: Mapping[str, Held | None]
+    input_gradients: tuple[Held | None, ...]
+    state: Mapping[str, Held]
+    tied: tuple[tuple[str, ...], ...]
+    collectives: tuple[ModuleCollective, ...]
+
+
+def on_rank(mesh: DeviceMesh, packed: bytes) -> ModuleRun:
+    """Run the :class:`Assignment` in ``packed`` as a rank of ``mesh``."""
+    return observe(unpack(packed), mesh)
+
+
+def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
+    """Run a model for ``given.steps`` steps and return what it did; sharded if there is a mesh."""
+    torch.manual_seed(given.seed)  # a plan may draw numbers, too
+    model = given.model if mesh is None else _sharded(given.model.to(mesh.device_type), given.plan, mesh)
+    leaves = [_placed(value, where, given, mesh) for value, where in zip(
+        (*given.inputs, *given.targets), given.placements, strict=True)]  # fmt: skip
+    inputs, targets = leaves[: len(given.inputs)], leaves[len(given.inputs) :]
+    optimizer = given.optimizer(model.parameters())
+    watch = _Watch(model)
+    losses: list[Held] = []
+    for step in range(given.steps):
+        torch.manual_seed(given.seed + step)  # dropout on replicas is the same everywhere, and in the local model
+        optimizer.zero_grad(set_to_none=True)
+        with watch.recording() if step == 0 else watch.silent():
+            result = model(*inputs)
+            loss = given.loss(result, *targets)
+            losses.append(_held(loss))
+            watch.phase = "backward"
+            loss.backward()  # type: ignore[no-untyped-call]
+            watch.phase = "step"
+            if step == 0:
+                with torch.no_grad():
+                    kept = tuple(_held(leaf) for leaf in _tensors(result))
+                    gradients = {
+                        name: None if p.grad is None else _held(p.grad) for name, p in _parameters(model).items()
+                    }
+                    input_gradients = tuple(_gradient(value) for value in inputs)
+            optimizer.step()
+    state = {**_parameters(model), **dict(model.named_buffers())}
+    return ModuleRun(
+        modules={name: type(module).__name__ for name, module in model.named_modules()},
+        outputs=tuple(watch.outputs),
+        output_gradients=tuple(watch.gradients),
+        result=kept,
+        losses=tuple(losses),
+        gradients=gradients,
+        input_gradients=input_gradients,
+        state={name: _held(tensor) for name, tensor in state.items()},
+        tied=_tied(model),
+        collectives=tuple(
+            ModuleCollective(module, phase, name, count)
+            for (phase, module, name), count in sorted(watch.collectives.items(), key=watch.order)
+        ),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- beginning
+def _sharded(model: nn.Module, plan: object, mesh: DeviceMesh) -> nn.Module:
+    if isinstance(plan, ParallelStyle | Mapping):
+        return parallelize_module(model, mesh, plan)  # type: ignore[arg-type]
+    apply: Any = resolve(plan) if isinstance(plan, str) else plan
+    changed = apply(model, mesh)
+    if changed is not None and not isinstance(changed, nn.Module):
+        raise TypeError(f"the plan returned a {type(changed).__name__}; return the module, or None to keep it")
+    return model if changed is None else changed
+
+
+def _placed(value: object, placements: Placements | None, given: Assignment, mesh: DeviceMesh | None) -> object:
+    """Return an input as this process gets it: whole, its own part of it, or a DTensor."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    grad = value.requires_grad
+    if mesh is None or placements is None:
+        return value.detach().clone().requires_grad_(grad)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    local = take_local(value, placements, mesh.shape, coordinate, given.seed).to(mesh.device_type)
+    if given.as_dtensors:
+        local = make_dtensor(local, mesh, placements, value.shape, value.stride())
+    return local.requires_grad_(grad)
+
+
+# -------------------------------------------------------------------------------------------------------------- noting
+def _held(tensor: torch.Tensor) -> Held:
+    """Return what this process has of ``tensor``, copied to the host."""
+    if isinstance(tensor, DTensor):
+        detached: Any = tensor.detach()
+        shards = local_shards(detached)
+        (local,) = shards.locals.values()
+        names = tuple(tensor.device_mesh.mesh_dim_names or ())
+        return Held(_copied(local), tuple(tensor.shape), True, shards.placements, names, shards.reason)
+    return Held(_copied(tensor), tuple(tensor.shape))
+
+
+def _copied(local: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return local.detach().to("cpu", copy=True).contiguous()
+
+
+def _gradient(value: object) -> Held | None:
+    return _held(value.grad) if isinstance(value, torch.Tensor) and value.grad is not None else None
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of names that stand for one parameter."""
+    groups: defaultdict[int, list[str]] = defaultdict(list)
+    for name, parameter in _parameters(model).items():
+        groups[id(parameter)].append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+@dataclass
+class _Watch:
+    """Hooks on every submodule, around those of a plan: what goes in comes before these, what comes out after."""
+
+    model: nn.Module
+    phase: str = "forward"
+    outputs: list[Recorded] = field(default_factory=list)
+    gradients: list[Recorded] = field(default_factory=list)
+    collectives: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    _stack: list[tuple[str, int]] = field(default_factory=list)
+    _spans: list[tuple[int, int, str]] = field(default_factory=list)
+    _calls: Counter[str] = field(default_factory=Counter)
+    _positions: dict[str, int] = field(default_factory=dict)
+    _failed: str = ""
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Note nothing."""
+        yield
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note what every submodule returns, the gradients of that, and all collectives."""
+        handles = []
+        for position, (name, module) in enumerate(self.model.named_modules()):
+            self._positions[name] = position
+            handles.append(module.register_forward_pre_hook(self._entered(name), prepend=True))
+            # also where checkpointing breaks a forward off, as it does once it has what it needs
+            handles.append(module.register_forward_hook(self._left(name), always_call=True))
+        try:
+            with CollectiveWatch(self._collective):
+                yield
+        except Exception as error:
+            if self._failed:
+                error.add_note(f"{RAISED_IN}{self._failed}")
+            raise
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def order(self, item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str]:
+        """Return the place of a count: by phase, then by module as the model lists them."""
+        (phase, module, name), _ = item
+        return ("forward", "backward", "step").index(phase), self._positions[module], name
+
+    def _entered(self, name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: object) -> None:
+            self._stack.append((name, next_sequence_number()))
+
+        return hook
+
+    def _left(self, name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: object, output: object) -> None:
+            entered, begin = self._stack.pop()
+            assert entered == name, f"{name} ended within {entered}"
+            if sys.exc_info()[1] is not None and self.phase == "forward":  # this hook is called all the same
+                self._failed = self._failed or name
+                return
+            if self.phase != "forward":  # checkpointing runs it again
+                return
+            self._spans.append((begin, next_sequence_number(), name))
+            call = self._calls[name]
+            self._calls[name] += 1
+            for leaf, tensor in enumerate(_tensors(output)):
+                self.outputs.append(Recorded(name, call, leaf, _held(tensor)))
+                if tensor.requires_grad:
+                    tensor.register_hook(self._graded(name, call, leaf))  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _graded(self, name: str, call: int, leaf: int) -> Callable[[torch.Tensor], None]:
+        def hook(gradient: torch.Tensor) -> None:
+            self.gradients.append(Recorded(name, call, leaf, _held(gradient)))
+
+        return hook
+
+    def _collective(self, name: str, node: int | None) -> None:
+        module = OUTSIDE
+        if self._stack:
+            module = self._stack[-1][0]
+        elif node is not None:
+            inside = [(begin, module) for begin, end, module in self._spans if begin <= node < end]
+            module = max(inside, default=(0, OUTSIDE), key=lambda span: span[0])[1]
+        self.collectives[self.phase, module, name] += 1

@@ -1,0 +1,425 @@
+"""``verify_module``: a whole model under a parallel plan against the same model in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from verifier.cases import (
+    DifferenceKind,
+    Fate,
+    MeshSpec,
+    Placements,
+    VerdictKind,
+    parse_placements,
+)
+from verifier.codec import pack, unpack
+from verifier.meshes import Pool, PoolError, PoolKey, PoolSet
+from verifier.module_judging import Judgement, judge_module
+from verifier.module_matching import Matcher, ModuleDifference
+from verifier.module_observing import RAISED_IN, Assignment, ModuleCollective, ModuleRun, observe
+from verifier.reference import resolve
+from verifier.tasks import Task, TaskOutcome
+from verifier.verification import NothingVerified, ToolError
+from verifier.wording import plural
+
+__all__ = [
+    "ModuleCollective",
+    "ModuleDifference",
+    "ModuleError",
+    "ModuleVerification",
+    "Plan",
+    "mean_square",
+    "sum_of_squares",
+    "verify_module",
+]
+
+Plan = ParallelStyle | Mapping[str, ParallelStyle] | Callable[..., nn.Module | None] | str
+"""A plan for ``parallelize_module`` on a 1-D mesh, or ``plan(model, mesh)``, which the ranks import by its name."""
+
+DIM_NAMES = ("pp", "dp", "tp")
+"""Names of the mesh dims where a call gives none: the last of these, so that a mesh of one dim is ``tp``."""
+
+
+def sum_of_squares(output: object, *_targets: object) -> torch.Tensor:
+    """Return the sum of the squares of ``output``, of whose parts each rank may have one: ``P(sum)``."""
+    assert isinstance(output, torch.Tensor), "the model returns more than a tensor; give a loss"
+    return output.square().sum()
+
+
+def mean_square(output: object, *_targets: object) -> torch.Tensor:
+    """Return the mean of the squares of ``output``: the loss where a call names none."""
+    assert isinstance(output, torch.Tensor), "the model returns more than a tensor; give a loss"
+    return output.square().mean()
+
+
+# -------------------------------------------------------------------------------------------------------------- result
+class ModuleError(AssertionError):
+    """A sharded model does not do what the local one does.
+
+    Attributes
+    ----------
+    kind
+        The verdict, such as ``WRONG_GRADIENT`` or ``HANG``.
+    first
+        Where the first difference arose; None where the ranks did not come to an end.
+    differences
+        Whatever differs of the output, the losses, the gradients and the state after the last step.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: VerdictKind,
+        first: ModuleDifference | None = None,
+        differences: tuple[ModuleDifference, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.first = first
+        self.differences = differences
+
+
+@dataclass(frozen=True)
+class ModuleVerification:
+    """A sharded model that does what the local one does.
+
+    Attributes
+    ----------
+    call
+        Model, plan and mesh, as text.
+    losses, local_losses
+        The loss of each step, of the ranks together and of the local model.
+    collectives
+        What rank 0 ran in the first step, by submodule and phase.
+    layouts
+        How the ranks hold what each submodule returns, as ``("net1", "S(1)")``, in the order of execution; for plain
+        tensors the first layout that fits.
+    compared
+        How many tensors were compared.
+    vacuous
+        What is 0 everywhere in the local model, so that agreement proves nothing.
+    """
+
+    call: str
+    losses: tuple[float, ...]
+    local_losses: tuple[float, ...]
+    collectives: tuple[ModuleCollective, ...]
+    layouts: tuple[tuple[str, str], ...]
+    compared: int
+    vacuous: tuple[str, ...] = ()
+
+    def collectives_of(self, module: str, phase: str | None = None) -> dict[str, int]:
+        """Return how often each collective ran in ``module`` and what is within it, in ``phase`` or in all of them."""
+        inside = [
+            c
+            for c in self.collectives
+            if (c.module == module or c.module.startswith(f"{module}.") or not module) and phase in (None, c.phase)
+        ]
+        return {name: sum(c.count for c in inside if c.name == name) for name in dict.fromkeys(c.name for c in inside)}
+
+    def describe(self) -> str:
+        """Return what was compared, and the collectives by submodule, one a line."""
+        lines = [f"{self.call}: {plural(self.compared, 'tensor')} equal"]
+        lines += [f"  {c.phase:8} {c.module or '(model)'}: {c.count} {c.name}" for c in self.collectives]
+        return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------------- call
+def verify_module(
+    model: nn.Module | Callable[[], nn.Module] | str,
+    plan: Plan,
+    inputs: Sequence[object],
+    *,
+    targets: Sequence[object] = (),
+    mesh: MeshSpec | str | int = 2,
+    dim_names: Sequence[str] = (),
+    placements: str | Sequence[str | None] | None = None,
+    as_dtensors: bool = False,
+    outputs: str | None = None,
+    loss: Callable[..., torch.Tensor] | str = mean_square,
+    loss_placements: str | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    steps: int = 1,
+    dtype: torch.dtype | None = torch.float64,
+    seed: int = 0,
+    limit: float = 120.0,
+    pools: PoolSet | None = None,
+) -> ModuleVerification:
+    """Run ``model`` under ``plan`` on a mesh, and compare with the same model in one process.
+
+    Compared are the output, the loss, the gradient of every parameter and input, and parameters and buffers after a
+    step of the optimiser. Where one of them differs, what every submodule returned says where that began.
+
+    Parameters
+    ----------
+    model
+        A module, or a function that makes one, or its dotted path; the ranks have to be able to import its classes. It
+        is made once, here, and all ranks get the same parameters.
+    plan
+        ``plan(model, mesh)``, which changes the model in place or returns it, or its dotted path; or a plan for
+        ``parallelize_module``, on a mesh of one dim. The mesh has names: see ``dim_names``.
+    inputs, targets
+        Positional arguments of the model, and of the loss behind the output; global values.
+    mesh
+        As ``"2x2"``, ``4`` or a :class:`MeshSpec`; its ranks are processes.
+    dim_names
+        Names of the mesh dims; ``tp``, or ``dp`` and ``tp``, by default.
+    placements
+        How each of inputs and targets is given to the ranks, as ``"(S(0), R)"``; one text for all of them, or one
+        each. By default all are replicated.
+    as_dtensors
+        Give them as DTensors. Otherwise each rank gets a plain tensor, which is its part.
+    outputs
+        How plain tensors that the model returns stand for the output; by default as the first input.
+    loss
+        ``loss(output, *targets)``, or its dotted path; by default the mean of the squares.
+    loss_placements
+        How a plain loss stands for the whole one: ``P(avg)`` where gradients are averaged over the ranks, as data
+        parallelism does, ``P(sum)`` where they are summed, as sequence parallelism does. By default ``P(avg)`` on mesh
+        dims that cut the first input.
+    optimizer
+        Makes an optimiser of parameters; ``SGD(lr=0.1)`` by default.
+    steps
+        How many steps to make, all with the same inputs. The first is compared in detail.
+    dtype
+        What floating-point parameters, buffers and inputs are converted to first, so that rounding neither hides a
+        difference nor makes one; None leaves them as they are.
+    seed
+        Of the model, if it is made here, and of random numbers on the way: ranks and the local model begin each step
+        with the same. Dropout can be compared where it acts on replicated plain tensors; elsewhere ``p`` has to be 0.
+    limit
+        Seconds after which the ranks count as hung.
+    pools
+        Where the ranks come from; without it they are started for this call.
+
+    Returns
+    -------
+    ModuleVerification
+        Losses, and the collectives by submodule.
+
+    Raises
+    ------
+    ModuleError
+        If something differs, or the ranks raise, hang or die.
+    NothingVerified
+        If every gradient of the local model is 0, or something that counts could not be compared.
+    ToolError
+        If the ranks could not be started.
+    ValueError
+        If an argument does not fit, or the ranks cannot import it.
+    """
+    __tracebackhide__ = True
+    spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(str(mesh))
+    names = tuple(dim_names) or DIM_NAMES[-spec.ndim :]
+    _check_mesh(spec, names, plan)
+    given = Assignment(
+        model=_built(model, seed, dtype),
+        plan=plan,
+        inputs=tuple(_converted(value, dtype) for value in inputs),
+        targets=tuple(_converted(value, dtype) for value in targets),
+        placements=_placements(placements, (*inputs, *targets), spec),
+        as_dtensors=as_dtensors,
+        loss=resolve(loss) if isinstance(loss, str) else loss,  # type: ignore[arg-type]
+        optimizer=optimizer or partial(torch.optim.SGD, lr=0.1),
+        steps=steps,
+        seed=seed,
+    )
+    first_input = next((p for p in given.placements if p is not None), parse_placements(_spread("R", spec)))
+    output_placements = _parsed(outputs, spec, "outputs") if outputs is not None else first_input
+    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in first_input)
+    whole_loss = _parsed(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
+    packed = _packed(given)
+    call = f"{type(given.model).__name__} under {_plan_text(plan)} on mesh {spec}, backend {spec.backend}"
+    local = observe(unpack(packed))  # a copy, so that the caller's model stays as it is
+    if not any(held is not None and bool(held.local.count_nonzero()) for held in local.gradients.values()):
+        raise NothingVerified(f"{call}: every gradient of the local model is 0; give inputs and a loss that move it")
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(Pool(PoolKey.of(spec))) if pools is None else pools.of(spec)
+        try:
+            outcome = pool.call(Task("verifier.module_observing.on_rank", (packed,), spec, names, limit))
+        except PoolError as error:
+            raise ToolError(f"{error}; in {call}") from error
+    if not outcome.ok:
+        raise _failure(outcome, call)
+    runs: list[ModuleRun] = list(outcome.returned)  # type: ignore[arg-type]
+    matcher = Matcher(spec, names)
+    judgement = judge_module(local, runs, matcher, output_placements, whole_loss, given.placements[: len(given.inputs)])
+    if judgement.first is not None:
+        raise _difference(judgement, local, call)
+    if judgement.unchecked:
+        raise NothingVerified(f"{call}: not compared are {'; '.join(judgement.unchecked[:_NAMED])}")
+    return ModuleVerification(
+        call=call,
+        losses=tuple(_losses(runs, whole_loss)),
+        local_losses=tuple(float(held.local) for held in local.losses),
+        collectives=runs[0].collectives,
+        layouts=judgement.layouts,
+        compared=judgement.compared,
+        vacuous=judgement.vacuous,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- arguments
+def _check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: Plan) -> None:
+    if mesh.backend == "simulated":
+        raise ValueError(f"mesh {mesh}: a model needs a process for each rank; name it as {mesh.shape_text}")
+    if len(names) != mesh.ndim or len(set(names)) != len(names):
+        raise ValueError(
+            f"dim_names {names} do not name the {plural(mesh.ndim, 'dim')} of mesh {mesh}, each by its own"
+        )
+    if isinstance(plan, ParallelStyle | Mapping) and mesh.ndim != 1:
+        raise ValueError(
+            f"a plan for parallelize_module is for one mesh dim, mesh {mesh} has {mesh.ndim}; "
+            f"give a function plan(model, mesh) that takes mesh[{names[-1]!r}]"
+        )
+
+
+def _built(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dtype: torch.dtype | None) -> nn.Module:
+    built: object = model
+    if not isinstance(model, nn.Module):
+        torch.manual_seed(seed)
+        built = resolve(model)() if isinstance(model, str) else model()
+    if not isinstance(built, nn.Module):
+        raise ValueError(f"model {model!r} made a {type(built).__name__}, not a torch.nn.Module")
+    copy: nn.Module = unpack(_packed(built))
+    return copy if dtype is None else copy.to(dtype)
+
+
+def _converted(value: object, dtype: torch.dtype | None) -> object:
+    if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().to(dtype).requires_grad_(value.requires_grad)
+
+
+def _packed(value: object) -> bytes:
+    """Return ``value`` for the ranks.
+
+    Raises
+    ------
+    ValueError
+        If they could not import a part of it.
+    """
+    advice = "put it at the top level of a module that the ranks can import, not of the script itself"
+    try:
+        data = pack(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"the ranks cannot be given {type(value).__name__}: {error}; {advice}") from error
+    if b"__main__" in data:
+        raise ValueError(f"the ranks cannot be given {type(value).__name__}: part of it is from __main__; {advice}")
+    return data
+
+
+def _spread(text: str, mesh: MeshSpec) -> str:
+    return text if mesh.ndim == 1 else f"({', '.join([text] * mesh.ndim)})"
+
+
+def _parsed(text: str, mesh: MeshSpec, what: str) -> Placements:
+    try:
+        parsed = parse_placements(_spread(text, mesh) if text == "R" else text)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    if len(parsed) != mesh.ndim:
+        raise ValueError(f"{what} {text!r} is for {plural(len(parsed), 'mesh dim')}, mesh {mesh} has {mesh.ndim}")
+    return parsed
+
+
+def _placements(
+    given: str | Sequence[str | None] | None, values: Sequence[object], mesh: MeshSpec
+) -> tuple[Placements | None, ...]:
+    texts = [given] * len(values) if given is None or isinstance(given, str) else list(given)
+    if len(texts) != len(values):
+        raise ValueError(
+            f"placements has {plural(len(texts), 'entry', 'entries')}; give one for each of inputs and targets, "
+            f"of which there {'is' if len(values) == 1 else 'are'} {len(values)}"
+        )
+    return tuple(
+        _parsed(text or "R", mesh, "placements") if isinstance(value, torch.Tensor) else None
+        for text, value in zip(texts, values, strict=True)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ outcomes
+def _losses(runs: Sequence[ModuleRun], placements: Placements) -> Iterator[float]:
+    """Yield the loss of each step: that of rank 0, or of all together where each has its part."""
+    kinds = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
+    for helds in zip(*(run.losses for run in runs), strict=True):
+        parts = [float(held.local) for held in helds]
+        if helds[0].dtensor:
+            kinds = {p.reduce_op for p in helds[0].placements or () if isinstance(p, Partial)}
+        yield {"avg": sum(parts) / len(parts), "sum": sum(parts)}.get(next(iter(kinds), ""), parts[0])
+
+
+def _plan_text(plan: object) -> str:
+    if isinstance(plan, Mapping):
+        return "a plan for " + ", ".join(map(str, plan))
+    if isinstance(plan, partial):
+        plan = plan.func
+    return plan if isinstance(plan, str) else getattr(plan, "__name__", type(plan).__name__)
+
+
+def _failure(outcome: TaskOutcome, call: str) -> ModuleError:
+    """Return the exception for ranks that did not all come to an end."""
+    found = outcome.failure()
+    kind = {Fate.HANG: VerdictKind.HANG, Fate.DIED: VerdictKind.DIED}.get(outcome.fate, VerdictKind.CRASH)
+    lines = []
+    if found is not None and kind is VerdictKind.CRASH:
+        rank, raised = found
+        kind = VerdictKind.UNSUPPORTED if raised.refusal else kind
+        lines.append(f"{kind} rank {rank} raised {raised.type}: {raised.message}")
+    else:
+        lines.append(f"{kind} {outcome.detail}")
+    lines.append(f"  in {call}")
+    if found is not None and kind not in (VerdictKind.HANG, VerdictKind.DIED):
+        frames = found[1].traceback.strip().splitlines()
+        notes = [line for line in frames if line.startswith(RAISED_IN)]
+        lines += [f"  {note}" for note in notes]
+        lines += [f"  {line}" for line in frames[-_FRAMES:] if line not in notes]
+    return ModuleError("\n".join(lines), kind)
+
+
+_FRAMES = 12
+"""Last lines of a traceback that a message shows."""
+_NAMED = 5
+"""So many of the differences after the first one are named in a message."""
+
+
+def _difference(judgement: Judgement, local: ModuleRun, call: str) -> ModuleError:
+    """Return the exception for a model that does something else."""
+    first = judgement.first
+    assert first is not None
+    kind = _VERDICTS.get(first.kind) or (
+        VerdictKind.WRONG_GRADIENT if first.phase == "backward" else VerdictKind.WRONG_VALUE
+    )
+    lines = [f"{kind} {first}", f"  in {call}, during {first.phase}"]
+    if first.module:
+        what = f"{first.module} ({local.modules.get(first.module, 'not in the local model')})"
+        lines.append(f"  first in the submodule {what}; {_equal(judgement.before)} before it")
+    rest = [found.subject for found in judgement.final if found.subject != first.subject]
+    if rest:
+        more = f", and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
+        lines.append(f"  also: {', '.join(rest[:_NAMED])}{more}")
+    likely = first.likely or next((found.likely for found in judgement.final if found.likely), "")
+    if likely:
+        lines.append(f"  likely: {likely}")
+    return ModuleError("\n".join(lines), kind, first, judgement.final)
+
+
+def _equal(count: int) -> str:
+    return f"{plural(count, 'tensor')} {'is' if count == 1 else 'are'} equal"
+
+
+_VERDICTS = {
+    DifferenceKind.SHAPE: VerdictKind.WRONG_SHAPE,
+    DifferenceKind.DTYPE: VerdictKind.WRONG_DTYPE,
+    DifferenceKind.PLACEMENT: VerdictKind.RANKS_DISAGREE,
+}
