@@ -36,6 +36,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import (
     _resolve_foreach_elementwise_overload,
     _SingleDimStrategyInfo,
 )
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import (
     CommDebugMode,
@@ -52,6 +53,7 @@ __all__ = [
     "ClaimReader",
     "CollectiveWatch",
     "LocalShards",
+    "LocalShardsWrapper",
     "OpOverload",
     "Propagation",
     "RankView",

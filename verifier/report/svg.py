@@ -11,9 +11,10 @@ from markupsafe import Markup
 
 from verifier.cases import MeshSpec
 from verifier.graph import split_placements
+from verifier.layouts import TableLayout
 from verifier.placements import shard_bounds
 
-__all__ = ["LocalPart", "drawn_text", "local_part", "sharding_svg"]
+__all__ = ["LocalPart", "drawn_text", "layout_svg", "local_part", "sharding_svg"]
 
 _MOST_RANKS = 32
 _LONGEST = 66.0
@@ -79,14 +80,15 @@ def _side(extent: int) -> float:
     return min(max(extent * _CELL, _SHORTEST), _LONGEST)
 
 
-def _rank_drawing(part: LocalPart, shape: Sequence[int], down: int | None, across: int | None) -> str:
+def _rank_drawing(parts: Sequence[LocalPart], shape: Sequence[int], down: int | None, across: int | None) -> str:
     """Return one rank's drawing, its upper left corner at the origin."""
     rows, columns = (1 if dim is None else shape[dim] for dim in (down, across))
     height, width = _side(rows), _side(columns)
+    dy, dx = height / max(rows, 1), width / max(columns, 1)
     out = [f'<rect class="all" width="{width:.1f}" height="{height:.1f}"/>']
-    if 0 not in part.shape:
+    drawn = [part for part in parts if 0 not in part.shape]
+    for part in drawn:
         (top, bottom), (left, right) = ((0, 1) if dim is None else part.bounds[dim] for dim in (down, across))
-        dy, dx = height / rows, width / columns
         box = (
             f'x="{left * dx:.1f}" y="{top * dy:.1f}" '
             f'width="{(right - left) * dx:.1f}" height="{(bottom - top) * dy:.1f}"'
@@ -94,12 +96,50 @@ def _rank_drawing(part: LocalPart, shape: Sequence[int], down: int | None, acros
         out.append(f'<rect class="{"pending" if part.pending else "own"}" {box}/>')
         if part.pending:
             out.append(f'<rect class="hatch" {box} fill="url(#hatch)"/>')
-        if dy >= 5:
-            out += [f'<path class="grid" d="M0 {i * dy:.1f}H{width:.1f}"/>' for i in range(1, rows)]
-        if dx >= 5:
-            out += [f'<path class="grid" d="M{i * dx:.1f} 0V{height:.1f}"/>' for i in range(1, columns)]
+    if drawn and dy >= 5:
+        out += [f'<path class="grid" d="M0 {i * dy:.1f}H{width:.1f}"/>' for i in range(1, rows)]
+    if drawn and dx >= 5:
+        out += [f'<path class="grid" d="M{i * dx:.1f} 0V{height:.1f}"/>' for i in range(1, columns)]
     out.append(f'<rect class="edge" width="{width:.1f}" height="{height:.1f}"/>')
     return "".join(out)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What one rank holds, and the words beside it."""
+
+    parts: tuple[LocalPart, ...]
+    what: str
+    where: str = ""
+
+
+def _svg(
+    label: str,
+    shape: Sequence[int],
+    dims: tuple[int | None, int | None],
+    held: Sequence[_Held],
+    per_row: int,
+    least_step: float,
+) -> Markup:
+    """Return the drawings of all ranks side by side, ``per_row`` of them in a row, each ``least_step`` wide or more."""
+    height, width = (_side(1 if dim is None else shape[dim]) for dim in dims)
+    step_x, step_y = max(width + 14, least_step), height + 42
+    drawings = []
+    for rank, one in enumerate(held):
+        x, y = rank % per_row * step_x + 1, rank // per_row * step_y + 14
+        drawings.append(
+            f'<g transform="translate({x:.1f} {y:.1f})"><text class="rank" y="-4">rank {rank}'
+            f'<tspan class="at">{one.where}</tspan></text>{_rank_drawing(one.parts, shape, *dims)}'
+            f'<text class="local" y="{height + 12:.1f}">{one.what}</text></g>'
+        )
+    rows = -(-len(held) // per_row)
+    total_width, total_height = per_row * step_x + 8, rows * step_y - 8
+    spoken = ", ".join(f"rank {rank} {one.what}" for rank, one in enumerate(held))
+    return Markup(
+        f'<svg class="shards" role="img" aria-label="{escape(f"{label}: {spoken}", quote=True)}" '
+        f'width="{total_width:.0f}" height="{total_height:.0f}" '
+        f'viewBox="0 0 {total_width:.0f} {total_height:.0f}">{"".join(drawings)}</svg>'
+    )
 
 
 def sharding_svg(name: str, shape: Sequence[int], placements: str, mesh: MeshSpec) -> Markup | None:
@@ -108,35 +148,31 @@ def sharding_svg(name: str, shape: Sequence[int], placements: str, mesh: MeshSpe
     The picture is laid out as the mesh is: mesh dim 0 goes down, the others across; a 1-D mesh is one row. A rank's
     part is filled, hatched where it is a contribution to a reduction; a rank without elements says so.
     """
-    ranks = range(min(mesh.world_size, _MOST_RANKS))
-    parts = [local_part(shape, placements, mesh, rank) for rank in ranks]
-    if None in parts:
-        return None
-    down, across = _drawn_dims(shape, placements)
-    height = _side(1 if down is None else shape[down])
-    width = _side(1 if across is None else shape[across])
+    held = []
+    for rank in range(min(mesh.world_size, _MOST_RANKS)):
+        part = local_part(shape, placements, mesh, rank)
+        if part is None:
+            return None
+        what = "empty" if 0 in part.shape else f"[{', '.join(map(str, part.shape))}]"
+        held.append(_Held((part,), what, f" ({','.join(map(str, mesh.coordinate(rank)))})" if mesh.ndim > 1 else ""))
     per_row = min(mesh.world_size // mesh.shape[0] if mesh.ndim > 1 else mesh.world_size, 8)
-    step_x, step_y = max(width + 14, 64 if mesh.ndim == 1 else 74 + 12 * (mesh.ndim - 1)), height + 42
-    drawings, spoken = [], []
-    for rank, part in zip(ranks, parts, strict=True):
-        assert part is not None
-        x, y = rank % per_row * step_x + 1, rank // per_row * step_y + 14
-        local = f"[{', '.join(map(str, part.shape))}]"
-        what = "empty" if 0 in part.shape else local
-        where = f" ({','.join(map(str, mesh.coordinate(rank)))})" if mesh.ndim > 1 else ""
-        drawings.append(
-            f'<g transform="translate({x:.1f} {y:.1f})"><text class="rank" y="-4">rank {rank}'
-            f'<tspan class="at">{where}</tspan></text>{_rank_drawing(part, shape, down, across)}'
-            f'<text class="local" y="{height + 12:.1f}">{what}</text></g>'
-        )
-        spoken.append(f"rank {rank} {what}")
-    rows = -(-len(ranks) // per_row)
-    total_width, total_height = per_row * step_x + 8, rows * step_y - 8
-    label = escape(f"{name} {list(shape)} as {placements} on mesh {mesh}: {', '.join(spoken)}", quote=True)
-    return Markup(
-        f'<svg class="shards" role="img" aria-label="{label}" width="{total_width:.0f}" height="{total_height:.0f}" '
-        f'viewBox="0 0 {total_width:.0f} {total_height:.0f}">{"".join(drawings)}</svg>'
-    )
+    label = f"{name} {list(shape)} as {placements} on mesh {mesh}"
+    least_step = 64 if mesh.ndim == 1 else 74 + 12 * (mesh.ndim - 1)
+    return _svg(label, shape, _drawn_dims(shape, placements), held, per_row, least_step)
+
+
+def layout_svg(layout: TableLayout) -> Markup:
+    """Return an SVG of which chunks of a table each rank holds, one row for each host where hosts matter."""
+    held = []
+    for rank, chunks in enumerate(layout.chunks[:_MOST_RANKS]):
+        what = " ".join(f"[{', '.join(map(str, chunk.shape))}]" for chunk in chunks) or "empty"
+        host = layout.host(rank)
+        parts = tuple(LocalPart((chunk.rows, chunk.columns), pending=False) for chunk in chunks)
+        held.append(_Held(parts, what, "" if host is None else f" host {host}"))
+    per_row = min(layout.ranks_per_host or layout.ranks, 8)
+    longest = max(len(one.what) for one in held)
+    label = f"table {list(layout.shape)}, {layout.name} on {layout.ranks} ranks"
+    return _svg(label, layout.shape, (0, 1), held, per_row, max(90, 7 * longest))
 
 
 def drawn_text(shape: Sequence[int], placements: str, mesh: MeshSpec) -> str:

@@ -1,0 +1,50 @@
+"""Tables in a layout through ``torch.distributed.checkpoint``: saved in one layout, loaded into another."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from strategies.torchrec.tables import distribute, group_of
+from verifier.layouts import TableLayout
+
+__all__ = ["reloaded"]
+
+_KEY = "table"
+
+
+def reloaded(table: DTensor, layout: TableLayout) -> DTensor:
+    """Return ``table`` after a round trip through a checkpoint into ``layout``; every rank has to call this.
+
+    The table that is loaded into is full of NaN, so what the checkpoint does not have shows.
+    """
+    mesh = table.device_mesh
+    group = group_of(mesh)
+    with _shared_folder(group) as folder:
+        save({_KEY: table}, checkpoint_id=folder, process_group=group)
+        target = distribute(torch.full(layout.shape, torch.nan), layout, mesh)
+        load({_KEY: target}, checkpoint_id=folder, process_group=group)
+    return target
+
+
+@contextmanager
+def _shared_folder(group: dist.ProcessGroup) -> Iterator[Path]:
+    """Give all ranks a folder that the first of them makes, and removes when all are done."""
+    first = dist.get_rank(group) == 0
+    named = [tempfile.mkdtemp(prefix="layouts-") if first else ""]
+    try:
+        dist.broadcast_object_list(named, src=dist.get_global_rank(group, 0), group=group)
+        yield Path(named[0])
+        dist.barrier(group)
+    finally:
+        if first:
+            shutil.rmtree(named[0], ignore_errors=True)

@@ -1,0 +1,142 @@
+"""A table in a layout: what each rank holds as a ``LocalShardsWrapper`` inside a DTensor, and what ranks say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from verifier.cases import parse_placements
+from verifier.layouts import Chunk, TableLayout
+from verifier.torch_internals import LocalShardsWrapper, placement_text, simulated_ranks
+
+__all__ = ["Claim", "assemble", "claims_of", "distribute", "group_of", "held", "wrap"]
+
+
+def distribute(table: torch.Tensor, layout: TableLayout, mesh: DeviceMesh) -> DTensor:
+    """Return ``table`` [rows, columns] in ``layout``, as TorchRec makes it; communicates nothing.
+
+    Parameters
+    ----------
+    table
+        The whole table, the same on every rank. What the rank holds is copied.
+    mesh
+        One mesh dim with a rank for each rank of ``layout``.
+
+    Raises
+    ------
+    ValueError
+        If table, layout and mesh do not fit each other.
+    """
+    if tuple(table.shape) != layout.shape:
+        raise ValueError(
+            f"a table of {list(table.shape)} does not fit the layout {layout.name} of {list(layout.shape)}"
+        )
+    if mesh.size() != layout.ranks:
+        raise ValueError(f"a mesh of {mesh.size()} ranks does not fit the layout {layout.name} of {layout.ranks}")
+    chunks = layout.chunks[dist.get_rank(group_of(mesh))]
+    shards = [table.detach()[slice(*chunk.rows), slice(*chunk.columns)].clone() for chunk in chunks]
+    return wrap(shards, [chunk.offsets for chunk in chunks], layout, mesh)
+
+
+def wrap(
+    shards: Sequence[torch.Tensor], offsets: Sequence[tuple[int, int]], layout: TableLayout, mesh: DeviceMesh
+) -> DTensor:
+    """Return a DTensor around the local ``shards`` [rows, columns of a chunk], which begin at ``offsets`` of the table.
+
+    It is made the way TorchRec makes it: shape and placement are those of ``layout``, and torch checks nothing.
+    """
+    local = LocalShardsWrapper(list(shards), [tuple(offset) for offset in offsets])
+    return DTensor.from_local(
+        local, mesh, parse_placements(layout.placement), run_check=False,
+        shape=torch.Size(layout.shape), stride=(layout.shape[1], 1),
+    )  # fmt: skip
+
+
+def group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Return the process group of a mesh of one dim.
+
+    Raises
+    ------
+    NotImplementedError
+        If the mesh has several dims, or if its ranks are simulated: a rank has to hold what the others do not.
+    """
+    if mesh.ndim != 1:
+        raise NotImplementedError(f"layouts take a mesh of one dim, not of {mesh.ndim}; hosts are ranks in a row")
+    if simulated_ranks() is not None:
+        raise NotImplementedError("layouts need a process for each rank; simulated ranks hold all the same")
+    return mesh.get_group()
+
+
+def held(table: DTensor) -> list[tuple[Chunk, torch.Tensor]]:
+    """Return the chunks that this rank says it holds and the tensor of each; no copies.
+
+    Raises
+    ------
+    TypeError
+        If the local tensor of ``table`` is no ``LocalShardsWrapper``.
+    """
+    with torch.no_grad():
+        local = table.to_local()
+    if not isinstance(local, LocalShardsWrapper):
+        raise TypeError(f"the local tensor is a {type(local).__name__}, not a LocalShardsWrapper")
+    # A wrapper of no shards has a chunk of size 0 by 0 in its metadata, which zip leaves out.
+    pairs = zip(local.local_chunks, local.local_shards(), strict=False)
+    return [(_chunk(meta.offsets, meta.sizes), shard) for meta, shard in pairs]
+
+
+def _chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Chunk:
+    (row, column), (rows, columns) = offsets, sizes
+    return Chunk((row, row + rows), (column, column + columns))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a rank says of a table, without its values.
+
+    ``shapes`` and ``dtypes`` are those of the local tensors, one for each of ``chunks``; ``plan`` is what the rank
+    takes the layout to be, None if it was given none.
+    """
+
+    shape: tuple[int, ...]
+    placement: str
+    chunks: tuple[Chunk, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    plan: TableLayout | None = None
+
+
+def claims_of(table: DTensor, plan: TableLayout | None = None) -> list[Claim]:
+    """Return what each rank says of ``table``, in order of ranks; every rank of its mesh has to call this."""
+    pairs = held(table)
+    own = Claim(
+        tuple(table.shape),
+        placement_text(table.placements),
+        tuple(chunk for chunk, _ in pairs),
+        tuple(tuple(shard.shape) for _, shard in pairs),
+        tuple(str(shard.dtype).removeprefix("torch.") for _, shard in pairs),
+        plan,
+    )
+    group = group_of(table.device_mesh)
+    everyone: list[Claim | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, own, group)
+    return [claim for claim in everyone if claim is not None]
+
+
+def assemble(
+    pairs: Sequence[tuple[Chunk, torch.Tensor]], like: torch.Tensor, mesh: DeviceMesh, replicated: bool
+) -> torch.Tensor:
+    """Return the whole of what the ranks hold in ``pairs``, shaped and typed as ``like``; chunks must not overlap.
+
+    Every rank has to call this. ``replicated`` returns what this rank holds and communicates nothing.
+    """
+    whole = torch.zeros_like(like)
+    for chunk, shard in pairs:
+        whole[slice(*chunk.rows), slice(*chunk.columns)] = shard.detach()
+    if not replicated:
+        dist.all_reduce(whole, group=group_of(mesh))
+    return whole

@@ -1,0 +1,84 @@
+"""Tables whose ranks hold something other than their layout says, in one way each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+
+from strategies.torchrec import checkpoint, lookup, programs
+from strategies.torchrec.checks import check_table
+from strategies.torchrec.layouts import make_layout
+from strategies.torchrec.tables import distribute, held, wrap
+from verifier.layouts import Chunk, LayoutOptions, TableLayout
+
+
+def checked(table: torch.Tensor, fault: str = "", name: str = "row-wise-even", plan: bool = True) -> torch.Tensor:
+    """Return ``table``, after a check of it in a layout over 2 ranks with ``fault``."""
+    if not isinstance(table, DTensor):
+        return table.clone()
+    mesh, values = table.device_mesh, table.to_local()
+    layout = make_layout(name, LayoutOptions(table.shape[0], table.shape[1], mesh.size()))
+    made, shown = _faulty(fault, values, layout, table)
+    check_table(made, values, shown if plan else None)
+    return DTensor.from_local(values.clone(), mesh, [Replicate()], run_check=False)
+
+
+def _faulty(fault: str, values: torch.Tensor, layout: TableLayout, table: DTensor) -> tuple[DTensor, TableLayout]:
+    mesh, last = table.device_mesh, dist.get_rank() == 1
+    rows, columns = layout.shape
+    other = layout
+    if fault == "overlap" and last:  # offsets that are not cumulative
+        layout = replace(layout, chunks=(layout.chunks[0], (Chunk((1, rows), (0, columns)),)))
+    elif fault == "missing" and last:
+        layout = replace(layout, chunks=(layout.chunks[0], ()))
+    elif fault == "disagreement" and last:  # this rank was given another split, and has cut its part by it
+        layout = other = make_layout("row-wise-uneven", LayoutOptions(rows, columns, mesh.size(), (1, rows - 1)))
+    made = distribute(values, layout, mesh)
+    if fault == "shape" and last:
+        [(_, shard)] = held(made)
+        with torch.no_grad():
+            made.to_local().local_shards()[0] = shard[:-1]
+    elif fault == "content" and last:
+        [(chunk, shard)] = held(made)
+        shard.copy_(values[: chunk.shape[0]])  # the rows of rank 0
+    elif fault == "dtype" and last:
+        made = wrap([s.double() for _, s in held(made)], [c.offsets for c, _ in held(made)], layout, mesh)
+    return made, other
+
+
+def plain(table: torch.Tensor) -> torch.Tensor:
+    """Check a DTensor that holds no chunks at all."""
+    if isinstance(table, DTensor):
+        check_table(table)
+    return table.clone()
+
+
+def trained_wrongly(fault: str, **arguments: Any) -> list[torch.Tensor]:
+    """Train a table in a layout with ``fault`` in what the ranks do."""
+    with patch.multiple(programs, **_FAULTS[fault]):
+        return programs.train(**arguments)
+
+
+def _halved(*arguments: Any, **options: Any) -> torch.Tensor:
+    """Pool this rank's bags, and divide by the number of ranks, as if they were to be averaged."""
+    return lookup.pooled(*arguments, **options) / 2
+
+
+def _not_saved(table: DTensor, layout: TableLayout) -> DTensor:
+    """Reload a table from a checkpoint that has not got all of its rows."""
+    result = checkpoint.reloaded(table, layout)
+    for _, shard in held(result):
+        shard[0] = torch.nan
+    return result
+
+
+_FAULTS: dict[str, dict[str, Any]] = {
+    "halved": {"pooled": _halved},
+    "not summed": {"sum_gradients": lambda leaves, group: None},
+    "not saved": {"reloaded": _not_saved},
+}

@@ -1,0 +1,111 @@
+"""Tables in TorchRec's layouts on real ranks: what they hold, lookups, a step, checkpoints; and each fault by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from strategies.tensors import filled
+from strategies.torchrec.family import SOURCE, training_case
+from strategies.torchrec.layouts import LAYOUTS
+from verifier.cases import MeshSpec, VerdictKind
+from verifier.layouts import LayoutOptions
+from verifier.meshes import Pool, PoolSet
+from verifier.verification import Crash, NothingVerified, WrongValue
+from verifier.verifying import Verifier
+
+TABLE = filled((6, 2), torch.float32, 0)
+FOUR = "4"
+
+
+@pytest.fixture(scope="module")
+def on_two() -> Iterator[Verifier]:
+    """Return a verifier whose 2 ranks are those of all tests here, and started once; those of one test are 4."""
+    pools = PoolSet(Pool)
+    yield Verifier(pools, MeshSpec.parse("2"))
+    pools.close()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_table_in_a_layout_is_trained_and_saved_as_a_whole_one(on_two: Verifier, name: str) -> None:
+    assert on_two(SOURCE.case(name, LayoutOptions(5, 4, 2)), placements=["R"] * 4).counts == {VerdictKind.PASS: 1}
+
+
+def test_layouts_over_four_ranks_and_their_checkpoints_into_others(on_two: Verifier) -> None:
+    shape, lengths = (5, 4), [3, 0, 2, 1, 4]
+    chain: list[tuple[str, dict[str, object]]] = [
+        ("row-wise-even", {}),
+        ("row-wise-uneven", {"splits": [1, 3, 0, 1]}),
+        ("column-wise", {"owners": [0, 2, 0, 1]}),
+        ("grid", {"ranks_per_host": 2, "owners": [1, 0]}),
+        ("table-row-wise", {"ranks_per_host": 2, "owners": [1]}),
+        ("data-parallel", {}),
+        ("table-wise", {"owners": [3]}),
+        ("table-column-wise", {"ranks_per_host": 2, "owners": [3, 2]}),
+    ]
+    assert {name for name, _ in chain} == LAYOUTS.keys()
+    for position, layout in enumerate(chain):
+        target, mode = chain[(position + 1) % len(chain)], ("sum", "mean")[position % 2]
+        case = training_case(list(layout), list(target), shape, lengths, position, mode)
+        assert on_two(case, mesh=FOUR, placements=["R"] * 4).counts == {VerdictKind.PASS: 1}, layout
+
+
+def test_an_optimizer_with_a_state(on_two: Verifier) -> None:
+    case = training_case(["row-wise-even", {}], ["row-wise-even", {}], (5, 4), [2, 3], 1, "sum", "adagrad")
+    assert on_two(case, placements=["R"] * 4).counts == {VerdictKind.PASS: 1}
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+@pytest.mark.parametrize(
+    ("fault", "plan", "message"),
+    [
+        ("overlap", False, "chunks overlap: [1:3, 0:2] is held by rank 0 ([0:3, 0:2]) and rank 1 ([1:6, 0:2])"),
+        ("missing", False, "a chunk is missing: [3:6, 0:2] is held by no rank"),
+        (
+            "disagreement",
+            True,
+            "ranks disagree: layout is row-wise-uneven of [6, 2] as [0:1, 0:2]; [1:6, 0:2] on rank 1",
+        ),
+        ("overlap", True, "ranks disagree: rank 1 holds [1:6, 0:2], the layout on rank 0 says [3:6, 0:2]"),
+        ("shape", True, "local tensor of rank 1: got shape [2, 2], expected [3, 2] for its chunk [3:6, 0:2]"),
+        ("content", True, "wrong content on rank 1: got 6.0, expected"),
+        ("content", False, "wrong content on rank 1: got 6.0, expected"),
+        ("dtype", True, "ranks disagree: the local tensors are float32 on rank 0 and float64 on rank 1"),
+    ],
+)
+def test_each_fault_has_its_own_message(on_two: Verifier, fault: str, plan: bool, message: str) -> None:
+    with pytest.raises(Crash) as raised:
+        on_two("layout_programs.checked", TABLE, fault, plan=plan, placements=["R"], record=False)
+    assert f"LayoutError: {message}" in str(raised.value)
+
+
+@pytest.mark.parametrize("plan", [True, False])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_has_no_fault_passes(on_two: Verifier, name: str, plan: bool) -> None:
+    result = on_two("layout_programs.checked", TABLE, "", name, plan, placements=["R"])
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+def test_a_tensor_without_chunks_is_refused_by_its_type(on_two: Verifier) -> None:
+    with pytest.raises(Crash, match="the local tensor is a Tensor, not a LocalShardsWrapper"):
+        on_two("layout_programs.plain", TABLE, placements=["S(0)"], record=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "difference"), [("halved", "output 0 ["), ("not summed", "output 1 ["), ("not saved", "output 3 [")]
+)
+def test_a_wrong_lookup_gradient_or_checkpoint_shows(on_two: Verifier, fault: str, difference: str) -> None:
+    name = "data-parallel" if fault == "not summed" else "row-wise-even"
+    case = training_case([name, {}], ["column-wise", {}], (5, 4), [2, 3], 1)
+    arguments = dict(case.kwargs)
+    with pytest.raises(WrongValue) as raised:
+        on_two("layout_programs.trained_wrongly", fault=fault, placements=["R"] * 4, record=False, **arguments)
+    assert str(raised.value).startswith(difference)
+
+
+@pytest.mark.parametrize("mesh", ["simulated:2", "1x2"])
+def test_meshes_that_layouts_do_not_know_are_refused(on_two: Verifier, mesh: str) -> None:
+    with pytest.raises(NothingVerified, match=r"layouts (need a process for each rank|take a mesh of one dim)"):
+        on_two(SOURCE.case("grid", LayoutOptions(5, 4, 2)), mesh=mesh, record=False)
