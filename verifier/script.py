@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import CodeType, FunctionType
 
 import torch
 from torch.distributed.tensor import Shard
@@ -35,7 +36,7 @@ TIME_LIMIT = 90.0
 _TEMPLATE = '''\
 """{title}
 
-Needs torch alone. Exit status 1 if the defect is there, 0 if it is not, 2 if that is undecided.
+Needs {needs}. Exit status 1 if the defect is there, 0 if it is not, 2 if that is undecided.
 Seen on torch {version}; {mesh_text}.
 """
 
@@ -322,10 +323,32 @@ def _is_program(call: str) -> bool:
     return not call.startswith("torch.")
 
 
+_PROGRAM_NAMES = frozenset({"torch", "F", "dist", "DTensor", "Partial", "Replicate", "Shard"})
+"""What a program may use of its module, since scripts import it as well."""
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that code, and functions inside it, may look up in their module."""
+    nested = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def needs_its_module(call: str) -> bool:
+    """Return whether a function that is not torch's own uses others of its module, so that its source is not enough."""
+    function = resolve(call)
+    if not _is_program(call) or not isinstance(function, FunctionType):
+        return False
+    return bool((_names(function.__code__) & function.__globals__.keys()) - _PROGRAM_NAMES)
+
+
 def _program_source(call: str) -> str:
     """Return the source of a function that is not torch's own, with the imports that programs may use."""
     if not _is_program(call):
         return ""
+    if needs_its_module(call):
+        module, _, name = call.rpartition(".")
+        imported = f"try:\n    from {module} import {name}\nexcept ImportError as error:\n"
+        return f'{imported}    print(f"undecided: {{error}}")\n    sys.exit(2)\n\n'
     return f"import torch.nn.functional as F\n\n\n{inspect.getsource(resolve(call))}\n"
 
 
@@ -334,7 +357,7 @@ _SILENT = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
 
 
 def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = None) -> str:
-    """Return the source of a script that shows ``verdict`` of ``trial``; it needs torch alone.
+    """Return the source of a script that shows ``verdict`` of ``trial``; it needs torch alone, or what the call is in.
 
     Its ranks have the limit of memory (bytes) that the trial's had if that is what the verdict is about.
     """
@@ -386,6 +409,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         placements_text=_dictionary(placements_),
         locals_text=_dictionary(locals_),
         source=_program_source(case.call),
+        needs=f"torch and {case.call}" if needs_its_module(case.call) else "torch alone",
         parameters=", ".join(names),
         call_text=call_text,
         tolerance=0.0 if case.exact else 1e-2 if "half" in str(tensors[:1]) else 1e-5,
