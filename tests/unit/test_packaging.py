@@ -105,7 +105,7 @@ def test_the_page_has_its_templates() -> None:
     assert (ROOT / "verifier" / "report" / "page.html.jinja").is_file()
 
 
-@pytest.mark.parametrize("name", ["ci", "report", "dev", "lint", "types"])
+@pytest.mark.parametrize("name", ["ci", "report", "torchrec", "dev", "lint", "types"])
 def test_tox_has_the_environment(name: str) -> None:
     environment = tox_ini()[f"testenv:{name}"]
     assert environment["description"]

@@ -1,0 +1,206 @@
+"""One training step of TorchRec's ``EmbeddingBagCollection``, whole or sharded; needs the extra ``torchrec``.
+
+Nothing here is ours but the inputs: TorchRec's own planner entries, sharder, kernels and collectives run on the ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from strategies.torchrec.tables import group_of
+
+__all__ = ["TRAIN_BAGS", "keys_of", "train_bags"]
+
+TRAIN_BAGS = "strategies.torchrec.client.train_bags"
+RATE = 0.5
+
+
+def keys_of(features: Sequence[Sequence[int]]) -> list[str]:
+    """Return the key under which each table gives out each of its features, sorted: ``f1``, or ``f1@t0`` if shared.
+
+    >>> keys_of([[0, 1], [1]])
+    ['f0', 'f1@t0', 'f1@t1']
+    """
+    everything = [feature for some in features for feature in some]
+    return sorted(
+        f"f{feature}" if everything.count(feature) == 1 else f"f{feature}@t{table}"
+        for table, some in enumerate(features)
+        for feature in some
+    )
+
+
+def train_bags(
+    tables: list[torch.Tensor],
+    ids: list[torch.Tensor],
+    lengths: list[torch.Tensor],
+    cotangents: list[torch.Tensor],
+    features: list[list[int]],
+    pooling: list[str],
+    plan: list[list[Any]],
+    ranks_per_host: int,
+) -> list[torch.Tensor]:
+    """Return the pooled bags of each key, sorted by key, and each table after one step of SGD.
+
+    Plain tensors go through the collection as it is. Replicated DTensors go through the sharded one: its tables get the
+    same values, each rank has a part of the bags.
+
+    Parameters
+    ----------
+    tables
+        Float32 [rows, columns].
+    ids, lengths
+        For each feature the rows that its bags ask for, i64[n], and how many each of them has, i64[bags].
+    cotangents
+        For each key, in the order of :func:`keys_of`, the gradient of its bags, [bags, columns].
+    features, pooling
+        For each table the features that are looked up in it, and ``"SUM"`` or ``"MEAN"``.
+    plan
+        For each table the name of a function of ``torchrec.distributed.sharding_plan``, its arguments by name, and the
+        compute kernel.
+    ranks_per_host
+        How many ranks in a row TorchRec takes to be on one host.
+    """
+    if not isinstance(tables[0], DTensor):
+        collection = _collection(tables, features, pooling)
+        found = collection(_batch(ids, lengths, 0, len(lengths[0]))).to_dict()
+        _step(collection, found, cotangents)
+        return [*_sorted(found), *(bag.weight.detach() for bag in collection.embedding_bags.values())]
+    mesh = tables[0].device_mesh
+    group = group_of(mesh)
+    tables, ids, lengths, cotangents = (
+        [tensor.to_local().detach() for tensor in some]  # type: ignore[attr-defined]
+        for some in (tables, ids, lengths, cotangents)
+    )
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if len(lengths[0]) % ranks:
+        raise NotImplementedError(f"{len(lengths[0])} bags on {ranks} ranks: TorchRec wants as many on each")
+    share = len(lengths[0]) // ranks
+    first, last = rank * share, (rank + 1) * share
+    with _hosts(ranks_per_host):
+        sharded = _sharded(_collection(tables, features, pooling), plan, mesh, ranks_per_host)
+        weights = _weights(sharded)
+        _for_each_part(weights, lambda table, part, rows, columns: part.copy_(tables[table][rows, columns]))
+        found = sharded(_batch(ids, lengths, first, last)).wait().to_dict()
+        # TorchRec divides gradients by the number of ranks.
+        _step(sharded, found, [ranks * cotangent[first:last] for cotangent in cotangents])
+    trained = [torch.zeros(table.shape) for table in tables]
+    whole = _for_each_part(weights, lambda table, part, rows, columns: trained[table][rows, columns].copy_(part))
+    for table, result in enumerate(trained):
+        if table not in whole:
+            dist.all_reduce(result, group=group)
+    bags = [
+        DTensor.from_local(
+            part,
+            mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=torch.Size((share * ranks, part.shape[1])),
+            stride=(part.shape[1], 1),
+        )
+        for part in _sorted(found)
+    ]
+    return [*bags, *(DTensor.from_local(result, mesh, [Replicate()], run_check=False) for result in trained)]
+
+
+def _collection(tables: list[torch.Tensor], features: list[list[int]], pooling: list[str]) -> Any:
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t{number}",
+            num_embeddings=table.shape[0],
+            embedding_dim=table.shape[1],
+            feature_names=[f"f{feature}" for feature in features[number]],
+            pooling=PoolingType[pooling[number]],
+        )
+        for number, table in enumerate(tables)
+    ]
+    collection = EmbeddingBagCollection(tables=configs, device=torch.device("cpu"))
+    with torch.no_grad():
+        for number, table in enumerate(tables):
+            collection.embedding_bags[f"t{number}"].weight.copy_(table)
+    return collection
+
+
+def _batch(ids: list[torch.Tensor], lengths: list[torch.Tensor], first: int, last: int) -> Any:
+    """Return bags ``first`` to ``last`` of all features."""
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    bounds = [(int(some[:first].sum()), int(some[:last].sum())) for some in lengths]
+    return KeyedJaggedTensor(
+        keys=[f"f{number}" for number in range(len(ids))],
+        values=torch.cat([some[start:stop] for some, (start, stop) in zip(ids, bounds, strict=True)]),
+        lengths=torch.cat([some[first:last] for some in lengths]),
+    )
+
+
+def _sorted(found: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [found[key].detach().contiguous() for key in sorted(found)]
+
+
+def _step(module: torch.nn.Module, found: dict[str, torch.Tensor], cotangents: list[torch.Tensor]) -> None:
+    losses = [(found[key] * cotangent).sum() for key, cotangent in zip(sorted(found), cotangents, strict=True)]
+    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+    torch.optim.SGD(module.parameters(), lr=RATE).step()  # what is fused has taken its step in the backward
+
+
+@contextmanager
+def _hosts(ranks_per_host: int) -> Iterator[None]:
+    """Have TorchRec take so many ranks to be a host, as torchrun says it, and make its process groups anew.
+
+    Groups that it keeps from an earlier call fit neither other hosts nor ranks that were mended since.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, LOCAL_WORLD_SIZE=str(ranks_per_host)))
+        stack.enter_context(patch.multiple("torchrec.distributed.comm", _INTRA_PG=None, _CROSS_PG=None))
+        yield
+
+
+def _sharded(collection: Any, plan: list[list[Any]], mesh: DeviceMesh, ranks_per_host: int) -> Any:
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed import sharding_plan
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.types import ShardingEnv
+
+    logging.getLogger("torchrec").setLevel(logging.ERROR)  # it warns of each table and each group
+    sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": RATE})
+    entries = {f"t{n}": getattr(sharding_plan, name)(**options) for n, (name, options, _) in enumerate(plan)}
+    made = sharding_plan.construct_module_sharding_plan(
+        collection, entries, sharder, local_size=ranks_per_host, world_size=mesh.size(), device_type="cpu"
+    )
+    for number, (name, _, kernel) in enumerate(plan):
+        if name != "data_parallel":
+            made[f"t{number}"].compute_kernel = kernel
+    return sharder.shard(collection, made, ShardingEnv.from_process_group(mesh.get_group()), torch.device("cpu"))
+
+
+def _weights(sharded: Any) -> list[Any]:
+    """Return the tables of a sharded collection, in order: a ``ShardedTensor`` each, or a plain one if replicated."""
+    state = sharded.state_dict()
+    return [state[key] for key in sorted(state, key=lambda key: int(key.split(".")[-2].removeprefix("t")))]
+
+
+def _for_each_part(weights: list[Any], use: Callable[[int, torch.Tensor, slice, slice], object]) -> list[int]:
+    """Call ``use`` for each part of a table that this rank has; return which tables it has as a whole."""
+    replicated = []
+    with torch.no_grad():
+        for table, weight in enumerate(weights):
+            if not hasattr(weight, "local_shards"):
+                replicated.append(table)
+                use(table, weight, slice(None), slice(None))
+                continue
+            for shard in weight.local_shards():
+                (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+                use(table, shard.tensor, slice(row, row + rows), slice(column, column + columns))
+    return replicated
