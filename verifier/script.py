@@ -125,6 +125,8 @@ def announce(answers, results, rank):
 
 def check(what, got, expected, rank):
     problems = []
+    if got.shape != expected.shape:
+        problems.append(f"{{what}}: has shape {{list(got.shape)}}, expected {{list(expected.shape)}}")
     part = promised(expected, got.placements, rank)
     if part is not None and differs(got.to_local().cpu(), part):
         problems.append(f"{{what}}: rank {{rank}} holds {{got.to_local().tolist()}}, expected {{part.tolist()}}")

@@ -1,4 +1,4 @@
-"""A script whose ranks do not answer has decided nothing, unless silence is the defect."""
+"""What a finding's script decides: nothing where ranks do not answer, unless silence is the defect."""
 
 from __future__ import annotations
 
@@ -25,3 +25,21 @@ def test_ranks_that_die_show_that_defect_alone(kind, status):
     trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),))
     source = render_script(trial, Verdict(kind, "as it was")).replace("else 60)", "else 3)")
     assert status in run_script(source)[0]
+
+
+def claims_another_shape(input: torch.Tensor) -> torch.Tensor:
+    """Return what it is given; a DTensor says that it is flat."""
+    if not isinstance(input, DTensor):
+        return input
+    local, mesh, placements = input.to_local(), input.device_mesh, input.placements
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size([4]), stride=(1,))
+
+
+def test_the_shape_that_a_dtensor_claims_is_compared():
+    case = OpCase("test.claims", f"{__name__}.claims_another_shape", (torch.ones(2, 2),))
+    trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),))
+    status, output = run_script(
+        render_script(trial, Verdict(VerdictKind.WRONG_SHAPE, "shape got [4], expected [2, 2]"))
+    )
+    assert status == FAILS
+    assert "output 0: has shape [4], expected [2, 2]" in output
