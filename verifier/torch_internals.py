@@ -1085,9 +1085,14 @@ def chunk_sharded(
 
     Programs call it, so it has its imports in itself: its source stands in scripts that need torch alone.
     """
+    import warnings
+
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
+    # its kernels call what is deprecated, and would hide what ends a process among as many warnings
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)
     spec = ChunkShardingSpec(dim, [f"rank:{rank}/{piece.device}" for rank in ranks])
     return ShardedTensor._init_from_local_tensor(piece, spec, shape, process_group=group)
 

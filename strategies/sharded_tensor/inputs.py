@@ -24,12 +24,14 @@ KERNELS = ("embedding", "embedding_bag", "training", "unequal_batches")
 CUTS = ("rows", "columns")
 OPS = tuple(f"sharded_tensor.{kernel}.{cut}" for kernel in KERNELS for cut in CUTS)
 """Each kernel for each dim of the table that the spec may cut. Batches of unequal sizes are ops of their own, because
-ranks die of them, and after that the same op is not tried again on the same mesh."""
+ranks die of them, and after that the same op is not tried again on the same mesh. On meshes of
+several dims calls have no options: the kernels take a rank's number in its group for that in the world, and nothing
+else would show."""
 
 INPUT_CLASSES = frozenset({
     "all-padding bag", "empty bag", "empty shard", "even shard", "ids of one dim", "ids of two dims",
     "ids of three dims", "ids that the dtype rounds", "include_last_offset", "int32 ids", "max", "max_norm", "mean",
-    "more bags than ids", "negative padding_idx", "norm_type", "offsets of a wrong start",
+    "negative padding_idx", "norm_type", "offsets of a wrong start",
     "out-of-range ids", "out-of-range padding_idx", "padding id looked up", "padding_idx", "per_sample_weights",
     "permuted shards", "several steps", "sum", "unequal batches", "uneven shard", "weights of samples under mean",
 })  # fmt: skip
@@ -37,9 +39,6 @@ INPUT_CLASSES = frozenset({
 
 _ERRORS = ("out-of-range ids", "out-of-range padding_idx")
 _BAG_ERRORS = (*_ERRORS, "offsets of a wrong start", "weights of samples under mean")
-
-_BAGDATA_FACTS = ("all-padding bag", "empty bag", "ids that the dtype rounds", "more bags than ids")
-"""Tags that tell defects apart."""
 
 
 def _facts(case: OpCase) -> Iterator[str]:
@@ -84,13 +83,13 @@ def _cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
     dim = CUTS.index(cut)
     ranks = context.mesh.shape[-1]
     dtype = draw(st.sampled_from(context.dtypes))
+    if kernel == "unequal_batches" or context.mesh.ndim > 1:
+        return _plain(draw, context, op, dim)
     if kernel == "training":
         return _training(draw, context, op, dim, dtype)
-    if kernel == "unequal_batches":
-        return _unequal(draw, context, op, dim)
     bags = kernel == "embedding_bag"
     features = ["none"] * 6 + ["max_norm"] * 3 + ["norm_type"] * 2
-    features += ["samples"] * 4 + ["rounded ids"] * 2 + list(_BAG_ERRORS) if bags else list(_ERRORS)
+    features += ["samples"] * 4 + ["rounded ids"] * 2 + 2 * list(_BAG_ERRORS) if bags else list(_ERRORS)
     feature = draw(st.sampled_from(features))
     mode = "sum"
     if bags and feature not in ("samples", "rounded ids"):
@@ -180,24 +179,28 @@ def _bags(draw: st.DrawFn, ranks: int, flat: bool) -> tuple[tuple[int, ...], lis
     if not flat:
         return (ranks * draw(st.integers(1, 2)), draw(st.integers(1, 3))), None
     size = draw(st.integers(1, 4))
-    bags = draw(st.integers(1, min(3, size + 1)))  # of more, the kernel would make spans of uninitialised memory
+    bags = draw(st.integers(1, min(3, size)))  # of more, the kernels read uninitialised memory: each time it is another
     inner = [draw(st.lists(st.integers(0, size), min_size=bags - 1, max_size=bags - 1)) for _ in range(ranks)]
     return (ranks * size,), [rank * size + start for rank in range(ranks) for start in [0, *sorted(inner[rank])]]
 
 
-def _unequal(draw: st.DrawFn, context: DrawContext, op: str, dim: int) -> OpCase:
-    """Return a plain call of either kernel in which the last rank gets fewer rows of ids than the others."""
+def _plain(draw: st.DrawFn, context: DrawContext, op: str, dim: int) -> OpCase:
+    """Return a call without any option, in which batches are of unequal sizes if the op says so."""
     ranks = context.mesh.shape[-1]
-    bags = draw(st.booleans())
+    kernel = op.split(".")[1]
+    unequal = kernel == "unequal_batches"
+    bags = draw(st.booleans()) if unequal else kernel == "embedding_bag"
     rows, columns = draw(dim_sizes(ranks, smallest=1)), draw(st.sampled_from([ranks, ranks + 1]))
-    shape = (2 * ranks - 1, *draw(st.sampled_from([(1,), (3,)] if bags else [(), (3,)])))
+    steps = [draw(st.integers(1, 2))] if kernel == "training" else []
+    shape = (*steps, 2 * ranks - unequal, *draw(st.sampled_from([(1,), (3,)] if bags else [(), (3,)])))
     ids = draw(index_tensors(rows, shape, ranks, dtype=torch.int64))
     weight = filled((rows, columns), context.dtypes[0], draw(seeds()))
     order = list(range(ranks))
-    tags = _tags(context, weight, ids, dim, order, {}) | {"unequal batches"} | ({"sum"} if bags else set())
-    return OpCase(
-        op, BAG if bags else EMBEDDING, (weight, ids, dim, order), {}, "sharded_tensor", True, frozenset(tags)
-    )
+    tags = _tags(context, weight, ids, dim, order, {}) | ({"sum"} if bags else set())
+    tags |= {"unequal batches"} if unequal else {"several steps"} if steps == [2] else set()
+    call = TRAINED if steps else BAG if bags else EMBEDDING
+    exact = weight.element_size() >= 4
+    return OpCase(op, call, (weight, ids, dim, order), {}, "sharded_tensor", exact, frozenset(tags))
 
 
 def _hazards(weight: torch.Tensor, ids: torch.Tensor, kwargs: Mapping[str, Any]) -> set[str]:
@@ -215,7 +218,6 @@ def _hazards(weight: torch.Tensor, ids: torch.Tensor, kwargs: Mapping[str, Any])
         "all-padding bag": any(bag and set(bag) == {padding} for bag in bags),
         "empty bag": any(not bag for bag in bags),
         "ids that the dtype rounds": "per_sample_weights" in kwargs and bool((ids > largest).any()),
-        "more bags than ids": offsets is not None and len(bags) > len(ids),
     }
     return {tag for tag, holds in found.items() if holds}
 

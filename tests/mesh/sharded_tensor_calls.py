@@ -98,14 +98,6 @@ DISCREPANCIES: dict[str, tuple[OpCase, VerdictKind]] = {
         lookup("embedding_bag", ROWS, [[0], [3]], mode="mean", per_sample_weights=SAMPLES.double()),
         VerdictKind.SILENT_ERROR,
     ),
-    "bag: more bags than ids, rows": (
-        lookup("embedding_bag", ROWS, [0, 3], offsets=[0, 0, 1, 1]),
-        VerdictKind.CRASH,
-    ),
-    "bag: more bags than ids, columns": (
-        lookup("embedding_bag", COLUMNS, [0, 3], offsets=[0, 0, 1, 1]),
-        VerdictKind.CRASH,
-    ),
     "bag: max_norm, gradient, columns": (
         lookup("embedding_bag", COLUMNS, [[0], [1]], max_norm=1.0),
         VerdictKind.WRONG_GRADIENT,
@@ -125,6 +117,14 @@ DISCREPANCIES: dict[str, tuple[OpCase, VerdictKind]] = {
     "bag: offsets and weights of samples with a gradient, columns": (
         lookup("embedding_bag", COLUMNS, [0, 3], offsets=[0, 1], per_sample_weights=LEARNT),
         VerdictKind.CRASH,
+    ),
+    "training: max_norm, all ids of one rank, rows": (
+        lookup("training", ROWS, [[[0], [1]]], max_norm=1.0),
+        VerdictKind.WRONG_VALUE,
+    ),
+    "training: max, rows": (
+        lookup("training", ROWS, [[[0, 3], [1, 2]]], mode="max"),
+        VerdictKind.WRONG_VALUE,
     ),
     "training: max_norm, columns": (
         lookup("training", COLUMNS, [[[0], [1]]], max_norm=1.0),

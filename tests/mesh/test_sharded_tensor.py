@@ -13,7 +13,7 @@ from strategies.tensors import filled
 from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.meshes import Pool, PoolSet
 from verifier.script import render_script, run_script
-from verifier.verification import Died, VerificationError, WrongGradient, WrongValue
+from verifier.verification import Crash, Died, VerificationError, WrongGradient, WrongValue
 from verifier.verifying import Verifier
 
 
@@ -70,6 +70,20 @@ def test_what_the_kernels_do_as_the_local_op_does(verify_legacy: Verifier, case:
 def test_discrepancies_of_torch(verify_legacy: Verifier, name: str) -> None:
     case, expected = DISCREPANCIES[name]
     assert verdict_of(verify_legacy, case) is expected
+
+
+def test_a_group_of_some_ranks_takes_their_numbers_in_it_for_those_in_the_world(verify_legacy: Verifier) -> None:
+    """On mesh 2x1 a group has one rank, and the table of rank 1 is on the rank with number 0 in its group."""
+    case = lookup("embedding", COLUMNS, [0, 3])
+    with pytest.raises(Crash, match="IndexError: list assignment index out of range"):
+        verify_legacy(case, mesh="2x1", placements=["(R, R)", "(R, R)"], record=False)
+
+
+@pytest.mark.parametrize("dim", [ROWS, COLUMNS])
+def test_more_bags_than_ids_end_in_uninitialised_memory(verify_legacy: Verifier, dim: int) -> None:
+    """What is read there differs from time to time, so that the family does not draw it."""
+    case = lookup("embedding_bag", dim, [0, 3], offsets=[0, 0, 1, 1])
+    assert verdict_of(verify_legacy, case) in (VerdictKind.CRASH, VerdictKind.WRONG_VALUE, VerdictKind.DIED)
 
 
 def test_ranks_with_unequal_batches_die(verify_legacy: Verifier) -> None:
