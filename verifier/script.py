@@ -340,8 +340,9 @@ def _with_helpers(program: Callable[..., object]) -> list[FunctionType]:
     def visit(function: FunctionType) -> None:
         for name in sorted(_names(function.__code__)):
             other = function.__globals__.get(name)
-            ours = isinstance(other, FunctionType) and other.__module__.partition(".")[0] != "torch"
-            if ours and other.__name__ == name and other not in (function, program) and other not in found:
+            if not isinstance(other, FunctionType) or other.__module__.partition(".")[0] == "torch":
+                continue
+            if other.__name__ == name and other not in (function, program) and other not in found:
                 visit(other)
         found[function] = None
 
