@@ -448,9 +448,9 @@ class Campaign:
         )  # fmt: skip
 
     def _generator(self, failure: Failure) -> Callable[[MeshSpec], SearchStrategy[OpCase]] | None:
-        """Return what draws cases like that of ``failure``; None for a broad family, whose cases are small as drawn."""
+        """Return what draws cases like that of ``failure``; None for a family whose cases are small as drawn."""
         family = self.plan.families[failure.trial.case.family]
-        if family.broad:
+        if not family.shrinks:
             return None
         # the same ops as when it was drawn, so that the same choices draw the same case
         ops = self.plan.selected[family.name] if failure.drawn is None else failure.drawn.ops

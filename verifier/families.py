@@ -61,6 +61,11 @@ class Family(Protocol):
         """Whether it has so many ops that each is drawn by itself, and none unless a pattern names it."""
         ...
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether Hypothesis finds smaller cases than those that it has drawn."""
+        ...
+
     def select(self, pattern: str) -> tuple[str, ...]:
         """Return those of its ops that a glob names; empty if there is none."""
         ...
@@ -96,6 +101,11 @@ class NarrowFamily:
     def broad(self) -> bool:
         """Whether it has so many ops that each is drawn by itself: no."""
         return False
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether Hypothesis finds smaller cases than those that it has drawn: unless it is broad."""
+        return not self.broad
 
     def select(self, pattern: str) -> tuple[str, ...]:
         """Return those of its ops that a glob names; empty if there is none."""

@@ -30,6 +30,7 @@ from verifier.cases import (
     split_placements,
 )
 from verifier.converter import tensor_arguments, unsupported_reason
+from verifier.flags import facts_of
 from verifier.placements import is_shard_order, sharded_dim
 from verifier.reference import parameter_names, resolve, written_arguments
 from verifier.simpler_calls import is_composed
@@ -182,7 +183,7 @@ def group_key(failure: Failure) -> str:
         parts.append(dtype_class(trial.case))
     if is_composed(trial.case):  # a program is a defect of its own where none of its calls fails by itself
         parts.append(trial.case.call.rpartition(".")[2])
-    flags = ",".join(sorted(case_flags(trial.case))) or "no flags"
+    flags = ",".join(sorted(case_flags(trial.case) | facts_of(trial.case))) or "no flags"
     return " | ".join([trial.case.op, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
 
 
@@ -238,6 +239,8 @@ def _style(case: OpCase) -> str:
 def symptom(failure: Failure) -> tuple[str, ...]:
     """Return how the failure shows, which minimising must not change: the verdict and where it arose."""
     verdict = failure.verdict
+    if verdict.kind is VerdictKind.DIED:  # how far the others came, and what they raised, is a matter of time
+        return (verdict.kind,)
     if verdict.kind in _LOUD:
         report = first_report(failure.observation)
         error = report.raised if report is not None else None

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -335,12 +335,31 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*nested)
 
 
+def _with_helpers(program: Callable[..., object]) -> list[FunctionType]:
+    """Return a program and the functions that it calls, of ours and by their own names; helpers first."""
+    found: dict[FunctionType, None] = {}
+
+    def visit(function: FunctionType) -> None:
+        for name in sorted(_names(function.__code__)):
+            other = function.__globals__.get(name)
+            if not isinstance(other, FunctionType) or other.__module__.partition(".")[0] == "torch":
+                continue
+            if other.__name__ == name and other not in (function, program) and other not in found:
+                visit(other)
+        found[function] = None
+
+    if isinstance(program, FunctionType):
+        visit(program)
+    return list(found)
+
+
 def needs_its_module(call: str) -> bool:
-    """Return whether a function that is not torch's own uses others of its module, so that its source is not enough."""
-    function = resolve(call)
-    if not _is_program(call) or not isinstance(function, FunctionType):
+    """Return whether a function that is not torch's own uses more of its module than functions whose source does."""
+    if not _is_program(call):
         return False
-    return bool((_names(function.__code__) & function.__globals__.keys()) - _PROGRAM_NAMES)
+    functions = _with_helpers(resolve(call))
+    known = _PROGRAM_NAMES | {function.__name__ for function in functions}
+    return any((_names(function.__code__) & function.__globals__.keys()) - known for function in functions)
 
 
 def _program_source(call: str) -> str:
@@ -351,7 +370,8 @@ def _program_source(call: str) -> str:
         module, _, name = call.rpartition(".")
         imported = f"try:\n    from {module} import {name}\nexcept ImportError as error:\n"
         return f'{imported}    print(f"undecided: {{error}}")\n    sys.exit(2)\n\n'
-    return f"import torch.nn.functional as F\n\n\n{inspect.getsource(resolve(call))}\n"
+    parts = [inspect.getsource(function) for function in _with_helpers(resolve(call))]
+    return "\n\n".join(["import torch.nn.functional as F\n", *parts]) + "\n"
 
 
 _SILENT = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)

@@ -62,6 +62,7 @@ __all__ = [
     "Slot",
     "cache_misses",
     "capture_calls",
+    "chunk_sharded",
     "clear_caches",
     "count_collectives",
     "has_decomposition",
@@ -1075,6 +1076,25 @@ def mesh_of_world(
         return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names)
     overrides: dict[int | str, Any] = dict.fromkeys(range(len(shape)), backend)
     return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names, backend_override=overrides)
+
+
+def chunk_sharded(
+    piece: torch.Tensor, dim: int, ranks: Sequence[int], shape: Sequence[int], group: dist.ProcessGroup
+) -> Any:
+    """Return a legacy ShardedTensor of ``shape``, of which this rank has ``piece`` and ``ranks`` the pieces in order.
+
+    Programs call it, so it has its imports in itself: its source stands in scripts that need torch alone.
+    """
+    import warnings
+
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    # its kernels call what is deprecated, and would hide what ends a process among as many warnings
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)
+    spec = ChunkShardingSpec(dim, [f"rank:{rank}/{piece.device}" for rank in ranks])
+    return ShardedTensor._init_from_local_tensor(piece, spec, shape, process_group=group)
 
 
 # ------------------------------------------------------------------------------------------- CUDA tensors through gloo

@@ -44,6 +44,7 @@ class OpInfoFamily:
     name: str = "opinfo"
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
     broad: bool = True
+    shrinks: bool = False
 
     def select(self, pattern: str) -> tuple[str, ...]:
         """Return the ops that a glob names, in order; empty if there is none."""

@@ -15,6 +15,7 @@ from verifier.script import needs_its_module, render_script, run_script
         ("strategies.torchrec.programs.train", True),
         ("strategies.redistribution.programs.chain", False),
         ("strategies.opinfo.programs.called_twice", False),
+        ("strategies.sharded_tensor.programs.embedding_bag", False),
         ("torch.nn.functional.embedding", False),
     ],
 )

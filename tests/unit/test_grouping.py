@@ -23,6 +23,7 @@ from verifier.cases import (
     VerdictKind,
 )
 from verifier.findings import Collector, Failure, group_key, is_view
+from verifier.flags import tell_apart_by
 
 MESH = MeshSpec((2,))
 R, S, P = Replicate(), Shard(0), Partial()
@@ -105,3 +106,21 @@ def test_how_other_mesh_dims_cut_makes_no_difference_to_a_reduction() -> None:
     assert group_key(moved(((P, S),), S, S)) != key
     assert group_key(moved(((product, R),), R, R)) != key
     assert group_key(moved(((S, S),), R, S)) != group_key(moved(((S, R),), R, S))  # without one it may
+
+
+def test_facts_that_a_program_declares_tell_its_failures_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verifier.flags._facts", {})
+    call, tensor = "torch.nn.functional.softmax", torch.ones(2)
+    one, other = (OpCase("program", call, (tensor,), {"dim": dim}) for dim in (0, -1))
+    assert group_key(crash(one, ((R,),), "f (f.py)")) == group_key(crash(other, ((R,),), "f (f.py)"))
+    tell_apart_by(call, lambda case: ["dim<0"] if case.kwargs["dim"] == -1 else [])
+    assert group_key(crash(one, ((R,),), "f (f.py)")) != group_key(crash(other, ((R,),), "f (f.py)"))
+
+
+def test_what_others_saw_of_a_death_tells_nothing_apart() -> None:
+    trial = Trial(case("add.Tensor", torch.ones(2), torch.ones(2)), MESH, ((R,), (R,)))
+    seen = []
+    for phase, error in ((Phase.SETUP, None), (Phase.FORWARD, Raised(Phase.FORWARD, "RuntimeError", "no", "f (f.py)"))):
+        observation = Observation(trial, Fate.DIED, (None, ProcessReport((1,), phase, error)))
+        seen.append(group_key(Failure(trial, observation, Verdict(VerdictKind.DIED, "rank 0 ended", phase))))
+    assert seen[0] == seen[1]

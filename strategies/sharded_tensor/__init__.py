@@ -1,0 +1,57 @@
+"""The family of lookups in legacy ShardedTensors: the kernels of ``torch.distributed._shard`` for ChunkShardingSpec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from strategies.sharded_tensor.inputs import OPS, sharded_tensor_cases
+from verifier.cases import MeshSpec, OpCase
+from verifier.families import DrawContext, NarrowFamily
+from verifier.placements import Alphabet
+
+__all__ = ["FAMILY", "ShardedTensorFamily"]
+
+
+@dataclass(frozen=True)
+class ShardedTensorFamily(NarrowFamily):
+    """What is known of lookups in a ShardedTensor; not aten operators, so ``ops`` are names of our own."""
+
+    name: str = "sharded_tensor"
+    ops: tuple[str, ...] = OPS
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+    @property
+    def broad(self) -> bool:
+        """Whether each of its ops is drawn by itself, and none unless a pattern names it: yes, each is another kernel,
+        and most runs are not about these."""
+        return True
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether Hypothesis finds smaller cases than those that it has drawn: yes."""
+        return True
+
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return which placements the tensors begin with: Replicate, since the programs cut them themselves."""
+        return Alphabet(shard=False, partial=())
+
+    def left_out(self, context: DrawContext) -> tuple[tuple[str, str], ...]:
+        """Return what cannot be tested: anything on simulated ranks, and what costs ranks on several mesh dims."""
+        if context.mesh.backend == "simulated":
+            return tuple((op, "a ShardedTensor needs real ranks: torch has no simulation of it") for op in context.ops)
+        if context.mesh.ndim > 1:
+            return tuple((op, "ranks die of it, as they do on one mesh dim") for op in context.ops if "unequal" in op)
+        return ()
+
+    def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
+        """Return a generator of cases; see :func:`strategies.sharded_tensor.inputs.sharded_tensor_cases`."""
+        skipped = {op for op, _ in self.left_out(context)}
+        ops = tuple(op for op in context.ops if op not in skipped)
+        return sharded_tensor_cases(replace(context, ops=ops)) if ops else st.nothing()
+
+
+FAMILY = ShardedTensorFamily()

@@ -1,0 +1,199 @@
+"""Lookups in a legacy ``ShardedTensor`` that is cut by a ``ChunkShardingSpec``, as programs on DTensors.
+
+Each needs torch alone and does the same to plain tensors, where it is the local op. All tensors are replicated, and a
+program itself gives each rank its part of the batch and its shard of the table, as the kernels want them, and wraps
+what comes back with the placements that the kernels promise. The ranks along the last mesh dim share the table; along
+other mesh dims everything is repeated.
+
+The kernels sum a shard's gradient over the batches of all ranks. So the gradient of the whole table, with zeros for
+the rows or columns of others, is Partial("sum").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from verifier.torch_internals import chunk_sharded
+
+__all__ = ["BAG", "EMBEDDING", "TRAINED", "embedding", "embedding_bag", "trained"]
+
+EMBEDDING = "strategies.sharded_tensor.programs.embedding"
+BAG = "strategies.sharded_tensor.programs.embedding_bag"
+TRAINED = "strategies.sharded_tensor.programs.trained"
+
+
+def span_of(size: int, parts: int, number: int) -> tuple[int, int]:
+    """Return where part ``number`` of ``size`` starts and stops if it is cut as torch.chunk and the spec cut."""
+    width = -(-size // parts)
+    start = min(number * width, size)
+    return start, min(start + width, size)
+
+
+def own_span(table: DTensor, dim: int, order: Sequence[int]) -> tuple[int, int, list[int]]:
+    """Return the span of ``dim`` that this rank has of the table, and the global ranks in the order of the shards.
+
+    ``order`` is a permutation of the ranks along the last mesh dim; what has no such rank is left out, and what is
+    missing comes last.
+    """
+    mesh = table.device_mesh
+    ranks = dist.get_process_group_ranks(mesh.get_group(mesh.ndim - 1))
+    numbers = [number for number in order if number < len(ranks)]
+    numbers += [number for number in range(len(ranks)) if number not in numbers]
+    number = numbers.index(mesh.get_local_rank(mesh.ndim - 1))
+    return *span_of(table.shape[dim], len(ranks), number), [ranks[other] for other in numbers]
+
+
+def own_part(tensor: DTensor) -> torch.Tensor:
+    """Return the local tensor of a replicated DTensor, of which each rank uses a part only."""
+    before = [Replicate()] * (tensor.device_mesh.ndim - 1)
+    return tensor.to_local(grad_placements=[*before, Partial()])
+
+
+def shard_table(table: DTensor, dim: int, order: Sequence[int], leaf: bool = False) -> Any:
+    """Return the table as a ShardedTensor; unless its shard is to be a ``leaf``, gradients flow back to the table."""
+    start, stop, ranks = own_span(table, dim, order)
+    piece = own_part(table).narrow(dim, start, stop - start).clone(memory_format=torch.contiguous_format)
+    if leaf:
+        piece = piece.detach().requires_grad_()
+    group = table.device_mesh.get_group(table.device_mesh.ndim - 1)
+    return chunk_sharded(piece, dim, ranks, table.shape, group)
+
+
+def held_table(sharded: Any, table: DTensor, dim: int, order: Sequence[int]) -> DTensor:
+    """Return the table that the shards make up now."""
+    start, stop, _ = own_span(table, dim, order)
+    whole = torch.zeros_like(table.to_local().detach(), memory_format=torch.contiguous_format)
+    whole.narrow(dim, start, stop - start).copy_(sharded.local_shards()[0].tensor.detach())
+    before = [Replicate()] * (table.device_mesh.ndim - 1)
+    return DTensor.from_local(whole, table.device_mesh, [*before, Partial()], run_check=False)
+
+
+def by_batch(result: torch.Tensor, table: DTensor, shape: Sequence[int]) -> DTensor:
+    """Return a result of ``shape`` of which each rank has its part of the batch."""
+    mesh = table.device_mesh
+    places = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+    stride = torch.empty(list(shape), device="meta").stride()
+    return DTensor.from_local(result, mesh, places, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def rounded(tensor: torch.Tensor, max_norm: float | None) -> torch.Tensor:
+    """Return what depends on a norm in float32 at most: aten divides by the norm + 1e-7, others by the norm."""
+    return tensor.float() if max_norm is not None and tensor.dtype == torch.float64 else tensor
+
+
+def embedding(
+    weight: torch.Tensor,
+    input: torch.Tensor,
+    dim: int,
+    order: list[int],
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+) -> list[torch.Tensor]:
+    """Return a lookup, and under ``max_norm`` the table after it.
+
+    The table is cut along ``dim`` into shards that the ranks have in ``order``; each looks up its part of ``input``,
+    which is cut along its first dim.
+    """
+    options: dict[str, Any] = {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type}
+    if not isinstance(weight, DTensor) or not isinstance(input, DTensor):
+        table: Any = weight.clone()
+        found, after = F.embedding(input, table, **options), table.detach()
+    else:
+        mesh = weight.device_mesh
+        table = shard_table(weight, dim, order)
+        start, stop = span_of(input.shape[0], mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1))
+        found = F.embedding(input.to_local()[start:stop], table, **options)
+        found = by_batch(rounded(found, max_norm), weight, [*input.shape, weight.shape[1]])
+        after = held_table(table, weight, dim, order)
+    return [found] if max_norm is None else [rounded(found, max_norm), rounded(after, max_norm)]
+
+
+def embedding_bag(
+    weight: torch.Tensor,
+    input: torch.Tensor,
+    dim: int,
+    order: list[int],
+    offsets: list[int] | None = None,
+    include_last_offset: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    mode: str = "sum",
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+) -> list[torch.Tensor]:
+    """Return pooled bags, and under ``max_norm`` the table after it.
+
+    The table is cut along ``dim`` into shards that the ranks have in ``order``; each pools its part of the bags.
+    """
+    options: dict[str, Any] = {"mode": mode, "max_norm": max_norm, "norm_type": norm_type}
+    options |= {"include_last_offset": include_last_offset, "padding_idx": padding_idx}
+    if not isinstance(weight, DTensor) or not isinstance(input, DTensor):
+        options["per_sample_weights"] = per_sample_weights
+        table: Any = weight.clone()
+        starts = None if offsets is None else torch.tensor(offsets, dtype=input.dtype)
+        found, after = F.embedding_bag(input, table, starts, **options), table.detach()
+        return [found] if max_norm is None else [rounded(found, max_norm), rounded(after, max_norm)]
+    mesh = weight.device_mesh
+    ranks, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+    ids = input.to_local()
+    samples = own_part(per_sample_weights) if isinstance(per_sample_weights, DTensor) else None
+    starts = None
+    if offsets is None:
+        bags = len(ids)
+        first, last = span_of(bags, ranks, rank)
+    else:
+        edges = offsets if include_last_offset else [*offsets, len(ids)]
+        bags = len(edges) - 1
+        begin, end = span_of(bags, ranks, rank)
+        first, last = edges[begin] if begin else 0, edges[end]
+        own = [edge - first for edge in edges[begin : end + include_last_offset]]
+        starts = torch.tensor(own, dtype=ids.dtype, device=ids.device)
+    if samples is not None:
+        samples = samples[first:last]
+    table = shard_table(weight, dim, order)
+    options["per_sample_weights"] = samples
+    found = F.embedding_bag(ids[first:last], table, starts, **options)
+    placed = by_batch(rounded(found, max_norm), weight, [bags, weight.shape[1]])
+    return [placed] if max_norm is None else [placed, rounded(held_table(table, weight, dim, order), max_norm)]
+
+
+def trained(
+    weight: torch.Tensor,
+    input: torch.Tensor,
+    dim: int,
+    order: list[int],
+    mode: str | None = None,
+    max_norm: float | None = None,
+) -> torch.Tensor:
+    """Return the table after a step of SGD for each of the batches along the first dim of ``input``.
+
+    The loss is half the sum of squares of a lookup; of pooled bags, if there is a ``mode``. The optimizer is made once,
+    from the leaf that each rank has of the table, as ``torch.distributed._shard.sharded_optim`` makes it.
+    """
+    if isinstance(weight, DTensor) and isinstance(input, DTensor):
+        mesh = weight.device_mesh
+        table = shard_table(weight, dim, order, leaf=True)
+        optimizer = torch.optim.SGD([shard.tensor for shard in table.local_shards()], lr=2.0)
+        start, stop = span_of(input.shape[1], mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1))
+        batches: Any = input.to_local()[:, start:stop]
+    else:
+        table, batches = weight.detach().clone().requires_grad_(), input
+        optimizer = torch.optim.SGD([table], lr=2.0)
+    for batch in batches:
+        optimizer.zero_grad()
+        if mode is None:
+            found = F.embedding(batch, table, max_norm=max_norm)
+        else:
+            found = F.embedding_bag(batch, table, mode=mode, max_norm=max_norm)
+        torch.autograd.backward(found.square().sum() / 2)
+        optimizer.step()
+    if isinstance(weight, DTensor):
+        return rounded(held_table(table, weight, dim, order), max_norm)
+    return rounded(table.detach(), max_norm)

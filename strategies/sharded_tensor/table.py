@@ -1,0 +1,39 @@
+"""The table of ``docs/sharded-tensor.md``: ``python -m strategies.sharded_tensor.table reports/latest/run.json``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from verifier.record_files import read_record
+from verifier.records import FindingRecord
+
+__all__ = ["discrepancies"]
+
+
+def discrepancies(findings: Iterable[FindingRecord]) -> str:
+    """Return the family's findings as a table in Markdown: kernel, call, what differs, why, fingerprint.
+
+    Those without a reason have not been accepted yet, and say so.
+    """
+    rows = ["| kernel | call | what differs | cause | finding |", "| --- | --- | --- | --- | --- |"]
+    found = [finding for finding in findings if finding.family == "sharded_tensor"]
+    for finding in sorted(found, key=lambda finding: (finding.op, finding.verdict, finding.fingerprint)):
+        difference, call = finding.message.splitlines()[:2]
+        shown = call.strip().removeprefix(f"in {finding.op}(").partition(") on mesh")[0]
+        cells = [
+            finding.op.removeprefix("sharded_tensor."),
+            f"`{shown}` on {finding.mesh}",
+            f"{finding.verdict}: {difference}",
+            finding.reason or "not accepted yet",
+            f"`{finding.fingerprint}`",
+        ]
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m strategies.sharded_tensor.table RUN_JSON")
+    print(discrepancies(read_record(Path(sys.argv[1])).findings))

@@ -1,0 +1,127 @@
+"""The legacy kernels for ShardedTensor: where they do as the local op does, where not, and faults that are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from sharded_tensor_calls import COLUMNS, DISCREPANCIES, ROWS, lookup
+
+from strategies.tensors import filled
+from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.meshes import Pool, PoolSet
+from verifier.script import render_script, run_script
+from verifier.verification import Crash, Died, VerificationError, WrongGradient, WrongValue
+from verifier.verifying import Verifier
+
+
+@pytest.fixture(scope="module")
+def verify_legacy() -> Iterator[Verifier]:
+    """Return a verifier with ranks of its own, since some calls end them."""
+    pools = PoolSet(lambda key: Pool(key, []))
+    yield Verifier(pools, MeshSpec((2,)))
+    pools.close()
+
+
+def verdict_of(verifier: Verifier, case: OpCase) -> VerdictKind:
+    tensors = [value for value in (*case.args, *case.kwargs.values()) if isinstance(value, torch.Tensor)]
+    try:
+        result = verifier(case, placements=["R"] * len(tensors), record=False, allow_nothing=True)
+    except VerificationError as error:
+        return error.failure.verdict.kind
+    (verdict,) = result.verdicts
+    return verdict.kind
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("table", [(4, 4), (5, 3), (1, 3), (4, 1)])
+@pytest.mark.parametrize("dim", [ROWS, COLUMNS])
+def test_lookups_are_those_of_the_local_op(
+    verify_legacy: Verifier, dim: int, table: tuple[int, int], order: tuple[int, ...]
+) -> None:
+    last = table[0] - 1
+    case = lookup("embedding", dim, [[0, last], [last, 0]], table=table, order=order, exact=True, padding_idx=last)
+    assert verdict_of(verify_legacy, case) is VerdictKind.PASS
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        lookup("embedding_bag", ROWS, [[0, 3], [1, 2]], exact=True, padding_idx=3),
+        lookup("embedding_bag", ROWS, [0, 3, 1, 2], exact=True, offsets=[0, 2, 4], include_last_offset=True),
+        lookup(
+            "embedding_bag", ROWS, [[0, 3], [1, 2]], exact=True, per_sample_weights=filled((2, 2), torch.float64, 3)
+        ),
+        lookup("embedding_bag", COLUMNS, [[0, 3], [1, 2]], exact=True, mode="max", padding_idx=-1),
+        lookup("embedding_bag", COLUMNS, [0, 3, 1, 2], mode="mean", offsets=[0, 0, 2, 2], padding_idx=-1),
+        lookup("embedding", ROWS, [0, 3], max_norm=1.0),
+        lookup("training", ROWS, [[[0], [1]], [[0], [3]]], exact=True),
+        lookup("training", COLUMNS, [[[0], [1]], [[0], [3]]], exact=True, order=(1, 0)),
+    ],
+    ids=lambda case: f"{case.op} {sorted(case.kwargs)}",
+)
+def test_what_the_kernels_do_as_the_local_op_does(verify_legacy: Verifier, case: OpCase) -> None:
+    assert verdict_of(verify_legacy, case) is VerdictKind.PASS
+
+
+@pytest.mark.parametrize("name", DISCREPANCIES)
+def test_discrepancies_of_torch(verify_legacy: Verifier, name: str) -> None:
+    case, expected = DISCREPANCIES[name]
+    assert verdict_of(verify_legacy, case) is expected
+
+
+def test_a_group_of_some_ranks_takes_their_numbers_in_it_for_those_in_the_world(verify_legacy: Verifier) -> None:
+    """On mesh 2x1 a group has one rank, and the table of rank 1 is on the rank with number 0 in its group."""
+    case = lookup("embedding", COLUMNS, [0, 3])
+    with pytest.raises(Crash, match="IndexError: list assignment index out of range"):
+        verify_legacy(case, mesh="2x1", placements=["(R, R)", "(R, R)"], record=False)
+
+
+@pytest.mark.parametrize("dim", [ROWS, COLUMNS])
+def test_more_bags_than_ids_end_in_uninitialised_memory(verify_legacy: Verifier, dim: int) -> None:
+    """What is read there differs from time to time, so that the family does not draw it."""
+    case = lookup("embedding_bag", dim, [0, 3], offsets=[0, 0, 1, 1])
+    assert verdict_of(verify_legacy, case) in (VerdictKind.CRASH, VerdictKind.WRONG_VALUE, VerdictKind.DIED)
+
+
+def test_ranks_with_unequal_batches_die(verify_legacy: Verifier) -> None:
+    with pytest.raises(Died, match="SIGABRT"):
+        verify_legacy(lookup("unequal_batches", ROWS, [0, 3, 1]), placements=["R", "R"], record=False)
+
+
+@pytest.mark.parametrize("dim", [ROWS, COLUMNS])
+def test_ids_out_of_range_raise(verify_legacy: Verifier, dim: int) -> None:
+    result = verify_legacy(lookup("embedding", dim, [4, 4]), placements=["R", "R"], allow_nothing=True, record=False)
+    (observation,) = result.observations
+    raised = {report.raised.type for report in observation.reports if report is not None and report.raised is not None}
+    assert raised == {"ValueError"}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "case", "caught"),
+    [
+        ("rows_in_ascending_order", lookup("embedding", ROWS, [0, 3], order=(1, 0)), WrongValue),
+        ("columns_in_ascending_order", lookup("embedding", COLUMNS, [0, 3], table=(4, 4), order=(1, 0)), WrongValue),
+        ("own_rows_only", lookup("embedding", ROWS, [3, 0]), WrongValue),
+        ("doubled_gradient", lookup("embedding_bag", ROWS, [[0, 3], [1, 2]]), WrongGradient),
+        ("forgotten_step", lookup("training", ROWS, [[[0], [1]], [[0], [3]]]), WrongValue),
+    ],
+)
+def test_wrong_kernels_are_caught(
+    verify_legacy: Verifier, mutant: str, case: OpCase, caught: type[VerificationError]
+) -> None:
+    assert verdict_of(verify_legacy, case) is VerdictKind.PASS
+    with pytest.raises(caught):
+        verify_legacy(replace(case, call=f"sharded_tensor_mutants.{mutant}"), placements=["R", "R"], record=False)
+
+
+def test_a_script_has_the_helpers_of_its_program(verify_legacy: Verifier) -> None:
+    case, _ = DISCREPANCIES["bag: mean of padding alone, rows"]
+    with pytest.raises(WrongValue) as caught:
+        verify_legacy(case, placements=["R", "R"], record=False)
+    source = render_script(caught.value.failure.trial, caught.value.failure.verdict)
+    assert "def chunk_sharded(" in source
+    assert "verifier" not in source
+    assert run_script(source)[0] == "fails as described"
