@@ -125,6 +125,8 @@ def rule_class(failure: Failure) -> str:
     report = first_report(failure.observation)
     phase = _BEFORE.get(verdict.phase, verdict.phase)
     executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)] if report else []
+    if verdict.kind is VerdictKind.DIED:  # how far the others came is a matter of time
+        executed = []
     if executed:
         own = [e for e in executed if e.op == trial.case.op]  # a program runs other ops as well
         op, texts = (own or executed)[-1].op, (own or executed)[-1].placements
