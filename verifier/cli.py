@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -20,15 +17,35 @@ from rich.console import Console
 
 from verifier.baseline import Baseline, BaselineEntry, load_baseline
 from verifier.cases import Verdict
+from verifier.cli_options import (
+    DEFAULT_BASELINE,
+    BackendOption,
+    BaselineOption,
+    Device,
+    Dtypes,
+    FailOn,
+    Format,
+    FormatOption,
+    Imports,
+    LogLevelOption,
+    MaxExamples,
+    Meshes,
+    Out,
+    Patterns,
+    Profile,
+    RankMemory,
+    RulesFormat,
+    Seed,
+    TimeLimit,
+)
 from verifier.codec import load_trial
 from verifier.gate import as_json, decide, render
 from verifier.layout_demo import show_layouts
 from verifier.layouts import LayoutOptions
 from verifier.logs import LogLevel, log_to_stderr
-from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
+from verifier.meshes import Cluster
 from verifier.progress import ProgressDisplay
-from verifier.record_files import RunStoreError
-from verifier.recording import DEFAULT_MESHES, Request, make_plan, parse_rank_memory, record, write_report
+from verifier.recording import Request, make_plan, parse_rank_memory, record, write_report
 from verifier.records import RunRecord
 from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json
@@ -44,9 +61,7 @@ from verifier.taking_over import merge as merge_shards
 from verifier.taking_over import resume, resume_notice, run_to_resume
 from verifier.wording import plural
 
-__all__ = ["app", "main"]
-
-DEFAULT_BASELINE = Path("reports/baseline.toml")
+__all__ = ["app"]
 
 app = typer.Typer(
     add_completion=False,
@@ -55,54 +70,6 @@ app = typer.Typer(
     help="Prove or refute DTensor's sharding strategies on real meshes.",
     epilog="Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.",
 )
-
-
-class Format(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-Patterns = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[FAMILY_OR_OP_GLOB]...", help="What to verify; everything if none is given.", show_default=False
-    ),
-]
-Meshes = Annotated[
-    list[str] | None,
-    typer.Option("--mesh", help="Mesh as 4, 2x2 or simulated:8; repeatable.", show_default=" ".join(DEFAULT_MESHES)),
-]
-BackendOption = Annotated[
-    str | None, typer.Option("--backend", help="simulated, gloo or nccl, for each --mesh without one.")
-]
-Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Floating dtypes, as float32,bfloat16.")]
-Profile = Annotated[str, typer.Option("--profile", help="How much to try: dev, ci, nightly or gpu.")]
-Seed = Annotated[int, typer.Option("--seed", help="Fixes everything that is drawn.")]
-MaxExamples = Annotated[int | None, typer.Option("--max-examples", help="Cases per mesh; overrides the profile's.")]
-TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", help="Seconds for the whole run, shared by the meshes.")
-]
-Imports = Annotated[
-    list[str] | None,
-    typer.Option("--import", help="Module or file to run first, here and in every rank; repeatable."),
-]
-Out = Annotated[Path, typer.Option("--out", help="Folder of the recorded runs.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
-RankMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--rank-memory",
-        metavar="SIZE",
-        help="What a rank may allocate, as 4GiB; beyond it, its trial fails as out of memory.",
-        show_default="no limit",
-    ),
-]
-LogLevelOption = Annotated[
-    LogLevel,
-    typer.Option("--log-level", help="Log lines on stderr from this level on; those of a rank begin with its number."),
-]
-BaselineOption = Annotated[Path, typer.Option("--baseline", help="File of the known findings.")]
 
 
 def _command() -> str:
@@ -255,17 +222,6 @@ def merge(
     listeners = [ProgressDisplay(_consoles()[1])]
     made, baseline = merge_shards(runs, RunStore(out), _load_baseline, _command(), listeners, given)
     _say(made, baseline, out, output)
-
-
-class RulesFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
-
-
-class FailOn(StrEnum):
-    WRONG = "wrong"
-    MISSING = "missing"
 
 
 @app.command()
@@ -503,50 +459,3 @@ def layouts(
         _consoles()[0].print(line, highlight=False, markup=False)
         failed |= not passed
     raise typer.Exit(1 if failed else 0)
-
-
-def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit status 2.
-
-    Of the processes that torchrun starts the first one does so; the others end with its exit status.
-    """
-    raise SystemExit(_status_of(_main))
-
-
-def _main() -> None:
-    rank = TorchrunRank.read()
-    if rank is None:
-        app()
-    elif rank.rank:
-        raise SystemExit(keep_place(rank))
-    else:
-        with Cluster(rank) as cluster:
-            cluster.status = _status_of(lambda: _lead(rank, cluster))
-        raise SystemExit(cluster.status)
-
-
-def _lead(rank: TorchrunRank, cluster: Cluster) -> None:
-    if rank.restarts:
-        raise ValueError(
-            f"torchrun --max-restarts {rank.restarts} would run everything again whenever there are findings; "
-            "leave it at 0, lost ranks are replaced without it"
-        )
-    app(obj=cluster)
-
-
-def _status_of(work: Callable[[], None]) -> int:
-    """Return the exit status of ``work``, and say on stderr why it failed."""
-    try:
-        work()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    except (ValueError, PoolError, RunStoreError) as error:
-        sys.stderr.write(f"error: {error}\n")
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-    except Exception:  # noqa: BLE001 - Python would exit with status 1, which here means findings
-        traceback.print_exc()
-        sys.stderr.write("error: the verifier itself failed; please report the lines above\n")
-    else:
-        return 0
-    return 2

@@ -186,7 +186,7 @@ def parent(pid: int) -> int:
 # ---------------------------------------------------------------------------------- jobs without torchrun to clean up
 # a shell that starts tests in the background has all below them ignore a Ctrl-C
 PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from verifier.cli import main; main()"
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from verifier.entry import main; main()"
 )
 
 

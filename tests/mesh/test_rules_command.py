@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from verifier.baseline import load_baseline
-from verifier.cli import main
+from verifier.entry import main
 from verifier.records import RunRecord
 from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
 from verifier.runs import RunStore

@@ -31,14 +31,14 @@ RULES = Path(__file__).with_name("wrong_gradient_rule.py")
 PROGRAM = """
 import json
 import sys
-from verifier import campaign, cli
+from verifier import campaign, entry
 
 campaign.MINIMISING_LIMIT = 1e6  # so that what is minimised does not depend on how busy the machine is
 statuses = []
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["verifier", *arguments]
     try:
-        cli.main()
+        entry.main()
     except SystemExit as ended:
         statuses.append(ended.code or 0)
 print()

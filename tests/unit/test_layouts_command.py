@@ -15,7 +15,7 @@ import pytest
 import verifier.layout_demo
 from strategies.torchrec.family import SOURCE
 from strategies.torchrec.layouts import LAYOUTS, make_layout
-from verifier.cli import main
+from verifier.entry import main
 from verifier.layouts import Chunk, LayoutOptions
 from verifier.report.layouts import layout_lines, render_layouts
 from verifier.report.svg import layout_svg

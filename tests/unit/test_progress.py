@@ -14,7 +14,7 @@ from plain_records import a_finding, a_header
 from rich.console import Console
 
 from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
-from verifier.cli import main
+from verifier.entry import main
 from verifier.events import FindingReported, MeshStarted, PoolRestarted, RunFinished, RunStarted, TrialFinished
 from verifier.journal_events import journal_listener
 from verifier.logs import LogLevel, log_to_stderr

@@ -144,7 +144,7 @@ def test_every_case_belongs_to_one_shard() -> None:
 def test_a_shard_that_is_none_is_a_mistake(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verifier.cli import main
+    from verifier.entry import main
 
     monkeypatch.setattr(sys, "argv", ["verifier", "run", f"--shard={text}", "--out", str(tmp_path / "none")])
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,60 @@
+"""Where the program starts: the command line in one process, or in each of those that torchrun started."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+from verifier.cli import app
+from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
+from verifier.record_files import RunStoreError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit status 2.
+
+    Of the processes that torchrun starts the first one does so; the others end with its exit status.
+    """
+    raise SystemExit(_status_of(_main))
+
+
+def _main() -> None:
+    rank = TorchrunRank.read()
+    if rank is None:
+        app()
+    elif rank.rank:
+        raise SystemExit(keep_place(rank))
+    else:
+        with Cluster(rank) as cluster:
+            cluster.status = _status_of(lambda: _lead(rank, cluster))
+        raise SystemExit(cluster.status)
+
+
+def _lead(rank: TorchrunRank, cluster: Cluster) -> None:
+    if rank.restarts:
+        raise ValueError(
+            f"torchrun --max-restarts {rank.restarts} would run everything again whenever there are findings; "
+            "leave it at 0, lost ranks are replaced without it"
+        )
+    app(obj=cluster)
+
+
+def _status_of(work: Callable[[], None]) -> int:
+    """Return the exit status of ``work``, and say on stderr why it failed."""
+    try:
+        work()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    except (ValueError, PoolError, RunStoreError) as error:
+        sys.stderr.write(f"error: {error}\n")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+    except Exception:  # noqa: BLE001 - Python would exit with status 1, which here means findings
+        traceback.print_exc()
+        sys.stderr.write("error: the verifier itself failed; please report the lines above\n")
+    else:
+        return 0
+    return 2
