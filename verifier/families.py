@@ -15,7 +15,16 @@ from verifier.entry_points import load_entry_points
 from verifier.placements import Alphabet
 from verifier.wording import did_you_mean
 
-__all__ = ["ENTRY_POINT_GROUP", "DrawContext", "Family", "NarrowFamily", "installed_families", "matches", "select_ops"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "DrawContext",
+    "Family",
+    "NarrowFamily",
+    "ReplicatedFamily",
+    "installed_families",
+    "matches",
+    "select_ops",
+]
 
 ENTRY_POINT_GROUP = "dtensor_verifier.families"
 
@@ -126,6 +135,19 @@ class NarrowFamily:
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
         """Return no guess."""
         return ""
+
+
+class ReplicatedFamily(NarrowFamily):
+    """A family of programs that cut their tensors themselves; drawn where a pattern names it."""
+
+    @property
+    def broad(self) -> bool:
+        """Whether each of its ops is drawn by itself, and none unless a pattern names it: yes."""
+        return True
+
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return which placements the tensors begin with: Replicate."""
+        return Alphabet(shard=False, partial=())
 
 
 def installed_families() -> dict[str, Family]:

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from strategies.sharded_tensor.inputs import OPS, sharded_tensor_cases
-from verifier.cases import MeshSpec, OpCase
-from verifier.families import DrawContext, NarrowFamily
-from verifier.placements import Alphabet
+from verifier.cases import OpCase
+from verifier.families import DrawContext, ReplicatedFamily
 
 __all__ = ["FAMILY", "ShardedTensorFamily"]
 
 
 @dataclass(frozen=True)
-class ShardedTensorFamily(NarrowFamily):
+class ShardedTensorFamily(ReplicatedFamily):
     """What is known of lookups in a ShardedTensor; not aten operators, so ``ops`` are names of our own."""
 
     name: str = "sharded_tensor"
@@ -25,19 +24,9 @@ class ShardedTensorFamily(NarrowFamily):
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
     @property
-    def broad(self) -> bool:
-        """Whether each of its ops is drawn by itself, and none unless a pattern names it: yes, each is another kernel,
-        and most runs are not about these."""
-        return True
-
-    @property
     def shrinks(self) -> bool:
         """Whether Hypothesis finds smaller cases than those that it has drawn: yes."""
         return True
-
-    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
-        """Return which placements the tensors begin with: Replicate, since the programs cut them themselves."""
-        return Alphabet(shard=False, partial=())
 
     def left_out(self, context: DrawContext) -> tuple[tuple[str, str], ...]:
         """Return what cannot be tested: anything on simulated ranks, and what costs ranks on several mesh dims."""

@@ -14,9 +14,8 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.tensors import dim_sizes, filled, rarely, seeds
 from strategies.torchrec.client import TRAIN_BAGS, keys_of
-from verifier.cases import MeshSpec, OpCase, Trial, Verdict
-from verifier.families import DrawContext, NarrowFamily
-from verifier.placements import Alphabet
+from verifier.cases import OpCase, Trial, Verdict
+from verifier.families import DrawContext, ReplicatedFamily
 
 __all__ = [
     "COLLECTION",
@@ -174,21 +173,12 @@ def collection_cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
 
 
 @dataclass(frozen=True)
-class TorchRecFamily(NarrowFamily):
+class TorchRecFamily(ReplicatedFamily):
     """TorchRec's ``EmbeddingBagCollection``; drawn where a pattern names it, on gloo meshes of one dim."""
 
     name: str = "torchrec"
     ops: tuple[str, ...] = (COLLECTION, MEAN_BESIDE, MEAN_IN_GRID)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-
-    @property
-    def broad(self) -> bool:
-        """Whether none of its ops is drawn unless a pattern names it: yes, torchrec need not be there."""
-        return True
-
-    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
-        """Return which placements arguments are given: Replicate, since TorchRec cuts the tables."""
-        return Alphabet(shard=False, partial=())
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of cases; see :func:`collection_cases`.

@@ -12,10 +12,9 @@ from hypothesis.strategies import SearchStrategy
 from strategies.tensors import dim_sizes, filled, rarely, seeds
 from strategies.torchrec.layouts import LAYOUTS, make_layout
 from strategies.torchrec.programs import TRAIN
-from verifier.cases import MeshSpec, OpCase
-from verifier.families import DrawContext, NarrowFamily
+from verifier.cases import OpCase
+from verifier.families import DrawContext, ReplicatedFamily
 from verifier.layouts import LayoutOptions, TableLayout
-from verifier.placements import Alphabet
 
 __all__ = ["FAMILY", "SOURCE", "LayoutFamily", "TorchRecLayouts", "layout_cases", "layout_options", "training_case"]
 
@@ -121,21 +120,12 @@ def _tagged(case: OpCase, layout: TableLayout, lengths: list[int]) -> OpCase:
 
 
 @dataclass(frozen=True)
-class LayoutFamily(NarrowFamily):
+class LayoutFamily(ReplicatedFamily):
     """TorchRec's layouts as ops of our own, ``layout.row-wise-even`` and so on; drawn where a pattern names them."""
 
     name: str = "layouts"
     ops: tuple[str, ...] = tuple(f"{_PREFIX}{name}" for name in LAYOUTS)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-
-    @property
-    def broad(self) -> bool:
-        """Whether none of its ops is drawn unless a pattern names it: yes, they need a mesh of one dim."""
-        return True
-
-    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
-        """Return which placements arguments are given: Replicate, since the layout cuts the table."""
-        return Alphabet(shard=False, partial=())
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of cases; see :func:`layout_cases`."""

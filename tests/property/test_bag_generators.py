@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, find, given, settings
+from drawing import DRAWING
+from hypothesis import Phase, find, given, settings
 
 from strategies.embedding_bag import FAMILY
 from strategies.embedding_bag.inputs import FORWARD_ONLY, INPUT_CLASSES, SCALED, TRAINED
@@ -15,14 +16,7 @@ from verifier.families import DrawContext, select_ops
 from verifier.reference import make_reference
 
 CONTEXT = DrawContext(MeshSpec((3,)), (torch.float64, torch.float16), (TRAINED, FORWARD_ONLY))
-HOW = settings(
-    max_examples=400,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+HOW = settings(DRAWING, max_examples=400)
 
 
 def test_every_class_of_input_is_drawn_and_legal() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, find, given, settings
+from drawing import DRAWING
+from hypothesis import find, given, settings
 
 from strategies.sharded_tensor import FAMILY
 from strategies.sharded_tensor.inputs import INPUT_CLASSES, OPS
@@ -25,14 +26,6 @@ ILLEGAL = {
     "out-of-range padding_idx",
     "weights of samples under mean",
 }
-HOW = settings(
-    max_examples=100,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
 
 
 def test_every_class_of_input_is_drawn_and_legal() -> None:
@@ -54,7 +47,7 @@ def test_every_class_of_input_is_drawn_and_legal() -> None:
     pooled = tuple(op for op in OPS if "embedding_bag" in op)
     others = tuple(op for op in OPS if op not in pooled)
     for ops, examples in ((pooled, 500), (others, 200)):  # what is rare is rare among pooled lookups
-        settings(HOW, max_examples=examples)(given(case=FAMILY.cases(replace(CONTEXT, ops=ops)))(check))()
+        settings(DRAWING, max_examples=examples)(given(case=FAMILY.cases(replace(CONTEXT, ops=ops)))(check))()
     assert set(seen) == INPUT_CLASSES
 
 
@@ -71,7 +64,7 @@ def test_one_op_is_drawn_where_one_is_asked_for_and_is_replicated(op: str) -> No
 
 
 def test_on_meshes_of_several_dims_calls_have_no_options() -> None:
-    @settings(HOW, max_examples=40)
+    @settings(DRAWING, max_examples=40)
     @given(case=FAMILY.cases(DrawContext(MeshSpec((2, 2)), (torch.float32,), OPS)))
     def draw(case: OpCase) -> None:
         assert not case.kwargs
