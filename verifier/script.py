@@ -5,15 +5,13 @@ The script shows the defect through DTensor's public API. Exit status 1: the def
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
 
 import torch
 from torch.distributed.tensor import Shard
@@ -23,6 +21,7 @@ from verifier.cases import Phase, Placements, Trial, Verdict, VerdictKind
 from verifier.converter import tensor_arguments
 from verifier.placements import split
 from verifier.process_limits import names_limit
+from verifier.program_source import is_program, needs_its_module, program_source
 from verifier.reference import argument_names, make_reference, resolve, written_arguments
 from verifier.targets import asked_placements
 from verifier.torch_internals import strides_of
@@ -315,63 +314,10 @@ def _call_text(trial: Trial, names: list[str]) -> str:
     parts = [text(value) for value in trial.case.args]
     parts += [f"{name}={text(value)}" for name, value in trial.case.kwargs.items()]
     target = resolve(trial.case.call)
-    called = target.__name__ if _is_program(trial.case.call) else trial.case.call
+    called = target.__name__ if is_program(trial.case.call) else trial.case.call
     made = f"{called}({', '.join(parts)})"
     written = [names[number] for number in written_arguments(trial.case)]
     return f"with_written({made}, [{', '.join(written)}])" if written else made
-
-
-def _is_program(call: str) -> bool:
-    return not call.startswith("torch.")
-
-
-_PROGRAM_NAMES = frozenset({"torch", "F", "dist", "DTensor", "Partial", "Replicate", "Shard"})
-"""What a program may use of its module, since scripts import it as well."""
-
-
-def _names(code: CodeType) -> set[str]:
-    """Return the names that code, and functions inside it, may look up in their module."""
-    nested = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return set(code.co_names).union(*nested)
-
-
-def _with_helpers(program: Callable[..., object]) -> list[FunctionType]:
-    """Return a program and the functions that it calls, of ours and by their own names; helpers first."""
-    found: dict[FunctionType, None] = {}
-
-    def visit(function: FunctionType) -> None:
-        for name in sorted(_names(function.__code__)):
-            other = function.__globals__.get(name)
-            if not isinstance(other, FunctionType) or other.__module__.partition(".")[0] == "torch":
-                continue
-            if other.__name__ == name and other not in (function, program) and other not in found:
-                visit(other)
-        found[function] = None
-
-    if isinstance(program, FunctionType):
-        visit(program)
-    return list(found)
-
-
-def needs_its_module(call: str) -> bool:
-    """Return whether a function that is not torch's own uses more of its module than functions whose source does."""
-    if not _is_program(call):
-        return False
-    functions = _with_helpers(resolve(call))
-    known = _PROGRAM_NAMES | {function.__name__ for function in functions}
-    return any((_names(function.__code__) & function.__globals__.keys()) - known for function in functions)
-
-
-def _program_source(call: str) -> str:
-    """Return the source of a function that is not torch's own, with the imports that programs may use."""
-    if not _is_program(call):
-        return ""
-    if needs_its_module(call):
-        module, _, name = call.rpartition(".")
-        imported = f"try:\n    from {module} import {name}\nexcept ImportError as error:\n"
-        return f'{imported}    print(f"undecided: {{error}}")\n    sys.exit(2)\n\n'
-    parts = [inspect.getsource(function) for function in _with_helpers(resolve(call))]
-    return "\n\n".join(["import torch.nn.functional as F\n", *parts]) + "\n"
 
 
 _SILENT = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
@@ -430,7 +376,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         globals_text=_dictionary(globals_),
         placements_text=_dictionary(placements_),
         locals_text=_dictionary(locals_),
-        source=_program_source(case.call),
+        source=program_source(case.call),
         needs=f"torch and {case.call}" if needs_its_module(case.call) else "torch alone",
         parameters=", ".join(names),
         call_text=call_text,

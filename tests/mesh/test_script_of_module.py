@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind, parse_placements
-from verifier.script import needs_its_module, render_script, run_script
+from verifier.program_source import needs_its_module
+from verifier.script import render_script, run_script
 
 
 @pytest.mark.parametrize(
