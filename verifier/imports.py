@@ -54,19 +54,33 @@ def run_imports_with_warnings(names: Sequence[str]) -> None:
 
 
 def import_digests(names: Sequence[str]) -> dict[str, str]:
-    """Return, for each name that :func:`run_imports` has run, a digest of the file that it is in.
+    """Return, for each name that :func:`run_imports` has run, a digest of the code that it stands for.
 
-    Empty for a module that is in no file.
+    That is the file that was named, or all source of the package that a module is in, since rules and kernels need not
+    be in the module that registers them. Empty for a module that is in no file.
     """
     return {name: _digest(name) for name in names}
 
 
 def _digest(name: str) -> str:
-    path: str | None = name
-    if not Path(name).is_file():
-        module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
-        path = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+    digest = hashlib.sha256()
+    files = [Path(name)] if Path(name).is_file() else _sources(name)
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16] if files else ""
+
+
+def _sources(name: str) -> list[Path]:
+    """Return the files of the outermost package that ``name`` is in, or of a module that is in none."""
+    module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
+    if module is None:
+        return []
+    package = sys.modules[module.__name__.partition(".")[0]]
+    folders = [Path(folder) for folder in getattr(package, "__path__", ())]
+    if folders:
+        return sorted(file for folder in folders for file in folder.rglob("*.py"))
+    file = getattr(package, "__file__", None)
+    return [Path(file)] if file else []
 
 
 def _import(name: str) -> None:
