@@ -23,11 +23,6 @@ class ShardedTensorFamily(ReplicatedFamily):
     ops: tuple[str, ...] = OPS
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-    @property
-    def shrinks(self) -> bool:
-        """Whether Hypothesis finds smaller cases than those that it has drawn: yes."""
-        return True
-
     def left_out(self, context: DrawContext) -> tuple[tuple[str, str], ...]:
         """Return what cannot be tested: anything on simulated ranks, and what costs ranks on several mesh dims."""
         if context.mesh.backend == "simulated":

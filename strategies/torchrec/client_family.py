@@ -180,6 +180,11 @@ class TorchRecFamily(ReplicatedFamily):
     ops: tuple[str, ...] = (COLLECTION, MEAN_BESIDE, MEAN_IN_GRID)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether Hypothesis finds smaller cases than those that it has drawn: no, a trial takes too long for that."""
+        return False
+
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of cases; see :func:`collection_cases`.
 
