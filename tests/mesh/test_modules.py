@@ -196,6 +196,19 @@ def local_function() -> Callable[..., object]:
         (MLP, tensor_parallel_mlp, {"outputs": "Q"}, "^outputs: "),
         (MLP, local_function(), {}, "put it at the top level of a module that the ranks can import"),
         (dict, tensor_parallel_mlp, {}, "made a dict, not a torch.nn.Module"),
+        (3, tensor_parallel_mlp, {}, "model 3 is neither a torch.nn.Module nor"),
+        (MLP, None, {}, "plan None is neither a function"),
+        (MLP, "strategies.models.tensor_paralel", {}, "has no attribute 'tensor_paralel'"),
+        (MLP, {}, {}, "plan is empty"),
+        (MLP, {"up": "colwise"}, {}, "plan has 'colwise' for 'up', which is no ParallelStyle"),
+        (MLP, {"dwn": RowwiseParallel()}, {}, "plan names no submodule of MLP by 'dwn'; did you mean 'down'"),
+        (StackedMLP, {"layers.*": RowwiseParallel(), "layers.up": ColwiseParallel()}, {}, "by 'layers.up'"),
+        (MLP, tensor_parallel_mlp, {"steps": 0}, "steps=0 must be at least 1"),
+        (MLP, tensor_parallel_mlp, {"targets": ROWS}, r"targets is one tensor; give a sequence of them, as \[target\]"),
+        (MLP, tensor_parallel_mlp, {"placements": "S(2)"}, "'S\\(2\\)' of input 0: it is a tensor of 2 dims"),
+        (MLP, tensor_parallel_mlp, {"dtype": torch.int64}, "dtype torch.int64 is not one of floating point"),
+        (MLP, tensor_parallel_mlp, {"loss": torch.square}, "the local model, its loss or a step raises RuntimeError"),
+        (partial(MLP, 9), tensor_parallel_mlp, {}, "raises RuntimeError: mat1 and mat2 shapes"),
     ],
 )
 def test_mistakes_are_refused(model: Any, plan: Any, options: dict[str, Any], message: str) -> None:
@@ -206,3 +219,12 @@ def test_mistakes_are_refused(model: Any, plan: Any, options: dict[str, Any], me
 def test_what_proves_nothing_is_refused() -> None:
     with pytest.raises(NothingVerified, match="every gradient of the local model is 0"):
         verify_module(partial(MLP, bias=False), tensor_parallel_mlp, [torch.zeros(6, 10)])
+
+
+def leave_alone(_model: nn.Module, _mesh: object) -> None:
+    """Shard nothing, as a plan whose names are those of another model."""
+
+
+def test_a_plan_that_shards_nothing_is_refused(verify_module: Verify) -> None:
+    with pytest.raises(NothingVerified, match="nothing is sharded"):
+        verify_module(MLP, leave_alone, [ROWS], mesh=2)
