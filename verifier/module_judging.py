@@ -83,11 +83,14 @@ class _Judge:
         self.losses = losses
         self.steps = len(local.losses)
         self.vacuous: list[str] = []
-        # a loss that is averaged over a mesh dim has gradients, before they are averaged, of as many times the size
+        # a plain loss averaged over a mesh dim has gradients, before they are averaged, of as many times the size
+        first_losses = [run.losses[0] for run in ranks]
         self.averaged = math.prod(
             extent
-            for placement, extent in zip(losses, matcher.mesh.shape, strict=True)
-            if isinstance(placement, Partial) and placement.reduce_op == "avg"
+            for mesh_dim, (placement, extent) in enumerate(zip(losses, matcher.mesh.shape, strict=True))
+            if isinstance(placement, Partial)
+            and placement.reduce_op == "avg"
+            and not matcher.has_placement(first_losses, mesh_dim)
         )
 
     def judge(self, inputs: Sequence[Placements | None]) -> Judgement:

@@ -126,6 +126,10 @@ class Matcher:
             for mesh_dim in range(self.mesh.ndim)
         )
 
+    def has_placement(self, helds: Sequence[Held | None], mesh_dim: int) -> bool:
+        """Return whether a tensor is a DTensor on a mesh dim."""
+        return self._placement_on(helds, mesh_dim) is not None
+
     def _placement_on(self, helds: Sequence[Held | None], mesh_dim: int) -> object | None:
         """Return the placement of a DTensor on a mesh dim; None if it is plain, or on a submesh without that dim."""
         first = helds[0]

@@ -188,7 +188,7 @@ def verify_module(
     loss_placements
         How a plain loss stands for the whole one: ``P(avg)`` where gradients are averaged over the ranks, as data
         parallelism does, ``P(sum)`` where they are summed, as sequence parallelism does. By default ``P(avg)`` on mesh
-        dims that cut the first input.
+        dims that cut the output.
     optimizer
         Makes an optimiser of parameters; ``SGD(lr=0.1)`` by default.
     steps
@@ -247,7 +247,7 @@ def verify_module(
     )
     first_input = next((p for p in given.placements if p is not None), parse_placements(_spread("R", spec)))
     output_placements = _parsed(outputs, spec, "outputs") if outputs is not None else first_input
-    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in first_input)
+    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in output_placements)
     whole_loss = _parsed(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
     packed = _packed(given, "plan, loss, optimizer or inputs")
     call = f"{type(given.model).__name__} under {_plan_text(plan)} on mesh {spec}, backend {spec.backend}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from strategies.models import (
@@ -55,6 +55,13 @@ PERCEPTRONS: list[tuple[object, object, torch.Tensor, Mapping[str, object]]] = [
     (partial(RMSNorm, 10), sequence_parallel_norm, VALUES, BY_POSITIONS),
     (partial(nn.LayerNorm, 10), sequence_parallel_norm, VALUES, BY_POSITIONS),
     (MLP, {"up": ColwiseParallel(), "down": RowwiseParallel()}, ROWS, {"as_dtensors": True}),
+    (MLP, distribute_module, ROWS, {"as_dtensors": True, "placements": "S(0)"}),
+    (
+        MLP,
+        {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel()},
+        ROWS,
+        {"placements": "S(0)", "outputs": "R"},
+    ),
 ]
 
 
