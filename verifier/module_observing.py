@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from verifier.cases import Placements
 from verifier.codec import unpack
@@ -133,7 +134,8 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
         (*given.inputs, *given.targets), given.placements, strict=True)]  # fmt: skip
     inputs, targets = leaves[: len(given.inputs)], leaves[len(given.inputs) :]
     optimizer = given.optimizer(model.parameters())
-    watch = _Watch(model)
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    watch = _Watch(inner)
     losses: list[Held] = []
     for step in range(given.steps):
         torch.manual_seed(given.seed + step)  # dropout on replicas is the same everywhere, and in the local model
@@ -149,13 +151,13 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
                 with torch.no_grad():
                     kept = tuple(_held(leaf) for leaf in _tensors(result))
                     gradients = {
-                        name: None if p.grad is None else _held(p.grad) for name, p in _parameters(model).items()
+                        name: None if p.grad is None else _held(p.grad) for name, p in _parameters(inner).items()
                     }
                     input_gradients = tuple(_gradient(value) for value in inputs)
             optimizer.step()
-    state = {**_parameters(model), **dict(model.named_buffers())}
+    state = {**_parameters(inner), **{_own_name(name): buffer for name, buffer in inner.named_buffers()}}
     return ModuleRun(
-        modules={name: type(module).__name__ for name, module in model.named_modules()},
+        modules={_own_name(name): type(module).__name__ for name, module in inner.named_modules()},
         outputs=tuple(watch.outputs),
         output_gradients=tuple(watch.gradients),
         result=kept,
@@ -163,7 +165,7 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
         gradients=gradients,
         input_gradients=input_gradients,
         state={name: _held(tensor) for name, tensor in state.items()},
-        tied=_tied(model),
+        tied=_tied(inner),
         collectives=tuple(
             ModuleCollective(module, phase, name, count)
             for (phase, module, name), count in sorted(watch.collectives.items(), key=watch.order)
@@ -223,7 +225,20 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(model.named_parameters(remove_duplicate=False))
+    return {_own_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def _own_name(name: str) -> str:
+    """Return what the local model calls a submodule or a parameter that a plan has wrapped.
+
+    >>> _own_name("layers.0._orig_mod.up.weight")
+    'layers.0.up.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
+
+
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Where ``torch.compile``, checkpointing and the first FSDP have the module that they wrap."""
 
 
 def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
@@ -258,7 +273,8 @@ class _Watch:
     def recording(self) -> Iterator[None]:
         """Note what every submodule returns, the gradients of that, and all collectives."""
         handles = []
-        for position, (name, module) in enumerate(self.model.named_modules()):
+        for position, (full_name, module) in enumerate(self.model.named_modules()):
+            name = _own_name(full_name)
             self._positions[name] = position
             handles.append(module.register_forward_pre_hook(self._entered(name), prepend=True))
             # also where checkpointing breaks a forward off, as it does once it has what it needs

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from strategies.models import (
     MLP,
@@ -109,6 +112,23 @@ def test_with_data_parallel(
     assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
     assert len(set(result.losses)) == 3
     assert result.collectives_of("", "backward")["reduce_scatter_tensor"] > 0
+
+
+def replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(model, process_group=mesh.get_group())
+
+
+def wrapped(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    assert isinstance(model, StackedMLP)
+    tensor_parallel_mlp(model, mesh)
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("plan", "placements"), [(replicated, "S(0)"), (wrapped, "R")])
+def test_wrapped_modules_keep_their_names(verify_module: Verify, plan: object, placements: str) -> None:
+    result = verify_module(StackedMLP, plan, [ROWS], mesh=2, placements=placements)
+    assert {module for module, _ in result.layouts} >= {"layers.0", "layers.1.up"}
 
 
 def test_collectives_are_listed_by_submodule_and_phase(verify_module: Verify) -> None:
