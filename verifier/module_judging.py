@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial
 from verifier.cases import DifferenceKind, Placements, format_placements
 from verifier.comparison import compare
 from verifier.module_matching import Matcher, ModuleDifference, Options, Place, largest
-from verifier.module_observing import Held, ModuleRun, Recorded
+from verifier.module_observing import PHASES, Held, ModuleRun, Recorded
 
 __all__ = ["Judgement", "judge_module"]
 
@@ -95,6 +95,7 @@ class _Judge:
 
     def judge(self, inputs: Sequence[Placements | None]) -> Judgement:
         final = [*self._final_forward(), *self._final_backward(inputs), *self._final_state()]
+        final.sort(key=lambda found: PHASES.index(found.phase))  # losses of later steps follow from gradients
         unchecked = tuple(dict.fromkeys(self.matcher.unchecked))  # what is between counts less
         forward, layouts = self._walk(self.local.outputs, [run.outputs for run in self.ranks], "forward")
         first: ModuleDifference | None = None

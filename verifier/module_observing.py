@@ -25,10 +25,22 @@ from verifier.placements import take_local
 from verifier.reference import resolve
 from verifier.torch_internals import CollectiveWatch, local_shards, make_dtensor, next_sequence_number, pytree
 
-__all__ = ["RAISED_IN", "Assignment", "Held", "ModuleCollective", "ModuleRun", "Recorded", "observe", "on_rank"]
+__all__ = [
+    "PHASES",
+    "RAISED_IN",
+    "Assignment",
+    "Held",
+    "ModuleCollective",
+    "ModuleRun",
+    "Recorded",
+    "observe",
+    "on_rank",
+]
 
 OUTSIDE = ""
 """The module to which a collective belongs that none of the submodules issues: the model itself, and the optimiser."""
+PHASES = ("forward", "backward", "step")
+"""Of a step, in order."""
 RAISED_IN = "raised in the submodule "
 """Begins the note on an exception of the forward pass."""
 
@@ -293,7 +305,7 @@ class _Watch:
     def order(self, item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str]:
         """Return the place of a count: by phase, then by module as the model lists them."""
         (phase, module, name), _ = item
-        return ("forward", "backward", "step").index(phase), self._positions[module], name
+        return PHASES.index(phase), self._positions[module], name
 
     def _entered(self, name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: object) -> None:

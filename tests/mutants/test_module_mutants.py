@@ -48,7 +48,7 @@ def first_line(error: ModuleError) -> str:
         (module_mutants.row_wise_without_reduction, "WRONG_VALUE", "layers.1.down", "was the reduction left out", {}),
         (module_mutants.bias_on_every_rank, "WRONG_VALUE", "layers.0.down", "", {}),
         (module_mutants.input_not_prepared, "WRONG_SHAPE", "layers.1.up", "this rank's part of its input", BY_ROWS),
-        (module_mutants.gradient_doubled_in_a_hook, "WRONG_GRADIENT", "layers.1.relu", "2 times", {}),
+        (module_mutants.gradient_doubled_in_a_hook, "WRONG_GRADIENT", "layers.1.relu", "2 times", {"steps": 2}),
     ],
 )
 def test_first_submodule_is_named(
