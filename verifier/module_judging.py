@@ -52,6 +52,7 @@ def judge_module(
     outputs: Placements,
     losses: Placements,
     inputs: Sequence[Placements | None],
+    disturbed: ModuleRun | None = None,
 ) -> Judgement:
     """Compare ``ranks``, in order, with ``local``.
 
@@ -63,8 +64,12 @@ def judge_module(
         How plain tensors that the model, and the loss, return stand for the whole.
     inputs
         Placements of the inputs, which their gradients have, too.
+    disturbed
+        The local model with gradients that are off by what rounding explains: how far it gets from ``local``, the
+        ranks may get in their steps. An optimiser that divides by the size of a gradient, as Adam does, makes a step
+        of one that is 0 but for rounding.
     """
-    return _Judge(local, ranks, matcher, outputs, losses).judge(inputs)
+    return _Judge(local, ranks, matcher, outputs, losses, disturbed or local).judge(inputs)
 
 
 class _Judge:
@@ -75,12 +80,14 @@ class _Judge:
         matcher: Matcher,
         outputs: Placements,
         losses: Placements,
+        disturbed: ModuleRun,
     ) -> None:
         self.local = local
         self.ranks = ranks
         self.matcher = matcher
         self.outputs = outputs
         self.losses = losses
+        self.disturbed = disturbed
         self.steps = len(local.losses)
         self.vacuous: list[str] = []
         # a plain loss averaged over a mesh dim has gradients, before they are averaged, of as many times the size
@@ -150,7 +157,8 @@ class _Judge:
         for step, expected in enumerate(self.local.losses):
             place = Place(f"loss {step}" if self.steps > 1 else "loss", "forward" if step == 0 else "step", "")
             helds = [run.losses[step] for run in self.ranks]
-            yield from self._check(place, helds, expected, self.losses, scale * (step + 1))
+            away = _distance(self.disturbed.losses[step], expected)
+            yield from self._check(place, helds, expected, self.losses, scale * (step + 1), away=away)
 
     def _final_backward(self, inputs: Sequence[Placements | None]) -> Iterator[ModuleDifference]:
         scale = largest([held.local for held in self.local.gradients.values() if held is not None])
@@ -175,7 +183,8 @@ class _Judge:
         for name, expected in self.local.state.items():
             place = Place(name, "step", name.rpartition(".")[0])
             helds = [run.state.get(name) for run in self.ranks]
-            found = self._check(place, helds, expected, self.matcher.whole, scale)
+            away = _distance(self.disturbed.state[name], expected)
+            found = self._check(place, helds, expected, self.matcher.whole, scale, away=away)
             yield from (self._because_untied(difference, name) for difference in found)
         added = sorted(set(self.ranks[0].state) - set(self.local.state))
         if added:
@@ -190,11 +199,12 @@ class _Judge:
         declared: Placements,
         scale: float,
         factor: int = 1,
+        away: float = 0.0,
     ) -> Iterator[ModuleDifference]:
         if not bool(expected.local.count_nonzero()):
             self.vacuous.append(place.subject)
         options: Options = self.matcher.options(helds, declared)
-        match = self.matcher.match(place, helds, expected, options, scale, factor)
+        match = self.matcher.match(place, helds, expected, options, scale, factor, away)
         if match.found is not None:
             yield match.found
 
@@ -240,6 +250,12 @@ class _Judge:
                     difference = _unreduced(place, helds[0], recorded.held, text)
             found.append(difference)
         return found, tuple(layouts.items())
+
+
+def _distance(one: Held, other: Held) -> float:
+    if not one.local.is_floating_point():
+        return 0.0
+    return largest([one.local - other.local])
 
 
 def _unreduced(place: Place, held: Held, expected: Held, text: str) -> ModuleDifference | None:

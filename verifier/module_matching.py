@@ -15,7 +15,7 @@ from verifier.comparison import compare
 from verifier.module_observing import Held
 from verifier.placements import local_shape, sharded_dim, take_local
 
-__all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest"]
+__all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest", "rounding"]
 
 SLACK = 512
 """Units in the last place by which a value may differ: errors of rounding add up over the layers of a model."""
@@ -162,8 +162,12 @@ class Matcher:
         options: Options,
         scale: float,
         factor: int = 1,
+        away: float = 0.0,
     ) -> Match:
-        """Return the first placements out of ``options`` under which the ranks hold ``expected``, or what differs."""
+        """Return the first placements out of ``options`` under which the ranks hold ``expected``, or what differs.
+
+        The ranks may be ``away`` from it by as much, besides what rounding explains in values up to ``scale``.
+        """
 
         def differs(kind: DifferenceKind, rank: int, got: object, wanted: object, likely: str = "") -> Match:
             return Match(self.whole, place.difference(kind, rank, got, wanted, None, likely))
@@ -185,7 +189,7 @@ class Matcher:
         if first.dtensor and first.shape != expected.shape:
             return differs(DifferenceKind.SHAPE, 0, list(first.shape), list(expected.shape))
         value = expected.local * factor if factor != 1 else expected.local
-        absolute = _allowed(value, scale * factor)
+        absolute = _allowed(value, scale * factor) + away
         best: tuple[int, Match] | None = None
         for placements in itertools.product(*options):
             if not self._fits(present, value, placements):  # type: ignore[arg-type]
@@ -265,7 +269,12 @@ def _allowed(expected: torch.Tensor, scale: float) -> float:
     """Return the largest error that rounding explains, in a section of the model whose values go up to ``scale``."""
     if not (expected.is_floating_point() or expected.is_complex()):
         return 0.0
-    return SLACK * torch.finfo(expected.dtype).eps * scale
+    return rounding(expected.dtype) * scale
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the largest error that rounding explains, of values up to 1."""
+    return SLACK * torch.finfo(dtype).eps
 
 
 def _ratio(got: str, wanted: str) -> str:

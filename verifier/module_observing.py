@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +63,8 @@ class Assignment:
     optimizer: Callable[[Any], torch.optim.Optimizer]
     steps: int
     seed: int
+    disturbed: float = 0.0
+    """By how much of the largest gradient all gradients are off before each step; 0 except to see what comes of it."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,10 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
                         name: None if p.grad is None else _held(p.grad) for name, p in _parameters(inner).items()
                     }
                     input_gradients = tuple(_gradient(value) for value in inputs)
+            if given.disturbed:
+                _disturb(
+                    [p.grad for p in inner.parameters() if p.grad is not None and not p.grad.is_sparse], given.disturbed
+                )
             optimizer.step()
     state = {**_parameters(inner), **{_own_name(name): buffer for name, buffer in inner.named_buffers()}}
     return ModuleRun(
@@ -230,6 +236,12 @@ def _copied(local: torch.Tensor) -> torch.Tensor:
 
 def _gradient(value: object) -> Held | None:
     return _held(value.grad) if isinstance(value, torch.Tensor) and value.grad is not None else None
+
+
+def _disturb(gradients: Sequence[torch.Tensor], share: float) -> None:
+    size = share * max((float(gradient.abs().max()) for gradient in gradients if gradient.numel()), default=0.0)
+    for gradient in gradients:
+        gradient.add_(torch.randn_like(gradient), alpha=size)
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

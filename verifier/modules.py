@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from verifier.cases import (
 from verifier.codec import pack, unpack
 from verifier.meshes import Pool, PoolError, PoolKey, PoolSet
 from verifier.module_judging import Judgement, judge_module
-from verifier.module_matching import Matcher, ModuleDifference
+from verifier.module_matching import Matcher, ModuleDifference, rounding
 from verifier.module_observing import RAISED_IN, Assignment, ModuleCollective, ModuleRun, observe
 from verifier.placements import sharded_dim
 from verifier.reference import resolve
@@ -266,8 +266,15 @@ def verify_module(
     if not outcome.ok:
         raise _failure(outcome, call)
     runs: list[ModuleRun] = list(outcome.returned)  # type: ignore[arg-type]
-    matcher = Matcher(spec, names)
-    judgement = judge_module(local, runs, matcher, output_placements, whole_loss, given.placements[: len(given.inputs)])
+
+    def judged(disturbed: ModuleRun | None = None) -> Judgement:
+        matcher, placements = Matcher(spec, names), given.placements[: len(given.inputs)]
+        return judge_module(local, runs, matcher, output_placements, whole_loss, placements, disturbed)
+
+    judgement = judged()
+    if judgement.first is not None and judgement.first.phase == "step":
+        share = max(rounding(parameter.dtype) for parameter in built.parameters())
+        judgement = judged(observe(replace(unpack(packed), disturbed=share)))
     if judgement.first is not None:
         raise _difference(judgement, local, call)
     if _nothing_sharded(runs, (*given.placements, output_placements)):
@@ -469,6 +476,8 @@ def _difference(judgement: Judgement, local: ModuleRun, call: str) -> ModuleErro
         more = f", and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
         lines.append(f"  also: {', '.join(rest[:_NAMED])}{more}")
     likely = first.likely or next((found.likely for found in judgement.final if found.likely), "")
+    if "Dropout" in local.modules.get(first.module, ""):
+        likely = likely or "ranks draw other random numbers for their parts than one process for all: set p to 0"
     if likely:
         lines.append(f"  likely: {likely}")
     return ModuleError("\n".join(lines), kind, first, judgement.final)

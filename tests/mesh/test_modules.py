@@ -14,11 +14,12 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard, distribute_module
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies.models import (
     MLP,
+    Attention,
     RMSNorm,
     StackedMLP,
     Transformer,
@@ -163,6 +164,46 @@ def test_model_of_the_caller_stays_as_it_is(verify_module: Verify) -> None:
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert model.up.weight.dtype == torch.float32
+
+
+class KeysWithBias(Attention):
+    """Attention whose keys have a bias: its gradient is 0 but for rounding, of which Adam makes a step."""
+
+    def __init__(self) -> None:
+        super().__init__(TransformerSize(width=8, heads=2))
+        self.key = nn.Linear(8, 8)
+        self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
+
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+
+def heads_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    parallelize_module(model, mesh, {n: ColwiseParallel() for n in ("query", "key", "value")})
+    parallelize_module(model, mesh, {"out": RowwiseParallel()})
+
+
+def heads_parallel_moved(model: KeysWithBias, mesh: DeviceMesh) -> None:
+    heads_parallel(model, mesh)
+    model.key.bias.register_post_accumulate_grad_hook(_move)
+
+
+def _move(parameter: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter.mul_(1.0 + 1e-4)
+
+
+def test_step_that_an_optimiser_makes_of_rounding(verify_module: Verify) -> None:
+    values = torch.randn(2, 5, 8, generator=GENERATOR)
+    verify_module(KeysWithBias, heads_parallel, [values], mesh=2, optimizer=ADAM, steps=2)
+    with pytest.raises(ModuleError, match=r"^WRONG_VALUE key\.bias "):
+        verify_module(KeysWithBias, heads_parallel_moved, [values], mesh=2, optimizer=ADAM)
+
+
+def test_dropout_of_parts_is_named(verify_module: Verify) -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 8))
+    with pytest.raises(ModuleError, match="likely: ranks draw other random numbers"):
+        verify_module(model, {"0": ColwiseParallel(), "2": RowwiseParallel()}, [torch.ones(4, 8)], mesh=2)
 
 
 @pytest.mark.parametrize("local", [True, False])
