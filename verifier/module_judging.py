@@ -179,8 +179,11 @@ class _Judge:
                 yield from self._check(place, helds, expected, placements, scale, self.averaged)
 
     def _final_state(self) -> Iterator[ModuleDifference]:
-        scale = largest([held.local for held in self.local.state.values()]) * self.steps
+        parameters = largest([self.local.state[name].local for name in self.local.gradients])
         for name, expected in self.local.state.items():
+            scale = (
+                max(parameters, largest([expected.local])) * self.steps
+            )  # a mask may be as large as the dtype admits
             place = Place(name, "step", name.rpartition(".")[0])
             helds = [run.state.get(name) for run in self.ranks]
             away = _distance(self.disturbed.state[name], expected)

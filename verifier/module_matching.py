@@ -260,9 +260,13 @@ def _reduced(parts: Sequence[torch.Tensor], placements: Placements, mesh: MeshSp
 
 
 def largest(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the largest magnitude in floating-point ``tensors``; 0 if there is none."""
-    sizes = [float(t.abs().max()) for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
-    return max(sizes, default=0.0)
+    """Return the largest finite magnitude in floating-point ``tensors``; 0 if there is none.
+
+    >>> largest([torch.tensor([1.0, -2.0, -torch.inf]), torch.tensor([7])])
+    2.0
+    """
+    sizes = [t.abs().nan_to_num(0.0, 0.0) for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
+    return max((float(size.max()) for size in sizes), default=0.0)
 
 
 def _allowed(expected: torch.Tensor, scale: float) -> float:

@@ -158,6 +158,14 @@ def one_parameter_frozen(model: MLP, mesh: DeviceMesh) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- step
+class MaskedMLP(MLP):
+    """With a buffer as masks of attention are: the size of it must not be that of errors."""
+
+    def __init__(self, masked: float) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((3, 3), masked).triu(1))
+
+
 def weight_moved_after_its_gradient(model: MLP, mesh: DeviceMesh) -> None:
     tensor_parallel_mlp(model, mesh)
     model.down.bias.register_post_accumulate_grad_hook(_move)

@@ -124,6 +124,13 @@ def test_only_one_check_sees_it(
     assert own <= {subject.removeprefix("gradient of ")}
 
 
+@pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])
+def test_large_buffers_hide_nothing(verify_module: Verify, masked: float) -> None:
+    model = partial(module_mutants.MaskedMLP, masked)
+    error = failure(verify_module, model, module_mutants.weight_moved_after_its_gradient, [ROWS])
+    assert [found.subject for found in error.differences] == ["down.bias"]
+
+
 def test_gradient_of_a_replica_that_is_not_reduced(verify_module: Verify) -> None:
     """A weight that every rank has, applied to the positions of each rank."""
     options = {"placements": "S(1)", "outputs": "S(1)", "loss": sum_of_squares, "loss_placements": "P(sum)"}
