@@ -12,6 +12,7 @@ from verifier.cases import DifferenceKind, Placements, format_placements
 from verifier.comparison import compare
 from verifier.module_matching import Matcher, ModuleDifference, Options, Place, largest
 from verifier.module_observing import PHASES, Held, ModuleRun, Recorded
+from verifier.wording import plural
 
 __all__ = ["Judgement", "judge_module"]
 
@@ -153,6 +154,11 @@ class _Judge:
             name = "output" if len(self.local.result) == 1 else f"output {number}"
             helds = [run.result[number] if number < len(run.result) else None for run in self.ranks]
             yield from self._check(Place(name, "forward", ""), helds, expected, self.outputs, scale)
+        most = max(len(run.result) for run in self.ranks)
+        if most > len(self.local.result):
+            rank = next(rank for rank, run in enumerate(self.ranks) if len(run.result) == most)
+            place, wanted = Place("output", "forward", ""), len(self.local.result)
+            yield place.difference(DifferenceKind.STRUCTURE, rank, plural(most, "tensor"), wanted)
         scale = largest([held.local for held in self.local.losses])
         for step, expected in enumerate(self.local.losses):
             place = Place(f"loss {step}" if self.steps > 1 else "loss", "forward" if step == 0 else "step", "")

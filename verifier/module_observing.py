@@ -9,7 +9,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -245,7 +245,14 @@ def _disturb(gradients: Sequence[torch.Tensor], share: float) -> None:
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    """Return the tensors in ``value``: a tensor, or tuples, lists, dicts and dataclasses of them."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf):
+            found += _tensors([getattr(leaf, one.name) for one in fields(leaf)])
+    return found
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -255,6 +255,8 @@ def verify_module(
         local = observe(unpack(packed))  # a copy, so that the caller's model stays as it is
     except Exception as error:
         raise ValueError(f"the local model, its loss or a step raises {type(error).__name__}: {error}") from error
+    if not local.result:
+        raise ValueError("the model returns no tensor, also not in tuples, lists, dicts or dataclasses of them")
     if not any(held is not None and bool(held.local.count_nonzero()) for held in local.gradients.values()):
         raise NothingVerified(f"{call}: every gradient of the local model is 0; give inputs and a loss that move it")
     with contextlib.ExitStack() as stack:

@@ -86,6 +86,21 @@ def test_values_of_the_first_difference_are_those_of_the_rank(verify_module: Ver
     assert float(first.got) == pytest.approx(expected + bias, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (module_mutants.answer_moved, "WRONG_VALUE output [0, 0] on rank 0"),
+        (module_mutants.answer_and_more, "WRONG_VALUE output on rank 0: got 2 tensors, expected 1"),
+    ],
+)
+def test_outputs_are_compared_that_the_loss_does_not_see(verify_module: Verify, plan: object, text: str) -> None:
+    options = {"loss": module_mutants.loss_of_the_deviation}
+    verify_module(module_mutants.AnsweringMLP, tensor_parallel_mlp, [ROWS], mesh=2, **options)
+    error = failure(verify_module, module_mutants.AnsweringMLP, plan, [ROWS], **options)
+    assert [found.subject for found in error.differences] == ["output"]
+    assert text.removeprefix("WRONG_VALUE output") in first_line(error)
+
+
 def test_untied_weights_are_named(verify_module: Verify) -> None:
     model = partial(Transformer, TransformerSize(layers=1))
     error = failure(verify_module, model, module_mutants.weights_untied, [IDS], **LANGUAGE)
