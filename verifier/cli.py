@@ -451,7 +451,10 @@ def layouts(
     shown = show_layouts(name, options)
     _consoles()[0].print("\n".join(shown.lines), highlight=False, markup=False)
     if page is not None:
-        page.write_text(shown.page, encoding="utf-8")
+        try:
+            page.write_text(shown.page, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"--html {page} cannot be written: {error.strerror}") from error
     if not check:
         return
     failed = False

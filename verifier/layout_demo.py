@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch.distributed.tensor import Replicate
 
 from verifier.cases import MeshSpec, OpCase, Placements, Trial, VerdictKind
-from verifier.layouts import LayoutOptions, TableLayout, installed_layouts
+from verifier.layouts import LayoutOptions, LayoutSource, TableLayout, installed_layouts
 from verifier.meshes import Pool, PoolKey
 from verifier.oracle import judge
 from verifier.reference import make_reference
@@ -20,9 +21,9 @@ __all__ = ["ShownLayouts", "show_layouts"]
 
 @dataclass(frozen=True)
 class ShownLayouts:
-    """Layouts in order, each with its summary and the case that checks it."""
+    """Layouts in order, each with its summary and a function that makes the case which checks it."""
 
-    entries: tuple[tuple[TableLayout, str, OpCase], ...]
+    entries: tuple[tuple[TableLayout, str, Callable[[], OpCase]], ...]
     left_out: tuple[str, ...] = ()
     """Why a layout cannot be shown, one line each."""
 
@@ -48,7 +49,8 @@ class ShownLayouts:
         mesh = MeshSpec((self.entries[0][0].ranks,))
         everywhere: Placements = (Replicate(),)
         with Pool(PoolKey.of(mesh)) as pool:
-            for layout, _, case in self.entries:
+            for layout, _, make_case in self.entries:
+                case = make_case()
                 reference = make_reference(case)
                 (observation,) = pool.run([Trial(case, mesh, (everywhere,) * len(reference.inputs))])
                 verdict = judge(observation, reference)
@@ -74,17 +76,23 @@ def show_layouts(name: str | None, options: LayoutOptions) -> ShownLayouts:
             hint = did_you_mean(name, known) or f"; layouts are {', '.join(known)}"
             raise ValueError(f"no layout is called {name!r}{hint}")
         source, summary = known[name]
-        return ShownLayouts(((source.make(name, options), summary, source.case(name, options)),))
-    entries, left_out = [], []
+        return ShownLayouts((_entry(source, name, options, summary),))
+    entries, left_out = [], {}
     # Of all, each has those splits, owners and hosts that it has by itself.
     plain = replace(options, splits=None, owners=None, ranks_per_host=None)
     if plain != options:
         raise ValueError("--splits, --owners and --ranks-per-host are of one layout; name it")
     for layout, (source, summary) in known.items():
         try:
-            entries.append((source.make(layout, plain), summary, source.case(layout, plain)))
+            entries.append(_entry(source, layout, plain, summary))
         except ValueError as error:
-            left_out.append(f"{layout}: {error}")
+            left_out[layout] = str(error)
     if not entries:
-        raise ValueError("; ".join(left_out))
-    return ShownLayouts(tuple(entries), tuple(left_out))
+        raise ValueError("; ".join(dict.fromkeys(left_out.values())))
+    return ShownLayouts(tuple(entries), tuple(f"{layout}: {reason}" for layout, reason in left_out.items()))
+
+
+def _entry(
+    source: LayoutSource, name: str, options: LayoutOptions, summary: str
+) -> tuple[TableLayout, str, Callable[[], OpCase]]:
+    return source.make(name, options), summary, partial(source.case, name, options)

@@ -11,7 +11,8 @@ from torch.distributed.tensor import Partial
 from verifier.cases import DifferenceKind, Placements, format_placements
 from verifier.comparison import compare
 from verifier.module_matching import Matcher, ModuleDifference, Options, Place, largest
-from verifier.module_observing import Held, ModuleRun, Recorded
+from verifier.module_observing import PHASES, Held, ModuleRun, Recorded
+from verifier.wording import plural
 
 __all__ = ["Judgement", "judge_module"]
 
@@ -52,6 +53,7 @@ def judge_module(
     outputs: Placements,
     losses: Placements,
     inputs: Sequence[Placements | None],
+    disturbed: ModuleRun | None = None,
 ) -> Judgement:
     """Compare ``ranks``, in order, with ``local``.
 
@@ -63,8 +65,12 @@ def judge_module(
         How plain tensors that the model, and the loss, return stand for the whole.
     inputs
         Placements of the inputs, which their gradients have, too.
+    disturbed
+        The local model with gradients that are off by what rounding explains: how far it gets from ``local``, the
+        ranks may get in their steps. An optimiser that divides by the size of a gradient, as Adam does, makes a step
+        of one that is 0 but for rounding.
     """
-    return _Judge(local, ranks, matcher, outputs, losses).judge(inputs)
+    return _Judge(local, ranks, matcher, outputs, losses, disturbed or local).judge(inputs)
 
 
 class _Judge:
@@ -75,23 +81,29 @@ class _Judge:
         matcher: Matcher,
         outputs: Placements,
         losses: Placements,
+        disturbed: ModuleRun,
     ) -> None:
         self.local = local
         self.ranks = ranks
         self.matcher = matcher
         self.outputs = outputs
         self.losses = losses
+        self.disturbed = disturbed
         self.steps = len(local.losses)
         self.vacuous: list[str] = []
-        # a loss that is averaged over a mesh dim has gradients, before they are averaged, of as many times the size
+        # a plain loss averaged over a mesh dim has gradients, before they are averaged, of as many times the size
+        first_losses = [run.losses[0] for run in ranks]
         self.averaged = math.prod(
             extent
-            for placement, extent in zip(losses, matcher.mesh.shape, strict=True)
-            if isinstance(placement, Partial) and placement.reduce_op == "avg"
+            for mesh_dim, (placement, extent) in enumerate(zip(losses, matcher.mesh.shape, strict=True))
+            if isinstance(placement, Partial)
+            and placement.reduce_op == "avg"
+            and not matcher.has_placement(first_losses, mesh_dim)
         )
 
     def judge(self, inputs: Sequence[Placements | None]) -> Judgement:
         final = [*self._final_forward(), *self._final_backward(inputs), *self._final_state()]
+        final.sort(key=lambda found: PHASES.index(found.phase))  # losses of later steps follow from gradients
         unchecked = tuple(dict.fromkeys(self.matcher.unchecked))  # what is between counts less
         forward, layouts = self._walk(self.local.outputs, [run.outputs for run in self.ranks], "forward")
         first: ModuleDifference | None = None
@@ -142,11 +154,17 @@ class _Judge:
             name = "output" if len(self.local.result) == 1 else f"output {number}"
             helds = [run.result[number] if number < len(run.result) else None for run in self.ranks]
             yield from self._check(Place(name, "forward", ""), helds, expected, self.outputs, scale)
+        most = max(len(run.result) for run in self.ranks)
+        if most > len(self.local.result):
+            rank = next(rank for rank, run in enumerate(self.ranks) if len(run.result) == most)
+            place, wanted = Place("output", "forward", ""), len(self.local.result)
+            yield place.difference(DifferenceKind.STRUCTURE, rank, plural(most, "tensor"), wanted)
         scale = largest([held.local for held in self.local.losses])
         for step, expected in enumerate(self.local.losses):
             place = Place(f"loss {step}" if self.steps > 1 else "loss", "forward" if step == 0 else "step", "")
             helds = [run.losses[step] for run in self.ranks]
-            yield from self._check(place, helds, expected, self.losses, scale * (step + 1))
+            away = _distance(self.disturbed.losses[step], expected)
+            yield from self._check(place, helds, expected, self.losses, scale * (step + 1), away=away)
 
     def _final_backward(self, inputs: Sequence[Placements | None]) -> Iterator[ModuleDifference]:
         scale = largest([held.local for held in self.local.gradients.values() if held is not None])
@@ -167,11 +185,15 @@ class _Judge:
                 yield from self._check(place, helds, expected, placements, scale, self.averaged)
 
     def _final_state(self) -> Iterator[ModuleDifference]:
-        scale = largest([held.local for held in self.local.state.values()]) * self.steps
+        parameters = largest([self.local.state[name].local for name in self.local.gradients])
         for name, expected in self.local.state.items():
+            scale = (
+                max(parameters, largest([expected.local])) * self.steps
+            )  # a mask may be as large as the dtype admits
             place = Place(name, "step", name.rpartition(".")[0])
             helds = [run.state.get(name) for run in self.ranks]
-            found = self._check(place, helds, expected, self.matcher.whole, scale)
+            away = _distance(self.disturbed.state[name], expected)
+            found = self._check(place, helds, expected, self.matcher.whole, scale, away=away)
             yield from (self._because_untied(difference, name) for difference in found)
         added = sorted(set(self.ranks[0].state) - set(self.local.state))
         if added:
@@ -186,11 +208,12 @@ class _Judge:
         declared: Placements,
         scale: float,
         factor: int = 1,
+        away: float = 0.0,
     ) -> Iterator[ModuleDifference]:
         if not bool(expected.local.count_nonzero()):
             self.vacuous.append(place.subject)
         options: Options = self.matcher.options(helds, declared)
-        match = self.matcher.match(place, helds, expected, options, scale, factor)
+        match = self.matcher.match(place, helds, expected, options, scale, factor, away)
         if match.found is not None:
             yield match.found
 
@@ -236,6 +259,12 @@ class _Judge:
                     difference = _unreduced(place, helds[0], recorded.held, text)
             found.append(difference)
         return found, tuple(layouts.items())
+
+
+def _distance(one: Held, other: Held) -> float:
+    if not one.local.is_floating_point():
+        return 0.0
+    return largest([one.local - other.local])
 
 
 def _unreduced(place: Place, held: Held, expected: Held, text: str) -> ModuleDifference | None:

@@ -15,7 +15,7 @@ from verifier.comparison import compare
 from verifier.module_observing import Held
 from verifier.placements import local_shape, sharded_dim, take_local
 
-__all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest"]
+__all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest", "rounding"]
 
 SLACK = 512
 """Units in the last place by which a value may differ: errors of rounding add up over the layers of a model."""
@@ -126,6 +126,10 @@ class Matcher:
             for mesh_dim in range(self.mesh.ndim)
         )
 
+    def has_placement(self, helds: Sequence[Held | None], mesh_dim: int) -> bool:
+        """Return whether a tensor is a DTensor on a mesh dim."""
+        return self._placement_on(helds, mesh_dim) is not None
+
     def _placement_on(self, helds: Sequence[Held | None], mesh_dim: int) -> object | None:
         """Return the placement of a DTensor on a mesh dim; None if it is plain, or on a submesh without that dim."""
         first = helds[0]
@@ -158,8 +162,12 @@ class Matcher:
         options: Options,
         scale: float,
         factor: int = 1,
+        away: float = 0.0,
     ) -> Match:
-        """Return the first placements out of ``options`` under which the ranks hold ``expected``, or what differs."""
+        """Return the first placements out of ``options`` under which the ranks hold ``expected``, or what differs.
+
+        The ranks may be ``away`` from it by as much, besides what rounding explains in values up to ``scale``.
+        """
 
         def differs(kind: DifferenceKind, rank: int, got: object, wanted: object, likely: str = "") -> Match:
             return Match(self.whole, place.difference(kind, rank, got, wanted, None, likely))
@@ -181,7 +189,7 @@ class Matcher:
         if first.dtensor and first.shape != expected.shape:
             return differs(DifferenceKind.SHAPE, 0, list(first.shape), list(expected.shape))
         value = expected.local * factor if factor != 1 else expected.local
-        absolute = _allowed(value, scale * factor)
+        absolute = _allowed(value, scale * factor) + away
         best: tuple[int, Match] | None = None
         for placements in itertools.product(*options):
             if not self._fits(present, value, placements):  # type: ignore[arg-type]
@@ -252,16 +260,25 @@ def _reduced(parts: Sequence[torch.Tensor], placements: Placements, mesh: MeshSp
 
 
 def largest(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the largest magnitude in floating-point ``tensors``; 0 if there is none."""
-    sizes = [float(t.abs().max()) for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
-    return max(sizes, default=0.0)
+    """Return the largest finite magnitude in floating-point ``tensors``; 0 if there is none.
+
+    >>> largest([torch.tensor([1.0, -2.0, -torch.inf]), torch.tensor([7])])
+    2.0
+    """
+    sizes = [t.abs().nan_to_num(0.0, 0.0) for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
+    return max((float(size.max()) for size in sizes), default=0.0)
 
 
 def _allowed(expected: torch.Tensor, scale: float) -> float:
     """Return the largest error that rounding explains, in a section of the model whose values go up to ``scale``."""
     if not (expected.is_floating_point() or expected.is_complex()):
         return 0.0
-    return SLACK * torch.finfo(expected.dtype).eps * scale
+    return rounding(expected.dtype) * scale
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the largest error that rounding explains, of values up to 1."""
+    return SLACK * torch.finfo(dtype).eps
 
 
 def _ratio(got: str, wanted: str) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from verifier.cases import Placements
 from verifier.codec import unpack
@@ -24,10 +25,22 @@ from verifier.placements import take_local
 from verifier.reference import resolve
 from verifier.torch_internals import CollectiveWatch, local_shards, make_dtensor, next_sequence_number, pytree
 
-__all__ = ["RAISED_IN", "Assignment", "Held", "ModuleCollective", "ModuleRun", "Recorded", "observe", "on_rank"]
+__all__ = [
+    "PHASES",
+    "RAISED_IN",
+    "Assignment",
+    "Held",
+    "ModuleCollective",
+    "ModuleRun",
+    "Recorded",
+    "observe",
+    "on_rank",
+]
 
 OUTSIDE = ""
 """The module to which a collective belongs that none of the submodules issues: the model itself, and the optimiser."""
+PHASES = ("forward", "backward", "step")
+"""Of a step, in order."""
 RAISED_IN = "raised in the submodule "
 """Begins the note on an exception of the forward pass."""
 
@@ -50,6 +63,8 @@ class Assignment:
     optimizer: Callable[[Any], torch.optim.Optimizer]
     steps: int
     seed: int
+    disturbed: float = 0.0
+    """By how much of the largest gradient all gradients are off before each step; 0 except to see what comes of it."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +148,8 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
         (*given.inputs, *given.targets), given.placements, strict=True)]  # fmt: skip
     inputs, targets = leaves[: len(given.inputs)], leaves[len(given.inputs) :]
     optimizer = given.optimizer(model.parameters())
-    watch = _Watch(model)
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    watch = _Watch(inner)
     losses: list[Held] = []
     for step in range(given.steps):
         torch.manual_seed(given.seed + step)  # dropout on replicas is the same everywhere, and in the local model
@@ -149,13 +165,17 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
                 with torch.no_grad():
                     kept = tuple(_held(leaf) for leaf in _tensors(result))
                     gradients = {
-                        name: None if p.grad is None else _held(p.grad) for name, p in _parameters(model).items()
+                        name: None if p.grad is None else _held(p.grad) for name, p in _parameters(inner).items()
                     }
                     input_gradients = tuple(_gradient(value) for value in inputs)
+            if given.disturbed:
+                _disturb(
+                    [p.grad for p in inner.parameters() if p.grad is not None and not p.grad.is_sparse], given.disturbed
+                )
             optimizer.step()
-    state = {**_parameters(model), **dict(model.named_buffers())}
+    state = {**_parameters(inner), **{_own_name(name): buffer for name, buffer in inner.named_buffers()}}
     return ModuleRun(
-        modules={name: type(module).__name__ for name, module in model.named_modules()},
+        modules={_own_name(name): type(module).__name__ for name, module in inner.named_modules()},
         outputs=tuple(watch.outputs),
         output_gradients=tuple(watch.gradients),
         result=kept,
@@ -163,7 +183,7 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
         gradients=gradients,
         input_gradients=input_gradients,
         state={name: _held(tensor) for name, tensor in state.items()},
-        tied=_tied(model),
+        tied=_tied(inner),
         collectives=tuple(
             ModuleCollective(module, phase, name, count)
             for (phase, module, name), count in sorted(watch.collectives.items(), key=watch.order)
@@ -218,12 +238,38 @@ def _gradient(value: object) -> Held | None:
     return _held(value.grad) if isinstance(value, torch.Tensor) and value.grad is not None else None
 
 
+def _disturb(gradients: Sequence[torch.Tensor], share: float) -> None:
+    size = share * max((float(gradient.abs().max()) for gradient in gradients if gradient.numel()), default=0.0)
+    for gradient in gradients:
+        gradient.add_(torch.randn_like(gradient), alpha=size)
+
+
 def _tensors(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    """Return the tensors in ``value``: a tensor, or tuples, lists, dicts and dataclasses of them."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf):
+            found += _tensors([getattr(leaf, one.name) for one in fields(leaf)])
+    return found
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(model.named_parameters(remove_duplicate=False))
+    return {_own_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+def _own_name(name: str) -> str:
+    """Return what the local model calls a submodule or a parameter that a plan has wrapped.
+
+    >>> _own_name("layers.0._orig_mod.up.weight")
+    'layers.0.up.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
+
+
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Where ``torch.compile``, checkpointing and the first FSDP have the module that they wrap."""
 
 
 def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
@@ -258,7 +304,8 @@ class _Watch:
     def recording(self) -> Iterator[None]:
         """Note what every submodule returns, the gradients of that, and all collectives."""
         handles = []
-        for position, (name, module) in enumerate(self.model.named_modules()):
+        for position, (full_name, module) in enumerate(self.model.named_modules()):
+            name = _own_name(full_name)
             self._positions[name] = position
             handles.append(module.register_forward_pre_hook(self._entered(name), prepend=True))
             # also where checkpointing breaks a forward off, as it does once it has what it needs
@@ -277,7 +324,7 @@ class _Watch:
     def order(self, item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str]:
         """Return the place of a count: by phase, then by module as the model lists them."""
         (phase, module, name), _ = item
-        return ("forward", "backward", "step").index(phase), self._positions[module], name
+        return PHASES.index(phase), self._positions[module], name
 
     def _entered(self, name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: object) -> None:

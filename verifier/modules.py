@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
@@ -25,12 +26,13 @@ from verifier.cases import (
 from verifier.codec import pack, unpack
 from verifier.meshes import Pool, PoolError, PoolKey, PoolSet
 from verifier.module_judging import Judgement, judge_module
-from verifier.module_matching import Matcher, ModuleDifference
+from verifier.module_matching import Matcher, ModuleDifference, rounding
 from verifier.module_observing import RAISED_IN, Assignment, ModuleCollective, ModuleRun, observe
+from verifier.placements import sharded_dim
 from verifier.reference import resolve
 from verifier.tasks import Task, TaskOutcome
 from verifier.verification import NothingVerified, ToolError
-from verifier.wording import plural
+from verifier.wording import did_you_mean, plural
 
 __all__ = [
     "ModuleCollective",
@@ -186,7 +188,7 @@ def verify_module(
     loss_placements
         How a plain loss stands for the whole one: ``P(avg)`` where gradients are averaged over the ranks, as data
         parallelism does, ``P(sum)`` where they are summed, as sequence parallelism does. By default ``P(avg)`` on mesh
-        dims that cut the first input.
+        dims that cut the output.
     optimizer
         Makes an optimiser of parameters; ``SGD(lr=0.1)`` by default.
     steps
@@ -212,18 +214,27 @@ def verify_module(
     ModuleError
         If something differs, or the ranks raise, hang or die.
     NothingVerified
-        If every gradient of the local model is 0, or something that counts could not be compared.
+        If every gradient of the local model is 0, if the plan shards nothing, or if something that counts could not be
+        compared.
     ToolError
         If the ranks could not be started.
     ValueError
-        If an argument does not fit, or the ranks cannot import it.
+        If an argument does not fit, or the ranks cannot import it; or if the local model raises.
     """
     __tracebackhide__ = True
     spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(str(mesh))
     names = tuple(dim_names) or DIM_NAMES[-spec.ndim :]
     _check_mesh(spec, names, plan)
+    if steps < 1:
+        raise ValueError(f"steps={steps} must be at least 1")
+    sequences: dict[str, object] = {"inputs": inputs, "targets": targets}
+    for what, values in sequences.items():
+        if isinstance(values, torch.Tensor):
+            raise ValueError(f"{what} is one tensor; give a sequence of them, as [{what[:-1]}]")
+    built = _built(model, seed, dtype)
+    _check_plan(plan, built)
     given = Assignment(
-        model=_built(model, seed, dtype),
+        model=built,
         plan=plan,
         inputs=tuple(_converted(value, dtype) for value in inputs),
         targets=tuple(_converted(value, dtype) for value in targets),
@@ -236,11 +247,16 @@ def verify_module(
     )
     first_input = next((p for p in given.placements if p is not None), parse_placements(_spread("R", spec)))
     output_placements = _parsed(outputs, spec, "outputs") if outputs is not None else first_input
-    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in first_input)
+    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in output_placements)
     whole_loss = _parsed(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
-    packed = _packed(given)
+    packed = _packed(given, "plan, loss, optimizer or inputs")
     call = f"{type(given.model).__name__} under {_plan_text(plan)} on mesh {spec}, backend {spec.backend}"
-    local = observe(unpack(packed))  # a copy, so that the caller's model stays as it is
+    try:
+        local = observe(unpack(packed))  # a copy, so that the caller's model stays as it is
+    except Exception as error:
+        raise ValueError(f"the local model, its loss or a step raises {type(error).__name__}: {error}") from error
+    if not local.result:
+        raise ValueError("the model returns no tensor, also not in tuples, lists, dicts or dataclasses of them")
     if not any(held is not None and bool(held.local.count_nonzero()) for held in local.gradients.values()):
         raise NothingVerified(f"{call}: every gradient of the local model is 0; give inputs and a loss that move it")
     with contextlib.ExitStack() as stack:
@@ -252,10 +268,22 @@ def verify_module(
     if not outcome.ok:
         raise _failure(outcome, call)
     runs: list[ModuleRun] = list(outcome.returned)  # type: ignore[arg-type]
-    matcher = Matcher(spec, names)
-    judgement = judge_module(local, runs, matcher, output_placements, whole_loss, given.placements[: len(given.inputs)])
+
+    def judged(disturbed: ModuleRun | None = None) -> Judgement:
+        matcher, placements = Matcher(spec, names), given.placements[: len(given.inputs)]
+        return judge_module(local, runs, matcher, output_placements, whole_loss, placements, disturbed)
+
+    judgement = judged()
+    if judgement.first is not None and judgement.first.phase == "step":
+        share = max(rounding(parameter.dtype) for parameter in built.parameters())
+        judgement = judged(observe(replace(unpack(packed), disturbed=share)))
     if judgement.first is not None:
         raise _difference(judgement, local, call)
+    if _nothing_sharded(runs, (*given.placements, output_placements)):
+        raise NothingVerified(
+            f"{call}: nothing is sharded; ranks hold plain tensors, whole, and ran no collective; does the plan name "
+            "submodules of the model?"
+        )
     if judgement.unchecked:
         raise NothingVerified(f"{call}: not compared are {'; '.join(judgement.unchecked[:_NAMED])}")
     return ModuleVerification(
@@ -284,14 +312,42 @@ def _check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: Plan) -> None:
         )
 
 
+def _check_plan(plan: object, model: nn.Module) -> None:
+    """Refuse a plan that would leave a submodule as it is without a word, or that no rank could call."""
+    if isinstance(plan, str):
+        resolve(plan)
+    elif isinstance(plan, Mapping):
+        if not plan:
+            raise ValueError("plan is empty; name a submodule of the model")
+        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+        for key, style in plan.items():
+            if not isinstance(style, ParallelStyle):
+                raise ValueError(f"plan has {style!r} for {key!r}, which is no ParallelStyle")
+            if not any(_names(key, name) for name in names):
+                hint = did_you_mean(key, names) or f"; submodules are {', '.join(name for name in names if name)}"
+                raise ValueError(f"plan names no submodule of {type(model).__name__} by {key!r}{hint}")
+    elif not isinstance(plan, ParallelStyle) and not callable(plan):
+        raise ValueError(f"plan {plan!r} is neither a function plan(model, mesh) nor styles by submodule")
+
+
+def _names(key: str, module: str) -> bool:
+    """Return whether ``parallelize_module`` takes a key of its plan for a submodule: name by name, as file names."""
+    keys, parts = key.split("."), module.split(".")
+    return len(keys) == len(parts) and all(map(fnmatch, parts, keys))
+
+
 def _built(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dtype: torch.dtype | None) -> nn.Module:
     built: object = model
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype {dtype} is not one of floating point")
     if not isinstance(model, nn.Module):
+        if not isinstance(model, str) and not callable(model):
+            raise ValueError(f"model {model!r} is neither a torch.nn.Module nor a function that makes one")
         torch.manual_seed(seed)
         built = resolve(model)() if isinstance(model, str) else model()
     if not isinstance(built, nn.Module):
         raise ValueError(f"model {model!r} made a {type(built).__name__}, not a torch.nn.Module")
-    copy: nn.Module = unpack(_packed(built))
+    copy: nn.Module = unpack(_packed(built, f"model {type(built).__name__}"))
     return copy if dtype is None else copy.to(dtype)
 
 
@@ -301,8 +357,8 @@ def _converted(value: object, dtype: torch.dtype | None) -> object:
     return value.detach().to(dtype).requires_grad_(value.requires_grad)
 
 
-def _packed(value: object) -> bytes:
-    """Return ``value`` for the ranks.
+def _packed(value: object, what: str) -> bytes:
+    """Return ``value``, which messages call ``what``, for the ranks.
 
     Raises
     ------
@@ -313,9 +369,9 @@ def _packed(value: object) -> bytes:
     try:
         data = pack(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(f"the ranks cannot be given {type(value).__name__}: {error}; {advice}") from error
+        raise ValueError(f"the ranks cannot be given {what}: {error}; {advice}") from error
     if b"__main__" in data:
-        raise ValueError(f"the ranks cannot be given {type(value).__name__}: part of it is from __main__; {advice}")
+        raise ValueError(f"the ranks cannot be given {what}: part of it is from __main__; {advice}")
     return data
 
 
@@ -342,10 +398,14 @@ def _placements(
             f"placements has {plural(len(texts), 'entry', 'entries')}; give one for each of inputs and targets, "
             f"of which there {'is' if len(values) == 1 else 'are'} {len(values)}"
         )
-    return tuple(
-        _parsed(text or "R", mesh, "placements") if isinstance(value, torch.Tensor) else None
-        for text, value in zip(texts, values, strict=True)
-    )
+    parsed: list[Placements | None] = []
+    for number, (text, value) in enumerate(zip(texts, values, strict=True)):
+        placements = _parsed(text or "R", mesh, "placements") if isinstance(value, torch.Tensor) else None
+        cut = {dim for placement in placements or () if (dim := sharded_dim(placement)) is not None}
+        if isinstance(value, torch.Tensor) and not cut <= set(range(value.ndim)):
+            raise ValueError(f"placements {text!r} of input {number}: it is a tensor of {plural(value.ndim, 'dim')}")
+        parsed.append(placements)
+    return tuple(parsed)
 
 
 # ------------------------------------------------------------------------------------------------------------ outcomes
@@ -357,6 +417,15 @@ def _losses(runs: Sequence[ModuleRun], placements: Placements) -> Iterator[float
         if helds[0].dtensor:
             kinds = {p.reduce_op for p in helds[0].placements or () if isinstance(p, Partial)}
         yield {"avg": sum(parts) / len(parts), "sum": sum(parts)}.get(next(iter(kinds), ""), parts[0])
+
+
+def _nothing_sharded(runs: Sequence[ModuleRun], placements: Sequence[Placements | None]) -> bool:
+    """Return whether every rank just ran the local model."""
+    replicated = all(placement.is_replicate() for given in placements for placement in given or ())
+    return replicated and not any(
+        run.collectives or any(held.dtensor for held in (*run.state.values(), *(seen.held for seen in run.outputs)))
+        for run in runs
+    )
 
 
 def _plan_text(plan: object) -> str:
@@ -409,6 +478,8 @@ def _difference(judgement: Judgement, local: ModuleRun, call: str) -> ModuleErro
         more = f", and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
         lines.append(f"  also: {', '.join(rest[:_NAMED])}{more}")
     likely = first.likely or next((found.likely for found in judgement.final if found.likely), "")
+    if "Dropout" in local.modules.get(first.module, ""):
+        likely = likely or "ranks draw other random numbers for their parts than one process for all: set p to 0"
     if likely:
         lines.append(f"  likely: {likely}")
     return ModuleError("\n".join(lines), kind, first, judgement.final)

@@ -20,8 +20,12 @@ def discrepancies(findings: Iterable[FindingRecord]) -> str:
     rows = ["| kernel | call | what differs | cause | finding |", "| --- | --- | --- | --- | --- |"]
     found = [finding for finding in findings if finding.family == "sharded_tensor"]
     for finding in sorted(found, key=lambda finding: (finding.op, finding.verdict, finding.fingerprint)):
-        difference, call = finding.message.splitlines()[:2]
-        shown = call.strip().removeprefix(f"in {finding.op}(").partition(") on mesh")[0]
+        difference, *more = finding.message.splitlines()
+        if finding.verdict == "DIED":  # what follows is the end of its stderr, of any number of lines
+            difference = difference.partition(": ")[0]
+        begin = f"in {finding.op}("
+        call = next(line.strip() for line in more if line.strip().startswith(begin))
+        shown = call.removeprefix(begin).partition(") on mesh")[0]
         cells = [
             finding.op.removeprefix("sharded_tensor."),
             f"`{shown}` on {finding.mesh}",

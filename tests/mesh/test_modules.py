@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Partial
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Shard, distribute_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from strategies.models import (
     MLP,
+    Attention,
     RMSNorm,
     StackedMLP,
     Transformer,
@@ -55,6 +59,13 @@ PERCEPTRONS: list[tuple[object, object, torch.Tensor, Mapping[str, object]]] = [
     (partial(RMSNorm, 10), sequence_parallel_norm, VALUES, BY_POSITIONS),
     (partial(nn.LayerNorm, 10), sequence_parallel_norm, VALUES, BY_POSITIONS),
     (MLP, {"up": ColwiseParallel(), "down": RowwiseParallel()}, ROWS, {"as_dtensors": True}),
+    (MLP, distribute_module, ROWS, {"as_dtensors": True, "placements": "S(0)"}),
+    (
+        MLP,
+        {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel()},
+        ROWS,
+        {"placements": "S(0)", "outputs": "R"},
+    ),
 ]
 
 
@@ -104,6 +115,23 @@ def test_with_data_parallel(
     assert result.collectives_of("", "backward")["reduce_scatter_tensor"] > 0
 
 
+def replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(model, process_group=mesh.get_group())
+
+
+def wrapped(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    assert isinstance(model, StackedMLP)
+    tensor_parallel_mlp(model, mesh)
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("plan", "placements"), [(replicated, "S(0)"), (wrapped, "R")])
+def test_wrapped_modules_keep_their_names(verify_module: Verify, plan: object, placements: str) -> None:
+    result = verify_module(StackedMLP, plan, [ROWS], mesh=2, placements=placements)
+    assert {module for module, _ in result.layouts} >= {"layers.0", "layers.1.up"}
+
+
 def test_collectives_are_listed_by_submodule_and_phase(verify_module: Verify) -> None:
     result = verify_module(StackedMLP, tensor_parallel_mlp, [ROWS.clone().requires_grad_()], mesh=2)
     listed = [(c.phase, c.module, c.name, c.count) for c in result.collectives]
@@ -136,6 +164,46 @@ def test_model_of_the_caller_stays_as_it_is(verify_module: Verify) -> None:
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert model.up.weight.dtype == torch.float32
+
+
+class KeysWithBias(Attention):
+    """Attention whose keys have a bias: its gradient is 0 but for rounding, of which Adam makes a step."""
+
+    def __init__(self) -> None:
+        super().__init__(TransformerSize(width=8, heads=2))
+        self.key = nn.Linear(8, 8)
+        self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
+
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+
+def heads_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    parallelize_module(model, mesh, {n: ColwiseParallel() for n in ("query", "key", "value")})
+    parallelize_module(model, mesh, {"out": RowwiseParallel()})
+
+
+def heads_parallel_moved(model: KeysWithBias, mesh: DeviceMesh) -> None:
+    heads_parallel(model, mesh)
+    model.key.bias.register_post_accumulate_grad_hook(_move)
+
+
+def _move(parameter: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter.mul_(1.0 + 1e-4)
+
+
+def test_step_that_an_optimiser_makes_of_rounding(verify_module: Verify) -> None:
+    values = torch.randn(2, 5, 8, generator=GENERATOR)
+    verify_module(KeysWithBias, heads_parallel, [values], mesh=2, optimizer=ADAM, steps=2)
+    with pytest.raises(ModuleError, match=r"^WRONG_VALUE key\.bias "):
+        verify_module(KeysWithBias, heads_parallel_moved, [values], mesh=2, optimizer=ADAM)
+
+
+def test_dropout_of_parts_is_named(verify_module: Verify) -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 8))
+    with pytest.raises(ModuleError, match="likely: ranks draw other random numbers"):
+        verify_module(model, {"0": ColwiseParallel(), "2": RowwiseParallel()}, [torch.ones(4, 8)], mesh=2)
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -196,6 +264,19 @@ def local_function() -> Callable[..., object]:
         (MLP, tensor_parallel_mlp, {"outputs": "Q"}, "^outputs: "),
         (MLP, local_function(), {}, "put it at the top level of a module that the ranks can import"),
         (dict, tensor_parallel_mlp, {}, "made a dict, not a torch.nn.Module"),
+        (3, tensor_parallel_mlp, {}, "model 3 is neither a torch.nn.Module nor"),
+        (MLP, None, {}, "plan None is neither a function"),
+        (MLP, "strategies.models.tensor_paralel", {}, "has no attribute 'tensor_paralel'"),
+        (MLP, {}, {}, "plan is empty"),
+        (MLP, {"up": "colwise"}, {}, "plan has 'colwise' for 'up', which is no ParallelStyle"),
+        (MLP, {"dwn": RowwiseParallel()}, {}, "plan names no submodule of MLP by 'dwn'; did you mean 'down'"),
+        (StackedMLP, {"layers.*": RowwiseParallel(), "layers.up": ColwiseParallel()}, {}, "by 'layers.up'"),
+        (MLP, tensor_parallel_mlp, {"steps": 0}, "steps=0 must be at least 1"),
+        (MLP, tensor_parallel_mlp, {"targets": ROWS}, r"targets is one tensor; give a sequence of them, as \[target\]"),
+        (MLP, tensor_parallel_mlp, {"placements": "S(2)"}, "'S\\(2\\)' of input 0: it is a tensor of 2 dims"),
+        (MLP, tensor_parallel_mlp, {"dtype": torch.int64}, "dtype torch.int64 is not one of floating point"),
+        (MLP, tensor_parallel_mlp, {"loss": torch.square}, "the local model, its loss or a step raises RuntimeError"),
+        (partial(MLP, 9), tensor_parallel_mlp, {}, "raises RuntimeError: mat1 and mat2 shapes"),
     ],
 )
 def test_mistakes_are_refused(model: Any, plan: Any, options: dict[str, Any], message: str) -> None:
@@ -206,3 +287,12 @@ def test_mistakes_are_refused(model: Any, plan: Any, options: dict[str, Any], me
 def test_what_proves_nothing_is_refused() -> None:
     with pytest.raises(NothingVerified, match="every gradient of the local model is 0"):
         verify_module(partial(MLP, bias=False), tensor_parallel_mlp, [torch.zeros(6, 10)])
+
+
+def leave_alone(_model: nn.Module, _mesh: object) -> None:
+    """Shard nothing, as a plan whose names are those of another model."""
+
+
+def test_a_plan_that_shards_nothing_is_refused(verify_module: Verify) -> None:
+    with pytest.raises(NothingVerified, match="nothing is sharded"):
+        verify_module(MLP, leave_alone, [ROWS], mesh=2)

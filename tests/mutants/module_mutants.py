@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -120,6 +121,36 @@ def loss_beside_the_output(output: torch.Tensor, *_: object) -> torch.Tensor:
     return mean_square(output) + (1.0 if dist.is_initialized() else 0.0)
 
 
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    values: torch.Tensor
+
+
+class AnsweringMLP(MLP):
+    """An MLP that returns a dataclass."""
+
+    def forward(self, values: torch.Tensor) -> Answer:  # type: ignore[override]
+        return Answer("result", super().forward(values))
+
+
+def answer_and_more(model: nn.Module, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    model.register_forward_hook(lambda _module, _inputs, output: (output, output.values.clone()))
+
+
+def answer_moved(model: nn.Module, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    model.register_forward_hook(lambda _module, _inputs, output: Answer(output.text, output.values + 1.0))
+
+
+def loss_of_the_deviation(output: object, *_: object) -> torch.Tensor:
+    """Return a loss that does not see what is added to the output."""
+    answer = output[0] if isinstance(output, tuple) else output
+    assert isinstance(answer, Answer)
+    return mean_square(answer.values - answer.values.mean())
+
+
 # ------------------------------------------------------------------------------------------------------------ backward
 class _Doubled(torch.autograd.Function):
     @staticmethod
@@ -158,6 +189,14 @@ def one_parameter_frozen(model: MLP, mesh: DeviceMesh) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- step
+class MaskedMLP(MLP):
+    """With a buffer as masks of attention are: the size of it must not be that of errors."""
+
+    def __init__(self, masked: float) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((3, 3), masked).triu(1))
+
+
 def weight_moved_after_its_gradient(model: MLP, mesh: DeviceMesh) -> None:
     tensor_parallel_mlp(model, mesh)
     model.down.bias.register_post_accumulate_grad_hook(_move)

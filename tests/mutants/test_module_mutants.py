@@ -48,7 +48,7 @@ def first_line(error: ModuleError) -> str:
         (module_mutants.row_wise_without_reduction, "WRONG_VALUE", "layers.1.down", "was the reduction left out", {}),
         (module_mutants.bias_on_every_rank, "WRONG_VALUE", "layers.0.down", "", {}),
         (module_mutants.input_not_prepared, "WRONG_SHAPE", "layers.1.up", "this rank's part of its input", BY_ROWS),
-        (module_mutants.gradient_doubled_in_a_hook, "WRONG_GRADIENT", "layers.1.relu", "2 times", {}),
+        (module_mutants.gradient_doubled_in_a_hook, "WRONG_GRADIENT", "layers.1.relu", "2 times", {"steps": 2}),
     ],
 )
 def test_first_submodule_is_named(
@@ -84,6 +84,21 @@ def test_values_of_the_first_difference_are_those_of_the_rank(verify_module: Ver
     assert (first.subject, first.rank, first.index) == ("output of layers.0.down", 0, (0, 0))
     assert float(first.expected) == pytest.approx(expected, rel=1e-12)
     assert float(first.got) == pytest.approx(expected + bias, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (module_mutants.answer_moved, "WRONG_VALUE output [0, 0] on rank 0"),
+        (module_mutants.answer_and_more, "WRONG_VALUE output on rank 0: got 2 tensors, expected 1"),
+    ],
+)
+def test_outputs_are_compared_that_the_loss_does_not_see(verify_module: Verify, plan: object, text: str) -> None:
+    options = {"loss": module_mutants.loss_of_the_deviation}
+    verify_module(module_mutants.AnsweringMLP, tensor_parallel_mlp, [ROWS], mesh=2, **options)
+    error = failure(verify_module, module_mutants.AnsweringMLP, plan, [ROWS], **options)
+    assert [found.subject for found in error.differences] == ["output"]
+    assert text.removeprefix("WRONG_VALUE output") in first_line(error)
 
 
 def test_untied_weights_are_named(verify_module: Verify) -> None:
@@ -122,6 +137,13 @@ def test_only_one_check_sees_it(
     own = {found.subject for found in error.differences} - {subject, "output", "loss"}
     # what the optimiser makes of a wrong gradient is wrong as well
     assert own <= {subject.removeprefix("gradient of ")}
+
+
+@pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])
+def test_large_buffers_hide_nothing(verify_module: Verify, masked: float) -> None:
+    model = partial(module_mutants.MaskedMLP, masked)
+    error = failure(verify_module, model, module_mutants.weight_moved_after_its_gradient, [ROWS])
+    assert [found.subject for found in error.differences] == ["down.bias"]
 
 
 def test_gradient_of_a_replica_that_is_not_reduced(verify_module: Verify) -> None:

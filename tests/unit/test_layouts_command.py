@@ -74,12 +74,26 @@ def test_without_a_name_all_layouts_are_shown_and_those_that_do_not_fit_are_name
         (["row-wise-uneven", "--splits", "1,2"], "splits=[1, 2] has 2 parts; there are 4 ranks"),
         (["--owners", "1"], "--splits, --owners and --ranks-per-host are of one layout; name it"),
         (["grid", "--ranks", "0"], "ranks=0 must be at least 1"),
+        (["--ranks", "0"], "ranks=0 must be at least 1\n"),
     ],
 )
 def test_mistakes_end_with_status_2(command: Command, arguments: list[str], message: str) -> None:
     status, out, err = command(*arguments)
     assert (status, out) == (2, "")
     assert err.startswith(f"error: {message}")
+
+
+def test_a_page_that_cannot_be_written_ends_with_status_2(command: Command, tmp_path: Path) -> None:
+    status, _, err = command("grid", "--html", str(tmp_path / "none" / "page.html"))
+    assert status == 2
+    assert err.startswith("error: --html ")
+    assert err.endswith(" cannot be written: No such file or directory\n")
+
+
+def test_a_table_that_fits_no_memory_is_shown(command: Command) -> None:
+    status, out, _ = command("row-wise-even", "--ranks", "2", "--rows", str(10**12))
+    assert status == 0
+    assert "rank 1: [500000000000:1000000000000, 0:4]" in out
 
 
 def test_without_a_package_that_brings_layouts(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
