@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import Partial
-from torch.distributed.tensor.parallel import ParallelStyle
 
 from verifier.cases import (
     DifferenceKind,
@@ -23,16 +20,28 @@ from verifier.cases import (
     VerdictKind,
     parse_placements,
 )
-from verifier.codec import pack, unpack
+from verifier.codec import unpack
 from verifier.meshes import Pool, PoolError, PoolKey, PoolSet
+from verifier.module_arguments import (
+    DIM_NAMES,
+    Plan,
+    built_model,
+    check_mesh,
+    check_plan,
+    converted,
+    packed_for_ranks,
+    parsed_placements,
+    placements_of,
+    plan_text,
+    spread,
+)
 from verifier.module_judging import Judgement, judge_module
 from verifier.module_matching import Matcher, ModuleDifference, rounding
 from verifier.module_observing import RAISED_IN, Assignment, ModuleCollective, ModuleRun, observe
-from verifier.placements import sharded_dim
 from verifier.reference import resolve
 from verifier.tasks import Task, TaskOutcome
 from verifier.verification import NothingVerified, ToolError
-from verifier.wording import did_you_mean, plural
+from verifier.wording import plural
 
 __all__ = [
     "ModuleCollective",
@@ -44,12 +53,6 @@ __all__ = [
     "sum_of_squares",
     "verify_module",
 ]
-
-Plan = ParallelStyle | Mapping[str, ParallelStyle] | Callable[..., nn.Module | None] | str
-"""A plan for ``parallelize_module`` on a 1-D mesh, or ``plan(model, mesh)``, which the ranks import by its name."""
-
-DIM_NAMES = ("pp", "dp", "tp")
-"""Names of the mesh dims where a call gives none: the last of these, so that a mesh of one dim is ``tp``."""
 
 
 def sum_of_squares(output: object, *_targets: object) -> torch.Tensor:
@@ -224,33 +227,33 @@ def verify_module(
     __tracebackhide__ = True
     spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(str(mesh))
     names = tuple(dim_names) or DIM_NAMES[-spec.ndim :]
-    _check_mesh(spec, names, plan)
+    check_mesh(spec, names, plan)
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
     sequences: dict[str, object] = {"inputs": inputs, "targets": targets}
     for what, values in sequences.items():
         if isinstance(values, torch.Tensor):
             raise ValueError(f"{what} is one tensor; give a sequence of them, as [{what[:-1]}]")
-    built = _built(model, seed, dtype)
-    _check_plan(plan, built)
+    built = built_model(model, seed, dtype)
+    check_plan(plan, built)
     given = Assignment(
         model=built,
         plan=plan,
-        inputs=tuple(_converted(value, dtype) for value in inputs),
-        targets=tuple(_converted(value, dtype) for value in targets),
-        placements=_placements(placements, (*inputs, *targets), spec),
+        inputs=tuple(converted(value, dtype) for value in inputs),
+        targets=tuple(converted(value, dtype) for value in targets),
+        placements=placements_of(placements, (*inputs, *targets), spec),
         as_dtensors=as_dtensors,
         loss=resolve(loss) if isinstance(loss, str) else loss,  # type: ignore[arg-type]
         optimizer=optimizer or partial(torch.optim.SGD, lr=0.1),
         steps=steps,
         seed=seed,
     )
-    first_input = next((p for p in given.placements if p is not None), parse_placements(_spread("R", spec)))
-    output_placements = _parsed(outputs, spec, "outputs") if outputs is not None else first_input
+    first_input = next((p for p in given.placements if p is not None), parse_placements(spread("R", spec)))
+    output_placements = parsed_placements(outputs, spec, "outputs") if outputs is not None else first_input
     averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in output_placements)
-    whole_loss = _parsed(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
-    packed = _packed(given, "plan, loss, optimizer or inputs")
-    call = f"{type(given.model).__name__} under {_plan_text(plan)} on mesh {spec}, backend {spec.backend}"
+    whole_loss = parsed_placements(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
+    packed = packed_for_ranks(given, "plan, loss, optimizer or inputs")
+    call = f"{type(given.model).__name__} under {plan_text(plan)} on mesh {spec}, backend {spec.backend}"
     try:
         local = observe(unpack(packed))  # a copy, so that the caller's model stays as it is
     except Exception as error:
@@ -297,117 +300,6 @@ def verify_module(
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- arguments
-def _check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: Plan) -> None:
-    if mesh.backend == "simulated":
-        raise ValueError(f"mesh {mesh}: a model needs a process for each rank; name it as {mesh.shape_text}")
-    if len(names) != mesh.ndim or len(set(names)) != len(names):
-        raise ValueError(
-            f"dim_names {names} do not name the {plural(mesh.ndim, 'dim')} of mesh {mesh}, each by its own"
-        )
-    if isinstance(plan, ParallelStyle | Mapping) and mesh.ndim != 1:
-        raise ValueError(
-            f"a plan for parallelize_module is for one mesh dim, mesh {mesh} has {mesh.ndim}; "
-            f"give a function plan(model, mesh) that takes mesh[{names[-1]!r}]"
-        )
-
-
-def _check_plan(plan: object, model: nn.Module) -> None:
-    """Refuse a plan that would leave a submodule as it is without a word, or that no rank could call."""
-    if isinstance(plan, str):
-        resolve(plan)
-    elif isinstance(plan, Mapping):
-        if not plan:
-            raise ValueError("plan is empty; name a submodule of the model")
-        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-        for key, style in plan.items():
-            if not isinstance(style, ParallelStyle):
-                raise ValueError(f"plan has {style!r} for {key!r}, which is no ParallelStyle")
-            if not any(_names(key, name) for name in names):
-                hint = did_you_mean(key, names) or f"; submodules are {', '.join(name for name in names if name)}"
-                raise ValueError(f"plan names no submodule of {type(model).__name__} by {key!r}{hint}")
-    elif not isinstance(plan, ParallelStyle) and not callable(plan):
-        raise ValueError(f"plan {plan!r} is neither a function plan(model, mesh) nor styles by submodule")
-
-
-def _names(key: str, module: str) -> bool:
-    """Return whether ``parallelize_module`` takes a key of its plan for a submodule: name by name, as file names."""
-    keys, parts = key.split("."), module.split(".")
-    return len(keys) == len(parts) and all(map(fnmatch, parts, keys))
-
-
-def _built(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dtype: torch.dtype | None) -> nn.Module:
-    built: object = model
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype {dtype} is not one of floating point")
-    if not isinstance(model, nn.Module):
-        if not isinstance(model, str) and not callable(model):
-            raise ValueError(f"model {model!r} is neither a torch.nn.Module nor a function that makes one")
-        torch.manual_seed(seed)
-        built = resolve(model)() if isinstance(model, str) else model()
-    if not isinstance(built, nn.Module):
-        raise ValueError(f"model {model!r} made a {type(built).__name__}, not a torch.nn.Module")
-    copy: nn.Module = unpack(_packed(built, f"model {type(built).__name__}"))
-    return copy if dtype is None else copy.to(dtype)
-
-
-def _converted(value: object, dtype: torch.dtype | None) -> object:
-    if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return value
-    return value.detach().to(dtype).requires_grad_(value.requires_grad)
-
-
-def _packed(value: object, what: str) -> bytes:
-    """Return ``value``, which messages call ``what``, for the ranks.
-
-    Raises
-    ------
-    ValueError
-        If they could not import a part of it.
-    """
-    advice = "put it at the top level of a module that the ranks can import, not of the script itself"
-    try:
-        data = pack(value)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(f"the ranks cannot be given {what}: {error}; {advice}") from error
-    if b"__main__" in data:
-        raise ValueError(f"the ranks cannot be given {what}: part of it is from __main__; {advice}")
-    return data
-
-
-def _spread(text: str, mesh: MeshSpec) -> str:
-    return text if mesh.ndim == 1 else f"({', '.join([text] * mesh.ndim)})"
-
-
-def _parsed(text: str, mesh: MeshSpec, what: str) -> Placements:
-    try:
-        parsed = parse_placements(_spread(text, mesh) if text == "R" else text)
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from error
-    if len(parsed) != mesh.ndim:
-        raise ValueError(f"{what} {text!r} is for {plural(len(parsed), 'mesh dim')}, mesh {mesh} has {mesh.ndim}")
-    return parsed
-
-
-def _placements(
-    given: str | Sequence[str | None] | None, values: Sequence[object], mesh: MeshSpec
-) -> tuple[Placements | None, ...]:
-    texts = [given] * len(values) if given is None or isinstance(given, str) else list(given)
-    if len(texts) != len(values):
-        raise ValueError(
-            f"placements has {plural(len(texts), 'entry', 'entries')}; give one for each of inputs and targets, "
-            f"of which there {'is' if len(values) == 1 else 'are'} {len(values)}"
-        )
-    parsed: list[Placements | None] = []
-    for number, (text, value) in enumerate(zip(texts, values, strict=True)):
-        placements = _parsed(text or "R", mesh, "placements") if isinstance(value, torch.Tensor) else None
-        cut = {dim for placement in placements or () if (dim := sharded_dim(placement)) is not None}
-        if isinstance(value, torch.Tensor) and not cut <= set(range(value.ndim)):
-            raise ValueError(f"placements {text!r} of input {number}: it is a tensor of {plural(value.ndim, 'dim')}")
-        parsed.append(placements)
-    return tuple(parsed)
-
-
 # ------------------------------------------------------------------------------------------------------------ outcomes
 def _losses(runs: Sequence[ModuleRun], placements: Placements) -> Iterator[float]:
     """Yield the loss of each step: that of rank 0, or of all together where each has its part."""
@@ -426,14 +318,6 @@ def _nothing_sharded(runs: Sequence[ModuleRun], placements: Sequence[Placements 
         run.collectives or any(held.dtensor for held in (*run.state.values(), *(seen.held for seen in run.outputs)))
         for run in runs
     )
-
-
-def _plan_text(plan: object) -> str:
-    if isinstance(plan, Mapping):
-        return "a plan for " + ", ".join(map(str, plan))
-    if isinstance(plan, partial):
-        plan = plan.func
-    return plan if isinstance(plan, str) else getattr(plan, "__name__", type(plan).__name__)
 
 
 def _failure(outcome: TaskOutcome, call: str) -> ModuleError:
