@@ -78,7 +78,7 @@ def _names(key: str, module: str) -> bool:
 
 
 def built_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dtype: torch.dtype | None) -> nn.Module:
-    """Return a copy of the model, or what the function at hand makes, with its floating-point parameters as ``dtype``."""
+    """Return a copy of the model, or of what a function makes, with floating-point parameters as ``dtype``."""
     built: object = model
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype {dtype} is not one of floating point")
@@ -124,7 +124,7 @@ def spread(text: str, mesh: MeshSpec) -> str:
 
 
 def parsed_placements(text: str, mesh: MeshSpec, what: str) -> Placements:
-    """Return the placements of an argument, which messages call ``what``; a single R stands for all mesh dims."""
+    """Return the placements of an argument, called ``what`` in messages; a single R stands for all mesh dims."""
     try:
         parsed = parse_placements(spread(text, mesh) if text == "R" else text)
     except ValueError as error:
