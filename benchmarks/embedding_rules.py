@@ -284,6 +284,10 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there instead of printing it")
     arguments = parser.parse_args()
     meshes = [MeshSpec.parse(text) for text in arguments.meshes.split(",")]
+    if any(mesh.ndim > 1 for mesh in meshes):
+        parser.error("--meshes are of one dim, as 2,3,4")
+    if arguments.write and not arguments.write.parent.is_dir():
+        parser.error(f"--write: there is no folder {arguments.write.parent}")
     torch.set_num_threads(1)
     page = [
         "# Which rules of sharded embeddings hold",
