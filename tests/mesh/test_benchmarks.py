@@ -112,4 +112,6 @@ def test_table_of_rules_says_which_do_not_hold() -> None:
     assert made[2].verdict.startswith("FAILS: 0 refusals")
     (true,) = table.try_rules(table.EMBEDDINGS, [rule], [MeshSpec((2,))], 8)
     assert true.holds
-    assert true.cells(["weight", "input"])[:4] == ["by ids", "R, S(0)", "S(0)", "P(sum)"]
+    *cells, gradient = true.cells(["weight", "input"])[:4]
+    assert cells == ["by ids", "R, S(0)", "S(0)"]
+    assert "P(sum)" in gradient

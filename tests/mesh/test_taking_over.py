@@ -30,8 +30,11 @@ from verifier.runs import RunStore
 RULES = Path(__file__).with_name("wrong_gradient_rule.py")
 PROGRAM = """
 import json
+import signal
 import sys
 from verifier import campaign, entry
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that run in the background ignore
 
 campaign.MINIMISING_LIMIT = 1e6  # so that what is minimised does not depend on how busy the machine is
 statuses = []

@@ -325,9 +325,12 @@ def alive(pid: int) -> bool:
 def test_no_worker_and_no_file_outlives_the_controller(ending: signal.Signals, tmp_path: Path) -> None:
     """Also not workers that hang in a native call which holds the interpreter lock."""
     program = textwrap.dedent("""
+        import signal
         import sys
         from verifier.rules.workers import WorkerSet
         from test_rule_workers import scripted, scripts
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that run in the background ignore
 
         with WorkerSet(2) as workers:
             workers.start()
