@@ -174,8 +174,8 @@ def trained(
 ) -> torch.Tensor:
     """Return the table after a step of SGD for each of the batches along the first dim of ``input``.
 
-    The loss is half the sum of squares of a lookup; of pooled bags, if there is a ``mode``. The optimizer is made once,
-    from the leaf that each rank has of the table, as ``torch.distributed._shard.sharded_optim`` makes it.
+    The loss is half the sum of squares of a lookup; of pooled bags, if there is a ``mode``. The optimizer is made once
+    of the leaf that each rank has of the table, as torch's own optimizer of sharded tensors is.
     """
     if isinstance(weight, DTensor) and isinstance(input, DTensor):
         mesh = weight.device_mesh

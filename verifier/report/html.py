@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup
 
 from verifier.cases import MeshSpec
 from verifier.records import FindingRecord, RunRecord
 from verifier.report.graph_svg import collective_class, draw_graph
 from verifier.report.matrix import matrix_views
+from verifier.report.pages import page_environment
 from verifier.report.rules_html import MOST_OTHERS, rules_view
 from verifier.report.rules_text import call_text as rule_call_text
 from verifier.report.rules_text import evidence_for, rule_text, saves_text, state_text, untested_beside_rules
@@ -160,13 +160,7 @@ def render_html(run: RunRecord) -> str:
     The page loads nothing, and its content security policy forbids it to; only its own script, named by its hash, may
     run, so that no message and no value can.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("verifier.report", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment()
     environment.filters |= {"bytes": bytes_text, "seconds": seconds_text}
     environment.filters |= {"outcome": outcome, "collective": collective_class}
     environment.filters |= {"rule": rule_text, "call": rule_call_text, "state": state_text}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 
-import jinja2
-
 from verifier.layouts import TableLayout
+from verifier.report.pages import page_environment
 from verifier.report.svg import layout_svg
 from verifier.wording import plural
 
@@ -75,12 +74,6 @@ def _owners(layout: TableLayout, at: tuple[int, int]) -> str:
 
 def render_layouts(layouts: Sequence[tuple[TableLayout, str]]) -> str:
     """Return layouts, each with its summary, as one HTML page that loads nothing."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("verifier.report", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment()
     views = [(layout, summary, layout_svg(layout), layout_lines(layout)) for layout, summary in layouts]
     return environment.get_template("layouts.html.jinja").render(views=views)
