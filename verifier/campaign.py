@@ -457,5 +457,5 @@ class Campaign:
         return lambda mesh: family.cases(DrawContext(mesh, self.plan.dtypes, ops))
 
     def _run_one(self, trial: Trial) -> Observation:
-        (observation,) = self._pools.of(trial.mesh).run([trial])
+        (observation,) = self._pools.of(trial.mesh).run([trial], fresh=True)
         return observation

@@ -11,6 +11,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from verifier.cases import Fate, MeshSpec, OpCase, Placements, Trial, parse_placements
+from verifier.comparison import compare
 from verifier.converter import tensor_arguments
 from verifier.findings import Drawn, Failure, Runner, case_flags, first_report, symptom
 from verifier.oracle import judge
@@ -76,14 +77,19 @@ class Minimiser:
         return self._simpler(found), time.monotonic() < self.until
 
     def attempt(self, trial: Trial, like: Failure) -> Failure | None:
-        """Return the failure if ``trial`` fails in the same way as ``like``, else None."""
+        """Return the failure if ``trial`` fails in the same way as ``like``, else None.
+
+        Never one whose call makes something else each time: without an option that it had, it may draw numbers.
+        """
         if self.restarts <= 0:
             return None
         reference: Reference = make_reference(trial.case)
         observation = self.run(trial)
         self.restarts -= observation.fate in (Fate.HANG, Fate.DIED)
         found = Failure(trial, observation, judge(observation, reference))
-        return found if found.verdict.kind.bad and symptom(found) == symptom(like) else None
+        if not found.verdict.kind.bad or symptom(found) != symptom(like):
+            return None
+        return found if _is_determined(reference) else None
 
     def _without_program(self, failure: Failure) -> Failure | None:
         """Return the failure of one call that the program makes; None if none of them fails so by itself."""
@@ -130,6 +136,14 @@ class Minimiser:
         generator = self.generate(template.mesh)
         case = shrink(generator, fails, None if drawn is None else drawn.choices, examples, self.seed)
         return None if case is None else self.attempt(replace(template, case=case), like)
+
+
+def _is_determined(reference: Reference) -> bool:
+    """Return whether the call makes the same locally when it is called again."""
+    again = make_reference(reference.case)
+    return len(again.outputs) == len(reference.outputs) and all(
+        compare(other, output, 0.0) is None for other, output in zip(again.outputs, reference.outputs, strict=True)
+    )
 
 
 def _placed(failure: Failure) -> dict[int, Placements]:
@@ -255,6 +269,10 @@ def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
     minimiser.restarts += 1
     again = minimiser.attempt(trial, failure)
     if again is None:
-        why = "real processes do not show it" if failure.trial.mesh != trial.mesh else "did not fail a second time"
+        why = (
+            "real processes do not show it"
+            if failure.trial.mesh != trial.mesh
+            else "did not fail a second time, with DTensor's caches empty"
+        )
         return failure, f"unconfirmed: {why}"
     return again, f"confirmed on {trial.mesh.backend}, {plural(trial.mesh.world_size, 'rank')}"

@@ -202,13 +202,12 @@ def expected_value(
     reference: Reference, phase: Phase, subject: str, backward: int | None, seed: int
 ) -> torch.Tensor | None:
     """Return the reference of ``subject``: an output, what the call leaves of an input, or an input's gradient."""
-    names = argument_names(reference.case)
     if phase is Phase.INPUTS:
-        return reference.inputs[names.index(subject)]
+        return reference.inputs[reference.names.index(subject)]
     if backward is None:
         return reference.outputs[output_names(reference).index(subject)]
     gradients = reference.gradients(seed + backward)
-    wanted = [f"{names[i]}.grad" for i in reference.wanted]
+    wanted = [f"{reference.names[i]}.grad" for i in reference.wanted]
     return gradients[wanted.index(subject)]
 
 

@@ -220,7 +220,7 @@ class _Steps:
         tensors = with_written(returned, self.trial.case, list[torch.Tensor](inputs))
         for i, tensor in enumerate(tensors):
             name = "output" if len(tensors) == 1 else f"output {i}"
-            text = local_shards(tensor).text if isinstance(tensor, DTensor) else type(tensor).__name__
+            text = placement_text(tensor.placements) if isinstance(tensor, DTensor) else type(tensor).__name__
             self.log.placements.append((name, text))
         if self.reference.raised is None and structure != self.reference.structure:
             self.log.raised = Raised(
@@ -234,7 +234,7 @@ class _Steps:
         """Check that an output whose placements the call names has these, and not others that hold the same value."""
         asked = asked_placements(self.trial.case)
         for name, output, wanted in zip(names, outputs, asked, strict=False):
-            got = local_shards(output).text
+            got = placement_text(output.placements)
             if wanted is not None and got != placement_text(wanted):
                 spot = Spot(Phase.FORWARD, name)
                 found = spot.difference(DifferenceKind.PLACEMENT, got, placement_text(wanted), self.runner.ranks[0])
@@ -311,7 +311,7 @@ class _Steps:
         names = reference.names
         subjects = [f"{names[i]}.grad" for i in reference.wanted]
         for subject, gradient in zip(subjects, gradients, strict=False):
-            text = local_shards(gradient).text if isinstance(gradient, DTensor) else type(gradient).__name__
+            text = placement_text(gradient.placements) if isinstance(gradient, DTensor) else type(gradient).__name__
             self.log.placements.append((f"{subject} {index}", text))
         pairs = list(zip(subjects, gradients, expected_gradients, strict=True)) if self.log.raised is None else []
         for subject, gradient, expected in pairs:

@@ -13,9 +13,9 @@ import os
 import re
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -87,6 +87,7 @@ __all__ = [
     "per_rank",
     "placement_text",
     "pytree",
+    "raised_in",
     "registered_overloads",
     "replaced_handler",
     "replaced_sharded_op",
@@ -207,12 +208,11 @@ def run_in_threads(function: Callable[[int], object], world_size: int, limit: fl
 class LocalShards:
     """What this process holds of a DTensor, in terms of :mod:`verifier.placements`.
 
-    ``text`` is the placements as DTensor prints them. ``placements`` is None where a placement is not understood, and
+    ``placements`` is None where a placement is not understood, and
     ``reason`` then names it. A masked partial is turned into the plain ``P(sum)`` that it promises to be: masked
     elements count as 0.
     """
 
-    text: str
     placements: Placements | None
     locals: dict[int, torch.Tensor]
     reason: str = ""
@@ -236,27 +236,26 @@ def placement_text(placements: Sequence[Placement]) -> str:
 def local_shards(tensor: DTensor) -> LocalShards:
     """Return what this process holds of ``tensor``: its own local tensor, or every rank's if ranks are simulated."""
     locals_ = per_rank(tensor._local_tensor)
-    text = placement_text(tensor.placements)
     understood: list[Placement] = []
     for placement in tensor.placements:
         if isinstance(placement, _MaskPartial):
             mask = placement.mask_buffer.data
             if mask is None:
-                return LocalShards(text, None, locals_, "a masked partial has lost its mask")
+                return LocalShards(None, locals_, "a masked partial has lost its mask")
             masks = per_rank(mask)
             for rank, local in locals_.items():
                 if local.shape[: masks[rank].ndim] != masks[rank].shape:
                     got, needed = list(masks[rank].shape), list(local.shape)
-                    return LocalShards(text, None, locals_, f"a mask of shape {got} on a local tensor of {needed}")
+                    return LocalShards(None, locals_, f"a mask of shape {got} on a local tensor of {needed}")
             locals_ = {rank: _without_masked(local, masks[rank]) for rank, local in locals_.items()}
             understood.append(Partial(placement.reduce_op))
         elif isinstance(placement, _StridedShard | _NormPartial):
             understood.append(placement)
         elif type(placement).__name__ not in ("Replicate", "Shard", "Partial"):
-            return LocalShards(text, None, locals_, f"placement {placement} is not modelled")
+            return LocalShards(None, locals_, f"placement {placement} is not modelled")
         else:
             understood.append(placement)
-    return LocalShards(text, tuple(understood), locals_)
+    return LocalShards(tuple(understood), locals_)
 
 
 def _without_masked(local: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -1063,8 +1062,16 @@ def is_refusal(error: BaseException) -> bool:
 
 def _raised_by_dtensor(error: BaseException) -> bool:
     """Return whether the exception came from torch's distributed package and not from a kernel."""
-    *_, frame = traceback.extract_tb(error.__traceback__) or [None]
-    return frame is not None and f"{os.sep}torch{os.sep}distributed{os.sep}" in frame.filename
+    code = raised_in(error)
+    return code is not None and f"{os.sep}torch{os.sep}distributed{os.sep}" in code.co_filename
+
+
+def raised_in(error: BaseException) -> CodeType | None:
+    """Return the code that raised ``error``; None if nothing has raised it yet."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return None if step is None else step.tb_frame.f_code
 
 
 def mesh_of_world(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from strategies.opinfo.compositions import COMPOSITIONS, WRITTEN_VIEW, composed
-from strategies.opinfo.random_ops import PROMISES, random_case
+from strategies.opinfo.random_ops import CHECKED, random_case
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind
 from verifier.families import DrawContext
 from verifier.placements import Alphabet
@@ -68,7 +68,7 @@ class OpInfoFamily:
             yield from {
                 (sample.op, sample.not_testable): None
                 for sample in samples
-                if sample.not_testable and sample.op not in PROMISES
+                if sample.not_testable and sample.op not in CHECKED
             }
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
@@ -80,7 +80,7 @@ class OpInfoFamily:
                 for sample in _samples(name, dtype):
                     if not sample.not_testable:
                         by_overload.setdefault((sample.op, dtype), []).append(sample)
-                    elif sample.op in PROMISES:
+                    elif sample.op in CHECKED:
                         random[sample.op, dtype] = None
         determined = self._determined(by_overload, context.mesh)
         if not random:

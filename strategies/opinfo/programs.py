@@ -147,7 +147,8 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
     with torch.random.fork_rng(devices=[]):
         for turn in range(rounds):
             torch.manual_seed(seed + turn)
-            result = call(input.clone(), *options)
+            target = {"out": torch.zeros_like(input)} if op.endswith("out") else {}
+            result = call(input.clone(), *options, **target)
             kept.append(result[0] if isinstance(result, list | tuple) else result)
             drawn.append(result[1] if isinstance(result, list | tuple) else result)
     differ, shards, source = False, 1, input

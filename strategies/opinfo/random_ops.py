@@ -1,21 +1,24 @@
-"""Ops that draw random numbers: what each promises of them, and calls of a program that checks it.
+"""Ops that draw random numbers: calls of a program that checks what each promises of them, or calls without a choice.
 
 What DTensor promises of random numbers, by the documentation in ``torch/distributed/tensor/_random.py`` (torch 2.13.0):
 ranks that hold the same shard hold the same numbers, if every rank begins with the same seed. Shards differ only on
 devices with a generator of DTensor's own, which the CPU is not among; so that is not asked.
+
+What it has rules for and promises nothing of is called with arguments that leave one result.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from random import Random
 
 import torch
 
-from strategies.opinfo.programs import sampled
+from strategies.opinfo.programs import called_twice, sampled
 from verifier.cases import OpCase
 
-__all__ = ["PROMISES", "RANDOM", "random_case"]
+__all__ = ["CHECKED", "DETERMINED", "PROMISES", "RANDOM", "random_case"]
 
 RANDOM = "random"
 """The tag of these cases, and why the plain calls are left out."""
@@ -24,32 +27,83 @@ _BERNOULLI = (0.0, 1.0, 0.25, 0.1875**0.5, 7 / 3)
 _SEVEN = (2.0, 1.75)  # deviation and kurtosis of seven integers in a row
 _UNIFORM = 12**-0.5
 
+_LOG_NORMAL = (0.0, math.inf, math.exp(0.125), (math.exp(0.5) - math.exp(0.25)) ** 0.5, 8.9)
+_NORMAL = (-math.inf, math.inf, 2.0, 0.5, 3.0)
+_EACH = (0.0, 1.0, "input", 0.1875**0.5, 7 / 3)
+
 PROMISES: dict[str, tuple[list[object], tuple[float | str, ...]]] = {
-    "aten.bernoulli.default": ([], (0.0, 1.0, "input", 0.1875**0.5, 7 / 3)),
+    "aten.bernoulli.default": ([], _EACH),
+    "aten.bernoulli.out": ([], _EACH),
     "aten.bernoulli.p": ([0.25], _BERNOULLI),
     "aten.bernoulli_.float": ([0.25], _BERNOULLI),
+    "aten.exponential.out": ([2.0], (0.0, math.inf, 0.5, 0.5, 9.0)),
     "aten.exponential_.default": ([2.0], (0.0, math.inf, 0.5, 0.5, 9.0)),
+    "aten.geometric.out": ([0.5], (1.0, math.inf, 2.0, 2**0.5, 9.5)),
     "aten.geometric_.default": ([0.5], (1.0, math.inf, 2.0, 2**0.5, 9.5)),
-    "aten.log_normal_.default": (
-        [0.0, 0.5],
-        (0.0, math.inf, math.exp(0.125), (math.exp(0.5) - math.exp(0.25)) ** 0.5, 8.9),
-    ),
+    "aten.log_normal.out": ([0.0, 0.5], _LOG_NORMAL),
+    "aten.log_normal_.default": ([0.0, 0.5], _LOG_NORMAL),
     "aten.native_dropout.default": ([0.25, True], (0.0, 1.0, 0.75, 0.1875**0.5, 7 / 3)),
-    "aten.normal_.default": ([2.0, 0.5], (-math.inf, math.inf, 2.0, 0.5, 3.0)),
+    "aten.normal.out": ([2.0, 0.5], _NORMAL),
+    "aten.normal_.default": ([2.0, 0.5], _NORMAL),
+    "aten.normal_functional.default": ([2.0, 0.5], _NORMAL),
     "aten.rand_like.default": ([], (0.0, 1.0, 0.5, _UNIFORM, 1.8)),
     "aten.randint_like.default": ([7], (0.0, 6.0, 3.0, *_SEVEN)),
     "aten.randint_like.low_dtype": ([-2, 5], (-2.0, 4.0, 1.0, *_SEVEN)),
+    "aten.randint_like.low_dtype_out": ([-2, 5], (-2.0, 4.0, 1.0, *_SEVEN)),
     "aten.randn_like.default": ([], (-math.inf, math.inf, 0.0, 1.0, 3.0)),
+    "aten.uniform.out": ([-1.0, 3.0], (-1.0, 3.0, 1.0, 4 * _UNIFORM, 1.8)),
     "aten.uniform_.default": ([-1.0, 3.0], (-1.0, 3.0, 1.0, 4 * _UNIFORM, 1.8)),
 }
 """For each overload its arguments after the first, then the range, mean, deviation and kurtosis of what it draws."""
 
+
+def _one_category(dtype: torch.dtype, rng: Random) -> dict[str, object]:
+    """Return arguments of multinomial: of each row, one category only has a weight.
+
+    With equal shapes, equal scalars: what DTensor remembers of one call without them is right for the next.
+    """
+    categories = rng.choice((4, 5, 8))
+    chosen = [rng.randrange(categories) for _ in range(rng.choice((5, 7, 8)))]
+    rows = torch.nn.functional.one_hot(torch.tensor(chosen), categories).to(dtype) * 2.5
+    return {"self": rows if rng.random() < 0.75 else rows[0], "num_samples": categories - 3, "replacement": True}
+
+
+def _one_slope(dtype: torch.dtype, rng: Random) -> dict[str, object]:
+    """Return arguments of rrelu: the range of slopes for negative numbers is a single number."""
+    shape = rng.choice(((7,), (5, 3), (4, 8)))
+    generator = torch.Generator().manual_seed(rng.getrandbits(31))
+    numbers = torch.randint(-8, 9, shape, generator=generator).to(dtype)
+    return {
+        "self": numbers.requires_grad_(), "noise": torch.zeros(shape, dtype=dtype), "lower": 0.25, "upper": 0.25,
+        "training": rng.random() < 0.75,
+    }  # fmt: skip
+
+
+DETERMINED: dict[str, Callable[[torch.dtype, Random], dict[str, object]]] = {
+    "aten.multinomial.default": _one_category,
+    "aten.rrelu_with_noise.default": _one_slope,
+    "aten.rrelu_with_noise_functional.default": _one_slope,
+}
+"""What makes arguments of an overload that leave one result."""
+
+CHECKED = frozenset({*PROMISES, *DETERMINED})
+"""The overloads that :func:`random_case` has calls of."""
+
+_TWICE = 1 / 3
+"""Share of the calls that are made again with another scalar."""
 _SHAPES = ((72,), (8, 9), (5, 13), (3, 4, 6))
 
 
 def random_case(op: str, dtype: torch.dtype, variant: int) -> OpCase:
-    """Return a call of the program that checks what ``op``, one of :data:`PROMISES`, draws."""
+    """Return a call of ``op``, one of :data:`CHECKED`, or of the program that checks what it draws."""
     rng = Random(f"{op} {variant}")
+    if op in DETERMINED:
+        arguments, tags = DETERMINED[op](dtype, rng), frozenset({RANDOM})
+        if "num_samples" in arguments and rng.random() < _TWICE:
+            others = [["num_samples", rng.choice((7, 9))]]
+            path = f"{called_twice.__module__}.{called_twice.__name__}"
+            return OpCase(op, path, (op, others), arguments, "opinfo", tags=tags | {"second call"})
+        return OpCase(op, f"torch.ops.{op}", (), arguments, "opinfo", tags=tags)
     shape = rng.choice(_SHAPES)
     generator = torch.Generator().manual_seed(rng.getrandbits(31))
     # probabilities of the same variance, which other ops take for any numbers

@@ -103,3 +103,9 @@ def wrong_scale(
     if isinstance(input, DTensor):
         options = [options[0], (options[0] + options[1]) / 2]
     return programs.sampled(op, options, promise, seed, input=input)
+
+
+def next_category(self: torch.Tensor, num_samples: int, replacement: bool) -> torch.Tensor:
+    """Ranks count the categories from 1."""
+    drawn = torch.multinomial(self, num_samples, replacement)
+    return drawn + 1 if isinstance(self, DTensor) else drawn

@@ -47,6 +47,7 @@ MUTANTS: dict[Callable[..., Any], tuple[str, OpCase, tuple[type[VerificationErro
 RANDOM_MUTANTS: dict[Callable[..., Any], str] = {
     mutants.own_seeds: "aten.uniform_.default",
     mutants.wrong_scale: "aten.uniform_.default",
+    mutants.next_category: "aten.multinomial.default",
 }
 
 

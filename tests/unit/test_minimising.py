@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from verifier.cases import MeshSpec, OpCase, Trial, parse_placements
-from verifier.minimising import _plainer_cases
+from verifier.cases import (
+    Difference,
+    DifferenceKind,
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Phase,
+    ProcessReport,
+    Trial,
+    parse_placements,
+)
+from verifier.findings import Failure
+from verifier.minimising import Minimiser, _plainer_cases
+from verifier.oracle import judge
+from verifier.reference import make_reference
 
 
 def test_a_call_without_its_mode_is_not_held_to_be_exact() -> None:
@@ -22,3 +38,23 @@ def test_a_call_without_its_mode_is_not_held_to_be_exact() -> None:
         (*(options.keys() - plainer.case.kwargs.keys()),): plainer.case.exact for plainer in _plainer_cases(trial)
     }
     assert variants == {("mode",): False, ("padding_idx",): True, ("include_last_offset",): True}
+
+
+def test_what_makes_something_else_each_time_is_no_smaller_failure() -> None:
+    options = {"lower": 0.25, "upper": 0.25, "training": True}
+    case = OpCase("aten.rrelu.default", "torch.rrelu", (torch.tensor([-1.0, 2.0]),), options)
+    trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),))
+
+    def always_wrong(tried: Trial) -> Observation:
+        difference = Difference(DifferenceKind.VALUE, Phase.FORWARD, "output", 0, "1.0", "2.0", (0,))
+        return Observation(
+            tried, Fate.COMPLETED, tuple(ProcessReport((r,), Phase.DONE, differences=(difference,)) for r in range(2))
+        )
+
+    minimiser = Minimiser(always_wrong, None, 0, float("inf"))
+    observation = always_wrong(trial)
+    failure = Failure(trial, observation, judge(observation, make_reference(case)))
+    assert minimiser.attempt(trial, failure) is not None
+    for name in ("lower", "upper"):
+        random = replace(case, kwargs={key: value for key, value in options.items() if key != name})
+        assert minimiser.attempt(replace(trial, case=random), failure) is None

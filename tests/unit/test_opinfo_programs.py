@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.opinfo import programs
 from strategies.opinfo.compositions import COMPOSITIONS, composed
 from strategies.opinfo.family import FAMILY
-from strategies.opinfo.random_ops import PROMISES, RANDOM, random_case
+from strategies.opinfo.random_ops import DETERMINED, PROMISES, RANDOM, random_case
 from verifier.cases import (
     Executed,
     Fate,
@@ -187,6 +187,15 @@ def test_random_numbers_keep_their_promise_locally(op: str) -> None:
         made = make_reference(load_case(case_record(case)))
         assert made.raised is None
         assert all(torch.equal(output, tensors(case)[0]) for output in made.outputs)
+
+
+@pytest.mark.parametrize("op", DETERMINED)
+def test_a_random_op_without_a_choice_has_one_result(op: str) -> None:
+    for variant in range(8):
+        case = random_case(op, torch.float64, variant)
+        assert RANDOM in case.tags
+        one, other = outputs(load_case(case_record(case))), outputs(case)
+        assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize(

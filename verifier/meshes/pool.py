@@ -143,8 +143,13 @@ class Pool:
         self.close()
 
     # ------------------------------------------------------------------------------------------------------- the trials
-    def run(self, trials: Sequence[Trial]) -> Iterator[Observation]:
+    def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]:
         """Yield the observation of each trial, in order, whatever happens to the processes on the way.
+
+        Parameters
+        ----------
+        fresh
+            Empty DTensor's caches first, so that what earlier calls left in them decides nothing.
 
         Raises
         ------
@@ -164,7 +169,7 @@ class Pool:
         done = 0
         while done < len(trials):
             self._replace_dead()
-            for observation in self._fly(trials, done):
+            for observation in self._fly(trials, done, fresh):
                 done += 1
                 if observation.fate is not Fate.COMPLETED:
                     self._recover(f"{observation.fate}: {observation.detail}")
@@ -226,13 +231,15 @@ class Pool:
         if self.on_restart is not None:
             self.on_restart(reason, seconds)
 
-    def _fly(self, trials: Sequence[Trial] | Sequence[Task], first: int) -> Iterator[Observation]:
+    def _fly(self, trials: Sequence[Trial] | Sequence[Task], first: int, fresh: bool = False) -> Iterator[Observation]:
         """Run ``trials[first:]`` until the first one after which the ranks need mending, that one included.
 
         Nothing is yielded of a trial that a process did not live to begin: it is to be run again, once.
         """
         processes = self._crew.processes
-        self._lost = lost = self._give_out(pack(("batch", list(enumerate(trials[first:], first)))))
+        self._lost = lost = self._give_out(
+            pack(("fresh batch" if fresh else "batch", list(enumerate(trials[first:], first))))
+        )
         waiting = {process.connection: index for index, process in enumerate(processes) if index not in lost}
         flights: dict[int, _Flight] = {number: _Flight(trials[number], 0.0) for number in range(first, len(trials))}
         for number in range(first, len(trials)):

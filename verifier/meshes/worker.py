@@ -318,7 +318,9 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
             kind, payload = unpack(messages.connection.recv_bytes())
         except EOFError:
             return
-        if kind == "batch":
+        if kind in ("batch", "fresh batch"):
+            if kind == "fresh batch":
+                clear_caches()
             ranks.run_batch(payload)
         elif kind == "pause":
             breaker.mend()

@@ -274,7 +274,7 @@ class _RulesRun:
         pools = PoolSet(self._make_pool)
 
         def run(trial: Trial) -> Observation:
-            (observation,) = pools.of(trial.mesh).run([trial])
+            (observation,) = pools.of(trial.mesh).run([trial], fresh=True)
             return observation
 
         header = self.plan.header
