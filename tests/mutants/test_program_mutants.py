@@ -91,7 +91,9 @@ def test_mutant_is_caught_and_the_right_program_is_not(mutant: Callable[..., Any
 
 @pytest.mark.parametrize("mutant", RANDOM_MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_wrong_random_numbers_are_caught(mutant: Callable[..., Any], verify: Verifier) -> None:
-    case = random_case(RANDOM_MUTANTS[mutant], torch.float64, 0)
+    op = RANDOM_MUTANTS[mutant]
+    drawn = (random_case(op, torch.float64, variant) for variant in range(20))
+    case = next(case for case in drawn if not case.call.endswith("called_twice"))  # DTensor fails that one itself
     assert set(run(verify, [case])) == {VerdictKind.PASS}
     with pytest.raises(WrongValue):
         run(verify, [replace(case, call=f"{mutants.__name__}.{mutant.__name__}")])
