@@ -76,7 +76,10 @@ def test_without_a_name_all_layouts_are_shown_and_those_that_do_not_fit_are_name
         (["--owners", "1"], "--splits, --owners and --ranks-per-host are of one layout; name it"),
         (["grid", "--ranks", "0"], "ranks=0 must be at least 1"),
         (["--ranks", "0"], "ranks=0 must be at least 1\n"),
-        (["grid", "--ranks", "100000"], "--ranks 100000 is more than is shown, since each rank has its line; give 1024 "),
+        (
+            ["grid", "--ranks", "100000"],
+            "--ranks 100000 is more than is shown, since each rank has its line; give 1024 ",
+        ),
         (["--ranks", "1025"], "--ranks 1025 is more than is shown"),
     ],
 )
