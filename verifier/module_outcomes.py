@@ -62,8 +62,8 @@ class ModuleVerification:
     vacuous
         What is 0 everywhere in the local model, so that agreement proves nothing.
     warnings
-        What the plan warned of while it was applied, as ``UserWarning: ...``; with the rank before it unless
-        all did.
+        What the plan warned of while it was applied, as ``UserWarning: ...``; with the rank before it unless all
+        ranks did.
     """
 
     call: str
@@ -94,8 +94,9 @@ class ModuleVerification:
         return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------------- messages
+# ------------------------------------------------------------------------------------------------------------- messages
 def warning_lines(warned: Sequence[str]) -> list[str]:
+    """Return what a plan warned of as lines of a message, cut where they are long."""
     lines = [f"  {NOTES[2]}{shortened(text)}" for text in warned[:_NAMED]]
     return lines + ([f"  and {plural(len(warned) - _NAMED, 'more warning')}"] if len(warned) > _NAMED else [])
 
