@@ -423,7 +423,7 @@ def layouts(
         str | None,
         typer.Argument(metavar="[LAYOUT]", help="Which layout; all are shown without one.", show_default=False),
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", help="How many ranks share the table.")] = 4,
+    ranks: Annotated[int, typer.Option("--ranks", help="How many ranks share the table, up to 1024.")] = 4,
     rows: Annotated[int, typer.Option("--rows", help="Rows of the table.")] = 8,
     columns: Annotated[int, typer.Option("--columns", help="Columns of the table.")] = 4,
     splits: Annotated[

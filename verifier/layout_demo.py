@@ -18,6 +18,9 @@ from verifier.wording import did_you_mean
 
 __all__ = ["ShownLayouts", "show_layouts"]
 
+_MOST_RANKS = 1024
+"""Each has its own line under every layout; of more of them nobody would read it."""
+
 
 @dataclass(frozen=True)
 class ShownLayouts:
@@ -64,17 +67,21 @@ def show_layouts(name: str | None, options: LayoutOptions) -> ShownLayouts:
     Raises
     ------
     ValueError
-        If there is no such layout, with the nearest name; if an option does not fit the one that is named; or if no
-        package brings any.
+        If there is no such layout, with the nearest name; if an option does not fit the one that is named; if there are
+        more ranks than can be shown; or if no package brings any.
     """
     sources = installed_layouts().values()
     known = {layout: (source, summary) for source in sources for layout, summary in source.summaries().items()}
     if not known:
         raise ValueError("no installed package brings layouts; install this one, as `pip install -e .`")
+    if name is not None and name not in known:
+        hint = did_you_mean(name, known) or f"; layouts are {', '.join(known)}"
+        raise ValueError(f"no layout is called {name!r}{hint}")
+    if options.ranks > _MOST_RANKS:
+        raise ValueError(
+            f"--ranks {options.ranks} is more than is shown, since each rank has its line; give {_MOST_RANKS} at most"
+        )
     if name is not None:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"; layouts are {', '.join(known)}"
-            raise ValueError(f"no layout is called {name!r}{hint}")
         source, summary = known[name]
         return ShownLayouts((_entry(source, name, options, summary),))
     entries, left_out = [], {}

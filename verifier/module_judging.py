@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch.distributed.tensor import Partial
 
 from verifier.cases import DifferenceKind, Placements, format_placements
 from verifier.comparison import compare
-from verifier.module_matching import Matcher, ModuleDifference, Options, Place, largest
-from verifier.module_observing import PHASES, Held, ModuleRun, Recorded
-from verifier.wording import plural
+from verifier.module_matching import Matcher, ModuleDifference, Options, Place, largest, rounding
+from verifier.module_records import PHASES, Disturbance, Held, ModuleRun, Recorded
+from verifier.module_results import Plain, same_number
 
-__all__ = ["Judgement", "judge_module"]
+__all__ = ["Judgement", "disturbances", "judge_module"]
+
+_DRAWS = 4
+"""How often gradients are put off by rounding, in pairs of opposite directions: of one draw an element might by chance
+be off in the direction in which nothing comes of it."""
+_MARGIN = 3.0
+"""By how much farther than in any draw an element may be off. Where a gradient is nothing but rounding, that of the
+ranks and that of the local model may lead in opposite directions, and Adam's steps vary with its past."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +58,10 @@ def judge_module(
     local: ModuleRun,
     ranks: Sequence[ModuleRun],
     matcher: Matcher,
-    outputs: Placements,
+    outputs: Sequence[Placements],
     losses: Placements,
-    inputs: Sequence[Placements | None],
-    disturbed: ModuleRun | None = None,
+    inputs: Mapping[str, Placements | None],
+    disturbed: Sequence[ModuleRun] = (),
 ) -> Judgement:
     """Compare ``ranks``, in order, with ``local``.
 
@@ -61,16 +69,29 @@ def judge_module(
     ----------
     matcher
         Knows the mesh.
-    outputs, losses
-        How plain tensors that the model, and the loss, return stand for the whole.
+    outputs
+        How each plain tensor that the model returns stands for the whole, in the order of the local model.
+    losses
+        The same of the loss.
     inputs
-        Placements of the inputs, which their gradients have, too.
+        Placements of the inputs, by what messages call them, which their gradients have, too.
     disturbed
-        The local model with gradients that are off by what rounding explains: how far it gets from ``local``, the
-        ranks may get in their steps. An optimiser that divides by the size of a gradient, as Adam does, makes a step
-        of one that is 0 but for rounding.
+        The local model with gradients that are off by what rounding explains: as far as an element gets from that of
+        ``local``, it may be off in the steps of the ranks. An optimiser that divides by the size of a gradient, as
+        Adam does, makes a step of one that is 0 but for rounding.
     """
-    return _Judge(local, ranks, matcher, outputs, losses, disturbed or local).judge(inputs)
+    return _Judge(local, ranks, matcher, outputs, losses, disturbed).judge(inputs)
+
+
+def disturbances(local: ModuleRun, ranks: Sequence[ModuleRun], matcher: Matcher) -> list[Disturbance]:
+    """Return in which ways gradients are to be off, to see what the optimiser makes of rounding."""
+    share = max(rounding(local.state[name].local.dtype) for name in local.gradients)
+    touched = {
+        name: matcher.touched([run.gradients.get(name) for run in ranks], held)
+        for name, held in local.gradients.items()
+        if held is not None
+    }
+    return [Disturbance(share, draw, touched) for draw in range(_DRAWS)]
 
 
 class _Judge:
@@ -79,9 +100,9 @@ class _Judge:
         local: ModuleRun,
         ranks: Sequence[ModuleRun],
         matcher: Matcher,
-        outputs: Placements,
+        outputs: Sequence[Placements],
         losses: Placements,
-        disturbed: ModuleRun,
+        disturbed: Sequence[ModuleRun],
     ) -> None:
         self.local = local
         self.ranks = ranks
@@ -101,7 +122,7 @@ class _Judge:
             and not matcher.has_placement(first_losses, mesh_dim)
         )
 
-    def judge(self, inputs: Sequence[Placements | None]) -> Judgement:
+    def judge(self, inputs: Mapping[str, Placements | None]) -> Judgement:
         final = [*self._final_forward(), *self._final_backward(inputs), *self._final_state()]
         final.sort(key=lambda found: PHASES.index(found.phase))  # losses of later steps follow from gradients
         unchecked = tuple(dict.fromkeys(self.matcher.unchecked))  # what is between counts less
@@ -149,24 +170,46 @@ class _Judge:
 
     # ------------------------------------------------------------------------------------------------- what has to hold
     def _final_forward(self) -> Iterator[ModuleDifference]:
-        scale = largest([held.local for held in self.local.result])
-        for number, expected in enumerate(self.local.result):
-            name = "output" if len(self.local.result) == 1 else f"output {number}"
-            helds = [run.result[number] if number < len(run.result) else None for run in self.ranks]
-            yield from self._check(Place(name, "forward", ""), helds, expected, self.outputs, scale)
-        most = max(len(run.result) for run in self.ranks)
-        if most > len(self.local.result):
-            rank = next(rank for rank, run in enumerate(self.ranks) if len(run.result) == most)
-            place, wanted = Place("output", "forward", ""), len(self.local.result)
-            yield place.difference(DifferenceKind.STRUCTURE, rank, plural(most, "tensor"), wanted)
+        returned = self.local.returned
+        scale = largest([held.local for held in returned.values()])
+        for number, ((at, expected), declared) in enumerate(zip(returned.items(), self.outputs, strict=True)):
+            helds = [run.returned.get(at) for run in self.ranks]
+            if all(helds):
+                name = "output" if len(returned) == 1 else f"output {number}"
+                yield from self._check(Place(name, "forward", ""), helds, expected, declared, scale)
+        yield from self._final_structure(scale)
         scale = largest([held.local for held in self.local.losses])
         for step, expected in enumerate(self.local.losses):
             place = Place(f"loss {step}" if self.steps > 1 else "loss", "forward" if step == 0 else "step", "")
             helds = [run.losses[step] for run in self.ranks]
-            away = _distance(self.disturbed.losses[step], expected)
+            away = _distance([run.losses[step] for run in self.disturbed], expected)
             yield from self._check(place, helds, expected, self.losses, scale * (step + 1), away=away)
 
-    def _final_backward(self, inputs: Sequence[Placements | None]) -> Iterator[ModuleDifference]:
+    def _final_structure(self, scale: float) -> Iterator[ModuleDifference]:
+        """Yield the first place at which a rank returns something else than the local model, and other values."""
+        for rank, run in enumerate(self.ranks):
+            missing = [at for at in self.local.result if at not in run.result]
+            odd = next(iter([*missing, *(at for at in run.result if at not in self.local.result)]), None)
+            if odd is not None:
+                got, wanted = (_at(one.result, odd) for one in (run, self.local))
+                likely = (
+                    f"the sharded model returns values at {_places(run.result)}, the local one at "
+                    f"{_places(self.local.result)}: does a style of the plan return something else?"
+                )
+                yield _in_output(odd).difference(DifferenceKind.STRUCTURE, rank, got, wanted, None, likely)
+                break
+        dtypes = [held.local.dtype for held in self.local.state.values() if held.local.is_floating_point()]
+        share = max(map(rounding, dtypes), default=0.0)
+        for at, expected in self.local.result.items():
+            for rank, run in enumerate(self.ranks):
+                if at in run.result:
+                    kind, likely = _plain_difference(run.result[at], expected, share, scale)
+                    if kind is not None:
+                        got, wanted = _at(run.result, at), _at(self.local.result, at)
+                        yield _in_output(at).difference(kind, rank, got, wanted, None, likely)
+                        break
+
+    def _final_backward(self, inputs: Mapping[str, Placements | None]) -> Iterator[ModuleDifference]:
         scale = largest([held.local for held in self.local.gradients.values() if held is not None])
         for name, expected in self.local.gradients.items():
             place = Place(f"gradient of {name}", "backward", name.rpartition(".")[0])
@@ -177,10 +220,11 @@ class _Judge:
             elif any(helds):
                 rank = next(rank for rank, held in enumerate(helds) if held is not None)
                 yield place.difference(DifferenceKind.STRUCTURE, rank, "a gradient", "none")
-        for number, (expected, placements) in enumerate(zip(self.local.input_gradients, inputs, strict=True)):
+        for name, placements in inputs.items():
+            expected = self.local.input_gradients[name]
             if expected is not None and placements is not None:
-                place = Place(f"gradient of input {number}", "backward", "")
-                helds = [run.input_gradients[number] for run in self.ranks]
+                place = Place(f"gradient of {name}", "backward", "")
+                helds = [run.input_gradients[name] for run in self.ranks]
                 scale = largest([expected.local])
                 yield from self._check(place, helds, expected, placements, scale, self.averaged)
 
@@ -192,7 +236,7 @@ class _Judge:
             )  # a mask may be as large as the dtype admits
             place = Place(name, "step", name.rpartition(".")[0])
             helds = [run.state.get(name) for run in self.ranks]
-            away = _distance(self.disturbed.state[name], expected)
+            away = _distance([run.state[name] for run in self.disturbed], expected)
             found = self._check(place, helds, expected, self.matcher.whole, scale, away=away)
             yield from (self._because_untied(difference, name) for difference in found)
         added = sorted(set(self.ranks[0].state) - set(self.local.state))
@@ -208,7 +252,7 @@ class _Judge:
         declared: Placements,
         scale: float,
         factor: int = 1,
-        away: float = 0.0,
+        away: torch.Tensor | None = None,
     ) -> Iterator[ModuleDifference]:
         if not bool(expected.local.count_nonzero()):
             self.vacuous.append(place.subject)
@@ -261,10 +305,49 @@ class _Judge:
         return found, tuple(layouts.items())
 
 
-def _distance(one: Held, other: Held) -> float:
-    if not one.local.is_floating_point():
-        return 0.0
-    return largest([one.local - other.local])
+def _distance(disturbed: Sequence[Held], expected: Held) -> torch.Tensor | None:
+    """Return how far off each element may be, given the local model with gradients that are off; None for nowhere."""
+    value = expected.local
+    if not disturbed or not (value.is_floating_point() or value.is_complex()):
+        return None
+    farthest = torch.stack([(one.local - value).abs() for one in disturbed]).amax(0)
+    return _MARGIN * farthest.nan_to_num(0.0, 0.0)
+
+
+def _in_output(at: str) -> Place:
+    return Place(f"output{at}", "forward", "")
+
+
+def _at(result: Mapping[str, Held | Plain], at: str) -> str:
+    """Return what a model returns at a place."""
+    found = result.get(at)
+    if found is None:
+        return "nothing" if at else f"values at {_places(result)}"
+    return f"a tensor of {list(found.shape)}" if isinstance(found, Held) else str(found)
+
+
+def _places(result: Mapping[str, object], most: int = 4) -> str:
+    shown = [at or "its top" for at in result]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+
+
+def _plain_difference(
+    got: Held | Plain, expected: Held | Plain, share: float, scale: float
+) -> tuple[DifferenceKind | None, str]:
+    """Return how something that is no tensor on one side or both differs, with a guess at the cause."""
+    if isinstance(got, Held) and isinstance(expected, Held):
+        return None, ""  # compared as tensors
+    if isinstance(got, Held) or isinstance(expected, Held) or got.kind != expected.kind:
+        return DifferenceKind.STRUCTURE, ""
+    if got.kind == "number":
+        one, other = got.value, expected.value
+        assert isinstance(one, complex | float | int)
+        assert isinstance(other, complex | float | int)
+        if same_number(one, other, share * max(scale, abs(other))):
+            return None, ""
+        likely = "numbers are compared as they are: is it made of this rank's part only? A tensor can stand for a part"
+        return DifferenceKind.VALUE, likely
+    return (None if got.value == expected.value else DifferenceKind.VALUE), ""
 
 
 def _unreduced(place: Place, held: Held, expected: Held, text: str) -> ModuleDifference | None:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from verifier.cases import DifferenceKind, MeshSpec, Placements, format_placements
 from verifier.comparison import compare
-from verifier.module_observing import Held
+from verifier.module_records import Held
 from verifier.placements import local_shape, sharded_dim, take_local
 
 __all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest", "rounding"]
@@ -20,7 +20,7 @@ __all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest"
 SLACK = 512
 """Units in the last place by which a value may differ: errors of rounding add up over the layers of a model."""
 
-Options = tuple[tuple[object, ...], ...]
+Options = tuple[tuple[Placement, ...], ...]
 """The placements to try on each mesh dim."""
 
 
@@ -130,7 +130,7 @@ class Matcher:
         """Return whether a tensor is a DTensor on a mesh dim."""
         return self._placement_on(helds, mesh_dim) is not None
 
-    def _placement_on(self, helds: Sequence[Held | None], mesh_dim: int) -> object | None:
+    def _placement_on(self, helds: Sequence[Held | None], mesh_dim: int) -> Placement | None:
         """Return the placement of a DTensor on a mesh dim; None if it is plain, or on a submesh without that dim."""
         first = helds[0]
         if first is None or first.placements is None:
@@ -162,11 +162,11 @@ class Matcher:
         options: Options,
         scale: float,
         factor: int = 1,
-        away: float = 0.0,
+        away: torch.Tensor | None = None,
     ) -> Match:
         """Return the first placements out of ``options`` under which the ranks hold ``expected``, or what differs.
 
-        The ranks may be ``away`` from it by as much, besides what rounding explains in values up to ``scale``.
+        Each element may be off by that of ``away``, besides what rounding explains in values up to ``scale``.
         """
 
         def differs(kind: DifferenceKind, rank: int, got: object, wanted: object, likely: str = "") -> Match:
@@ -189,24 +189,41 @@ class Matcher:
         if first.dtensor and first.shape != expected.shape:
             return differs(DifferenceKind.SHAPE, 0, list(first.shape), list(expected.shape))
         value = expected.local * factor if factor != 1 else expected.local
-        absolute = _allowed(value, scale * factor) + away
+        absolute = _allowed(value, scale * factor)
         best: tuple[int, Match] | None = None
         for placements in itertools.product(*options):
-            if not self._fits(present, value, placements):  # type: ignore[arg-type]
+            if not self._fits(present, value, placements):
                 continue
-            wrong, found = self._compare(present, value, placements, absolute)  # type: ignore[arg-type]
+            wrong, found = self._compare(present, value, placements, absolute, away)
             if found is None:
-                return Match(placements)  # type: ignore[arg-type]
+                return Match(placements)
             if best is None or wrong < best[0]:
                 kind, rank, got, wanted, index = found
                 likely = _ratio(got, wanted)
-                best = wrong, Match(placements, place.difference(kind, rank, got, wanted, index, likely))  # type: ignore[arg-type]
+                best = wrong, Match(placements, place.difference(kind, rank, got, wanted, index, likely))
         if best is not None:
             return best[1]
-        promised = [format_placements(option) for option in itertools.islice(itertools.product(*options), 2)]  # type: ignore[arg-type]
+        promised = [format_placements(option) for option in itertools.islice(itertools.product(*options), 2)]
         part = f"{list(expected.shape)} as {promised[0]}" if len(promised) == 1 else f"a part of {list(expected.shape)}"
         halved = "does a submodule get only this rank's part of its input?" if len(promised) > 1 else ""
         return differs(DifferenceKind.SHAPE, 0, f"shape {list(first.local.shape)}", part, halved)
+
+    def touched(self, helds: Sequence[Held | None], expected: Held) -> torch.Tensor:
+        """Return where a tensor that ranks hold as they should is not 0 on some rank, as a mask of the whole.
+
+        Of a part of a sum that is not 0 the sum may be; where the placements are not known all of it counts.
+        """
+        mask = torch.zeros(expected.local.shape, dtype=torch.bool)
+        numbers = torch.arange(mask.numel()).view(mask.shape)
+        cut = tuple(Replicate() if one.is_partial() else one for (one,) in self.options(helds, self.whole))
+        for rank, held in enumerate(helds):
+            if held is None or self._why_unchecked(held):
+                return torch.ones_like(mask)
+            piece = take_local(numbers, cut, self.mesh.shape, self.mesh.coordinate(rank), seed=0)
+            if piece.shape != held.local.shape:
+                return torch.ones_like(mask)
+            mask.view(-1)[piece[held.local != 0]] = True
+        return mask
 
     def _fits(self, helds: Sequence[Held], value: torch.Tensor, placements: Placements) -> bool:
         if any((dim := sharded_dim(p)) is not None and dim >= value.ndim for p in placements):
@@ -217,7 +234,12 @@ class Matcher:
         )
 
     def _compare(
-        self, helds: Sequence[Held], value: torch.Tensor, placements: Placements, absolute: float
+        self,
+        helds: Sequence[Held],
+        value: torch.Tensor,
+        placements: Placements,
+        absolute: float,
+        away: torch.Tensor | None,
     ) -> tuple[int, tuple[DifferenceKind, int, str, str, tuple[int, ...] | None] | None]:
         """Return how many ranks hold something else than ``placements`` promise, and what the first of them does."""
         pending = [dim for dim, placement in enumerate(placements) if placement.is_partial()]
@@ -227,6 +249,9 @@ class Matcher:
             parts = [helds[member].local for member in group]
             whole = _reduced(parts, placements, self.mesh) if pending else parts[0]
             piece = take_local(value, cut, self.mesh.shape, self.mesh.coordinate(rank), seed=0)
+            if away is not None and whole.shape == piece.shape:
+                free = take_local(away, cut, self.mesh.shape, self.mesh.coordinate(rank), seed=0)
+                whole = torch.where((whole - piece).abs() <= free + absolute * len(group), piece.to(whole.dtype), whole)
             found = compare(whole, piece, absolute * len(group))
             if found is not None:
                 wrong += len(group)

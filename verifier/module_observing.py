@@ -6,10 +6,11 @@ The same code runs the local model, in the controller, and the sharded one, on e
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,118 +22,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from verifier.cases import Placements
 from verifier.codec import unpack
+from verifier.module_records import (
+    NOTES,
+    OUTSIDE,
+    PHASES,
+    Assignment,
+    Disturbance,
+    Held,
+    ModuleCollective,
+    ModuleRun,
+    Recorded,
+)
+from verifier.module_results import leaves, plain, shortened, tensors
 from verifier.placements import take_local
 from verifier.reference import resolve
-from verifier.torch_internals import CollectiveWatch, local_shards, make_dtensor, next_sequence_number, pytree
+from verifier.torch_internals import CollectiveWatch, local_shards, make_dtensor, next_sequence_number
 
-__all__ = [
-    "PHASES",
-    "RAISED_IN",
-    "Assignment",
-    "Held",
-    "ModuleCollective",
-    "ModuleRun",
-    "Recorded",
-    "observe",
-    "on_rank",
-]
-
-OUTSIDE = ""
-"""The module to which a collective belongs that none of the submodules issues: the model itself, and the optimiser."""
-PHASES = ("forward", "backward", "step")
-"""Of a step, in order."""
-RAISED_IN = "raised in the submodule "
-"""Begins the note on an exception of the forward pass."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """All that a process needs to run a model; the ranks get it packed.
-
-    ``plan`` is None for the local model. ``inputs`` and ``targets`` are global tensors, with one entry each in
-    ``placements``, on the mesh.
-    """
-
-    model: nn.Module
-    plan: object
-    inputs: tuple[object, ...]
-    targets: tuple[object, ...]
-    placements: tuple[Placements | None, ...]
-    as_dtensors: bool
-    loss: Callable[..., torch.Tensor]
-    optimizer: Callable[[Any], torch.optim.Optimizer]
-    steps: int
-    seed: int
-    disturbed: float = 0.0
-    """By how much of the largest gradient all gradients are off before each step; 0 except to see what comes of it."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a process holds of one tensor.
-
-    ``placements`` is None for a plain tensor, or where a placement is not understood, which ``reason`` then names.
-    ``mesh_dims`` are the names of the mesh dims that the placements are on, if they have any, ``shape`` the global
-    shape.
-    """
-
-    local: torch.Tensor
-    shape: tuple[int, ...]
-    dtensor: bool = False
-    placements: Placements | None = None
-    mesh_dims: tuple[str, ...] = ()
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A tensor that one call of a submodule returned, or the gradient of it.
-
-    ``call`` counts the calls of the same submodule, ``leaf`` the tensors among what it returned.
-    """
-
-    module: str
-    call: int
-    leaf: int
-    held: Held
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.module, self.call, self.leaf
-
-
-@dataclass(frozen=True)
-class ModuleCollective:
-    """How often a collective ran in one submodule, those within it not counted, in one phase of one step.
-
-    Attributes
-    ----------
-    module
-        Name of the submodule; empty for the model itself, and for what runs after the gradients are there.
-    phase
-        ``forward``, ``backward`` or ``step``, the last of these for the optimiser.
-    """
-
-    module: str
-    phase: str
-    name: str
-    count: int
-
-
-@dataclass(frozen=True)
-class ModuleRun:
-    """What a process saw of a model: the first step in detail, losses of all, the state after the last."""
-
-    modules: Mapping[str, str]
-    outputs: tuple[Recorded, ...]
-    output_gradients: tuple[Recorded, ...]
-    result: tuple[Held, ...]
-    losses: tuple[Held, ...]
-    gradients: Mapping[str, Held | None]
-    input_gradients: tuple[Held | None, ...]
-    state: Mapping[str, Held]
-    tied: tuple[tuple[str, ...], ...]
-    collectives: tuple[ModuleCollective, ...]
+__all__ = ["observe", "on_rank"]
 
 
 def on_rank(mesh: DeviceMesh, packed: bytes) -> ModuleRun:
@@ -142,11 +48,26 @@ def on_rank(mesh: DeviceMesh, packed: bytes) -> ModuleRun:
 
 def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
     """Run a model for ``given.steps`` steps and return what it did; sharded if there is a mesh."""
+    warned: list[str] = []
+    try:
+        return _observed(given, mesh, warned)
+    except Exception as error:
+        for text in warned[:_NOTED]:  # of a traceback and its notes a rank reports the last dozen
+            error.add_note(f"{NOTES[2]}{shortened(text)}")
+        raise
+
+
+_NOTED = 3
+"""So many warnings become notes of an exception."""
+
+
+def _observed(given: Assignment, mesh: DeviceMesh | None, warned: list[str]) -> ModuleRun:
     torch.manual_seed(given.seed)  # a plan may draw numbers, too
-    model = given.model if mesh is None else _sharded(given.model.to(mesh.device_type), given.plan, mesh)
-    leaves = [_placed(value, where, given, mesh) for value, where in zip(
+    model = given.model if mesh is None else _sharded(given.model.to(mesh.device_type), given.plan, mesh, warned)
+    placed = [_placed(value, where, given, mesh) for value, where in zip(
         (*given.inputs, *given.targets), given.placements, strict=True)]  # fmt: skip
-    inputs, targets = leaves[: len(given.inputs)], leaves[len(given.inputs) :]
+    inputs, targets = placed[: len(given.inputs)], placed[len(given.inputs) :]
+    kwargs = {name: _placed(value, given.kwargs_placements[name], given, mesh) for name, value in given.kwargs.items()}
     optimizer = given.optimizer(model.parameters())
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     watch = _Watch(inner)
@@ -155,7 +76,7 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
         torch.manual_seed(given.seed + step)  # dropout on replicas is the same everywhere, and in the local model
         optimizer.zero_grad(set_to_none=True)
         with watch.recording() if step == 0 else watch.silent():
-            result = model(*inputs)
+            result = model(*inputs, **kwargs)
             loss = given.loss(result, *targets)
             losses.append(_held(loss))
             watch.phase = "backward"
@@ -163,15 +84,17 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
             watch.phase = "step"
             if step == 0:
                 with torch.no_grad():
-                    kept = tuple(_held(leaf) for leaf in _tensors(result))
+                    kept = {
+                        place: _held(leaf) if isinstance(leaf, torch.Tensor) else plain(leaf)
+                        for place, leaf in leaves(result)
+                    }
                     gradients = {
                         name: None if p.grad is None else _held(p.grad) for name, p in _parameters(inner).items()
                     }
-                    input_gradients = tuple(_gradient(value) for value in inputs)
-            if given.disturbed:
-                _disturb(
-                    [p.grad for p in inner.parameters() if p.grad is not None and not p.grad.is_sparse], given.disturbed
-                )
+                    input_gradients = {f"input {number}": _gradient(value) for number, value in enumerate(inputs)}
+                    input_gradients |= {f"input {name}": _gradient(value) for name, value in kwargs.items()}
+            if given.disturbed is not None:
+                _disturb(inner, given.disturbed, step)
             optimizer.step()
     state = {**_parameters(inner), **{_own_name(name): buffer for name, buffer in inner.named_buffers()}}
     return ModuleRun(
@@ -188,15 +111,26 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
             ModuleCollective(module, phase, name, count)
             for (phase, module, name), count in sorted(watch.collectives.items(), key=watch.order)
         ),
+        warnings=tuple(warned),
     )
 
 
 # ---------------------------------------------------------------------------------------------------------- beginning
-def _sharded(model: nn.Module, plan: object, mesh: DeviceMesh) -> nn.Module:
-    if isinstance(plan, ParallelStyle | Mapping):
-        return parallelize_module(model, mesh, plan)  # type: ignore[arg-type]
+def _sharded(model: nn.Module, plan: object, mesh: DeviceMesh, warned: list[str]) -> nn.Module:
+    """Return the model under the plan; what that warns of is added to ``warned``."""
     apply: Any = resolve(plan) if isinstance(plan, str) else plan
-    changed = apply(model, mesh)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")  # a rank that is used again has given the same warning before
+        for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", ignored)
+        try:
+            if isinstance(plan, ParallelStyle | Mapping):
+                changed = parallelize_module(model, mesh, plan)  # type: ignore[arg-type]
+            else:
+                changed = apply(model, mesh)
+        finally:
+            # on one line: some hold a whole model as text
+            warned += dict.fromkeys(f"{one.category.__name__}: {' '.join(str(one.message).split())}" for one in caught)
     if changed is not None and not isinstance(changed, nn.Module):
         raise TypeError(f"the plan returned a {type(changed).__name__}; return the module, or None to keep it")
     return model if changed is None else changed
@@ -238,21 +172,20 @@ def _gradient(value: object) -> Held | None:
     return _held(value.grad) if isinstance(value, torch.Tensor) and value.grad is not None else None
 
 
-def _disturb(gradients: Sequence[torch.Tensor], share: float) -> None:
-    size = share * max((float(gradient.abs().max()) for gradient in gradients if gradient.numel()), default=0.0)
-    for gradient in gradients:
-        gradient.add_(torch.randn_like(gradient), alpha=size)
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    """Return the tensors in ``value``: a tensor, or tuples, lists, dicts and dataclasses of them."""
-    found: list[torch.Tensor] = []
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif is_dataclass(leaf):
-            found += _tensors([getattr(leaf, one.name) for one in fields(leaf)])
-    return found
+def _disturb(model: nn.Module, how: Disturbance, step: int) -> None:
+    """Put the gradients of a local model off."""
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None and not p.grad.is_sparse}
+    size = how.share * max(
+        (float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel()), default=0
+    )
+    pair, direction = how.draw // 2, (-1) ** how.draw
+    generator = torch.Generator().manual_seed(pair * (1 + step))
+    for name, gradient in gradients.items():
+        share = torch.rand(gradient.shape, generator=generator) + 0.5
+        sign = torch.randint(0, 2, gradient.shape, generator=generator) * 2 - 1
+        # what is 0 on all ranks, as the rows of a table that are not looked up, has no rounding
+        off = (gradient != 0) | how.touched.get(name, torch.tensor(True))
+        gradient.add_((direction * size * share * sign * off).to(gradient.dtype))
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -294,6 +227,8 @@ class _Watch:
     _calls: Counter[str] = field(default_factory=Counter)
     _positions: dict[str, int] = field(default_factory=dict)
     _failed: str = ""
+    _arrived: tuple[str, torch.Tensor] | None = None
+    """The submodule whose output got its gradient last, and that gradient."""
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -315,11 +250,23 @@ class _Watch:
                 yield
         except Exception as error:
             if self._failed:
-                error.add_note(f"{RAISED_IN}{self._failed}")
+                error.add_note(f"{NOTES[0]}{self._failed}")
+            elif self.phase == "backward":
+                error.add_note(f"{NOTES[1]}{self._where_backward()}")
             raise
         finally:
+            self._arrived = None
             for handle in handles:
                 handle.remove()
+
+    def _where_backward(self) -> str:
+        """Return how far the backward pass came. What runs between two submodules is in neither, so this is a guess."""
+        if self._arrived is None:
+            return "before the output of any submodule had its gradient"
+        name = self._arrived[0]
+        if not name:
+            return "where only the output of the model had its gradient"
+        return f"likely in that of the submodule {name}: its output was the last that got its gradient"
 
     def order(self, item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str]:
         """Return the place of a count: by phase, then by module as the model lists them."""
@@ -344,7 +291,7 @@ class _Watch:
             self._spans.append((begin, next_sequence_number(), name))
             call = self._calls[name]
             self._calls[name] += 1
-            for leaf, tensor in enumerate(_tensors(output)):
+            for leaf, tensor in enumerate(tensors(output)):
                 self.outputs.append(Recorded(name, call, leaf, _held(tensor)))
                 if tensor.requires_grad:
                     tensor.register_hook(self._graded(name, call, leaf))  # type: ignore[no-untyped-call]
@@ -353,6 +300,10 @@ class _Watch:
 
     def _graded(self, name: str, call: int, leaf: int) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
+            last, same = self._arrived or (None, None)
+            # What a submodule returns as it is is also what its parent returns, whose hook comes second.
+            if same is not gradient or last is None or not f"{last}.".startswith(f"{name}." if name else ""):
+                self._arrived = name, gradient
             self.gradients.append(Recorded(name, call, leaf, _held(gradient)))
 
         return hook

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,14 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Partial
 
-from verifier.cases import (
-    DifferenceKind,
-    Fate,
-    MeshSpec,
-    Placements,
-    VerdictKind,
-    parse_placements,
-)
+from verifier.cases import MeshSpec, Placements, parse_placements
 from verifier.codec import unpack
 from verifier.meshes import Pool, PoolError, PoolKey, PoolSet
 from verifier.module_arguments import (
@@ -28,20 +21,34 @@ from verifier.module_arguments import (
     built_model,
     check_mesh,
     check_plan,
+    check_values,
     converted,
+    fits,
+    kwargs_placements_of,
+    misfit,
+    output_placements_of,
     packed_for_ranks,
     parsed_placements,
     placements_of,
     plan_text,
     spread,
+    wrong_keyword,
 )
-from verifier.module_judging import Judgement, judge_module
-from verifier.module_matching import Matcher, ModuleDifference, rounding
-from verifier.module_observing import RAISED_IN, Assignment, ModuleCollective, ModuleRun, observe
+from verifier.module_judging import Judgement, disturbances, judge_module
+from verifier.module_matching import Matcher, ModuleDifference
+from verifier.module_observing import observe
+from verifier.module_outcomes import (
+    ModuleError,
+    ModuleVerification,
+    difference_error,
+    failure_error,
+    some,
+    warning_lines,
+)
+from verifier.module_records import Assignment, ModuleCollective, ModuleRun
 from verifier.reference import resolve
-from verifier.tasks import Task, TaskOutcome
+from verifier.tasks import Task
 from verifier.verification import NothingVerified, ToolError
-from verifier.wording import plural
 
 __all__ = [
     "ModuleCollective",
@@ -67,90 +74,20 @@ def mean_square(output: object, *_targets: object) -> torch.Tensor:
     return output.square().mean()
 
 
-# -------------------------------------------------------------------------------------------------------------- result
-class ModuleError(AssertionError):
-    """A sharded model does not do what the local one does.
-
-    Attributes
-    ----------
-    kind
-        The verdict, such as ``WRONG_GRADIENT`` or ``HANG``.
-    first
-        Where the first difference arose; None where the ranks did not come to an end.
-    differences
-        Whatever differs of the output, the losses, the gradients and the state after the last step.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        kind: VerdictKind,
-        first: ModuleDifference | None = None,
-        differences: tuple[ModuleDifference, ...] = (),
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.first = first
-        self.differences = differences
-
-
-@dataclass(frozen=True)
-class ModuleVerification:
-    """A sharded model that does what the local one does.
-
-    Attributes
-    ----------
-    call
-        Model, plan and mesh, as text.
-    losses, local_losses
-        The loss of each step, of the ranks together and of the local model.
-    collectives
-        What rank 0 ran in the first step, by submodule and phase.
-    layouts
-        How the ranks hold what each submodule returns, as ``("net1", "S(1)")``, in the order of execution; for plain
-        tensors the first layout that fits.
-    compared
-        How many tensors were compared.
-    vacuous
-        What is 0 everywhere in the local model, so that agreement proves nothing.
-    """
-
-    call: str
-    losses: tuple[float, ...]
-    local_losses: tuple[float, ...]
-    collectives: tuple[ModuleCollective, ...]
-    layouts: tuple[tuple[str, str], ...]
-    compared: int
-    vacuous: tuple[str, ...] = ()
-
-    def collectives_of(self, module: str, phase: str | None = None) -> dict[str, int]:
-        """Return how often each collective ran in ``module`` and what is within it, in ``phase`` or in all of them."""
-        inside = [
-            c
-            for c in self.collectives
-            if (c.module == module or c.module.startswith(f"{module}.") or not module) and phase in (None, c.phase)
-        ]
-        return {name: sum(c.count for c in inside if c.name == name) for name in dict.fromkeys(c.name for c in inside)}
-
-    def describe(self) -> str:
-        """Return what was compared, and the collectives by submodule, one a line."""
-        lines = [f"{self.call}: {plural(self.compared, 'tensor')} equal"]
-        lines += [f"  {c.phase:8} {c.module or '(model)'}: {c.count} {c.name}" for c in self.collectives]
-        return "\n".join(lines)
-
-
 # ---------------------------------------------------------------------------------------------------------------- call
 def verify_module(
     model: nn.Module | Callable[[], nn.Module] | str,
     plan: Plan,
     inputs: Sequence[object],
     *,
+    kwargs: Mapping[str, object] | None = None,
     targets: Sequence[object] = (),
     mesh: MeshSpec | str | int = 2,
     dim_names: Sequence[str] = (),
     placements: str | Sequence[str | None] | None = None,
+    kwargs_placements: Mapping[str, str] | None = None,
     as_dtensors: bool = False,
-    outputs: str | None = None,
+    outputs: str | Sequence[str] | None = None,
     loss: Callable[..., torch.Tensor] | str = mean_square,
     loss_placements: str | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
@@ -163,7 +100,9 @@ def verify_module(
     """Run ``model`` under ``plan`` on a mesh, and compare with the same model in one process.
 
     Compared are the output, the loss, the gradient of every parameter and input, and parameters and buffers after a
-    step of the optimiser. Where one of them differs, what every submodule returned says where that began.
+    step of the optimiser. Of the output that is every tensor, every number (within rounding, unless it is an integer),
+    text or None, and where each of them is; of other objects only that they are there. Where one of them differs, what
+    every submodule returned says where that began.
 
     Parameters
     ----------
@@ -175,6 +114,8 @@ def verify_module(
         ``parallelize_module``, on a mesh of one dim. The mesh has names: see ``dim_names``.
     inputs, targets
         Positional arguments of the model, and of the loss behind the output; global values.
+    kwargs
+        What the model gets by name: tensors, of which the gradients are compared as those of inputs are, and others.
     mesh
         As ``"2x2"``, ``4`` or a :class:`MeshSpec`; its ranks are processes.
     dim_names
@@ -182,20 +123,29 @@ def verify_module(
     placements
         How each of inputs and targets is given to the ranks, as ``"(S(0), R)"``; one text for all of them, or one
         each. By default all are replicated.
+    kwargs_placements
+        The same for tensors of ``kwargs``, by name; those that it does not name are replicated.
     as_dtensors
         Give them as DTensors. Otherwise each rank gets a plain tensor, which is its part.
     outputs
-        How plain tensors that the model returns stand for the output; by default as the first input.
+        How plain tensors that the model returns stand for the output: one text for all of them, or one each, in their
+        order; by default as the first input, those by name behind the others.
     loss
         ``loss(output, *targets)``, or its dotted path; by default the mean of the squares.
     loss_placements
         How a plain loss stands for the whole one: ``P(avg)`` where gradients are averaged over the ranks, as data
         parallelism does, ``P(sum)`` where they are summed, as sequence parallelism does. By default ``P(avg)`` on mesh
-        dims that cut the output.
+        dims that cut the output, the first one if there are several.
     optimizer
-        Makes an optimiser of parameters; ``SGD(lr=0.1)`` by default.
+        Makes an optimiser of parameters; ``SGD(lr=0.1)`` by default. One that divides by the size of a gradient, as
+        Adam does, makes a whole step of one that is nothing but rounding. So where only steps differ, the local model
+        makes them again with gradients that are off by rounding, and an element may be three times as far off as it
+        gets then. In float64 that is next to nothing. In float32 it loosens elements whose gradient is below about
+        1e-4 of the largest one and not exactly 0 on all ranks, and 6e-5 of the largest parameter count as rounding in
+        each step: keep float64 to see a slightly wrong rate or beta.
     steps
-        How many steps to make, all with the same inputs. The first is compared in detail.
+        How many steps to make, all with the same inputs. The first is compared in detail. A wrong beta of Adam shows
+        from the second on, since the first one does not depend on it.
     dtype
         What floating-point parameters, buffers and inputs are converted to first, so that rounding neither hides a
         difference nor makes one; None leaves them as they are.
@@ -230,10 +180,8 @@ def verify_module(
     check_mesh(spec, names, plan)
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
-    sequences: dict[str, object] = {"inputs": inputs, "targets": targets}
-    for what, values in sequences.items():
-        if isinstance(values, torch.Tensor):
-            raise ValueError(f"{what} is one tensor; give a sequence of them, as [{what[:-1]}]")
+    kwargs = {} if kwargs is None else kwargs
+    check_values(inputs, targets, kwargs)
     built = built_model(model, seed, dtype)
     check_plan(plan, built)
     given = Assignment(
@@ -247,21 +195,29 @@ def verify_module(
         optimizer=optimizer or partial(torch.optim.SGD, lr=0.1),
         steps=steps,
         seed=seed,
+        kwargs={name: converted(value, dtype) for name, value in kwargs.items()},
+        kwargs_placements=kwargs_placements_of(kwargs_placements, kwargs, spec),
     )
-    first_input = next((p for p in given.placements if p is not None), parse_placements(spread("R", spec)))
-    output_placements = parsed_placements(outputs, spec, "outputs") if outputs is not None else first_input
-    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in output_placements)
-    whole_loss = parsed_placements(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
     packed = packed_for_ranks(given, "plan, loss, optimizer or inputs")
     call = f"{type(given.model).__name__} under {plan_text(plan)} on mesh {spec}, backend {spec.backend}"
     try:
         local = observe(unpack(packed))  # a copy, so that the caller's model stays as it is
     except Exception as error:
+        if wrong := wrong_keyword(built, len(inputs), kwargs):
+            raise ValueError(wrong) from error
         raise ValueError(f"the local model, its loss or a step raises {type(error).__name__}: {error}") from error
-    if not local.result:
+    if not local.returned:
         raise ValueError("the model returns no tensor, also not in tuples, lists, dicts or dataclasses of them")
     if not any(held is not None and bool(held.local.count_nonzero()) for held in local.gradients.values()):
         raise NothingVerified(f"{call}: every gradient of the local model is 0; give inputs and a loss that move it")
+    placed = (*given.placements[: len(inputs)], *given.kwargs_placements.values(), *given.placements[len(inputs) :])
+    first_input = next((p for p in placed if p is not None), parse_placements(spread("R", spec)))
+    ndims = [len(held.shape) for held in local.returned.values()]
+    output_placements = output_placements_of(outputs, ndims, first_input, spec)
+    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in output_placements[0])
+    whole_loss = parsed_placements(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
+    if not fits(whole_loss, 0):
+        raise ValueError(f"loss_placements {loss_placements!r}: a loss has no dim to cut; give P(avg), P(sum) or R")
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(Pool(PoolKey.of(spec))) if pools is None else pools.of(spec)
         try:
@@ -269,26 +225,32 @@ def verify_module(
         except PoolError as error:
             raise ToolError(f"{error}; in {call}") from error
     if not outcome.ok:
-        raise _failure(outcome, call)
+        raise failure_error(outcome, call)
     runs: list[ModuleRun] = list(outcome.returned)  # type: ignore[arg-type]
 
-    def judged(disturbed: ModuleRun | None = None) -> Judgement:
-        matcher, placements = Matcher(spec, names), given.placements[: len(given.inputs)]
-        return judge_module(local, runs, matcher, output_placements, whole_loss, placements, disturbed)
+    _check_fit(local, runs, output_placements, Matcher(spec, names), "" if outputs else ", as the first input,")
+    input_placements = {f"input {number}": p for number, p in enumerate(given.placements[: len(inputs)])}
+    input_placements |= {f"input {name}": p for name, p in given.kwargs_placements.items()}
+
+    def judged(disturbed: Sequence[ModuleRun] = ()) -> Judgement:
+        matcher = Matcher(spec, names)
+        return judge_module(local, runs, matcher, output_placements, whole_loss, input_placements, disturbed)
 
     judgement = judged()
     if judgement.first is not None and judgement.first.phase == "step":
-        share = max(rounding(parameter.dtype) for parameter in built.parameters())
-        judgement = judged(observe(replace(unpack(packed), disturbed=share)))
+        off = disturbances(local, runs, Matcher(spec, names))
+        judgement = judged([observe(replace(unpack(packed), disturbed=one)) for one in off])
+    warned = _warnings(runs)
     if judgement.first is not None:
-        raise _difference(judgement, local, call)
-    if _nothing_sharded(runs, (*given.placements, output_placements)):
-        raise NothingVerified(
+        raise difference_error(judgement, local, call, warned)
+    if _nothing_sharded(runs, (*placed, *output_placements)):
+        message = (
             f"{call}: nothing is sharded; ranks hold plain tensors, whole, and ran no collective; does the plan name "
             "submodules of the model?"
         )
+        raise NothingVerified("\n".join([message, *warning_lines(warned)]))
     if judgement.unchecked:
-        raise NothingVerified(f"{call}: not compared are {'; '.join(judgement.unchecked[:_NAMED])}")
+        raise NothingVerified(f"{call}: not compared are {some(judgement.unchecked, '; ')}")
     return ModuleVerification(
         call=call,
         losses=tuple(_losses(runs, whole_loss)),
@@ -297,6 +259,7 @@ def verify_module(
         layouts=judgement.layouts,
         compared=judgement.compared,
         vacuous=judgement.vacuous,
+        warnings=warned,
     )
 
 
@@ -311,6 +274,32 @@ def _losses(runs: Sequence[ModuleRun], placements: Placements) -> Iterator[float
         yield {"avg": sum(parts) / len(parts), "sum": sum(parts)}.get(next(iter(kinds), ""), parts[0])
 
 
+def _check_fit(
+    local: ModuleRun, runs: Sequence[ModuleRun], placements: Sequence[Placements], matcher: Matcher, source: str
+) -> None:
+    """Refuse placements of an output that has not the dims which they cut, where ranks hold it as a plain tensor.
+
+    What a DTensor is placed as it says itself.
+    """
+    for number, ((at, expected), declared) in enumerate(zip(local.returned.items(), placements, strict=True)):
+        helds = [run.returned.get(at) for run in runs]
+        used = [p for mesh_dim, p in enumerate(declared) if not matcher.has_placement(helds, mesh_dim)]
+        if all(helds) and not fits(tuple(used), len(expected.shape)):
+            raise misfit(declared, len(expected.shape), number, source)
+
+
+def _warnings(runs: Sequence[ModuleRun]) -> tuple[str, ...]:
+    """Return what the plan warned of, each once: with the rank before it unless all ranks did."""
+    found: dict[str, list[int]] = {}
+    for rank, run in enumerate(runs):
+        for text in run.warnings:
+            found.setdefault(text, []).append(rank)
+    return tuple(
+        text if len(ranks) == len(runs) else f"rank {', '.join(map(str, ranks))}: {text}"
+        for text, ranks in found.items()
+    )
+
+
 def _nothing_sharded(runs: Sequence[ModuleRun], placements: Sequence[Placements | None]) -> bool:
     """Return whether every rank just ran the local model."""
     replicated = all(placement.is_replicate() for given in placements for placement in given or ())
@@ -318,63 +307,3 @@ def _nothing_sharded(runs: Sequence[ModuleRun], placements: Sequence[Placements 
         run.collectives or any(held.dtensor for held in (*run.state.values(), *(seen.held for seen in run.outputs)))
         for run in runs
     )
-
-
-def _failure(outcome: TaskOutcome, call: str) -> ModuleError:
-    """Return the exception for ranks that did not all come to an end."""
-    found = outcome.failure()
-    kind = {Fate.HANG: VerdictKind.HANG, Fate.DIED: VerdictKind.DIED}.get(outcome.fate, VerdictKind.CRASH)
-    lines = []
-    if found is not None and kind is VerdictKind.CRASH:
-        rank, raised = found
-        kind = VerdictKind.UNSUPPORTED if raised.refusal else kind
-        lines.append(f"{kind} rank {rank} raised {raised.type}: {raised.message}")
-    else:
-        lines.append(f"{kind} {outcome.detail}")
-    lines.append(f"  in {call}")
-    if found is not None and kind not in (VerdictKind.HANG, VerdictKind.DIED):
-        frames = found[1].traceback.strip().splitlines()
-        notes = [line for line in frames if line.startswith(RAISED_IN)]
-        lines += [f"  {note}" for note in notes]
-        lines += [f"  {line}" for line in frames[-_FRAMES:] if line not in notes]
-    return ModuleError("\n".join(lines), kind)
-
-
-_FRAMES = 12
-"""Last lines of a traceback that a message shows."""
-_NAMED = 5
-"""So many of the differences after the first one are named in a message."""
-
-
-def _difference(judgement: Judgement, local: ModuleRun, call: str) -> ModuleError:
-    """Return the exception for a model that does something else."""
-    first = judgement.first
-    assert first is not None
-    kind = _VERDICTS.get(first.kind) or (
-        VerdictKind.WRONG_GRADIENT if first.phase == "backward" else VerdictKind.WRONG_VALUE
-    )
-    lines = [f"{kind} {first}", f"  in {call}, during {first.phase}"]
-    if first.module:
-        what = f"{first.module} ({local.modules.get(first.module, 'not in the local model')})"
-        lines.append(f"  first in the submodule {what}; {_equal(judgement.before)} before it")
-    rest = [found.subject for found in judgement.final if found.subject != first.subject]
-    if rest:
-        more = f", and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
-        lines.append(f"  also: {', '.join(rest[:_NAMED])}{more}")
-    likely = first.likely or next((found.likely for found in judgement.final if found.likely), "")
-    if "Dropout" in local.modules.get(first.module, ""):
-        likely = likely or "ranks draw other random numbers for their parts than one process for all: set p to 0"
-    if likely:
-        lines.append(f"  likely: {likely}")
-    return ModuleError("\n".join(lines), kind, first, judgement.final)
-
-
-def _equal(count: int) -> str:
-    return f"{plural(count, 'tensor')} {'is' if count == 1 else 'are'} equal"
-
-
-_VERDICTS = {
-    DifferenceKind.SHAPE: VerdictKind.WRONG_SHAPE,
-    DifferenceKind.DTYPE: VerdictKind.WRONG_DTYPE,
-    DifferenceKind.PLACEMENT: VerdictKind.RANKS_DISAGREE,
-}

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 __all__ = ["did_you_mean", "nearest", "plural"]
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str | None:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return which of ``known`` is most like ``name``; None if none is like it at all.
 
     Parameters
@@ -24,7 +24,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.4) -> str | None:
     return found[0] if found else None
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.4) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return the end of a message that refuses ``name``; empty if nothing is like it. See :func:`nearest`.
 
     >>> did_you_mean("nightli", ["dev", "ci", "nightly"])

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from strategies.models import Transformer, TransformerSize, sequence_parallel
-from verifier.module_observing import Assignment, observe
+from verifier.module_observing import observe
+from verifier.module_records import Assignment
 from verifier.modules import mean_square
 from verifier.testing import (
     ProcessTestCase,

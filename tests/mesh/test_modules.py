@@ -132,6 +132,35 @@ def test_wrapped_modules_keep_their_names(verify_module: Verify, plan: object, p
     assert {module for module, _ in result.layouts} >= {"layers.0", "layers.1.up"}
 
 
+class Gated(MLP):
+    """An MLP with inputs by name."""
+
+    def forward(self, values: torch.Tensor, gate: torch.Tensor, power: int = 1) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(values) * gate**power
+
+
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        (tensor_parallel_mlp, {"kwargs_placements": {}}),
+        (sequence_parallel_mlp, {"kwargs_placements": {"gate": "S(0)"}, **BY_ROWS}),
+        (distribute_module, {"kwargs_placements": {"gate": "S(0)"}, "placements": "S(0)", "as_dtensors": True}),
+    ],
+)
+def test_inputs_by_name(verify_module: Verify, plan: object, options: Mapping[str, object]) -> None:
+    gate = torch.randn(6, 10, generator=GENERATOR).requires_grad_()
+    kwargs = {"gate": gate, "power": 2}
+    by_name = verify_module(Gated, plan, [ROWS], kwargs=kwargs, mesh=2, **options)
+    without = verify_module(Gated, plan, [ROWS], kwargs=kwargs | {"gate": gate.detach()}, mesh=2, **options)
+    assert by_name.compared == without.compared + 1
+
+
+def test_all_inputs_by_name(verify_module: Verify) -> None:
+    """The placements of the output are those of the first of them then."""
+    kwargs, where = {"gate": ROWS, "values": ROWS}, {"gate": "S(0)", "values": "S(0)"}
+    verify_module(Gated, sequence_parallel_mlp, [], kwargs=kwargs, kwargs_placements=where, mesh=2, **PARTS)
+
+
 def test_collectives_are_listed_by_submodule_and_phase(verify_module: Verify) -> None:
     result = verify_module(StackedMLP, tensor_parallel_mlp, [ROWS.clone().requires_grad_()], mesh=2)
     listed = [(c.phase, c.module, c.name, c.count) for c in result.collectives]
@@ -195,7 +224,8 @@ def _move(parameter: torch.Tensor) -> None:
 
 def test_step_that_an_optimiser_makes_of_rounding(verify_module: Verify) -> None:
     values = torch.randn(2, 5, 8, generator=GENERATOR)
-    verify_module(KeysWithBias, heads_parallel, [values], mesh=2, optimizer=ADAM, steps=2)
+    for dtype in (torch.float64, torch.float32):
+        verify_module(KeysWithBias, heads_parallel, [values], mesh=2, optimizer=ADAM, steps=2, dtype=dtype)
     with pytest.raises(ModuleError, match=r"^WRONG_VALUE key\.bias "):
         verify_module(KeysWithBias, heads_parallel_moved, [values], mesh=2, optimizer=ADAM)
 
@@ -277,11 +307,84 @@ def local_function() -> Callable[..., object]:
         (MLP, tensor_parallel_mlp, {"dtype": torch.int64}, "dtype torch.int64 is not one of floating point"),
         (MLP, tensor_parallel_mlp, {"loss": torch.square}, "the local model, its loss or a step raises RuntimeError"),
         (partial(MLP, 9), tensor_parallel_mlp, {}, "raises RuntimeError: mat1 and mat2 shapes"),
+        (
+            Gated,
+            tensor_parallel_mlp,
+            {"kwargs": {"gaet": ROWS}},
+            "kwargs has 'gaet', which the forward of Gated does not take; did you mean 'gate'",
+        ),
+        (Gated, tensor_parallel_mlp, {"kwargs": {"zzz": 1}}, "does not take; it takes gate, power$"),
+        (Gated, tensor_parallel_mlp, {"kwargs": {"values": ROWS}}, "kwargs has 'values', which is input 0 already"),
+        (Gated, tensor_parallel_mlp, {}, "raises TypeError: .* missing 1 required positional argument: 'gate'"),
+        (MLP, tensor_parallel_mlp, {"kwargs": [ROWS]}, "kwargs is of type list; give a mapping from names"),
+        (
+            Gated,
+            tensor_parallel_mlp,
+            {"kwargs": {"gate": ROWS}, "kwargs_placements": {"gaet": "S(0)"}},
+            "kwargs_placements has 'gaet', which is none of kwargs; did you mean 'gate'",
+        ),
+        (
+            Gated,
+            tensor_parallel_mlp,
+            {"kwargs": {"gate": ROWS}, "kwargs_placements": {"gate": "S(2)"}},
+            r"kwargs_placements 'S\(2\)' of 'gate': it is a tensor of 2 dims",
+        ),
+        (
+            Gated,
+            tensor_parallel_mlp,
+            {"kwargs": {"gate": ROWS, "power": 2}, "kwargs_placements": {"power": "R"}},
+            "kwargs_placements 'R' of 'power': it is no tensor but of type int",
+        ),
+        (
+            Gated,
+            tensor_parallel_mlp,
+            {"kwargs": {"gate": ROWS}, "kwargs_placements": "S(0)"},
+            r"kwargs_placements is 'S\(0\)'; give a mapping from names",
+        ),
+        (MLP, tensor_parallel_mlp, {"outputs": "S(7)"}, r"^outputs 'S\(7\)' of output 0: it is a tensor of 2 dims"),
+        (MLP, tensor_parallel_mlp, {"outputs": "S(-1)"}, r"^outputs 'S\(-1\)' of output 0: it is a tensor of 2 dims"),
+        (MLP, tensor_parallel_mlp, {"outputs": ["R", "R"]}, "outputs has 2 entries; give one for each tensor that"),
+        (MLP, tensor_parallel_mlp, {"outputs": [None]}, "outputs: None is no text such as"),
+        (
+            MLP,
+            tensor_parallel_mlp,
+            {"outputs": Shard(0)},
+            r"outputs: Shard\(dim=0\) is no text such as 'S\(0\)', and no",
+        ),
+        (MLP, tensor_parallel_mlp, {"placements": [Shard(0)]}, r"placements: Shard\(dim=0\) is no text such as"),
+        (MLP, tensor_parallel_mlp, {"loss_placements": "S(0)"}, "a loss has no dim to cut; give P"),
+        (
+            MLP,
+            tensor_parallel_mlp,
+            {"mesh": "2x2", "placements": "(P(sum), P(max))"},
+            "mixes reductions, which have no defined order",
+        ),
     ],
 )
 def test_mistakes_are_refused(model: Any, plan: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         verify_module(model, plan, [ROWS], **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"values": ROWS}, r"inputs is a mapping; give what the model takes by name as kwargs, and \[\] as inputs"),
+        (3, r"inputs is of type int; give a sequence, as \[input\]"),
+    ],
+)
+def test_inputs_are_a_sequence(inputs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        verify_module(MLP, tensor_parallel_mlp, inputs)
+
+
+def test_description_says_what_proves_nothing() -> None:
+    names = tuple(f"gradient of {number}" for number in range(7))
+    text = ModuleVerification("call", (1.0,), (1.0,), (), (), 12, names, ("UserWarning: " + "x" * 500,)).describe()
+    first, zero, warned = text.splitlines()
+    assert first == "call: 12 tensors equal"
+    assert zero == f"  0 everywhere in the local model, so agreement proves nothing: {', '.join(names[:5])}, and 2 more"
+    assert warned == f"  warned by the plan: {('UserWarning: ' + 'x' * 500)[:160]}..."
 
 
 def test_what_proves_nothing_is_refused() -> None:

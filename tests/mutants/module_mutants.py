@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections import namedtuple
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +147,129 @@ def answer_moved(model: nn.Module, mesh: DeviceMesh) -> None:
     model.register_forward_hook(lambda _module, _inputs, output: Answer(output.text, output.values + 1.0))
 
 
+class Reporting(MLP):
+    """An MLP that returns tensors and other things in a dict."""
+
+    def forward(self, values: torch.Tensor) -> dict[str, Any]:  # type: ignore[override]
+        output = super().forward(values)
+        return {
+            "values": output, "size": 0.5 * output.abs().mean().item(), "rows": len(values),
+            "about": ("sums", None, {}), "by": self,
+        }  # fmt: skip
+
+
+def loss_of_the_report(report: Any, *_: object) -> torch.Tensor:
+    """Return a loss that sees the tensor only."""
+    return mean_square((report if isinstance(report, dict) else report[0])["values"])
+
+
+def _report_with(**changes: object) -> Any:
+    def plan(model: nn.Module, mesh: DeviceMesh) -> None:
+        tensor_parallel_mlp(model, mesh)
+        model.register_forward_hook(lambda _module, _inputs, report: {**report, **changes})
+
+    return plan
+
+
+def report_unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Not wrong: in another order, a named tuple for a tuple, and an object that is another one in every process."""
+    tensor_parallel_mlp(model, mesh)
+    about = namedtuple("about", ["what", "why", "more"])
+    model.register_forward_hook(
+        lambda _module, _inputs, report: {
+            "by": object(), **{name: report[name] for name in ("size", "values")},
+            "rows": torch.tensor(report["rows"]).numpy()[()], "about": about(*report["about"]),
+        }
+    )  # fmt: skip
+
+
+def report_of_another_size(model: nn.Module, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+
+    def change(_module: nn.Module, _inputs: object, report: dict[str, Any]) -> dict[str, Any]:
+        return report | {"size": report["size"] * (1 + 1e-4 * mesh.get_rank())}
+
+    model.register_forward_hook(change)
+
+
+def report_of_one_row_more(model: nn.Module, mesh: DeviceMesh) -> None:
+    _report_with(rows=7)(model, mesh)
+
+
+def report_of_something_else(model: nn.Module, mesh: DeviceMesh) -> None:
+    _report_with(about=("means", None, {}))(model, mesh)
+
+
+def report_of_zero(model: nn.Module, mesh: DeviceMesh) -> None:
+    _report_with(about=("sums", 0, {}))(model, mesh)
+
+
+def report_with_more(model: nn.Module, mesh: DeviceMesh) -> None:
+    _report_with(about=("sums", None, {"more": 1}))(model, mesh)
+
+
+def report_as_a_tensor(model: nn.Module, mesh: DeviceMesh) -> None:
+    _report_with(rows=torch.tensor(6))(model, mesh)
+
+
+def report_in_a_tuple(model: nn.Module, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    model.register_forward_hook(lambda _module, _inputs, report: (report,))
+
+
+class RowsAndTotal(MLP):
+    """An MLP that returns what it makes of each row, and a tensor without dims."""
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        output = super().forward(values)
+        return output, output.new_tensor(2.0)
+
+
+def sum_of_the_rows(output: Any, *_: object) -> torch.Tensor:
+    """Return a loss of what is made of each row."""
+    rows: torch.Tensor = output["values"] if isinstance(output, dict) else output[0]
+    return rows.square().sum()
+
+
+class Gated(MLP):
+    """An MLP with inputs by name."""
+
+    def forward(self, values: torch.Tensor, *, gate: torch.Tensor, power: int = 1) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(values) * gate**power
+
+
+def gradient_of_the_gate_doubled(model: nn.Module, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+
+    def double(_module: nn.Module, inputs: Any, kwargs: dict[str, Any]) -> Any:
+        return inputs, kwargs | {"gate": _Doubled.apply(kwargs["gate"])}
+
+    model.register_forward_pre_hook(double, with_kwargs=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ warnings
+def one_name_is_wrong(model: MLP, mesh: DeviceMesh) -> None:
+    """Not wrong but for a name that does nothing, of which torch warns."""
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), "dwn": RowwiseParallel()}
+    parallelize_module(model, mesh, plan)
+    if mesh.get_rank() == 1:
+        warnings.warn("only\nhere", RuntimeWarning, stacklevel=1)
+    warnings.warn("nobody is shown these", DeprecationWarning, stacklevel=1)
+
+
+def the_name_that_counts_is_wrong(model: MLP, mesh: DeviceMesh) -> None:
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "dwn": RowwiseParallel()})
+
+
+def one_name_is_wrong_and_the_output_moved(model: MLP, mesh: DeviceMesh) -> None:
+    one_name_is_wrong(model, mesh)
+    model.register_forward_hook(lambda _module, _inputs, output: output + 1.0)
+
+
+def every_name_is_wrong(model: MLP, mesh: DeviceMesh) -> None:
+    parallelize_module(model, mesh, {"upp": ColwiseParallel()})
+
+
 def loss_of_the_deviation(output: object, *_: object) -> torch.Tensor:
     """Return a loss that does not see what is added to the output."""
     answer = output[0] if isinstance(output, tuple) else output
@@ -160,6 +286,35 @@ class _Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return 2 * gradient
+
+
+class _Raising(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        raise ZeroDivisionError("on the way back")
+
+
+def _raising_behind(model: StackedMLP, mesh: DeviceMesh, name: str) -> None:
+    tensor_parallel_mlp(model, mesh)
+    layer: Any = model.layers[1]
+    getattr(layer, name).register_forward_hook(lambda _module, _inputs, output: _Raising.apply(output))
+
+
+def raises_in_the_backward_of_relu(model: StackedMLP, mesh: DeviceMesh) -> None:
+    _raising_behind(model, mesh, "relu")
+
+
+def raises_in_the_backward_of_down(model: StackedMLP, mesh: DeviceMesh) -> None:
+    """What ``down`` returns is what its layer and the model return, too."""
+    _raising_behind(model, mesh, "down")
+
+
+def loss_that_raises_in_backward(output: torch.Tensor, *_: object) -> torch.Tensor:
+    return mean_square(_Raising.apply(output) if dist.is_initialized() else output)
 
 
 def gradient_doubled_in_a_hook(model: StackedMLP, mesh: DeviceMesh) -> None:
@@ -210,3 +365,28 @@ def _move(parameter: torch.Tensor) -> None:
 def with_another_buffer(model: MLP, mesh: DeviceMesh) -> None:
     tensor_parallel_mlp(model, mesh)
     model.register_buffer("seen", torch.zeros(()))
+
+
+def _on_rank_1() -> bool:
+    return dist.is_initialized() and dist.get_rank() == 1
+
+
+def decay_skipped_on_one_rank(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.0 if _on_rank_1() else 0.01)
+
+
+def other_beta_on_one_rank(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, betas=(0.8 if _on_rank_1() else 0.9, 0.999))
+
+
+def unused_rows_move(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Move rows of a table, less than Adam would: on rank 1 the last four, which nobody looks up."""
+    optimizer = torch.optim.Adam(parameters, lr=0.01)
+
+    def move(*_: object) -> None:
+        with torch.no_grad():
+            optimizer.param_groups[0]["params"][0].to_local()[-4:] += 1e-3
+
+    if _on_rank_1():
+        optimizer.register_step_post_hook(move)
+    return optimizer

@@ -9,6 +9,9 @@ from typing import Any
 import module_mutants
 import pytest
 import torch
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel
 
 from strategies.models import (
     MLP,
@@ -17,6 +20,8 @@ from strategies.models import (
     Transformer,
     TransformerSize,
     next_token_loss,
+    sequence_parallel_mlp,
+    tensor_parallel,
     tensor_parallel_mlp,
 )
 from verifier.cases import VerdictKind
@@ -90,15 +95,89 @@ def test_values_of_the_first_difference_are_those_of_the_rank(verify_module: Ver
     ("plan", "text"),
     [
         (module_mutants.answer_moved, "WRONG_VALUE output [0, 0] on rank 0"),
-        (module_mutants.answer_and_more, "WRONG_VALUE output on rank 0: got 2 tensors, expected 1"),
+        (module_mutants.answer_and_more, "WRONG_VALUE output.text on rank 0: got nothing, expected 'result'"),
     ],
 )
 def test_outputs_are_compared_that_the_loss_does_not_see(verify_module: Verify, plan: object, text: str) -> None:
     options = {"loss": module_mutants.loss_of_the_deviation}
     verify_module(module_mutants.AnsweringMLP, tensor_parallel_mlp, [ROWS], mesh=2, **options)
     error = failure(verify_module, module_mutants.AnsweringMLP, plan, [ROWS], **options)
-    assert [found.subject for found in error.differences] == ["output"]
-    assert text.removeprefix("WRONG_VALUE output") in first_line(error)
+    assert [found.subject for found in error.differences] == [text.split()[1]]
+    assert text.partition(" [")[2] in first_line(error)
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (module_mutants.report_of_another_size, "output['size'] on rank 1: got 0."),
+        (module_mutants.report_of_one_row_more, "output['rows'] on rank 0: got 7, expected 6"),
+        (module_mutants.report_of_something_else, "output['about'][0] on rank 0: got 'means', expected 'sums'"),
+        (module_mutants.report_of_zero, "output['about'][1] on rank 0: got 0, expected None"),
+        (
+            module_mutants.report_with_more,
+            "output['about'][2] on rank 0: got nothing, expected nothing in it",
+        ),
+        (module_mutants.report_as_a_tensor, "output['rows'] on rank 0: got a tensor of [], expected 6"),
+        (module_mutants.report_in_a_tuple, "output['values'] on rank 0: got nothing, expected a tensor of [6, 10]"),
+    ],
+)
+def test_what_is_no_tensor_is_compared(verify_module: Verify, plan: object, text: str) -> None:
+    options = {"loss": module_mutants.loss_of_the_report}
+    error = failure(verify_module, module_mutants.Reporting, plan, [ROWS], **options)
+    assert first_line(error).startswith(f"WRONG_VALUE {text}")
+    assert len(error.differences) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_is_no_tensor_may_be_another_object(verify_module: Verify, dtype: torch.dtype) -> None:
+    options = {"loss": module_mutants.loss_of_the_report, "mesh": 2, "dtype": dtype}
+    verify_module(module_mutants.Reporting, module_mutants.report_unchanged, [ROWS], **options)
+
+
+def test_a_number_of_one_rank(verify_module: Verify) -> None:
+    """A model that counts its rows counts those of the rank; that differs, and the message says why."""
+    options = {**BY_ROWS, "loss": module_mutants.sum_of_the_rows}
+    error = failure(verify_module, module_mutants.Reporting, sequence_parallel_mlp, [ROWS], **options)
+    assert [found.subject for found in error.differences] == ["output['size']", "output['rows']"]
+    assert "is it made of this rank's part only?" in str(error)
+
+
+def test_several_outputs_have_a_placement_each(verify_module: Verify) -> None:
+    options = {**BY_ROWS, "loss": module_mutants.sum_of_the_rows}
+    model, plan = module_mutants.RowsAndTotal, sequence_parallel_mlp
+    verify_module(model, plan, [ROWS], mesh=2, **options | {"outputs": ["S(0)", "R"]})
+    error = failure(verify_module, model, plan, [ROWS], **options | {"outputs": ["R", "R"]})
+    assert (error.kind, error.first and error.first.subject) == (VerdictKind.WRONG_SHAPE, "output 0")
+    with pytest.raises(
+        ValueError, match=r"^outputs 'S\(0\)' of output 1: it is a tensor of 0 dims; give outputs that fit"
+    ):
+        verify_module(model, plan, [ROWS], mesh=2, **options)
+
+
+def test_gradients_of_inputs_by_name(verify_module: Verify) -> None:
+    gate = torch.randn(6, 10, generator=GENERATOR).requires_grad_()
+    plan = module_mutants.gradient_of_the_gate_doubled
+    error = failure(verify_module, module_mutants.Gated, plan, [ROWS], kwargs={"gate": gate})
+    assert [found.subject for found in error.differences] == ["gradient of input gate"]
+
+
+def test_warnings_of_a_plan_are_passed_on(verify_module: Verify) -> None:
+    for _ in range(2):  # also where a rank has given the warning before
+        result = verify_module(MLP, module_mutants.one_name_is_wrong, [ROWS], mesh=2)
+        first, second = result.warnings
+        assert first.startswith("UserWarning: Parallelize plan key 'dwn' could not be resolved")
+        assert second == "rank 1: RuntimeWarning: only here"
+        assert "\n  warned by the plan: UserWarning: Parallelize plan key 'dwn'" in result.describe()
+    unknown = "  warned by the plan: UserWarning: Parallelize plan key '{}' could not be resolved"
+    error = failure(verify_module, MLP, module_mutants.one_name_is_wrong_and_the_output_moved, [ROWS])
+    assert error.kind is VerdictKind.WRONG_VALUE
+    assert unknown.format("dwn") in str(error)
+    error = failure(verify_module, MLP, module_mutants.the_name_that_counts_is_wrong, [ROWS])
+    assert error.kind is VerdictKind.CRASH
+    assert unknown.format("dwn") in str(error)
+    with pytest.raises(NothingVerified, match="nothing is sharded") as caught:
+        verify_module(MLP, module_mutants.every_name_is_wrong, [ROWS], mesh=2)
+    assert unknown.format("upp") in str(caught.value)
 
 
 def test_untied_weights_are_named(verify_module: Verify) -> None:
@@ -116,6 +195,34 @@ def test_half_of_the_positions(verify_module: Verify) -> None:
     error = failure(verify_module, model, module_mutants.half_the_positions, [IDS], **LANGUAGE)
     assert error.kind is VerdictKind.CRASH
     assert "\n  raised in the submodule layers.0\n" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "note"),
+    [
+        (
+            module_mutants.raises_in_the_backward_of_relu,
+            {},
+            "likely in that of the submodule layers.1.relu: its output",
+        ),
+        (
+            module_mutants.raises_in_the_backward_of_down,
+            {},
+            "likely in that of the submodule layers.1.down: its output",
+        ),
+        (
+            tensor_parallel_mlp,
+            {"loss": module_mutants.loss_that_raises_in_backward},
+            "before the output of any submodule had its gradient",
+        ),
+    ],
+)
+def test_exceptions_in_backward_are_placed(
+    verify_module: Verify, plan: object, options: Mapping[str, object], note: str
+) -> None:
+    error = failure(verify_module, StackedMLP, plan, [ROWS], **options)
+    assert first_line(error) == "CRASH rank 0 raised ZeroDivisionError: on the way back"
+    assert f"\n  raised in the backward pass, {note}" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +244,27 @@ def test_only_one_check_sees_it(
     own = {found.subject for found in error.differences} - {subject, "output", "loss"}
     # what the optimiser makes of a wrong gradient is wrong as well
     assert own <= {subject.removeprefix("gradient of ")}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps"),
+    [(module_mutants.decay_skipped_on_one_rank, 1), (module_mutants.other_beta_on_one_rank, 3)],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_wrong_steps_of_adam(verify_module: Verify, optimizer: object, steps: int, dtype: torch.dtype) -> None:
+    """Elements whose gradient is next to 0 may be off by a step of Adam; the others show what is wrong."""
+    model = partial(Transformer, TransformerSize(vocabulary=40, layers=1, tied=False))
+    options = {**LANGUAGE, "optimizer": optimizer, "steps": steps, "dtype": dtype}
+    error = failure(verify_module, model, tensor_parallel, [IDS], **options)
+    assert {found.phase for found in error.differences} == {"step"}
+
+
+def test_rows_without_a_gradient_do_not_move(verify_module: Verify) -> None:
+    """What is 0 on all ranks is not off by rounding, so that no step is made of it."""
+    options = {"optimizer": module_mutants.unused_rows_move, "dtype": torch.float32}
+    plan, ids = RowwiseParallel(input_layouts=Replicate()), torch.tensor([0, 2, 2, 7, 1])
+    error = failure(verify_module, partial(nn.Embedding, 12, 4), plan, [ids], **options)
+    assert [found.subject for found in error.differences] == ["weight"]
 
 
 @pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])

@@ -70,17 +70,29 @@ def test_without_a_name_all_layouts_are_shown_and_those_that_do_not_fit_are_name
     [
         (["row-wise-unevn"], "no layout is called 'row-wise-unevn'; did you mean 'row-wise-uneven'?"),
         (["xyz"], "no layout is called 'xyz'; layouts are row-wise-even, "),
+        (["nonsense"], "no layout is called 'nonsense'; layouts are row-wise-even, "),
         (["row-wise-uneven", "--splits", "1,x"], "--splits '1,x' is not a list of counts such as 1,3,1,3"),
         (["row-wise-uneven", "--splits", "1,2"], "splits=[1, 2] has 2 parts; there are 4 ranks"),
         (["--owners", "1"], "--splits, --owners and --ranks-per-host are of one layout; name it"),
         (["grid", "--ranks", "0"], "ranks=0 must be at least 1"),
         (["--ranks", "0"], "ranks=0 must be at least 1\n"),
+        (
+            ["grid", "--ranks", "100000"],
+            "--ranks 100000 is more than is shown, since each rank has its line; give 1024 ",
+        ),
+        (["--ranks", "1025"], "--ranks 1025 is more than is shown"),
     ],
 )
 def test_mistakes_end_with_status_2(command: Command, arguments: list[str], message: str) -> None:
     status, out, err = command(*arguments)
     assert (status, out) == (2, "")
     assert err.startswith(f"error: {message}")
+
+
+def test_as_many_ranks_as_are_shown(command: Command) -> None:
+    status, out, _ = command("row-wise-even", "--ranks", "1024")
+    assert status == 0
+    assert out.splitlines()[-1] == "  rank 1023: nothing"
 
 
 def test_a_page_that_cannot_be_written_ends_with_status_2(command: Command, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_nearest_name() -> None:
     assert nearest("zzz", (), cutoff=0.0) is None
     assert did_you_mean("dve", known) == "; did you mean 'dev'?"
     assert did_you_mean("zzz", known) == ""
+    assert did_you_mean("nonsense", ("row-wise-uneven", "column-wise")) == ""  # letters in common are not enough
 
 
 def test_the_nearest_name_is_looked_for_in_one_place() -> None:
