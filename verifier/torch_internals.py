@@ -458,6 +458,7 @@ def cache_misses() -> int:
 def clear_caches() -> None:
     """Empty DTensor's sharding propagation caches, so that rules registered later are used."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    _decisions.clear()
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -585,10 +586,26 @@ class ShardedOp:
 
     def __call__(self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the op on DTensors: DTensor's dispatcher calls this."""
-        dispatcher = DTensor._op_dispatcher
         extra: dict[str, object] = {}
         if self.before is not None:
             args, extra = self.before(args)
+        key = _call_key(op, args, kwargs)
+        decision = _decisions.get(key)
+        if decision is not None:
+            local = [arg._local_tensor if isinstance(arg, DTensor) else arg for arg in args]
+            return DTensor._op_dispatcher.wrap(self.kernel(decision.view, *local, **extra), decision.result)
+        return self._decided(op, args, kwargs, extra, key)
+
+    def _decided(
+        self,
+        op: OpOverload,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        extra: dict[str, object],
+        key: tuple[object, ...] | None,
+    ) -> object:
+        """Run the op as DTensor's rules decide, and remember under ``key`` if nothing is to be redistributed."""
+        dispatcher = DTensor._op_dispatcher
         info = dispatcher.unwrap_to_op_info(op, args, kwargs)
         dispatcher.sharding_propagator.propagate(info)
         sharding = info.output_sharding
@@ -604,6 +621,12 @@ class ShardedOp:
         local_args: Any = info.local_args
         if info.args_tree_spec is not None:
             local_args = pytree.tree_unflatten(list(local_args), info.args_tree_spec)
+        elif key is not None and not sharding.needs_redistribute:
+            if len(_decisions) >= _MOST_DECISIONS:
+                _decisions.clear()
+            coordinate = info.compute_mesh.get_coordinate()
+            assert coordinate is not None, "this rank is part of the mesh"
+            _decisions[key] = _Decision(_view(info.compute_mesh, specs, coordinate), sharding.output_spec)
         call = functools.partial(_with_view, self.kernel, info.compute_mesh, specs)
         results = _by_rank(info.compute_mesh, call, local_args, {**info.local_kwargs, **extra})
         return dispatcher.wrap(results, sharding.output_spec)
@@ -611,6 +634,36 @@ class ShardedOp:
     def at(self, mesh: DeviceMesh, coordinate: Sequence[int], specs: Sequence[DTensorSpec]) -> Callable[..., object]:
         """Return the kernel as the rank at ``coordinate`` runs it on tensors that are placed by ``specs``."""
         return functools.partial(_with_view, self.kernel, mesh, specs, coordinate)
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What is the same in each call with the same specs and the same other arguments."""
+
+    view: RankView
+    result: Any
+
+
+_SCALARS = frozenset({bool, int, float, str, type(None)})
+_MOST_DECISIONS = 4096
+_decisions: dict[tuple[object, ...] | None, _Decision] = {}
+"""By :func:`_call_key`. DTensor remembers the same, but takes its call apart before it looks, which takes longer."""
+
+
+def _call_key(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...] | None:
+    """Return all of a call that decides how it is run; None if that is not to be remembered."""
+    if kwargs or local_tensor_module.local_tensor_mode() is not None:
+        return None
+    key: list[object] = [op]
+    for arg in args:
+        kind = type(arg)
+        if kind is DTensor:
+            key.append(arg._spec)  # type: ignore[attr-defined]
+        elif kind in _SCALARS:
+            key += (kind, arg)  # 1 is not True
+        else:
+            return None
+    return tuple(key)
 
 
 def on_each_rank(function: Callable[..., object], *tensors: DTensor) -> None:
@@ -633,9 +686,13 @@ def _with_view(
     *args: object,
     **kwargs: object,
 ) -> object:
+    return function(_view(mesh, specs, coordinate), *args, **kwargs)
+
+
+def _view(mesh: DeviceMesh, specs: Sequence[DTensorSpec], coordinate: Sequence[int]) -> RankView:
     shapes = tuple(tuple(spec.shape) for spec in specs)
     placements = tuple(tuple(spec.placements) for spec in specs)
-    return function(RankView(tuple(mesh.shape), tuple(coordinate), shapes, placements), *args, **kwargs)
+    return RankView(tuple(mesh.shape), tuple(coordinate), shapes, placements)
 
 
 def _by_rank(

@@ -57,6 +57,18 @@ def test_results_are_used_more_than_once(verify_ours: Verifier, program: str) ->
     assert result.counts == {VerdictKind.PASS: len(rows)}
 
 
+@pytest.mark.parametrize(("tables", "ids"), [("R", "S(0)"), ("S(1)", "R"), ("S(0)", "R")])
+def test_what_is_remembered_of_one_lookup_does_for_no_other(verify_ours: Verifier, tables: str, ids: str) -> None:
+    weights = {
+        name: filled((rows, 3), torch.float64, rows).requires_grad_() for name, rows in (("weight", 5), ("taller", 8))
+    }
+    case = OpCase(EMBEDDING, "lookup_programs.of_two_tables", (), {**weights, "input": some_ids(5, 6)}, "embedding")
+    placements = {"weight": tables, "taller": tables, "input": ids}
+    for _ in range(2):
+        result = verify_ours(case, mesh=GLOO, placements=placements)
+        assert result.counts == {VerdictKind.PASS: 1}
+
+
 def test_every_cut_of_table_and_ids(verify_ours: Verifier) -> None:
     letters = list(product(("R", "S(0)", "S(1)"), repeat=2))
     combinations = [{"weight": weight, "input": ids} for weight, ids in product(letters, letters)]
