@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from strategies.torchrec.tables import group_of
+from strategies.torchrec.checks import LayoutError, check_table
+from strategies.torchrec.tables import group_of, held
 
-__all__ = ["TRAIN_BAGS", "keys_of", "train_bags"]
+__all__ = ["TRAIN_BAGS", "check_dtensors", "keys_of", "train_bags"]
 
 TRAIN_BAGS = "strategies.torchrec.client.train_bags"
 RATE = 0.5
@@ -112,6 +113,44 @@ def train_bags(
     return [*bags, *(DTensor.from_local(result, mesh, [Replicate()], run_check=False) for result in trained)]
 
 
+def check_dtensors(
+    mesh: DeviceMesh, tables: list[torch.Tensor], plan: list[list[Any]], ranks_per_host: int, spoilt: int | None = None
+) -> dict[int, str]:
+    """Check the tables of a sharded collection as TorchRec gives them out as DTensors; every rank has to call this.
+
+    Parameters
+    ----------
+    tables, plan, ranks_per_host
+        As of :func:`train_bags`. What is data-parallel stays a plain tensor, and is left out.
+    spoilt
+        The table of which the first rank that has a part of it changes a number, for tests of the check.
+
+    Returns
+    -------
+    dict
+        What is wrong, by the number of the table; an empty text where nothing is.
+    """
+    with _hosts(ranks_per_host):
+        collection = _collection(tables, [[number] for number in range(len(tables))], ["SUM"] * len(tables))
+        sharded = _sharded(collection, plan, mesh, ranks_per_host, as_dtensors=True)
+        weights = dict(enumerate(_weights(sharded)))
+        found: dict[int, str] = {}
+        for number, weight in weights.items():
+            if not isinstance(weight, DTensor):
+                continue
+            with torch.no_grad():
+                for chunk, part in held(weight):
+                    part.copy_(tables[number][slice(*chunk.rows), slice(*chunk.columns)])
+                    if number == spoilt and chunk.offsets == (0, 0):
+                        part[0, 0] += 1
+            try:
+                check_table(weight, tables[number])
+                found[number] = ""
+            except LayoutError as error:
+                found[number] = str(error)
+    return found
+
+
 def _collection(tables: list[torch.Tensor], features: list[list[int]], pooling: list[str]) -> Any:
     from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -167,7 +206,9 @@ def _hosts(ranks_per_host: int) -> Iterator[None]:
         yield
 
 
-def _sharded(collection: Any, plan: list[list[Any]], mesh: DeviceMesh, ranks_per_host: int) -> Any:
+def _sharded(
+    collection: Any, plan: list[list[Any]], mesh: DeviceMesh, ranks_per_host: int, *, as_dtensors: bool = False
+) -> Any:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed import sharding_plan
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -182,11 +223,13 @@ def _sharded(collection: Any, plan: list[list[Any]], mesh: DeviceMesh, ranks_per
     for number, (name, _, kernel) in enumerate(plan):
         if name != "data_parallel":
             made[f"t{number}"].compute_kernel = kernel
-    return sharder.shard(collection, made, ShardingEnv.from_process_group(mesh.get_group()), torch.device("cpu"))
+    group = mesh.get_group()
+    environment = ShardingEnv(mesh.size(), dist.get_rank(group), group, output_dtensor=as_dtensors)
+    return sharder.shard(collection, made, environment, torch.device("cpu"))
 
 
 def _weights(sharded: Any) -> list[Any]:
-    """Return the tables of a sharded collection, in order: a ``ShardedTensor`` each, or a plain one if replicated."""
+    """Return the tables of a sharded collection, in order: a ``ShardedTensor`` or DTensor each, or a plain tensor."""
     state = sharded.state_dict()
     return [state[key] for key in sorted(state, key=lambda key: int(key.split(".")[-2].removeprefix("t")))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,11 +79,12 @@ def held(table: DTensor) -> list[tuple[Chunk, torch.Tensor]]:
     Raises
     ------
     TypeError
-        If the local tensor of ``table`` is no ``LocalShardsWrapper``.
+        If the local tensor of ``table`` is no ``LocalShardsWrapper``, torch's or torchrec's.
     """
     with torch.no_grad():
-        local = table.to_local()
-    if not isinstance(local, LocalShardsWrapper):
+        local: Any = table.to_local()
+    # torchrec has a class of this name that is not torch's
+    if not any(base.__name__ == LocalShardsWrapper.__name__ for base in type(local).__mro__):
         raise TypeError(f"the local tensor is a {type(local).__name__}, not a LocalShardsWrapper")
     # A wrapper of no shards has a chunk of size 0 by 0 in its metadata, which zip leaves out.
     pairs = zip(local.local_chunks, local.local_shards(), strict=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 from strategies.torchrec import client_family
@@ -20,6 +21,8 @@ from strategies.torchrec.client_family import (
 )
 from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.families import DrawContext
+from verifier.meshes import Pool, PoolKey
+from verifier.tasks import Task
 from verifier.verification import WrongValue
 from verifier.verifying import Verifier
 
@@ -126,3 +129,39 @@ def test_what_torchrec_1_8_gets_wrong(
     with pytest.raises(WrongValue) as raised:
         verify(drawn, **everywhere(drawn))
     assert f"output 0 is {message}" in str(raised.value)
+
+
+DTENSOR_PLAN: list[list[Any]] = [
+    ROWS,
+    ["table_wise", {"rank": 1}, "dense"],
+    ["column_wise", {"ranks": [0, 1]}, "fused"],
+    ["table_row_wise", {"host_index": 0}, "dense"],
+    ["data_parallel", {}, "dense"],
+]
+
+
+def checked(ranks: int, spoilt: int | None = None) -> dict[int, str]:
+    mesh = MeshSpec((ranks,))
+    tables = [torch.arange(40.0).view(5, 8) + number for number in range(len(DTENSOR_PLAN))]
+    task = Task("strategies.torchrec.client.check_dtensors", (tables, DTENSOR_PLAN, 2, spoilt), mesh, limit=60)
+    with Pool(PoolKey.of(mesh)) as pool:
+        outcome = pool.call(task)
+    assert outcome.ok, outcome.failure()
+    assert all(returned == outcome.returned[0] for returned in outcome.returned)
+    return dict(outcome.returned[0])  # type: ignore[call-overload, no-any-return]
+
+
+@needs_torchrec
+def test_the_dtensors_of_torchrec_hold_each_table_once() -> None:
+    assert checked(2) == {0: "", 1: "", 2: "", 3: ""}
+    spoilt = checked(2, spoilt=2)
+    assert spoilt.pop(2).startswith("wrong content on rank 0: got 3.0, expected 2.0 at [0, 0] of its chunk [0:5, 0:4]")
+    assert set(spoilt.values()) == {""}
+
+
+@needs_torchrec
+def test_ranks_that_hold_nothing_say_that_a_table_of_torchrec_1_8_is_replicated() -> None:
+    found = checked(4)
+    assert found[0] == found[1] == ""
+    assert found[2].startswith("ranks disagree: placement is R on rank 2 and S(1) on rank 0")
+    assert found[3].startswith("ranks disagree: placement is R on rank 2 and S(1) on rank 0")
