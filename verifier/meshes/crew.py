@@ -8,6 +8,7 @@ processes as it has to, and each step may fail in turn.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -192,12 +193,14 @@ class Crew:
         """Have all meet in a new world; return who did not, and why."""
         self._epoch += 1
         port = self._store.port if self._store is not None else 0
+        together = len({place.machine for place in self._places}) == 1
+        meeting = f"verifier-{secrets.token_hex(8)}" if together else ""
         failed: dict[int, str] = {}
         for index, process in self._present():
             try:
                 process.send("build", Seat(
                     index, self.key.world_size, self.key.backend, self.key.device, self._places[index].number,
-                    self._spares.store_host, port, self._epoch))  # fmt: skip
+                    self._spares.store_host, port, self._epoch, meeting))  # fmt: skip
             except Gone:
                 failed[index] = self._end_of(process)
         failed |= self._collect("built", self._epoch, BUILD_LIMIT, failed)

@@ -33,6 +33,7 @@ from verifier.cases import OpCase, Phase, ProcessReport, Raised, Trial
 from verifier.codec import pack, unpack
 from verifier.imports import run_imports
 from verifier.logs import log_through
+from verifier.meshes.agreement import Agreement, AllReduces, Datagrams
 from verifier.process_limits import die_with, limit_memory
 from verifier.reference import Reference, make_reference, resolve
 from verifier.runtime import Exchange, TrialRunner
@@ -53,9 +54,6 @@ PHASE_CODES: tuple[str, ...] = ("idle", *Phase, "exchange")
 
 _log = logging.getLogger(__name__)
 
-_MAXIMUM = dist.AllreduceOptions()
-_MAXIMUM.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
-
 
 class WorkerConfig(msgspec.Struct, frozen=True):
     """What a worker is told on its command line, as JSON: nothing yet of the rank that it will be."""
@@ -74,6 +72,7 @@ class Seat:
     """A place in a world: which rank a process is, and where it meets the others.
 
     ``number`` is the rank's number on its machine, which decides what GPU it gets; ``epoch`` counts the worlds.
+    ``meeting`` is a name of this world that nobody else knows, if all ranks are on one machine; else it is empty.
     """
 
     index: int
@@ -84,6 +83,7 @@ class Seat:
     store_host: str
     store_port: int
     epoch: int
+    meeting: str = ""
 
     @property
     def simulated(self) -> bool:
@@ -124,6 +124,7 @@ class _Breaker:
         self.broken = threading.Event()
         self._controller = controller  # a TCP connection where the controller is on another machine
         self.spared_port: int | None = None
+        self.agreement: Agreement | None = None
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, args=(descriptor,), name="breaker", daemon=True).start()
 
@@ -137,6 +138,8 @@ class _Breaker:
         with self._lock:
             if not self.broken.is_set():
                 return False
+            if self.agreement is not None:
+                self.agreement.break_off()
             for descriptor in map(int, os.listdir("/proc/self/fd")):
                 if descriptor != self._controller:
                     with contextlib.suppress(OSError):  # not a socket, or closed meanwhile
@@ -190,6 +193,11 @@ class _Ranks:
         self.ranks = (seat.index,)
         if dist.is_initialized():
             dist.destroy_process_group()
+        if self.breaker.agreement is not None:
+            self.breaker.agreement.close()
+            self.breaker.agreement = None
+        # open before any rank is through the rendezvous, and may send
+        agreement = Datagrams(seat.meeting, seat.index, seat.world_size) if seat.meeting else None
         if seat.device == "cuda":
             self._prepare_gpu(seat)
         # NCCL's threads use the store, too, and end the process if it is gone; gloo's have none
@@ -204,8 +212,8 @@ class _Ranks:
             world_size=seat.world_size,
             timeout=timedelta(minutes=10),
         )
-        # apart from the mesh's own groups, so that its collectives never pair up with theirs
-        self._control = dist.new_group(backend="gloo")
+        self._agreement: Agreement = agreement or AllReduces()
+        self.breaker.agreement = self._agreement
         self._exchange = Exchange(self.messages.announce, self._agree, self.messages.enter)
         _log.info("is rank %d of %d since %.3f s", seat.index, seat.world_size, time.perf_counter() - started)
 
@@ -221,11 +229,7 @@ class _Ranks:
 
     def _agree(self, failed: bool, digest: int) -> bool:
         self.messages.enter("exchange")
-        flags = torch.tensor([int(failed), digest, -digest])
-        # the group itself: dist.all_reduce does the same with checks and logging around it, twice a trial
-        self._control.allreduce([flags], _MAXIMUM).wait()
-        anyone_failed, highest, minus_lowest = flags.tolist()
-        return not anyone_failed and highest == -minus_lowest
+        return self._agreement.agree(failed, digest)
 
     def _runner(self, shape: tuple[int, ...]) -> TrialRunner:
         """Return what runs trials on a mesh of ``shape``; the ranks meet in it when the shape is new."""
