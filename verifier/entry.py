@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from verifier.cli import app
+from verifier.interrupts import RunInterrupted
 from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
 from verifier.record_files import RunStoreError
 
@@ -52,6 +53,9 @@ def _status_of(work: Callable[[], None]) -> int:
         sys.stderr.write(f"error: {error}\n")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
+    except RunInterrupted as interrupted:
+        sys.stderr.write(f"{interrupted}\n")
+        return 130  # as shells have it
     except Exception:  # noqa: BLE001 - Python would exit with status 1, which here means findings
         traceback.print_exc()
         sys.stderr.write("error: the verifier itself failed; please report the lines above\n")

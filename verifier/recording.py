@@ -20,6 +20,7 @@ from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
 from verifier.imports import import_digests, run_imports_with_warnings
+from verifier.interrupts import RunInterrupted, one_interrupt_at_a_time
 from verifier.journal import RunWriter
 from verifier.journal_events import journal_listener
 from verifier.meshes import Cluster, Place, gpu_problem, gpus_shared, local_places
@@ -249,10 +250,12 @@ def record(
     ------
     RunStoreError
         If the file system refuses. The journal up to then is kept.
+    RunInterrupted
+        If a second Ctrl-C comes while the first one ends the run; the journal is kept.
     """
     graph = RedistributionGraph()
     summary = Summary(graph)
-    with writer or store.open_run(plan.header) as opened:
+    with writer or store.open_run(plan.header) as opened, one_interrupt_at_a_time():
         journal = journal_listener(opened, before=past.seconds if past and writer else 0.0)
 
         everyone: list[Listener] = [*listeners, summary]
@@ -266,11 +269,17 @@ def record(
             journal(event)
 
         campaign = Campaign(plan, emit, past, recall if writer is not None else emit)
-        campaign.run()
-        run = summary.record(campaign.known)
-        graph.write_json(store.path(plan.header.id, "graph.json"))
-        graph.write_graphml(store.path(plan.header.id, "graph.graphml"))
-        opened.finish(run)
+        try:
+            campaign.run()
+            run = summary.record(campaign.known)
+            graph.write_json(store.path(plan.header.id, "graph.json"))
+            graph.write_graphml(store.path(plan.header.id, "graph.graphml"))
+            opened.finish(run)
+        except KeyboardInterrupt:
+            kept = f"what was tried is kept in {opened.journal_path}"
+            raise RunInterrupted(
+                f"interrupted before the record was written; {kept}, and `python -m verifier run --resume` goes on"
+            ) from None
     return run
 
 

@@ -1,0 +1,89 @@
+"""What interrupts do while a run is recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verifier import entry, recording
+from verifier.campaign import Plan
+from verifier.interrupts import one_interrupt_at_a_time
+from verifier.records import RunHeader
+from verifier.runs import RunStore
+
+
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    """Have the handler that Python begins with, also where tests run in the background and interrupts are ignored."""
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, kept)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+
+
+def test_interrupts_at_once_are_one() -> None:
+    reached = 0
+    with one_interrupt_at_a_time(60.0):
+        try:
+            interrupt()
+            pytest.fail("was not interrupted")
+        except KeyboardInterrupt:
+            interrupt()
+            interrupt()
+            reached = 1
+    assert reached == 1
+    with pytest.raises(KeyboardInterrupt):  # as before
+        interrupt()
+
+
+def test_a_later_one_counts() -> None:
+    with one_interrupt_at_a_time(0.05):
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        interrupt()
+        time.sleep(0.1)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+
+
+def test_what_handles_or_ignores_interrupts_otherwise_stays() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with one_interrupt_at_a_time():
+        interrupt()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    entered: list[bool] = []
+    thread = threading.Thread(target=lambda: entered.extend(one_interrupt_at_a_time().__enter__() is None for _ in [0]))
+    thread.start()
+    thread.join()
+    assert entered == [True]
+
+
+def test_one_more_while_a_run_ends_says_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted_again(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording.Campaign, "run", interrupted_again)
+    header = RunHeader("20260101T000000-000000-aaaaaa", "", 0, "dev", [], [], [], "cpu", 1, None, [], {}, "")
+    plan = Plan(header, {}, {}, (), (), seed=0, max_examples=1, combinations=1, time_limit=None)
+
+    def run() -> None:
+        recording.record(plan, RunStore(tmp_path))
+
+    assert entry._status_of(run) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted before the record was written; what was tried is kept in ")
+    assert said.endswith("journal.jsonl, and `python -m verifier run --resume` goes on\n")
+    assert list(tmp_path.rglob("journal.jsonl"))
+    assert not list(tmp_path.rglob("run.json"))
