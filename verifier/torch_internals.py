@@ -590,7 +590,10 @@ class ShardedOp:
         if self.before is not None:
             args, extra = self.before(args)
         key = _call_key(op, args, kwargs)
-        decision = _decisions.get(key)
+        try:
+            decision = _decisions.get(key)
+        except TypeError:  # sizes that are symbols, while torch.compile traces, have no hash
+            key = decision = None
         if decision is not None:
             local = [arg._local_tensor if isinstance(arg, DTensor) else arg for arg in args]
             return DTensor._op_dispatcher.wrap(self.kernel(decision.view, *local, **extra), decision.result)
