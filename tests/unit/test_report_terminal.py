@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -20,7 +21,7 @@ from run_factory import (
 
 from verifier.records import RunRecord
 from verifier.report import print_summary
-from verifier.report.words import OUTCOMES, totals
+from verifier.report.words import OUTCOMES, replay_command, totals
 from verifier.summary import join_levels
 
 
@@ -141,3 +142,12 @@ def test_two_levels_are_summed_up_one_after_the_other() -> None:
     assert table == [EMBEDDING, "aten.embedding_dense_backward.default", RENORM]
     assert "rules of 5 ops on mesh 2, 3, 2x2, float64, 3 sizes" in lines
     assert any("not reached: aten.embedding.default on mesh 2x2x2" in line for line in lines)
+
+
+def test_the_command_at_the_end_has_the_options_of_the_finding() -> None:
+    finding = make_run().findings[0]
+    command = f"python -m verifier replay {finding.fingerprint} --import rules.py"
+    asked = replace(finding, message=f"wrong\n  in a call\n  reproduce: {command}")
+    assert replay_command(asked) == command
+    silent = replace(finding, message="wrong")
+    assert replay_command(silent) == f"python -m verifier replay {finding.fingerprint}"

@@ -220,5 +220,6 @@ def seconds_text(seconds: float) -> str:
 
 
 def replay_command(finding: FindingRecord) -> str:
-    """Return the command that runs the smallest case of ``finding`` again."""
-    return f"python -m verifier replay {finding.fingerprint}"
+    """Return the command that runs the smallest case of ``finding`` again, with the options that its message has."""
+    _, found, command = finding.message.rpartition("reproduce: ")
+    return command.strip() if found else f"python -m verifier replay {finding.fingerprint}"
