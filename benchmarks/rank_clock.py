@@ -1,8 +1,9 @@
 """Runs in every rank of a pool that is measured: splits DTensor's time, and times the whole of a trial.
 
-Given to a pool among its imports. The reports of the ranks then have three more shares: ``propagation`` (sharding
+Given to a pool among its imports. The reports of the ranks then have four more shares: ``propagation`` (sharding
 propagation where DTensor's cache has no entry), ``collectives`` (from the call of a functional collective to the end of
-the wait for it, so waiting for slower ranks is in it) and ``cycle``, from the end of one trial to the end of the next.
+the wait for it, so waiting for slower ranks is in it), ``waiting`` (what of an agreement between the ranks takes no CPU
+time of this one: the other ranks are not there yet) and ``cycle``, from the end of one trial to the end of the next.
 With ``RANK_CLOCK=cpu`` in the environment all shares are CPU time of the rank's main thread, in which waiting does not
 count: on a busy machine that is the steadier measure of who does how much work.
 """
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from verifier import runtime, trial_log
 from verifier.cases import ProcessReport
+from verifier.meshes import agreement
 
 CLOCK = time.thread_time if os.environ.get("RANK_CLOCK") == "cpu" else time.perf_counter
 
@@ -49,6 +51,20 @@ def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return timed
 
 
+def _waits(agree: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``agree`` with the time that it waits on the account of ``waiting``."""
+
+    @functools.wraps(agree)
+    def agree_and_note(*args: Any, **kwargs: Any) -> Any:
+        started, busy = CLOCK(), time.thread_time()
+        try:
+            return agree(*args, **kwargs)
+        finally:
+            _spent["waiting"] += max(0.0, CLOCK() - started - (time.thread_time() - busy))
+
+    return agree_and_note
+
+
 def _install() -> None:
     runtime.time = trial_log.time = SimpleNamespace(perf_counter=CLOCK)
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -60,6 +76,8 @@ def _install() -> None:
         "reduce_scatter_tensor", "all_to_all_single",
     ):  # fmt: skip
         setattr(collectives, name, _timed("collectives", getattr(collectives, name)))
+    for way in (agreement.AllReduces, agreement.Datagrams):
+        way.agree = _waits(way.agree)  # type: ignore[method-assign]
     original = runtime.TrialRunner.run
 
     def run(self: Any, *args: Any) -> ProcessReport:
@@ -67,7 +85,8 @@ def _install() -> None:
         _spent.clear()
         report = original(self, *args)
         now = CLOCK()
-        more = {"propagation": _spent["propagation"], "collectives": _spent["collectives"], "cycle": now - _last}
+        accounts = ("propagation", "collectives", "waiting")
+        more = {**{name: _spent[name] for name in accounts}, "cycle": now - _last}
         _last = now
         return replace(report, seconds=(*report.seconds, *more.items()))
 

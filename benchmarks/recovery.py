@@ -9,6 +9,7 @@ full respawn              all processes are ended and started anew
 respawn of one            the rank that died is started anew, the others stay
 warm spare                a process that has loaded torch takes the place of the rank that died
 warm spare after a hang   likewise of a rank that hangs in Python; the others are given up on after 1 s
+all died                  warm spares, as many as there are at most, and new processes take all seats
 ========================  =============================================================================================
 
 The time limit itself is not counted. Beside the times is what a spare costs: its proportional set size.
@@ -37,13 +38,19 @@ TRIAL_LIMIT = 3.0
 
 @dataclass(frozen=True)
 class Way:
-    """How the ranks are broken, with what fate, and whether a spare is there and all processes are ended."""
+    """How the ranks are broken, with what fate, how many spares are there, and whether all processes are ended.
+
+    In the fault ``all`` stands for all ranks.
+    """
 
     name: str
     fault: str
     fate: Fate
     spares: int = 0
     all_anew: bool = False
+
+    def fault_of(self, ranks: int) -> str:
+        return self.fault.replace("all", ",".join(map(str, range(ranks))))
 
 
 WAYS = (
@@ -53,6 +60,7 @@ WAYS = (
     Way("respawn of one", "kill:1", Fate.DIED),
     Way("warm spare", "kill:1", Fate.DIED, spares=1),
     Way("warm spare after a hang", "hang:1", Fate.HANG, spares=1),
+    Way("all died", "kill:all", Fate.DIED, spares=Spares.most),
 )
 
 
@@ -102,6 +110,7 @@ def ended_anew(pool: Pool, active: bool) -> Iterator[None]:
 def measure(ranks: int, way: Way, repeat: int, say: Callable[[str], None]) -> list[float]:
     """Return the seconds that the ranks took to be of use again, ``repeat`` times."""
     spares = Spares(count=way.spares, eager=True)
+    spares.most = way.spares  # also after a loss
     seconds = []
     try:
         with Pool(PoolKey(ranks, "gloo", "cpu"), trial_limit=TRIAL_LIMIT, spares=spares) as pool:
@@ -112,7 +121,7 @@ def measure(ranks: int, way: Way, repeat: int, say: Callable[[str], None]) -> li
                     sizes = [proportional_set_size(pid) >> 20 for pid in (spares.pids[0], pool.pids[0])]
                     say(f"  a spare takes {sizes[0]} MiB, a rank {sizes[1]} MiB")
                 with ended_anew(pool, way.all_anew):
-                    observations = pool.run([make_trial(ranks, way.fault), make_trial(ranks)])
+                    observations = pool.run([make_trial(ranks, way.fault_of(ranks)), make_trial(ranks)])
                     began = time.perf_counter()
                     broken = next(observations)  # comes once the ranks have been mended
                     following = next(observations)

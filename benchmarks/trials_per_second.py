@@ -176,7 +176,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Share:
-    """Per cent of a trial, as one rank spends it. ``own`` is setup, exchange, comparing and other."""
+    """Per cent of a trial, as one rank spends it. ``own`` is setup, exchange, comparing and other: not waiting."""
 
     ranks: int
     shapes: str
@@ -185,6 +185,7 @@ class Share:
     dispatch: Figure
     propagation: Figure
     collectives: Figure
+    waiting: Figure
     setup: Figure
     exchange: Figure
     comparing: Figure
@@ -257,8 +258,9 @@ def in_per_cent(spent: Counter[str]) -> dict[str, float]:
         "dispatch": torchs - spent["propagation"] - spent["collectives"],
         "propagation": spent["propagation"],
         "collectives": spent["collectives"],
+        "waiting": spent["waiting"],
         "setup": spent["setup"],
-        "exchange": spent["exchange"],
+        "exchange": spent["exchange"] - spent["waiting"],
         "comparing": spent["compare"],
     }
     parts["other"] = spent["cycle"] - sum(parts.values())
@@ -350,7 +352,7 @@ def speed_table(speeds: Sequence[Speed], markdown: bool) -> str:
 
 
 def share_table(shares: Sequence[Share], markdown: bool) -> str:
-    names = ("dispatch", "propagation", "collectives", "setup", "exchange", "comparing", "other", "own")
+    names = ("dispatch", "propagation", "collectives", "waiting", "setup", "exchange", "comparing", "other", "own")
     header = ("ranks", "shapes", "clock", "ms a trial", *(f"{name} %" for name in names))
     rows = [
         (s.ranks, s.shapes, s.clock, s.milliseconds, *(f"{getattr(s, name).median:.0f}" for name in names[:-1]), s.own)

@@ -56,6 +56,9 @@ __all__ = ["Campaign", "Plan"]
 
 RESERVED_FOR_FINDINGS = 0.3
 """Share of the time limit that exploring leaves to minimising."""
+OUT_OF_TIME = "not reached within the time limit"
+LOOK_AT_CLOCK = 16
+"""Under a time limit the clock is looked at after so many trials."""
 MINIMISING_LIMIT = 20.0
 """Seconds after which a failure is reported as small as it is by then."""
 
@@ -179,20 +182,27 @@ class Campaign:
             now = time.monotonic()
             until = now + max(0.0, self._until - now) / meshes_left * (1 - RESERVED_FOR_FINDINGS)
         tried = 0
-        for name, ops in self.plan.selected.items():
+        units_of = {name: self._units(name) for name in self.plan.selected}
+        left = sum(map(len, units_of.values()))
+        for name, units in units_of.items():
             family = self.plan.families[name]
-            units = [(op,) for op in ops] if family.broad else [ops]
             begun = self._past.begun(mesh, family.name)
             (self._recall if begun else self.emit)(MeshStarted(mesh, family.name, self.plan.max_examples * len(units)))
             if not begun:  # what is left of a mesh that was begun may be nothing
                 self._pools.of(mesh).start()
-            for number, unit in enumerate(units):
+            for unit in units:
                 share = until
-                if self.plan.time_limit is not None:  # each op its part of what is left
-                    share = time.monotonic() + max(0.0, until - time.monotonic()) / (len(units) - number)
+                if self.plan.time_limit is not None:  # each its part of what is left
+                    share = time.monotonic() + max(0.0, until - time.monotonic()) / left
+                left -= 1
                 tried += self._draw(family, DrawContext(mesh, self.plan.dtypes, unit), share)
         if not tried and time.monotonic() > until:
             self._complete = False
+
+    def _units(self, name: str) -> list[tuple[str, ...]]:
+        """Return the ops that are selected of a family, those together of which cases are drawn together."""
+        ops = self.plan.selected[name]
+        return [(op,) for op in ops] if self.plan.families[name].broad else [ops]
 
     def _draw(self, family: Family, context: DrawContext, until: float) -> int:
         """Let Hypothesis draw cases for ``context`` and try them; return how many there was time for."""
@@ -236,7 +246,7 @@ class Campaign:
                 return
             tried += 1
             try:
-                self._try_case(case, mesh, pool, Drawn(context.ops, current_choices()))
+                self._try_case(case, mesh, pool, Drawn(context.ops, current_choices()), until)
             except Exception as error:  # noqa: BLE001 - Hypothesis would try the case again, to raise this from there
                 stopped.append(error)
 
@@ -248,10 +258,10 @@ class Campaign:
         if out_of_time:
             of = f" of {context.ops[0]}" if family.broad else ""
             left = max(1, self.plan.max_examples - tried - elsewhere)
-            self.emit(CaseSkipped(f"cases{of} on mesh {mesh}", "not reached within the time limit", left))
+            self.emit(CaseSkipped(f"cases{of} on mesh {mesh}", OUT_OF_TIME, left))
         return tried
 
-    def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, drawn: Drawn) -> None:
+    def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, drawn: Drawn, until: float) -> None:
         number = self._case_number
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * number
@@ -280,11 +290,20 @@ class Campaign:
             self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", "not reached by its shard", len(waiting)))
             return
         if waiting and begun:
+            if number < max(self._past.cases):  # only a time limit ends a case before its last trial
+                tell(CaseSkipped(f"{case.op} on mesh {mesh}", OUT_OF_TIME, len(waiting)))
+                return
             position, trial = waiting[0]
             self.emit(TrialRepeated(trial, combination_rows(case, trial.combination), position))
-        observations = pool.run([trial for _, trial in waiting])
-        for (position, _), observation in zip(waiting, observations, strict=True):
-            self._take(observation, reference, drawn, position)
+        at_once = len(waiting) if until == float("inf") else LOOK_AT_CLOCK
+        while waiting:
+            now, waiting = waiting[:at_once], waiting[at_once:]
+            observations = pool.run([trial for _, trial in now])
+            for (position, _), observation in zip(now, observations, strict=True):
+                self._take(observation, reference, drawn, position)
+            if waiting and time.monotonic() > until:
+                self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", OUT_OF_TIME, len(waiting)))
+                return
 
     def _wanted(self, case: OpCase, mesh: MeshSpec) -> tuple[list[Combination], Alphabet]:
         """Return what to try first of a case, of which steering takes note, and what its tensors may begin with."""

@@ -223,7 +223,8 @@ class Trial:
     trace
         Also count collectives with ``CommDebugMode`` (slower).
     fault
-        A fault to inject, for tests of the tester only: ``"raise:1"``, ``"hang:1"``, ``"kill:1"`` (the rank).
+        A fault to inject, for tests of the tester only: ``"raise:1"``, ``"hang:1"``, ``"kill:1"`` (the rank),
+        ``"kill:0,2"``.
     """
 
     case: OpCase

@@ -94,8 +94,8 @@ FAULTS: dict[str, Callable[[], None]] = {
 def inject(fault: str | None, ranks: tuple[int, ...], phase: Phase, agree: Callable[[bool, int], bool]) -> None:
     """Do what ``fault`` says if it names one of ``ranks`` and this ``phase``.
 
-    A fault is ``raise:1``, ``hang:1`` and so on, with the rank; it comes in the forward phase unless another one is
-    named: ``raise:1:gather``.
+    A fault is ``raise:1``, ``hang:1`` and so on, with the rank or ranks, as ``kill:0,2``; it comes in the forward phase
+    unless another one is named: ``raise:1:gather``.
 
     Parameters
     ----------
@@ -111,10 +111,11 @@ def inject(fault: str | None, ranks: tuple[int, ...], phase: Phase, agree: Calla
     """
     if fault is None:
         return
-    kind, rank, *where = fault.split(":")
-    if kind not in (*FAULTS, "skip") or not rank.isdigit():
+    kind, listing, *where = fault.split(":")
+    named = listing.split(",")
+    if kind not in (*FAULTS, "skip") or not all(rank.isdigit() for rank in named):
         raise ValueError(f"fault {fault!r} is none of {', '.join(f'{name}:RANK' for name in (*FAULTS, 'skip'))}")
-    if int(rank) not in ranks or phase != (where or [Phase.FORWARD])[0]:
+    if not set(map(int, named)).intersection(ranks) or phase != (where or [Phase.FORWARD])[0]:
         return
     if kind == "skip":
         agree(False, 0)

@@ -16,11 +16,15 @@ __all__ = ["CAMPAIGN_PROFILES", "CampaignProfile", "hypothesis_settings", "regis
 
 @dataclass(frozen=True)
 class CampaignProfile:
-    """How much a campaign tries: ``max_examples`` cases per mesh and ``combinations_per_case`` of each."""
+    """How much a campaign tries: ``max_examples`` cases per mesh and ``combinations_per_case`` of each.
+
+    It ends after ``time_limit`` seconds if that is not None, whatever is left.
+    """
 
     name: str
     max_examples: int
     combinations_per_case: int
+    time_limit: float | None = None
 
 
 CAMPAIGN_PROFILES = {
@@ -28,7 +32,8 @@ CAMPAIGN_PROFILES = {
     for profile in (
         CampaignProfile("dev", max_examples=10, combinations_per_case=16),
         CampaignProfile("ci", max_examples=30, combinations_per_case=32),
-        CampaignProfile("nightly", max_examples=400, combinations_per_case=256),
+        # on three mesh dims a trial may take DTensor a second: a night is what bounds it there
+        CampaignProfile("nightly", max_examples=400, combinations_per_case=256, time_limit=8 * 3600.0),
         CampaignProfile("gpu", max_examples=30, combinations_per_case=32),
     )
 }

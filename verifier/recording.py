@@ -99,6 +99,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         raise ValueError("--rank-memory: CUDA maps far more memory than it uses, so it cannot be limited so")
     dtypes = _dtypes(request.dtypes, [families[name] for name in selected])
     max_examples = request.max_examples or profile.max_examples
+    time_limit = request.time_limit or profile.time_limit
     header = RunHeader(
         id=new_run_id(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -109,7 +110,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         dtypes=[str(dtype).removeprefix("torch.") for dtype in dtypes],
         device=request.device,
         max_examples=max_examples,
-        time_limit=request.time_limit,
+        time_limit=time_limit,
         imports=list(request.imports),
         versions=versions(),
         command=request.command,
@@ -127,7 +128,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         seed=request.seed,
         max_examples=max_examples,
         combinations=profile.combinations_per_case,
-        time_limit=request.time_limit,
+        time_limit=time_limit,
         imports=tuple(request.imports),
         baseline=baseline,
         shard=shard,

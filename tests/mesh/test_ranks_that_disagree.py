@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -54,6 +56,17 @@ def test_ranks_have_hash_seeds_of_their_own_and_the_same_in_each_run(attempt):
     verdict = judge(observation, make_reference(asked.case))
     assert verdict.kind is VerdictKind.RANKS_DISAGREE
     assert "rank 0: S(0); rank 1: S(1)" in verdict.message
+
+
+def test_ranks_that_all_died_come_back_from_spares_with_their_own_hash_seeds():
+    asked = trial()
+    with Pool(PoolKey.of(MESH)) as pool:
+        list(pool.run([replace(asked, fault="kill:0,1")]))
+        spares = pool.spare_pids
+        died, again = pool.run([replace(asked, fault="kill:0,1"), asked])
+        assert pool.pids == spares
+    assert judge(died, make_reference(asked.case)).kind is VerdictKind.DIED
+    assert "rank 0: S(0); rank 1: S(1)" in judge(again, make_reference(asked.case)).message
 
 
 def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass():

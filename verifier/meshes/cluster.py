@@ -258,6 +258,8 @@ class Cluster:
 class _ClusterSpares(Spares):
     """Processes for the ranks of a cluster. A spare is where its rank is, and there is one from its first loss on."""
 
+    most = 1
+
     def __init__(self, cluster: Cluster, imports: tuple[str, ...], memory_limit: int | None) -> None:
         super().__init__(imports, memory_limit)
         self._cluster = cluster

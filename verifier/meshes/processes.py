@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 
@@ -161,23 +162,26 @@ class RankProcess:
 
 
 class Spares:
-    """Processes that wait to take the place of one that is lost; several pools may share them.
+    """Processes that wait to take the place of those that are lost; several pools may share them.
 
     A spare has loaded torch, and the user's files, and nothing else: it costs about as much memory as a rank and no
-    time.
+    time. As many wait as were ever lost at once, up to :attr:`most`: an op that ends one rank by a signal often ends
+    them all, and in the next trial again.
 
     Parameters
     ----------
     imports, memory_limit
         As for :class:`RankProcess`.
     count
-        Number of processes that wait.
+        Number of processes that wait at first.
     eager
         Have them from the start; otherwise from the first loss on, since most pools never lose a process.
     """
 
     store_host = "127.0.0.1"
     """Where the ranks find the store in which they meet; the controller has it."""
+    most = 4
+    """Most processes that wait in one place."""
 
     def __init__(
         self, imports: Sequence[str] = (), memory_limit: int | None = None, count: int = 1, eager: bool = False
@@ -185,13 +189,14 @@ class Spares:
         self.imports = tuple(imports)
         self.memory_limit = memory_limit
         self.count = count
-        self._wanted = {self._waiting_room(0)} if eager else set()
-        self._waiting: dict[int, list[RankProcess]] = {}
+        self._wanted = {self._waiting_room(0): count} if eager else {}
+        self._lost: Counter[int] = Counter()
+        self._waiting: dict[int, dict[int, RankProcess]] = {}
 
     @property
     def pids(self) -> list[int]:
         """Process ids of those that wait."""
-        return [process.pid for waiting in self._waiting.values() for process in waiting]
+        return [process.pid for waiting in self._waiting.values() for process in waiting.values()]
 
     def places(self, size: int) -> tuple[Place, ...]:
         """Return where the ranks of a world of ``size`` are.
@@ -207,11 +212,11 @@ class Spares:
         """Return a process that waits and may become ``rank``, or else a new one; it may still be loading.
 
         Ranks have hash seeds of their own, as they do wherever nobody sets one, and the same in each run. A process
-        that has waited has that of the rank for which it was started.
+        that has waited has that of the rank for which it was started, which is ``rank`` if there is such a one.
         """
-        waiting = self._waiting.get(self._waiting_room(rank), [])
+        waiting = self._waiting.get(self._waiting_room(rank), {})
         while waiting:
-            process = waiting.pop(0)
+            process = waiting.pop(rank if rank in waiting else min(waiting))
             if process.running:
                 return process
             process.close()
@@ -223,22 +228,26 @@ class Spares:
 
     def lost(self, rank: int) -> None:
         """Take note that the process of ``rank`` was lost, so that others may be."""
-        self._wanted.add(self._waiting_room(rank))
+        self._lost[self._waiting_room(rank)] += 1
 
     def refill(self) -> None:
-        """Start as many as are missing; does not wait for them."""
-        for room in sorted(self._wanted):
-            waiting = self._waiting.setdefault(room, [])
-            while len(waiting) < self.count:
-                waiting.append(self.start(room))
+        """Start as many as are missing, now that all who were lost have been replaced; does not wait for them."""
+        for room, lost in self._lost.items():
+            self._wanted[room] = min(self.most, max(self._wanted.get(room, self.count), lost))
+        self._lost.clear()
+        for room, count in sorted(self._wanted.items()):
+            waiting = self._waiting.setdefault(room, {})
+            for rank in range(room, room + count):
+                if rank not in waiting:
+                    waiting[rank] = self.start(rank)
 
     def close(self) -> None:
         """End all that wait."""
-        waiting = [process for processes in self._waiting.values() for process in processes]
+        processes = [process for waiting in self._waiting.values() for process in waiting.values()]
         self._waiting.clear()
-        for process in waiting:
+        for process in processes:
             process.kill()
-        for process in waiting:
+        for process in processes:
             process.close()
 
     def _waiting_room(self, rank: int) -> int:

@@ -1,0 +1,105 @@
+"""What a time limit leaves to each mesh, family and op, told by a clock that the trials move."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from strategies.embedding import FAMILY as LOOKUPS
+from strategies.embedding_bag import FAMILY as BAGS
+from verifier import campaign
+from verifier.campaign import Campaign, Plan
+from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
+from verifier.events import CaseSkipped, RunFinished, TrialFinished
+from verifier.records import RunHeader
+
+MESHES = (MeshSpec((2,)), MeshSpec((2, 2)))
+FAMILIES = {LOOKUPS.name: LOOKUPS, BAGS.name: BAGS}
+SECONDS = 2.0
+"""What a trial takes."""
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Slow:
+    """Stands for a pool whose ranks find nothing wrong with anything, and take their time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def start(self) -> None:
+        pass
+
+    def run(self, trials: Sequence[Trial]) -> Iterator[Observation]:
+        for trial in trials:
+            self.clock.now += SECONDS
+            reports = tuple(ProcessReport((rank,), Phase.DONE) for rank in range(trial.mesh.world_size))
+            yield Observation(trial, Fate.COMPLETED, reports)
+
+
+def events_of(monkeypatch: pytest.MonkeyPatch, time_limit: float | None, max_examples: int = 30) -> list[Any]:
+    clock = Clock()
+    monkeypatch.setattr(campaign, "time", clock)
+    monkeypatch.setattr(campaign, "Spares", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    header = RunHeader("run", "", 0, "dev", list(FAMILIES), [*map(str, MESHES)], [], "cpu", 3, time_limit, [], {}, "")
+    selected = {LOOKUPS.name: LOOKUPS.ops, BAGS.name: BAGS.ops[:2]}
+    plan = Plan(
+        header, FAMILIES, selected, MESHES, (torch.float64,), seed=0, max_examples=max_examples, combinations=64,
+        time_limit=time_limit,
+    )  # fmt: skip
+    events: list[Any] = []
+    made = Campaign(plan, events.append)
+    made._pools = SimpleNamespace(of=lambda _: Slow(clock), close=lambda: None)  # type: ignore[assignment]
+    monkeypatch.setattr(made, "_investigate", lambda: None)  # that a trial without outputs fails is no finding
+    made.run()
+    return events
+
+
+def trials_by_unit(events: Sequence[Any]) -> Counter[tuple[str, str]]:
+    """Return how many trials each op of bags, and the lookups together, got on each mesh."""
+    found: Counter[tuple[str, str]] = Counter()
+    for event in events:
+        if isinstance(event, TrialFinished):
+            trial = event.observation.trial
+            found[str(trial.mesh), LOOKUPS.name if trial.case.family == LOOKUPS.name else trial.case.op] += 1
+    return found
+
+
+def test_each_mesh_family_and_op_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = events_of(monkeypatch, 3600.0)
+    trials = trials_by_unit(events)
+    assert len(trials) == 6  # two meshes, lookups and two ops of bags
+    (finished,) = [event for event in events if isinstance(event, RunFinished)]
+    assert 0.7 * 3600 < finished.seconds < 3600
+    on_first = [count for (mesh, _), count in trials.items() if mesh == "2"]
+    part = (1 - campaign.RESERVED_FOR_FINDINGS) * 3600 / len(MESHES) / 3 / SECONDS
+    # each looks at the clock after so many trials; what one takes too much is missing in those after it
+    assert all(abs(count - part) <= campaign.LOOK_AT_CLOCK for count in on_first), (part, trials)
+
+
+def test_the_clock_ends_a_case_before_its_last_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = events_of(monkeypatch, 400.0)
+    trials = trials_by_unit(events)
+    assert all(count < 64 for (_, unit), count in trials.items() if unit != LOOKUPS.name), trials
+    cut = [e for e in events if isinstance(e, CaseSkipped) and e.reason == campaign.OUT_OF_TIME]
+    assert {"aten._embedding_bag.default on mesh 2", "aten._embedding_bag.default on mesh 2x2"} <= {e.what for e in cut}
+    assert all(event.count > 0 for event in cut)
+
+
+def test_without_a_limit_the_clock_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = events_of(monkeypatch, None, max_examples=2)
+    assert not [e for e in events if isinstance(e, CaseSkipped) and e.reason == campaign.OUT_OF_TIME]
+    assert min(trials_by_unit(events).values()) >= 64
