@@ -71,7 +71,8 @@ Profile = Annotated[str, typer.Option("--profile", help="How much to try: dev, c
 Seed = Annotated[int, typer.Option("--seed", help="Fixes everything that is drawn.")]
 MaxExamples = Annotated[int | None, typer.Option("--max-examples", help="Cases per mesh; overrides the profile's.")]
 TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", help="Seconds for the whole run, shared by the meshes; overrides the profile's.")
+    float | None,
+    typer.Option("--time-limit", help="Seconds for the whole run, shared by the meshes; overrides the profile's."),
 ]
 Imports = Annotated[
     list[str] | None,

@@ -202,7 +202,11 @@ class RunStore:
             if matches:
                 raise ValueError(f"{text!r} names {len(matches)} findings of run {run_id}: {', '.join(matches)}")
             known.update(dict.fromkeys(findings))
-        hint = did_you_mean(text, known, 0.0) or f"; no run in {self.directory} has a finding"
+        if known:
+            several = f"; {plural(len(known), 'finding')} in {self.directory}, the newest is {next(iter(known))}"
+            hint = did_you_mean(text, known) or several
+        else:
+            hint = f"; no run in {self.directory} has a finding"
         skipped = f" (could not read {', '.join(unread)})" if unread else ""
         raise ValueError(f"no finding {text!r}{hint}{skipped}")
 

@@ -304,6 +304,8 @@ def test_finding_is_found_by_prefix_in_the_newest_run_that_has_it(store: RunStor
         store.find_finding("cd")
     with pytest.raises(ValueError, match=r"no finding 'ff10'; did you mean 'ff00'\?"):
         store.find_finding("ff10")
+    with pytest.raises(ValueError, match=r"no finding 'xyz'; 4 findings in .*runs, the newest is a1b2$"):
+        store.find_finding("xyz")
     with pytest.raises(ValueError, match="got none"):
         store.find_finding(" ")
 
@@ -324,7 +326,7 @@ def test_run_that_cannot_be_read_does_not_hide_the_others(store: RunStore) -> No
     finished(store, "2026")
     store.path("2026").write_text('{"format_version": 9}')
     assert store.find_finding("a1").fingerprint == "a1b2"
-    with pytest.raises(ValueError, match=r"did you mean 'a1b2'\? \(could not read 2026\)"):
+    with pytest.raises(ValueError, match=r"the newest is a1b2 \(could not read 2026\)"):
         store.find_finding("b1")
 
 

@@ -155,15 +155,18 @@ def _targets(patterns: Sequence[str]) -> tuple[Target, ...]:
     sources = installed_sources()
     if not sources:
         raise ValueError("no source of samples is installed; install the distribution (pip install -e .)")
+    if not patterns:
+        return tuple(target for source in sources.values() for target in source.select(()))
     targets: dict[Target, None] = {}
-    errors = []
-    for source in sources.values():
-        try:
-            targets |= dict.fromkeys(source.select(patterns))
-        except ValueError as error:
-            errors.append(error)
-    if not targets:
-        raise errors[0] if errors else ValueError("no op is selected")
+    for pattern in patterns:
+        errors: dict[str, ValueError] = {}
+        for name, source in sources.items():
+            try:
+                targets |= dict.fromkeys(source.select((pattern,)))
+            except ValueError as error:
+                errors[name] = error
+        if len(errors) == len(sources):  # a source that has the name of a namespace knows best what is in that
+            raise errors.get(pattern.partition(".")[0]) or next(iter(errors.values()))
     return tuple(targets)
 
 
