@@ -121,13 +121,15 @@ def test_options_in_the_table_are_those_that_exist() -> None:
 
 
 def test_profiles_in_the_table_are_those_that_exist() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| ([a-z ]+) \|$", README, re.MULTILINE)
+    row = r"^\| `(\w+)` \| (\d+), ([a-z ]+) \| (\d+) \| (\d+) \| ([a-z0-9 ]+) \|$"
     expected = []
     for name, profile in CAMPAIGN_PROFILES.items():
         settings = hypothesis_settings(name)
-        numbers = (settings.max_examples, profile.max_examples, profile.combinations_per_case)
-        expected.append((name, *map(str, numbers), "the same" if settings.derandomize else "something new"))
-    assert rows == expected
+        each_time = "the same" if settings.derandomize else "something new"
+        limit = "none" if profile.time_limit is None else f"{profile.time_limit / 3600:g} hours"
+        numbers = (profile.max_examples, profile.combinations_per_case)
+        expected.append((name, str(settings.max_examples), each_time, *map(str, numbers), limit))
+    assert re.findall(row, README, re.MULTILINE) == expected
 
 
 def test_default_meshes_are_those_that_it_names() -> None:
