@@ -15,7 +15,8 @@ from strategies.embedding_bag import FAMILY as BAGS
 from verifier import campaign
 from verifier.campaign import Campaign, Plan
 from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
-from verifier.events import CaseSkipped, RunFinished, TrialFinished
+from verifier.events import CaseSkipped, CaseStarted, RunFinished, TrialFinished, TrialRepeated
+from verifier.past import Past
 from verifier.records import RunHeader
 
 MESHES = (MeshSpec((2,)), MeshSpec((2, 2)))
@@ -50,7 +51,9 @@ class Slow:
             yield Observation(trial, Fate.COMPLETED, reports)
 
 
-def events_of(monkeypatch: pytest.MonkeyPatch, time_limit: float | None, max_examples: int = 30) -> list[Any]:
+def events_of(
+    monkeypatch: pytest.MonkeyPatch, time_limit: float | None, max_examples: int = 30, past: Past | None = None
+) -> list[Any]:
     clock = Clock()
     monkeypatch.setattr(campaign, "time", clock)
     monkeypatch.setattr(campaign, "Spares", lambda *_, **__: SimpleNamespace(close=lambda: None))
@@ -61,7 +64,7 @@ def events_of(monkeypatch: pytest.MonkeyPatch, time_limit: float | None, max_exa
         time_limit=time_limit,
     )  # fmt: skip
     events: list[Any] = []
-    made = Campaign(plan, events.append)
+    made = Campaign(plan, events.append, past)
     made._pools = SimpleNamespace(of=lambda _: Slow(clock), close=lambda: None)  # type: ignore[assignment]
     monkeypatch.setattr(made, "_investigate", lambda: None)  # that a trial without outputs fails is no finding
     made.run()
@@ -103,3 +106,17 @@ def test_without_a_limit_the_clock_ends_nothing(monkeypatch: pytest.MonkeyPatch)
     events = events_of(monkeypatch, None, max_examples=2)
     assert not [e for e in events if isinstance(e, CaseSkipped) and e.reason == campaign.OUT_OF_TIME]
     assert min(trials_by_unit(events).values()) >= 64
+
+
+def test_a_case_that_the_clock_ended_is_not_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, *_ = [e for e in events_of(monkeypatch, None, max_examples=2) if isinstance(e, CaseStarted)]
+    # both had been begun, so that the first one was cut short, and the second one is what was in flight
+    past = Past(resumed=True, cases={first.number: first.digest, second.number: second.digest})
+    events = events_of(monkeypatch, 3600.0, max_examples=2, past=past)
+    positions = {event.position.split("/")[0] for event in events if isinstance(event, TrialFinished)}
+    assert "1" not in positions
+    assert "2" in positions
+    assert [event.position for event in events if isinstance(event, TrialRepeated)] == ["2/1"]
+    assert [e.count for e in events if isinstance(e, CaseSkipped) and e.reason == campaign.OUT_OF_TIME] == [
+        first.trials
+    ]
