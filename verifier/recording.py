@@ -14,7 +14,7 @@ import torch
 
 from verifier import __version__
 from verifier.baseline import Baseline
-from verifier.campaign import Campaign, Plan
+from verifier.campaign import Campaign
 from verifier.cases import BACKENDS, Backend, MeshSpec
 from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
@@ -25,6 +25,7 @@ from verifier.journal import RunWriter
 from verifier.journal_events import journal_listener
 from verifier.meshes import Cluster, Place, gpu_problem, gpus_shared, local_places
 from verifier.past import Past
+from verifier.plan import Plan
 from verifier.process_limits import format_size, parse_size
 from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.records import RunHeader, RunRecord

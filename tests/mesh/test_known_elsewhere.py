@@ -8,9 +8,10 @@ import torch
 
 from strategies.opinfo.family import FAMILY
 from verifier.baseline import load_baseline
-from verifier.campaign import Campaign, Plan
+from verifier.campaign import Campaign
 from verifier.cases import MeshSpec
 from verifier.events import Event, FindingReported, TrialFinished
+from verifier.plan import Plan
 from verifier.records import RunHeader
 
 BASELINE = load_baseline(Path(__file__).parents[2] / "reports" / "baseline.toml")

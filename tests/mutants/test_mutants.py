@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
-from verifier.campaign import Campaign, Plan
+from verifier.campaign import Campaign
 from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.events import Event, FindingReported
 from verifier.families import DrawContext
 from verifier.meshes import Pool, PoolSet
+from verifier.plan import Plan
 from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.records import FindingRecord, RunHeader
 from verifier.verification import Crash, VerificationError, WrongGradient, WrongShape, WrongValue

@@ -11,9 +11,10 @@ import torch
 
 from strategies.redistribution import FAMILY
 from verifier import campaign
-from verifier.campaign import Campaign, Plan
+from verifier.campaign import Campaign
 from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
 from verifier.events import TrialFinished
+from verifier.plan import Plan
 from verifier.records import RunHeader
 from verifier.shards import Shard
 

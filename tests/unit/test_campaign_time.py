@@ -13,10 +13,11 @@ import torch
 from strategies.embedding import FAMILY as LOOKUPS
 from strategies.embedding_bag import FAMILY as BAGS
 from verifier import campaign
-from verifier.campaign import Campaign, Plan
+from verifier.campaign import Campaign
 from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
 from verifier.events import CaseSkipped, CaseStarted, RunFinished, TrialFinished, TrialRepeated
 from verifier.past import Past
+from verifier.plan import Plan
 from verifier.records import RunHeader
 
 MESHES = (MeshSpec((2,)), MeshSpec((2, 2)))
@@ -66,7 +67,9 @@ def events_of(
     events: list[Any] = []
     made = Campaign(plan, events.append, past)
     made._pools = SimpleNamespace(of=lambda _: Slow(clock), close=lambda: None)  # type: ignore[assignment]
-    monkeypatch.setattr(made, "_investigate", lambda: None)  # that a trial without outputs fails is no finding
+    monkeypatch.setattr(
+        made._investigation, "investigate", lambda: None
+    )  # that a trial without outputs fails is no finding
     made.run()
     return events
 

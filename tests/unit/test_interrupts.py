@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from verifier import entry, recording
-from verifier.campaign import Plan
 from verifier.interrupts import one_interrupt_at_a_time
+from verifier.plan import Plan
 from verifier.records import RunHeader
 from verifier.runs import RunStore
 

@@ -1,0 +1,195 @@
+"""What becomes of failures: known ones are recognised; of each other group one is minimised, confirmed and reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from hypothesis.strategies import SearchStrategy
+
+from verifier.baseline import BaselineEntry
+from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.codec import load_trial
+from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
+from verifier.families import DrawContext
+from verifier.finding_records import finding_record
+from verifier.findings import Failure, Group, Runner, fingerprint, group_key
+from verifier.minimising import Minimiser, confirm
+from verifier.outcomes import Outcomes
+from verifier.past import Past, entry_position
+from verifier.plan import Plan
+from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord
+from verifier.reference import make_reference
+from verifier.wording import plural
+
+__all__ = ["Investigation"]
+
+MINIMISING_LIMIT = 20.0
+"""Seconds after which a failure is reported as small as it is by then."""
+
+
+class Investigation:
+    """Holds the failures of a campaign against the baseline, and makes findings of the others.
+
+    Parameters
+    ----------
+    run
+        Runs one trial, with DTensor's caches empty.
+    outcomes
+        Where the failures are.
+    emit, recall
+        As for :class:`verifier.campaign.Campaign`.
+
+    Attributes
+    ----------
+    known
+        What became of the entries of the baseline.
+    until
+        When to stop, by the monotonic clock.
+    """
+
+    def __init__(
+        self, plan: Plan, past: Past, outcomes: Outcomes, run: Runner, emit: Listener, recall: Listener
+    ) -> None:
+        self.plan = plan
+        self.known: list[KnownRecord] = []
+        self.until = float("inf")
+        self._past, self._outcomes, self._run = past, outcomes, run
+        self._emit, self._recall = emit, recall
+        self._known_groups: dict[str, BaselineEntry] = {}
+        self._replayed: dict[str, Failure] = {}
+        self._handled: dict[str, None] = {}
+        self._found: dict[str, FindingRecord] = {}
+
+    def replay_known(self) -> None:
+        """Run every entry of the baseline that is in scope again, and learn what its failures look like."""
+        for entry in self.plan.baseline.entries:
+            if not self._is_selected(entry):
+                self.known.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}"))
+                continue
+            trial = load_trial(entry.trial())
+            if trial.mesh.device != self.plan.header.device:
+                self.known.append(KnownRecord(entry.fingerprint, "untested", f"needs {trial.mesh.device}"))
+                continue
+            if self.plan.cluster is not None and trial.mesh.world_size > self.plan.cluster.world_size:
+                needed = f"needs {trial.mesh.world_size} ranks, torchrun started {self.plan.cluster.world_size}"
+                self.known.append(KnownRecord(entry.fingerprint, "untested", needed))
+                continue
+            position = entry_position(entry.fingerprint)
+            if (result := self._past.result(position, trial)) is not None:
+                verdict, failure = result[1], self._outcomes.keep(*result, None, position, self._recall)
+            else:
+                self._emit(EntryStarted(entry.fingerprint))
+                verdict, failure = self._outcomes.take(self._run(trial), make_reference(trial.case), None, position)
+            if failure is not None and failure.verdict.kind == entry.verdict:
+                self._known_groups |= dict.fromkeys((*entry.groups, group_key(failure)), entry)
+                self._replayed[entry.fingerprint] = failure
+            elif verdict.kind is VerdictKind.PASS:
+                self.known.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+            else:
+                detail = f"was {verdict.kind} and not {entry.verdict} when it was run again: {verdict.message}"
+                self.known.append(KnownRecord(entry.fingerprint, "untested", detail))
+
+    def _is_selected(self, entry: BaselineEntry) -> bool:
+        ops = self.plan.selected.get(entry.family)
+        return ops is not None and self.plan.families[entry.family].covers(ops, entry.op)
+
+    def settle_known(self) -> None:
+        """Report each known finding that showed: as it was stored, with all groups that turned out to be it."""
+        for fingerprint_, failure in self._replayed.items():
+            groups = [g for key, g in self._outcomes.failures.groups.items() if self._is_entry(key, fingerprint_)]
+            merged = Group(group_key(failure), failure, sum(group.occurrences for group in groups))
+            for group in groups:
+                merged.seen.update(group.seen)
+            self.known.append(KnownRecord(fingerprint_, "known", f"in {plural(merged.occurrences, 'trial')}"))
+            mesh = failure.trial.mesh
+            where = f"confirmed on {mesh.backend}, {mesh.world_size} rank{'s' * (mesh.world_size != 1)}"
+            entry = self.plan.baseline.get(fingerprint_)
+            found = self._record(merged, failure, where, True, entry)
+            self._emit(FindingReported(replace(found, groups=sorted(group.key for group in groups))))
+
+    def _is_handled(self, failure: Failure) -> bool:
+        key = group_key(failure)
+        return key in self._known_groups or fingerprint(failure) in self._found
+
+    def _is_entry(self, key: str, fingerprint_: str) -> bool:
+        entry = self._known_groups.get(key)
+        return entry is not None and entry.fingerprint == fingerprint_
+
+    def investigate(self) -> None:
+        """Turn each group of failures that is not known into a finding."""
+        in_order = sorted(
+            self._outcomes.failures.groups.items(), key=lambda item: (item[1].smallest.size[:2], len(item[0]))
+        )
+        for key, group in in_order:  # simple ones first: what looks more complicated often turns out to be one of them
+            if key in self._known_groups or key in self._handled:
+                continue
+            self._handled[key] = None
+            if self._recall_group(key):
+                continue
+            self._emit(GroupStarted(key))
+            until = min(self.until, time.monotonic() + MINIMISING_LIMIT)
+            minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until)
+            smallest, minimised = minimiser.minimise(group.smallest, self._is_handled)
+            if time.monotonic() > self.until:
+                self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
+            smallest, confirmed = confirm(smallest, minimiser)
+            name = fingerprint(smallest)
+            entry = self.plan.baseline.get(name)
+            known_group = group_key(smallest)
+            if entry is None and known_group in self._known_groups:
+                entry = self._known_groups[known_group]
+            if entry is not None:
+                self._is_seen(entry, key, smallest)
+                self._emit(GroupSettled(key, entry.fingerprint))
+                continue
+            self._handled[known_group] = None
+            if name not in self._found:
+                found = self._found[name] = self._record(group, smallest, confirmed, minimised, None)
+            else:  # another way to the same defect
+                found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
+            self._emit(FindingReported(found, key, known_group))
+
+    def _is_seen(self, entry: BaselineEntry, key: str, failure: Failure) -> None:
+        """Take a group for a known finding, which another op may have shown than that of its entry."""
+        self._known_groups[key] = entry
+        if entry.fingerprint not in self._replayed:
+            self._replayed[entry.fingerprint] = failure
+            self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]
+
+    def _recall_group(self, key: str) -> bool:
+        """Take what the group ``key`` turned out to be from the past; return whether that is known."""
+        settled = self._past.groups.get(key)
+        if settled is None:
+            return False
+        if settled.finding is None:
+            entry = self.plan.baseline.get(settled.entry)
+            assert entry is not None, f"{settled.entry} is not in the baseline that the run began with"
+            self._is_seen(entry, key, self._outcomes.failures.groups[key].smallest)
+            return True
+        self._handled[settled.became] = None
+        self._found.setdefault(settled.finding.fingerprint, settled.finding)
+        self._recall(FindingReported(settled.finding, key, settled.became))
+        return True
+
+    def _record(
+        self, group: Group, smallest: Failure, confirmed: str, minimised: bool, entry: BaselineEntry | None
+    ) -> FindingRecord:
+        family = self.plan.families[smallest.trial.case.family]
+        cause = family.likely_cause(smallest.trial, smallest.verdict)
+        # the script has torch's own rules, and says nothing about those of the user's files
+        worth_it = not self.plan.imports and time.monotonic() < self.until
+        return finding_record(
+            group, smallest, confirmed, minimised, entry, family.name, cause, worth_it, self.plan.imports,
+            memory_limit=self.plan.rank_memory,
+        )  # fmt: skip
+
+    def _generator(self, failure: Failure) -> Callable[[MeshSpec], SearchStrategy[OpCase]] | None:
+        """Return what draws cases like that of ``failure``; None for a family whose cases are small as drawn."""
+        family = self.plan.families[failure.trial.case.family]
+        if not family.shrinks:
+            return None
+        # the same ops as when it was drawn, so that the same choices draw the same case
+        ops = self.plan.selected[family.name] if failure.drawn is None else failure.drawn.ops
+        return lambda mesh: family.cases(DrawContext(mesh, self.plan.dtypes, ops))

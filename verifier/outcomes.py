@@ -1,0 +1,62 @@
+"""What comes of trials: judged, announced, and kept where it is bad or has brought the ranks down."""
+
+from __future__ import annotations
+
+from verifier.cases import Fate, Observation, Trial, Verdict
+from verifier.events import CaseSkipped, Listener, TrialFinished
+from verifier.findings import Collector, Drawn, Failure
+from verifier.oracle import judge
+from verifier.reference import Reference
+from verifier.trials import combination_rows
+
+__all__ = ["Outcomes"]
+
+
+class Outcomes:
+    """Takes observations one by one and tells ``emit`` of each.
+
+    Attributes
+    ----------
+    failures
+        The bad ones, in groups.
+    """
+
+    def __init__(self, emit: Listener) -> None:
+        self._emit = emit
+        self.failures = Collector()
+        self._costly: dict[tuple[str, str, str], str] = {}
+
+    def take(
+        self, observation: Observation, reference: Reference, drawn: Drawn | None, position: str
+    ) -> tuple[Verdict, Failure | None]:
+        """Judge an observation, announce it, keep it if it is bad."""
+        verdict = judge(observation, reference)
+        return verdict, self.keep(observation, verdict, drawn, position, self._emit)
+
+    def keep(
+        self, observation: Observation, verdict: Verdict, drawn: Drawn | None, position: str, tell: Listener
+    ) -> Failure | None:
+        """Announce an observation by ``tell``; keep it, and return it as a failure, if it is bad."""
+        trial = observation.trial
+        tell(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination), position))
+        if observation.fate in (Fate.HANG, Fate.DIED):
+            self._costly[self._cost_key(trial)] = observation.fate
+        if not verdict.kind.bad:
+            return None
+        failure = Failure(trial, observation, verdict, drawn)
+        self.failures.add(failure)
+        return failure
+
+    def affordable(self, trial: Trial, tell: Listener) -> bool:
+        """Return False for what has brought the ranks down before: each time costs new processes."""
+        fate = self._costly.get(self._cost_key(trial))
+        if fate is None:
+            return True
+        tell(CaseSkipped(f"{trial.case.op} on mesh {trial.mesh}", f"combination that ended {fate} before"))
+        return False
+
+    def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
+        """Return what trials share that bring the ranks down alike: the placements, mesh dim by mesh dim."""
+        case, columns = trial.case, {tuple(map(str, column)) for column in zip(*trial.combination, strict=True)}
+        called = f"{case.op} by {case.call}"  # a program is called for many ops
+        return called, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
