@@ -64,9 +64,18 @@ def test_ranks_that_all_died_come_back_from_spares_with_their_own_hash_seeds():
         list(pool.run([replace(asked, fault="kill:0,1")]))
         spares = pool.spare_pids
         died, again = pool.run([replace(asked, fault="kill:0,1"), asked])
-        assert pool.pids == spares
+        assert sorted(pool.pids) == sorted(spares)
     assert judge(died, make_reference(asked.case)).kind is VerdictKind.DIED
     assert "rank 0: S(0); rank 1: S(1)" in judge(again, make_reference(asked.case)).message
+
+
+def test_a_rank_that_dies_again_and_again_has_its_own_hash_seed_from_the_second_time_on():
+    asked = trial()
+    with Pool(PoolKey.of(MESH)) as pool:
+        for _ in range(2):
+            list(pool.run([replace(asked, fault="kill:1")]))
+        [observation] = pool.run([asked])
+    assert "rank 0: S(0); rank 1: S(1)" in judge(observation, make_reference(asked.case)).message
 
 
 def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass():

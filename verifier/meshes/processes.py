@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 import time
-from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 
@@ -190,7 +189,8 @@ class Spares:
         self.memory_limit = memory_limit
         self.count = count
         self._wanted = {self._waiting_room(0): count} if eager else {}
-        self._lost: Counter[int] = Counter()
+        self._lost: dict[int, list[int]] = {}
+        self._recent: dict[int, dict[int, None]] = {}
         self._waiting: dict[int, dict[int, RankProcess]] = {}
 
     @property
@@ -228,17 +228,19 @@ class Spares:
 
     def lost(self, rank: int) -> None:
         """Take note that the process of ``rank`` was lost, so that others may be."""
-        self._lost[self._waiting_room(rank)] += 1
+        self._lost.setdefault(self._waiting_room(rank), []).append(rank)
 
     def refill(self) -> None:
         """Start as many as are missing, now that all who were lost have been replaced; does not wait for them."""
         for room, lost in self._lost.items():
-            self._wanted[room] = min(self.most, max(self._wanted.get(room, self.count), lost))
+            self._wanted[room] = min(self.most, max(self._wanted.get(room, self.count), len(lost)))
+            self._recent[room] = dict.fromkeys((*lost, *self._recent.get(room, ())))
         self._lost.clear()
         for room, count in sorted(self._wanted.items()):
             waiting = self._waiting.setdefault(room, {})
-            for rank in range(room, room + count):
-                if rank not in waiting:
+            # first for the rank that was lost last: what ended it depends on its hash seed, more often than not
+            for rank in dict.fromkeys((*self._recent.get(room, ()), *range(room, room + count))):
+                if rank not in waiting and len(waiting) < count:
                     waiting[rank] = self.start(rank)
 
     def close(self) -> None:
