@@ -321,8 +321,9 @@ class _Steps:
             elif expected is not None and gradient is not None and not expected.numel():
                 self.log.unchecked.append(f"{subject}: an empty gradient came as a plain tensor")
             elif expected is not None or gradient is not None:
-                wanted = "no gradient" if expected is None else "a gradient"
-                got = "no gradient" if gradient is None else f"a gradient ({type(gradient).__name__})"
+                wanted = "no gradient" if expected is None else "a gradient" if gradient is None else "a DTensor"
+                plain = gradient is not None and not isinstance(gradient, DTensor)
+                got = "no gradient" if gradient is None else "a plain tensor" if plain else "a gradient"
                 self.log.differences.append(spot.difference(DifferenceKind.STRUCTURE, got, wanted))
         self.agree()
         for subject, gradient, expected in pairs:

@@ -109,3 +109,20 @@ def next_category(self: torch.Tensor, num_samples: int, replacement: bool) -> to
     """Ranks count the categories from 1."""
     drawn = torch.multinomial(self, num_samples, replacement)
     return drawn + 1 if isinstance(self, DTensor) else drawn
+
+
+class _PlainGradient(torch.autograd.Function):
+    """The identity, whose gradient is what a rank holds of it."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:
+        return input.view_as(input)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def gradient_is_plain(input: torch.Tensor) -> torch.Tensor:
+    """The gradient of a DTensor is none."""
+    return _PlainGradient.apply(input)

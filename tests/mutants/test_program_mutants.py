@@ -103,5 +103,11 @@ def test_every_kind_of_program_has_a_mutant() -> None:
     assert {kind for kind, _, _ in MUTANTS.values()} == set(COMPOSITIONS)
     own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
     tried = {f for f in own if getattr(f, "__module__", "") == mutants.__name__}
-    assert tried == {*MUTANTS, *RANDOM_MUTANTS}
+    assert tried == {*MUTANTS, *RANDOM_MUTANTS, mutants.gradient_is_plain}
     assert RANDOM not in COMPOSITIONS
+
+
+def test_a_gradient_that_is_no_dtensor_is_named(verify: Verifier) -> None:
+    call = f"{mutants.__name__}.{mutants.gradient_is_plain.__name__}"
+    with pytest.raises(WrongGradient, match=r"input\.grad: structure got a plain tensor, expected a DTensor"):
+        verify(call, tensor(4, 3).requires_grad_(), mesh=MESH, placements=["R"])
