@@ -6,7 +6,6 @@ where a call says that positions are cut where bags are, they are.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ import torch
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag.ops import BAG_OPS
 from verifier.cases import OpCase
-from verifier.rules.samples import Sample, SampleOptions, Target
+from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
 from verifier.torch_internals import registered_overloads
 from verifier.wording import did_you_mean
 
@@ -48,7 +47,7 @@ class _Draw:
     """What one draw of a call is made of."""
 
     def __init__(self, size: _Size, dtype: torch.dtype, generator: torch.Generator, number: int, aligned: bool) -> None:
-        self.size, self.dtype = size, dtype
+        self.size, self.dtype, self.aligned = size, dtype, aligned
         self._generator, self._number = generator, number
         self.ids = self.integers(0, size.rows, size.positions)
         if aligned:
@@ -88,16 +87,14 @@ class _Draw:
         return torch.stack([each.amax(0) if each.numel() else weight.new_zeros(weight.shape[1]) for each in rows])
 
 
-def _sum(
-    draw: _Draw, padding_idx: int, *, mean: bool = False, samples: bool = False, aligned: bool = False
-) -> Arguments:
+def _sum(draw: _Draw, padding_idx: int, *, mean: bool = False, samples: bool = False) -> Arguments:
     given = draw.values(draw.size.positions) if samples else None
     counts = draw.counts(padding_idx) if mean else None
-    return draw.weight, draw.ids, draw.starts, draw.stops, given, counts, padding_idx, aligned
+    return draw.weight, draw.ids, draw.starts, draw.stops, given, counts, padding_idx, draw.aligned
 
 
-def _max(draw: _Draw, padding_idx: int, aligned: bool = False) -> Arguments:
-    return draw.weight, draw.ids, draw.starts, draw.stops, draw.counts(padding_idx), padding_idx, aligned
+def _max(draw: _Draw, padding_idx: int) -> Arguments:
+    return draw.weight, draw.ids, draw.starts, draw.stops, draw.counts(padding_idx), padding_idx, draw.aligned
 
 
 def _first(draw: _Draw, padding_idx: int) -> Arguments:
@@ -135,12 +132,12 @@ _WAYS = (
     _Way("sum_bags", "sum", lambda draw: _sum(draw, _NONE)),
     _Way("sum_bags", "sum, padding", lambda draw: _sum(draw, _PAD)),
     _Way("sum_bags", "sum, sample weights", lambda draw: _sum(draw, _PAD, samples=True)),
-    _Way("sum_bags", "sum, aligned", lambda draw: _sum(draw, _PAD, samples=True, aligned=True), aligned=True),
+    _Way("sum_bags", "sum, aligned", lambda draw: _sum(draw, _PAD, samples=True), aligned=True),
     _Way("sum_bags", "mean", lambda draw: _sum(draw, _PAD, mean=True), exact=False),
-    _Way("sum_bags", "mean, aligned", lambda draw: _sum(draw, _PAD, mean=True, aligned=True), False, aligned=True),
+    _Way("sum_bags", "mean, aligned", lambda draw: _sum(draw, _PAD, mean=True), False, aligned=True),
     _Way("max_bags", "max", lambda draw: _max(draw, _NONE)),
     _Way("max_bags", "max, padding", lambda draw: _max(draw, _PAD)),
-    _Way("max_bags", "max, aligned", lambda draw: _max(draw, _PAD, aligned=True), aligned=True),
+    _Way("max_bags", "max, aligned", lambda draw: _max(draw, _PAD), aligned=True),
     _Way("first_of_max", "", lambda draw: _first(draw, _NONE)),
     _Way("first_of_max", "padding", lambda draw: _first(draw, _PAD)),
     _Way("count", "", lambda draw: (draw.ids, draw.starts, draw.stops, _NONE)),
@@ -212,7 +209,7 @@ class RowSampleSource:
             return tuple(Target(name, self.name) for name in known if name in with_rules)
         names: set[str] = set()
         for pattern in patterns:
-            matches = {name for name in known if fnmatch.fnmatchcase(name, pattern) or _base(name) == pattern}
+            matches = {name for name in known if names_overload(pattern, name)}
             if not matches:
                 raise ValueError(f"no op of sharded_rows matches {pattern!r}{did_you_mean(pattern, known)}")
             if not matches & with_rules:
@@ -227,7 +224,3 @@ class RowSampleSource:
 
 
 SOURCE = RowSampleSource()
-
-
-def _base(name: str) -> str:
-    return name.rpartition(".")[0]

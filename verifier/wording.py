@@ -9,7 +9,7 @@ __all__ = ["did_you_mean", "nearest", "plural"]
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return which of ``known`` is most like ``name``; None if none is like it at all.
+    """Return which of ``known`` has ``name`` among its parts, or else is most like it; None if none is like it at all.
 
     Parameters
     ----------
@@ -19,9 +19,12 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
 
     >>> nearest("embeding", ["mul", "embedding"]), nearest("xyz", ["mul", "embedding"])
     ('embedding', None)
+    >>> nearest("relu", ["real", "nn.functional.relu"])
+    'nn.functional.relu'
     """
-    found = difflib.get_close_matches(name, list(known), 1, cutoff)
-    return found[0] if found else None
+    names = list(known)
+    parts = (one for one in names if name in one.split("."))
+    return next(parts, None) or next(iter(difflib.get_close_matches(name, names, 1, cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:

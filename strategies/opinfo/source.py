@@ -18,7 +18,7 @@ from strategies.opinfo.rows import Row, Template, registered_of, wanted
 from strategies.opinfo.sample import OpInfoSample
 from strategies.opinfo.siblings import converted, family, is_sibling
 from strategies.opinfo.spellings import Variation, spellings
-from verifier.rules.samples import Sample, SampleOptions, Target
+from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
 from verifier.torch_internals import OpOverload, registered_overloads
 from verifier.wording import did_you_mean
 
@@ -51,8 +51,10 @@ class OpInfoSource:
             return self._all()
         targets: set[Target] = set()
         for pattern in patterns:
-            known = _overload_names() if _is_overload(pattern) else row_names()
-            names = [name for name in known if any(fnmatch.fnmatchcase(text, pattern) for text in _spelled(name))]
+            if _is_overload(pattern):
+                names = [name for name in _overload_names() if names_overload(pattern, name)]
+            else:
+                names = fnmatch.filter(row_names(), pattern)
             if not names:
                 hint = did_you_mean(pattern, [*row_names(), *_overload_names()])
                 raise ValueError(f"no OpInfo and no aten overload with a rule matches {pattern!r}{hint}")
@@ -115,11 +117,6 @@ def _overload_names() -> tuple[str, ...]:
 
 def _is_overload(text: str) -> bool:
     return text.startswith(("aten.", "prims."))
-
-
-def _spelled(name: str) -> tuple[str, ...]:
-    """Return the texts that a pattern may match: also the base name of an overload."""
-    return (name, name.rpartition(".")[0]) if _is_overload(name) else (name,)
 
 
 def _overload(name: str) -> OpOverload | None:

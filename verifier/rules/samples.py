@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -11,7 +12,15 @@ import torch
 from verifier.cases import OpCase
 from verifier.entry_points import load_entry_points
 
-__all__ = ["SAMPLE_SOURCE_GROUP", "Sample", "SampleOptions", "SampleSource", "Target", "installed_sources"]
+__all__ = [
+    "SAMPLE_SOURCE_GROUP",
+    "Sample",
+    "SampleOptions",
+    "SampleSource",
+    "Target",
+    "installed_sources",
+    "names_overload",
+]
 
 SAMPLE_SOURCE_GROUP = "dtensor_verifier.samples"
 
@@ -124,3 +133,12 @@ def installed_sources() -> dict[str, SampleSource]:
         If an entry point loads something that is not a :class:`SampleSource`.
     """
     return load_entry_points(SAMPLE_SOURCE_GROUP, SampleSource)  # type: ignore[type-abstract]
+
+
+def names_overload(pattern: str, overload: str) -> bool:
+    """Return whether a glob names an overload: with the name of the overload, or without it.
+
+    >>> names_overload("aten.add", "aten.add.Tensor"), names_overload("aten.a*.out", "aten.add.Tensor")
+    (True, False)
+    """
+    return any(fnmatch.fnmatchcase(text, pattern) for text in (overload, overload.rpartition(".")[0]))
