@@ -83,7 +83,9 @@ class ProgressDisplay:
         self._rows: list[_Row] = []
         self._current: _Row | None = None
         self._case: OpCase | None = None
-        self._new = self._known = self._restarts = 0
+        self._told: dict[str, bool] = {}
+        """Whether each finding is known."""
+        self._restarts = 0
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
 
     def __call__(self, event: Event) -> None:
@@ -105,8 +107,9 @@ class ProgressDisplay:
                     self._current.trial(observation.trial.case is not self._case, verdict.kind.bad)
                     self._case = observation.trial.case
             case FindingReported(finding):
-                self._known += finding.known
-                self._new += not finding.known
+                if finding.fingerprint in self._told:  # other failures that turned out to be the same
+                    return
+                self._told[finding.fingerprint] = finding.known
                 known = "known" if finding.known else "new"
                 self._say(f"{known} {finding.verdict} {finding.fingerprint}: {finding.message.splitlines()[0]}")
             case PoolRestarted(mesh, reason, seconds):
@@ -124,7 +127,8 @@ class ProgressDisplay:
         """Return the table as it is at this moment: a row for each mesh, and the findings so far below."""
         table = Table(box=None, pad_edge=False, show_footer=True)
         restarts = f"{self._restarts} restart{'s' * (self._restarts != 1)}" if self._restarts else ""
-        table.add_column("mesh", footer=f"findings: {self._new} new, {self._known} known")
+        known = sum(self._told.values())
+        table.add_column("mesh", footer=f"findings: {len(self._told) - known} new, {known} known")
         for name in ("cases", "", "trials", "trials/s", "failed"):
             table.add_column(name, justify="right")
         table.add_column("restarts", justify="right", footer=restarts)

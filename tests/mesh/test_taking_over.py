@@ -32,11 +32,13 @@ PROGRAM = """
 import json
 import signal
 import sys
-from verifier import campaign, entry
+from unittest.mock import patch
+from verifier import entry, investigation
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that run in the background ignore
 
-campaign.MINIMISING_LIMIT = 1e6  # so that what is minimised does not depend on how busy the machine is
+# so that what is minimised does not depend on how busy the machine is
+patch.object(investigation, "MINIMISING_LIMIT", 1e6).start()
 statuses = []
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["verifier", *arguments]

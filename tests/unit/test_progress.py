@@ -53,7 +53,8 @@ def show(terminal: bool) -> str:
         clock.now += 0.2
         display(event)
     display(PoolRestarted(MESH, "died: rank 1", 0.25))
-    display(FindingReported(a_finding()))
+    display(FindingReported(a_finding(), "a group", "a group"))
+    display(FindingReported(a_finding(), "another group", "a group"))  # it turned out to be the same
     if terminal:
         console.print(display._table())
     display(RunFinished(4.0, True))
