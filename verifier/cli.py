@@ -5,7 +5,6 @@ Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could 
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,15 +14,16 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from verifier.baseline import Baseline, BaselineEntry, load_baseline
+from verifier.baseline import BaselineEntry, load_baseline
 from verifier.cases import Verdict
+from verifier.cli_common import command_line, consoles, exit_status, load_given_baseline, refuse_cluster
+from verifier.cli_layouts import layouts
 from verifier.cli_options import (
     DEFAULT_BASELINE,
     BackendOption,
     BaselineOption,
     Device,
     Dtypes,
-    FailOn,
     Format,
     FormatOption,
     Imports,
@@ -34,14 +34,12 @@ from verifier.cli_options import (
     Patterns,
     Profile,
     RankMemory,
-    RulesFormat,
     Seed,
     TimeLimit,
 )
+from verifier.cli_rules import rules as check_rules
 from verifier.codec import load_trial
 from verifier.gate import as_json, decide, render
-from verifier.layout_demo import show_layouts
-from verifier.layouts import LayoutOptions
 from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import Cluster
 from verifier.progress import ProgressDisplay
@@ -49,11 +47,6 @@ from verifier.recording import Request, make_plan, parse_rank_memory, record, wr
 from verifier.records import RunRecord
 from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json
-from verifier.report.github import github_lines
-from verifier.report.rules_json import render_rules_json
-from verifier.report.rules_text import header_line, op_lines, total_lines
-from verifier.rules.progress import RulesProgress
-from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
 from verifier.runs import RunStore
 from verifier.script import render_script
 from verifier.summary import join_levels
@@ -72,19 +65,6 @@ app = typer.Typer(
 )
 
 
-def _command() -> str:
-    return shlex.join(["python", "-m", "verifier", *sys.argv[1:]])
-
-
-def _load_baseline(path: Path) -> Baseline:
-    """Return the baseline; the default one need not exist, one that was asked for must."""
-    return load_baseline(path, missing_ok=path == DEFAULT_BASELINE)
-
-
-def _consoles() -> tuple[Console, Console]:
-    return Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
-
-
 def _cluster(context: typer.Context, fresh: bool = True) -> Cluster | None:
     """Return the ranks that torchrun started, if it did; a command that would not use them is refused.
 
@@ -100,14 +80,9 @@ def _cluster(context: typer.Context, fresh: bool = True) -> Cluster | None:
     return cluster
 
 
-def _refuse_cluster(context: typer.Context) -> None:
-    if context.obj is not None:
-        raise ValueError(f"{context.command.name} uses no ranks; run it by itself, without torchrun")
-
-
 def _make(request: Request, baseline: Path, out: Path, cluster: Cluster | None) -> RunRecord:
-    plan = make_plan(replace(request, baseline=str(baseline)), _load_baseline(baseline), cluster)
-    return record(plan, RunStore(out), [ProgressDisplay(_consoles()[1])])
+    plan = make_plan(replace(request, baseline=str(baseline)), load_given_baseline(baseline), cluster)
+    return record(plan, RunStore(out), [ProgressDisplay(consoles()[1])])
 
 
 def _newest(store: RunStore) -> RunRecord | None:
@@ -125,9 +100,9 @@ def _resume(ids: list[str], baseline: Path | None, out: Path, cluster: Cluster |
     if len(ids) > 1:
         raise ValueError(f"--resume goes on with one run, {len(ids)} were named: {', '.join(ids)}")
     run_id = ids[0] if ids else run_to_resume(store)
-    console = _consoles()[1]
+    console = consoles()[1]
     notice = resume_notice(lambda text: console.print(text, highlight=False, markup=False))
-    return resume(run_id, store, _load_baseline, [notice, ProgressDisplay(console)], baseline, cluster)
+    return resume(run_id, store, load_given_baseline, [notice, ProgressDisplay(console)], baseline, cluster)
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -146,12 +121,8 @@ def _say(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoReturn
     if output is Format.JSON:
         sys.stdout.write(render_json(made) + "\n")
     else:
-        print_summary(made, _consoles()[0], page)
-    raise typer.Exit(_exit_status(made, baseline))
-
-
-def _exit_status(run: RunRecord, baseline: Path) -> int:
-    return decide(run, _load_baseline(baseline), datetime.now(UTC).date()).exit_status
+        print_summary(made, consoles()[0], page)
+    raise typer.Exit(exit_status(made, baseline))
 
 
 @app.command()
@@ -198,7 +169,7 @@ def run(
     else:
         request = Request(
             patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
-            imports or (), _command(), shard, rank_memory=rank_memory,
+            imports or (), command_line(), shard, rank_memory=rank_memory,
         )  # fmt: skip
         made = _make(request, baseline, out, _cluster(context))
     _say(made, baseline, out, output)
@@ -217,76 +188,14 @@ def merge(
 ) -> None:
     """Join the shards of a run (`run --shard I/N`) into one run; what failed in any is minimised and confirmed."""
     log_to_stderr(log_level)
-    _refuse_cluster(context)
+    refuse_cluster(context)
     given = baseline if "--baseline" in _given(context) else None
-    listeners = [ProgressDisplay(_consoles()[1])]
-    made, baseline = merge_shards(runs, RunStore(out), _load_baseline, _command(), listeners, given)
+    listeners = [ProgressDisplay(consoles()[1])]
+    made, baseline = merge_shards(runs, RunStore(out), load_given_baseline, command_line(), listeners, given)
     _say(made, baseline, out, output)
 
 
-@app.command()
-def rules(
-    context: typer.Context,
-    patterns: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[OP_GLOB]...",
-            help="Ops as OpInfo names them (add, nn.functional.embedding), or aten overloads; all if none is given.",
-            show_default=False,
-        ),
-    ] = None,
-    world_size: Annotated[
-        str | None, typer.Option("--world-size", help="Sizes of the meshes of one dim, as 2,3,4.", show_default="2,3")
-    ] = None,
-    mesh: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mesh",
-            help="Mesh of several dims on which products of rules are tried, as 2x2; repeatable.",
-            show_default="2x2, or none with --world-size",
-        ),
-    ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="float64, float32 or bfloat16.")] = "float64",
-    max_samples: Annotated[int, typer.Option("--max-samples", help="Calls of one overload of an op, at most.")] = 8,
-    sizes: Annotated[int, typer.Option("--sizes", help="Sizes at which each call is drawn.")] = 3,
-    claims_only: Annotated[
-        bool, typer.Option("--claims-only", help="Try what DTensor claims; look for no missing rules.")
-    ] = False,
-    fail_on: Annotated[FailOn, typer.Option("--fail-on", help="With missing, missing rules fail too.")] = FailOn.WRONG,
-    seed: Seed = 0,
-    imports: Imports = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Worker processes.", show_default="one for each core")
-    ] = None,
-    output: Annotated[RulesFormat, typer.Option("--format", help="What to print on stdout.")] = RulesFormat.TEXT,
-    out: Out = Path("reports"),
-    baseline: BaselineOption = DEFAULT_BASELINE,
-    log_level: LogLevelOption = LogLevel.WARNING,
-) -> None:
-    """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
-    log_to_stderr(log_level)
-    _refuse_cluster(context)
-    request = RulesRequest(
-        patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
-        _command(),
-    )  # fmt: skip
-    plan = make_rules_plan(request, _load_baseline(baseline))
-    store = RunStore(out)
-    made = record_rules(plan, store, RulesProgress(_consoles()[1], plan))
-    write_report(made, store)
-    assert made.rules is not None
-    if output is RulesFormat.JSON:
-        sys.stdout.write(render_rules_json(made) + "\n")
-    elif output is RulesFormat.GITHUB:
-        sys.stdout.write("".join(f"{line}\n" for line in github_lines(made)))
-    else:
-        lines = [header_line(), *(line for name, op in made.rules.ops.items() for line in op_lines(name, op)), ""]
-        sys.stdout.write("".join(f"{line}\n" for line in [*lines, *total_lines(made.rules)]))
-    for error in made.tool_errors:
-        sys.stderr.write(f"error of the verifier: {error}\n")
-    status = _exit_status(made, baseline)
-    missing = any(op.missing for op in made.rules.ops.values())
-    raise typer.Exit(1 if status == 0 and missing and fail_on is FailOn.MISSING else status)
+app.command()(check_rules)
 
 
 @app.command()
@@ -305,12 +214,12 @@ def report(
     store = RunStore(out)
     newest = None if fresh else _newest(store)
     if newest is None:
-        newest = _make(Request(command=_command(), rank_memory=rank_memory), baseline, out, cluster)
+        newest = _make(Request(command=command_line(), rank_memory=rank_memory), baseline, out, cluster)
     page = write_report(newest, store)
-    console = _consoles()[0]
+    console = consoles()[0]
     print_summary(newest, console, page)
     console.print(f"  the page is {page.absolute().as_uri()}", highlight=False, markup=False)
-    raise typer.Exit(_exit_status(newest, baseline))
+    raise typer.Exit(exit_status(newest, baseline))
 
 
 @app.command()
@@ -333,8 +242,8 @@ def gate(
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     newest = None if fresh else _newest(RunStore(out))
     if newest is None:
-        request = Request(profile="ci", command=_command(), baseline=str(baseline), rank_memory=rank_memory)
-        newest = record(make_plan(request, known, cluster), RunStore(out), [ProgressDisplay(_consoles()[1])])
+        request = Request(profile="ci", command=command_line(), baseline=str(baseline), rank_memory=rank_memory)
+        newest = record(make_plan(request, known, cluster), RunStore(out), [ProgressDisplay(consoles()[1])])
     today = datetime.now(UTC).date()
     decision = decide(newest, known, today)
     if update:
@@ -372,7 +281,7 @@ def replay(
     try:
         found = store.find_finding(finding)
     except ValueError:
-        entries = [e for e in _load_baseline(baseline).entries if e.fingerprint.startswith(finding)]
+        entries = [e for e in load_given_baseline(baseline).entries if e.fingerprint.startswith(finding)]
         if len(entries) != 1 or not finding:
             raise
         _replay_entry(entries[0], script, limit, _cluster(context))
@@ -402,63 +311,8 @@ def _say_replayed(message: str, was: str, verdict: Verdict, fails: bool) -> NoRe
         lines.append(f"still fails: {verdict.kind}: {verdict.message}")
     else:
         lines.append(f"does not fail as it did ({was}): now {verdict.kind} {verdict.message}".rstrip())
-    _consoles()[0].print("\n".join(lines), highlight=False, markup=False)
+    consoles()[0].print("\n".join(lines), highlight=False, markup=False)
     raise typer.Exit(1 if fails else 0)
 
 
-def _counts(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Return what a list of counts as ``1,3,1`` says; None if the option is not given."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"{option} {text!r} is not a list of counts such as 1,3,1,3")
-    return tuple(map(int, parts))
-
-
-@app.command()
-def layouts(
-    context: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[LAYOUT]", help="Which layout; all are shown without one.", show_default=False),
-    ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", help="How many ranks share the table, up to 1024.")] = 4,
-    rows: Annotated[int, typer.Option("--rows", help="Rows of the table.")] = 8,
-    columns: Annotated[int, typer.Option("--columns", help="Columns of the table.")] = 4,
-    splits: Annotated[
-        str | None, typer.Option("--splits", metavar="N,N,...", help="Rows of each rank, of row-wise-uneven.")
-    ] = None,
-    owners: Annotated[
-        str | None,
-        typer.Option("--owners", metavar="N,N,...", help="Who holds the table or its column blocks: ranks, or hosts."),
-    ] = None,
-    ranks_per_host: Annotated[
-        int | None, typer.Option("--ranks-per-host", help="How many ranks in a row share a host.")
-    ] = None,
-    page: Annotated[Path | None, typer.Option("--html", help="Write the pictures to this file as well.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check it on gloo ranks: chunks, lookup, one step, a checkpoint.")
-    ] = False,
-    log_level: LogLevelOption = LogLevel.WARNING,
-) -> None:
-    """Show which rank holds what of an embedding table, under one of the layouts of recommender systems."""
-    log_to_stderr(log_level)
-    _refuse_cluster(context)
-    options = LayoutOptions(
-        rows, columns, ranks, _counts("--splits", splits), _counts("--owners", owners), ranks_per_host
-    )
-    shown = show_layouts(name, options)
-    _consoles()[0].print("\n".join(shown.lines), highlight=False, markup=False)
-    if page is not None:
-        try:
-            page.write_text(shown.page, encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"--html {page} cannot be written: {error.strerror}") from error
-    if not check:
-        return
-    failed = False
-    for line, passed in shown.checked():
-        _consoles()[0].print(line, highlight=False, markup=False)
-        failed |= not passed
-    raise typer.Exit(1 if failed else 0)
+app.command()(layouts)

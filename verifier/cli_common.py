@@ -1,0 +1,44 @@
+"""What several commands of the command line do alike."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from verifier.baseline import Baseline, load_baseline
+from verifier.cli_options import DEFAULT_BASELINE
+from verifier.gate import decide
+from verifier.records import RunRecord
+
+__all__ = ["command_line", "consoles", "exit_status", "load_given_baseline", "refuse_cluster"]
+
+
+def command_line() -> str:
+    """Return the command line that was typed."""
+    return shlex.join(["python", "-m", "verifier", *sys.argv[1:]])
+
+
+def load_given_baseline(path: Path) -> Baseline:
+    """Return the baseline; the default one need not exist, one that was asked for must."""
+    return load_baseline(path, missing_ok=path == DEFAULT_BASELINE)
+
+
+def consoles() -> tuple[Console, Console]:
+    """Return those of stdout and of stderr."""
+    return Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+
+def refuse_cluster(context: typer.Context) -> None:
+    """Refuse to run under torchrun, whose ranks the command would not use."""
+    if context.obj is not None:
+        raise ValueError(f"{context.command.name} uses no ranks; run it by itself, without torchrun")
+
+
+def exit_status(run: RunRecord, baseline: Path) -> int:
+    """Return what the gate says of a run today: 0, 1 or 2."""
+    return decide(run, load_given_baseline(baseline), datetime.now(UTC).date()).exit_status

@@ -1,0 +1,95 @@
+"""The command ``rules``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verifier.cli_common import command_line, consoles, exit_status, load_given_baseline, refuse_cluster
+from verifier.cli_options import (
+    DEFAULT_BASELINE,
+    BaselineOption,
+    FailOn,
+    Imports,
+    LogLevelOption,
+    Out,
+    RulesFormat,
+    Seed,
+)
+from verifier.logs import LogLevel, log_to_stderr
+from verifier.recording import write_report
+from verifier.report.github import github_lines
+from verifier.report.rules_json import render_rules_json
+from verifier.report.rules_text import header_line, op_lines, total_lines
+from verifier.rules.progress import RulesProgress
+from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
+from verifier.runs import RunStore
+
+__all__ = ["rules"]
+
+
+def rules(
+    context: typer.Context,
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[OP_GLOB]...",
+            help="Ops as OpInfo names them (add, nn.functional.embedding), or aten overloads; all if none is given.",
+            show_default=False,
+        ),
+    ] = None,
+    world_size: Annotated[
+        str | None, typer.Option("--world-size", help="Sizes of the meshes of one dim, as 2,3,4.", show_default="2,3")
+    ] = None,
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mesh",
+            help="Mesh of several dims on which products of rules are tried, as 2x2; repeatable.",
+            show_default="2x2, or none with --world-size",
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="float64, float32 or bfloat16.")] = "float64",
+    max_samples: Annotated[int, typer.Option("--max-samples", help="Calls of one overload of an op, at most.")] = 8,
+    sizes: Annotated[int, typer.Option("--sizes", help="Sizes at which each call is drawn.")] = 3,
+    claims_only: Annotated[
+        bool, typer.Option("--claims-only", help="Try what DTensor claims; look for no missing rules.")
+    ] = False,
+    fail_on: Annotated[FailOn, typer.Option("--fail-on", help="With missing, missing rules fail too.")] = FailOn.WRONG,
+    seed: Seed = 0,
+    imports: Imports = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Worker processes.", show_default="one for each core")
+    ] = None,
+    output: Annotated[RulesFormat, typer.Option("--format", help="What to print on stdout.")] = RulesFormat.TEXT,
+    out: Out = Path("reports"),
+    baseline: BaselineOption = DEFAULT_BASELINE,
+    log_level: LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
+    log_to_stderr(log_level)
+    refuse_cluster(context)
+    request = RulesRequest(
+        patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
+        command_line(),
+    )  # fmt: skip
+    plan = make_rules_plan(request, load_given_baseline(baseline))
+    store = RunStore(out)
+    made = record_rules(plan, store, RulesProgress(consoles()[1], plan))
+    write_report(made, store)
+    assert made.rules is not None
+    if output is RulesFormat.JSON:
+        sys.stdout.write(render_rules_json(made) + "\n")
+    elif output is RulesFormat.GITHUB:
+        sys.stdout.write("".join(f"{line}\n" for line in github_lines(made)))
+    else:
+        lines = [header_line(), *(line for name, op in made.rules.ops.items() for line in op_lines(name, op)), ""]
+        sys.stdout.write("".join(f"{line}\n" for line in [*lines, *total_lines(made.rules)]))
+    for error in made.tool_errors:
+        sys.stderr.write(f"error of the verifier: {error}\n")
+    status = exit_status(made, baseline)
+    missing = any(op.missing for op in made.rules.ops.values())
+    raise typer.Exit(1 if status == 0 and missing and fail_on is FailOn.MISSING else status)
