@@ -89,6 +89,7 @@ __all__ = [
     "pytree",
     "raised_in",
     "registered_overloads",
+    "release_groups",
     "replaced_handler",
     "replaced_sharded_op",
     "replaced_strategy",
@@ -455,6 +456,11 @@ def cache_misses() -> int:
     return int(_get_fast_path_sharding_prop_cache_stats()[1])  # type: ignore[no-untyped-call]
 
 
+def implicit_replication_allowed() -> bool:
+    """Return whether DTensor takes plain tensors for replicated ones now."""
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
 def clear_caches() -> None:
     """Empty DTensor's sharding propagation caches, so that rules registered later are used."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
@@ -629,7 +635,8 @@ class ShardedOp:
                 _decisions.clear()
             coordinate = info.compute_mesh.get_coordinate()
             assert coordinate is not None, "this rank is part of the mesh"
-            _decisions[key] = _Decision(_view(info.compute_mesh, specs, coordinate), sharding.output_spec)
+            meshes = tuple(arg._spec.mesh for arg in args if isinstance(arg, DTensor))
+            _decisions[key] = _Decision(_view(info.compute_mesh, specs, coordinate), sharding.output_spec, meshes)
         call = functools.partial(_with_view, self.kernel, info.compute_mesh, specs)
         results = _by_rank(info.compute_mesh, call, local_args, {**info.local_kwargs, **extra})
         return dispatcher.wrap(results, sharding.output_spec)
@@ -641,27 +648,39 @@ class ShardedOp:
 
 @dataclass(frozen=True)
 class _Decision:
-    """What is the same in each call with the same specs and the same other arguments."""
+    """What is the same in each call with the same specs and the same other arguments, on the same mesh.
+
+    ``meshes`` keeps alive those that the key names by their ids.
+    """
 
     view: RankView
     result: Any
+    meshes: tuple[DeviceMesh, ...]
 
 
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _MOST_DECISIONS = 4096
 _decisions: dict[tuple[object, ...] | None, _Decision] = {}
-"""By :func:`_call_key`. DTensor remembers the same, but takes its call apart before it looks, which takes longer."""
+"""By :func:`_call_key`. DTensor remembers the same, but takes its call apart before it looks, which takes longer.
+
+:func:`clear_caches` empties it.
+"""
 
 
 def _call_key(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...] | None:
-    """Return all of a call that decides how it is run; None if that is not to be remembered."""
+    """Return all of a call that decides how it is run; None if that is not to be remembered.
+
+    Meshes are equal whose ranks, names and threads are, although this rank may stand elsewhere on the other: on one of
+    a later process group, or of a later thread that has got the number of an earlier one. So each is named by its id.
+    """
     if kwargs or local_tensor_module.local_tensor_mode() is not None:
         return None
     key: list[object] = [op]
     for arg in args:
         kind = type(arg)
         if kind is DTensor:
-            key.append(arg._spec)  # type: ignore[attr-defined]
+            spec = arg._spec  # type: ignore[attr-defined]
+            key += (spec, id(spec.mesh))
         elif kind in _SCALARS:
             key += (kind, arg)  # 1 is not True
         else:
@@ -1132,6 +1151,14 @@ def raised_in(error: BaseException) -> CodeType | None:
     while step is not None and step.tb_next is not None:
         step = step.tb_next
     return None if step is None else step.tb_frame.f_code
+
+
+def release_groups(mesh: DeviceMesh) -> None:
+    """Let go of the process groups of a mesh that nobody uses any more, with their threads and connections.
+
+    The mesh itself may live on in some cache of DTensor's.
+    """
+    mesh._pg_registry.clear()
 
 
 def mesh_of_world(

@@ -16,25 +16,29 @@ __all__ = ["ROW_POWERS"]
 
 def _rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[list[Placement | None]]:
     # result, weight, rows
-    parts = Partial("max" if args[2] == math.inf else "sum")
+    order = args[2]
+    parts = Partial("max" if order == math.inf else "min" if order == -math.inf else "sum")
     return [[parts, Shard(1), Replicate()], [parts, Shard(0), Replicate()]]
 
 
 def _kernel(view: RankView, weight: torch.Tensor, rows: torch.Tensor, order: float) -> torch.Tensor:
-    """Return for each of ``rows`` ``[k]`` what its entries add to its norm of ``order``: 0 for a row of another rank.
+    """Return for each of ``rows`` ``[k]`` what its entries add to its norm of ``order``, if the rank has it.
 
-    That is the sum of powers of their magnitudes, the number that is not 0, or the largest magnitude. Of dtypes of 16
-    bits it is a float32, since it is no result yet.
+    That is the sum of powers of their magnitudes, the number that is not 0, or the largest or smallest magnitude. Of
+    dtypes of 16 bits it is a float32, since it is no result yet.
     """
     first, last = view.bounds(0, 0)
     own = (rows >= first) & (rows < last)
-    result = weight.new_zeros(rows.shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+    nothing = math.inf if order == -math.inf else 0
+    result = weight.new_full(rows.shape, nothing, dtype=torch.promote_types(weight.dtype, torch.float32))
     entries = weight[rows[own].long() - first].to(result.dtype).abs()
     if not entries.numel():
         return result
     match order:
         case math.inf:
             result[own] = entries.amax(-1)
+        case _ if order == -math.inf:
+            result[own] = entries.amin(-1)
         case 0:
             result[own] = (entries != 0).sum(-1).to(result.dtype)
         case _:

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from strategies.distributed import as_dtensors
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding.sharding import check_ids
+from verifier.cases import format_placements
+from verifier.placements import is_shard_order, sharded_dim
 from verifier.torch_internals import RankView, on_each_rank
 
 __all__ = ["HANDLERS", "renorm"]
@@ -20,7 +23,7 @@ EPSILON = 1e-7
 """What aten adds to a norm before it divides by it."""
 
 
-def renorm(op: object, weight: DTensor, indices: DTensor, max_norm: float, norm_type: float = 2.0) -> DTensor:
+def renorm(op: object, weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float = 2.0) -> DTensor:
     """Scale the rows of ``weight`` that are looked up and whose norm is larger than ``max_norm``, in place.
 
     All ranks get all ids, so that replicas stay alike. Each mesh dim that cuts the columns takes one all-reduce, of one
@@ -29,26 +32,36 @@ def renorm(op: object, weight: DTensor, indices: DTensor, max_norm: float, norm_
     Raises
     ------
     NotImplementedError
-        If the table is Partial: a norm of a sum is no sum of norms.
+        If the table is Partial: a norm of a sum is no sum of norms. Or if it has strided shards that are no order of
+        cuts, so that a rank's rows are no span of the table's.
+    RuntimeError
+        If an argument is no DTensor.
     IndexError
         If an id is no row of the table, on every rank.
     """
+    weight, indices = as_dtensors(op, weight=weight, indices=indices)
     if any(placement.is_partial() for placement in weight.placements):
         raise NotImplementedError(
             f"{op}: a Partial table is not supported, since norms are not linear; reduce it first"
         )
     mesh = weight.device_mesh
+    if not is_shard_order(weight.placements, mesh.shape):
+        placed = format_placements(weight.placements)
+        raise NotImplementedError(f"{op}: a table placed as {placed} is not supported; redistribute it first")
     everywhere = [Replicate()] * mesh.ndim
     ids = indices.redistribute(placements=everywhere).to_local()
     check_ids(ids, weight.shape[0])
     rows = DTensor.from_local(torch.unique(ids), mesh, everywhere, run_check=False)
-    if not any(placement == Shard(1) for placement in weight.placements):
+    if not any(sharded_dim(placement) == 1 for placement in weight.placements):
         on_each_rank(_whole_rows(max_norm, norm_type), weight, rows)
         return weight
     powers: DTensor = ROW_POWERS.op(weight, rows, norm_type)
-    # mesh dims that cut rows need nothing: who has a row has all that is left to add up
+    # mesh dims that cut rows need nothing: who has a row has all that is left to add up. Under strides the powers are
+    # those of rows that were moved.
+    plain = all(isinstance(cut, Shard | Replicate) for cut in weight.placements)
     kept = [
-        Replicate() if cut == Shard(1) else part for cut, part in zip(weight.placements, powers.placements, strict=True)
+        part if plain and cut != Shard(1) else Replicate()
+        for cut, part in zip(weight.placements, powers.placements, strict=True)
     ]
     on_each_rank(_parts_of_rows(max_norm, norm_type), weight, rows, powers.redistribute(placements=kept))
     return weight
@@ -68,7 +81,7 @@ def _parts_of_rows(max_norm: float, order: float) -> Callable[..., None]:
     def scale(view: RankView, weight: torch.Tensor, rows: torch.Tensor, powers: torch.Tensor) -> None:
         first, last = view.bounds(0, 0)
         own = (rows >= first) & (rows < last)
-        norms = powers[own] if order in (0, torch.inf) else powers[own].pow(1 / order)
+        norms = powers[own] if order in (0, torch.inf, -torch.inf) else powers[own].pow(1 / order)
         factors = torch.where(norms > max_norm, max_norm / (norms + EPSILON), 1).unsqueeze(-1)
         chosen = rows[own].long() - first
         weight[chosen] = (weight[chosen] * factors).to(weight.dtype)

@@ -16,12 +16,24 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals import RankView, ShardedOp
 
-__all__ = ["GRADIENT", "LINEAR", "LOOKUP", "check_ids", "count_ids", "owned_ids", "share_ids_and_counts"]
+__all__ = [
+    "GRADIENT",
+    "ID_DTYPES",
+    "LINEAR",
+    "LOOKUP",
+    "check_ids",
+    "count_ids",
+    "has_gradient",
+    "owned_ids",
+    "share_ids_and_counts",
+]
 
 aten = torch.ops.aten
 
 COUNT_BYTES = 8
 """Size of a count, an int64."""
+ID_DTYPES = (torch.int64, torch.int32)
+"""What ids may be of."""
 LINEAR = ("sum", "avg")
 """Reductions that every linear function of the parts commutes with."""
 ELEMENTWISE = ("sum", "avg", "max", "min", "product")
@@ -61,21 +73,30 @@ def lookup(view: RankView, weight: torch.Tensor, indices: torch.Tensor, *options
     return result.masked_fill_(foreign.unsqueeze(-1), 0)
 
 
-def refuse_sparse(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the arguments of a lookup as they are, unless its gradient is to be sparse.
+def check_lookup(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return the arguments of a lookup as they are, if they are supported.
 
     Raises
     ------
+    RuntimeError
+        If the ids are no integers, on every rank, also on one that has no row to look up.
     NotImplementedError
-        On every rank, where DTensor would fail at one op or another of the backward.
+        If the gradient is to be sparse, on every rank, where DTensor would fail at one op or another of the backward.
     """
-    weight, sparse = args[0], args[4] if len(args) > 4 else False
-    if sparse and torch.is_grad_enabled() and isinstance(weight, torch.Tensor) and weight.requires_grad:
+    weight, indices, sparse = args[0], args[1], args[4] if len(args) > 4 else False
+    if isinstance(indices, torch.Tensor) and indices.dtype not in ID_DTYPES:
+        raise RuntimeError(f"indices have to be of {ID_DTYPES[0]} or {ID_DTYPES[1]}, got {indices.dtype}")
+    if sparse and has_gradient(weight):
         raise NotImplementedError("a sparse gradient of aten.embedding is not supported: DTensor has no sparse layout")
     return args, {}
 
 
-LOOKUP = ShardedOp(aten.embedding.default, lookup_rules, lookup, before=refuse_sparse)
+def has_gradient(weight: object) -> bool:
+    """Return whether a gradient of ``weight`` will be asked for."""
+    return isinstance(weight, torch.Tensor) and weight.requires_grad and torch.is_grad_enabled()
+
+
+LOOKUP = ShardedOp(aten.embedding.default, lookup_rules, lookup, before=check_lookup)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradient
@@ -160,8 +181,12 @@ def check_ids(indices: torch.Tensor, rows: int) -> None:
     Raises
     ------
     IndexError
-        If one is not; on a GPU an assertion there fails instead, as with the op on whole tensors.
+        If one is not; on a GPU an assertion there fails instead, as with the op on whole tensors, and in a compiled
+        graph one in the graph.
     """
+    if torch.compiler.is_compiling():
+        torch._assert_async(((indices >= 0) & (indices < rows)).all(), "index out of range in self")
+        return
     if not indices.numel():
         return
     if indices.device.type != "cpu":

@@ -15,8 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.embedding.sharding import share_ids_and_counts
+from strategies.distributed import as_dtensors
+from strategies.embedding.sharding import ID_DTYPES, check_ids, has_gradient, share_ids_and_counts
 from strategies.embedding_bag import ops as _ops  # defines the library
+from verifier.placements import sharded_dim
 
 __all__ = ["HANDLERS"]
 
@@ -30,13 +32,13 @@ SUM, MEAN, MAX = range(3)
 # -------------------------------------------------------------------------------------------------------------- lookup
 def lookup(
     op: object,
-    weight: DTensor,
-    indices: DTensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
     offsets: torch.Tensor,
     scale_grad_by_freq: bool = False,
     mode: int = SUM,
     sparse: bool = False,
-    per_sample_weights: DTensor | None = None,
+    per_sample_weights: torch.Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[DTensor, DTensor, DTensor, DTensor]:
@@ -47,9 +49,20 @@ def lookup(
     Raises
     ------
     RuntimeError
-        If an argument is no DTensor, other than the offsets, or if the offsets fit no indices.
+        If an argument is no DTensor, other than the offsets, if the offsets fit no indices, or if a dtype is one that
+        aten does not take: on every rank, also on one that has nothing to look up.
+    NotImplementedError
+        If the gradient is to be sparse: DTensor has no sparse layout.
     """
-    _check_distributed(op, weight=weight, indices=indices, per_sample_weights=per_sample_weights)
+    samples = {} if per_sample_weights is None else {"per_sample_weights": per_sample_weights}
+    weight, indices, *others = as_dtensors(op, weight=weight, indices=indices, **samples)
+    per_sample_weights = others[0] if others else None
+    if sparse and has_gradient(weight):
+        raise NotImplementedError(f"{op}: sparse=True is not supported, DTensor has no sparse layout")
+    indices, offsets = _with_id_dtype(op, indices, offsets)
+    if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
+        dtypes = f"per_sample_weights of {per_sample_weights.dtype} and a weight of {weight.dtype}"
+        raise RuntimeError(f"{op}: expected one dtype, got {dtypes}")
     mesh = weight.device_mesh
     trains = op is aten._embedding_bag.default
     spans = _Spans(indices, offsets, include_last_offset)
@@ -64,21 +77,25 @@ def lookup(
             weight, indices, starts, stops, per_sample_weights, divisors, padding_idx, spans.aligned
         )
     else:
+        ids = indices
         if trains:
-            weight = _reduced(weight)
+            weight, ids = _reduced(weight), _replicated_everywhere(indices)
+            check_ids(ids.to_local(), weight.shape[0])  # all ranks raise before any waits for another
         result = library.max_bags(weight, indices, starts, stops, counts, padding_idx, spans.aligned)
         if trains:
-            result, winners = _with_winners(result, weight, indices, starts, stops, padding_idx)
+            result, winners = _with_winners(result, weight, ids, starts, stops, padding_idx)
     bags = _replicated(spans.bag_of_each_position(), mesh) if trains else nothing
     return result, bags, counts, winners
 
 
 def _with_winners(
-    result: DTensor, weight: DTensor, indices: DTensor, starts: DTensor, stops: DTensor, padding_idx: int
+    result: DTensor, weight: DTensor, ids: DTensor, starts: DTensor, stops: DTensor, padding_idx: int
 ) -> tuple[DTensor, DTensor]:
-    """Return the maxima, reduced, and for each the row that has it at the first position: -1 in an empty bag."""
+    """Return the maxima, reduced, and for each the row that has it at the first position: -1 in an empty bag.
+
+    All ranks have all of ``ids``.
+    """
     result = _reduced(result)
-    ids = _replicated_everywhere(indices)
     positions = _reduced(library.first_of_max(weight, ids, starts, stops, result, padding_idx))
     local, all_ids = positions.to_local(), ids.to_local().long()
     padded = torch.cat([all_ids, all_ids.new_full((1,), -1)])  # what is at no position has no row
@@ -119,7 +136,9 @@ def weight_gradient(
     if mode == MAX:
         return library.max_gradient(grad_output, winners, num_weights)
     if mode == MEAN:
-        # by a positive number, so that every kind of Partial stays what it is
+        # by a positive number, so that every kind of Partial stays what it is; strides are what no counts can follow
+        plain = [p if cut is None else Shard(cut) for p in grad_output.placements for cut in [sharded_dim(p)]]
+        grad_output = _redistributed(grad_output, plain)
         cuts = [p if p == Shard(0) else Replicate() for p in grad_output.placements]
         divisors = counts.redistribute(placements=cuts).to_local().clamp(min=1)
         grad_output = _like(grad_output, grad_output.to_local() / divisors.unsqueeze(-1))
@@ -184,11 +203,13 @@ class _Spans:
     def __init__(self, indices: DTensor, offsets: torch.Tensor, include_last_offset: bool) -> None:
         mesh = self.mesh = indices.device_mesh
         self.positions = indices.shape[0]
+        placements: tuple[Placement, ...] = (Replicate(),) * mesh.ndim
         if isinstance(offsets, DTensor):
             placements = offsets.placements
+            shape = offsets.shape
             offsets = _replicated_everywhere(offsets).to_local()
-        else:
-            placements = (Replicate(),) * mesh.ndim
+            if mesh.get_coordinate() is None:  # a rank that has no part of the mesh knows their number only
+                offsets = offsets.new_zeros(shape)
         self._check(offsets, include_last_offset)
         last = offsets.new_full((1,), self.positions)
         self.edges = (offsets if include_last_offset else torch.cat([offsets, last])).long()
@@ -231,10 +252,20 @@ class _Spans:
 
 
 # ------------------------------------------------------------------------------------------------------------ DTensors
-def _check_distributed(op: object, **arguments: object) -> None:
-    for name, argument in arguments.items():
-        if argument is not None and not isinstance(argument, DTensor):
-            raise RuntimeError(f"{op}: got mixed torch.Tensor and DTensor, {name} is no DTensor; distribute it first")
+def _with_id_dtype(op: object, indices: DTensor, offsets: torch.Tensor) -> tuple[DTensor, torch.Tensor]:
+    """Return ids and offsets of the dtype that aten gives both, where they differ.
+
+    Raises
+    ------
+    RuntimeError
+        If that is none for ids.
+    """
+    dtype = torch.promote_types(indices.dtype, offsets.dtype)
+    if dtype not in ID_DTYPES:
+        expected = " or ".join(map(str, ID_DTYPES))
+        got = f"indices of {indices.dtype} and offsets of {offsets.dtype}"
+        raise RuntimeError(f"{op}: expected {expected}, got {got}")
+    return indices.to(dtype), offsets.to(dtype)  # type: ignore[return-value]
 
 
 def _replicated(value: torch.Tensor, mesh: DeviceMesh) -> DTensor:

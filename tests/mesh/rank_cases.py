@@ -54,6 +54,14 @@ class Shared:
         assert sharded.to_local().shape[0] == (3 if self.rank == 0 else 2)
         assert torch.equal(sharded.full_tensor(), whole)
 
+    @with_comms
+    def row_wise_lookup(self) -> None:
+        mesh = self.build_device_mesh()  # type: ignore[attr-defined]
+        table, ids = torch.arange(15.0).reshape(5, 3), torch.tensor([0, 4, 3, 1])
+        rows = distribute_tensor(table, mesh, [Shard(0)])
+        found = torch.nn.functional.embedding(distribute_tensor(ids, mesh, [R]), rows)
+        assert torch.equal(found.full_tensor(), table[ids])  # type: ignore[attr-defined]
+
     def one_fails(self) -> None:
         if self.rank == 1:
             raise AssertionError("wrong on this rank")

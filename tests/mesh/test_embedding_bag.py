@@ -79,6 +79,43 @@ def test_no_more_is_communicated_than_has_to_be(
     assert result.collectives(Phase.FORWARD) == collectives
 
 
+@pytest.mark.parametrize("placements", [POSITIONS, BAGS, ROWS])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_ids_out_of_range_raise_on_every_rank(verify_ours: Verifier, mode: str, placements: dict[str, str]) -> None:
+    """The last rank alone has the bad id of ids that are cut."""
+    case = bag(mode, input=torch.tensor([0, 4, 3, 1, 1, 2, 5]), padding_idx=1)
+    result = verify_ours(case, placements={"weight": "R", "input": "R", "offsets": "R"} | placements)
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"input": IDS.float()},
+        {"offsets": OFFSETS.float()},
+        {"weight": torch.ones(1, 3), "input": IDS * 0, "per_sample_weights": torch.ones(7, dtype=torch.float64)},
+    ],
+)
+def test_dtypes_that_aten_does_not_take_raise_on_every_rank(verify_ours: Verifier, options: dict[str, object]) -> None:
+    result = verify_ours(bag("sum", trained=False, **options), placements={"weight": "S(0)"})
+    assert result.counts == {VerdictKind.PASS: len(result.observations)}
+
+
+def test_ids_of_another_dtype_than_offsets_become_theirs(verify_ours: Verifier) -> None:
+    result = verify_ours(bag("sum", input=IDS.short()), placements={"weight": "S(0)"}, cotangents=None)
+    assert result.counts == {VerdictKind.PASS: len(result.observations)}
+
+
+def test_a_mean_takes_gradients_with_strides(verify_ours: Verifier) -> None:
+    result = verify_ours(bag("mean"), mesh=SQUARE, placements=["(R, R)"] * 3, cotangents=[("(_S(0, 2), S(0))")])
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+def test_a_sparse_gradient_is_refused_before_anything_is_looked_up(verify_ours: Verifier) -> None:
+    result = verify_ours(bag("sum", sparse=True), placements={"weight": "S(0)"}, allow_nothing=True)
+    assert set(result.counts) == {VerdictKind.UNSUPPORTED}
+
+
 def test_ids_of_two_dims_that_are_cut_with_their_bags(verify_ours: Verifier) -> None:
     ids = IDS[:6].reshape(2, 3)
     case = bag("sum", input=ids, offsets=None, per_sample_weights=filled((2, 3), torch.float64, 1).requires_grad_())

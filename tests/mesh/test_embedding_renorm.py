@@ -35,7 +35,7 @@ def lookup(norm_type: float, dtype: torch.dtype = torch.float64, call: str = LOO
     return OpCase(EMBEDDING, call, (), kwargs, "embedding", exact=False)
 
 
-@pytest.mark.parametrize("norm_type", [0.0, 0.5, 1.0, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("norm_type", [0.0, 0.5, 1.0, 2.0, 3.0, math.inf, -math.inf])
 def test_every_norm_under_every_cut(verify_ours: Verifier, norm_type: float) -> None:
     rows = ["(S(0), S(0))", "(S(0), S(1))", "(S(1), S(0))", "(S(1), S(1))", "(R, S(1))", "(R, R)"]
     combinations = [{"weight": placements, "input": ids} for placements in rows for ids in ("(R, R)", "(S(1), S(0))")]
@@ -68,6 +68,19 @@ def test_embedding_bag(verify_ours: Verifier) -> None:
 def test_a_partial_table_is_refused(verify_ours: Verifier) -> None:
     result = verify_ours(lookup(2.0), placements={"weight": "P(sum)"}, allow_nothing=True)
     assert result.counts == {VerdictKind.UNSUPPORTED: 1}
+
+
+@pytest.mark.parametrize("weight", ["(_S(0, 2), R)", "(_S(1, 2), R)", "(_S(0, 2), S(1))", "(_S(1, 2), S(0))"])
+def test_strides_that_leave_no_span_of_rows_are_refused(verify_ours: Verifier, weight: str) -> None:
+    result = verify_ours(lookup(2.0), mesh=SQUARE, placements={"weight": weight}, allow_nothing=True)
+    assert result.counts == {VerdictKind.UNSUPPORTED: 1}
+
+
+@pytest.mark.parametrize("weight", ["(_S(0, 2), S(0))", "(_S(1, 2), S(1))"])
+def test_strides_that_are_an_order_of_cuts_are_none(verify_ours: Verifier, weight: str) -> None:
+    """Tables of which one mesh dim is gathered where they are used are cut so."""
+    result = verify_ours(lookup(2.0), mesh=SQUARE, placements={"weight": weight}, cotangents=None)
+    assert result.counts == {VerdictKind.PASS: 1}
 
 
 @pytest.mark.parametrize(

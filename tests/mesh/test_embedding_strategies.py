@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import pytest
+import rank_cases
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import strategies
 from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
 from strategies.tensors import filled
 from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
 from verifier.families import DrawContext
 from verifier.meshes import Pool, PoolSet
+from verifier.tasks import Task
 from verifier.verifying import Verifier
 
 GLOO, SQUARE, EIGHT = "3", "simulated:2x2", "simulated:8"
 
 
 @pytest.fixture(scope="module")
-def verify_ours() -> Iterator[Verifier]:
-    """Return a verifier whose ranks have our own strategies."""
+def our_pools() -> Iterator[PoolSet]:
+    """Return pools whose ranks have our own strategies."""
     pools = PoolSet(lambda key: Pool(key, ["strategies.install"]))
-    yield Verifier(pools, MeshSpec.parse(GLOO))
+    yield pools
     pools.close()
+
+
+@pytest.fixture(scope="module")
+def verify_ours(our_pools: PoolSet) -> Verifier:
+    return Verifier(our_pools, MeshSpec.parse(GLOO))
+
+
+def called(pools: PoolSet, task: str) -> tuple[Any, ...]:
+    """Return what each of three ranks returns of a function in ``embedding_tasks``."""
+    mesh = MeshSpec.parse(GLOO)
+    outcome = pools.of(mesh).call(Task(f"embedding_tasks.{task}", (), mesh, limit=120))
+    assert outcome.ok, outcome
+    return outcome.returned
 
 
 def lookup(rows: int, ids: torch.Tensor, call: str = LOOKUP, **options: object) -> OpCase:
@@ -67,6 +85,36 @@ def test_what_is_remembered_of_one_lookup_does_for_no_other(verify_ours: Verifie
     for _ in range(2):
         result = verify_ours(case, mesh=GLOO, placements=placements)
         assert result.counts == {VerdictKind.PASS: 1}
+
+
+def test_what_is_remembered_of_one_mesh_does_for_no_other() -> None:
+    """Meshes of later threads, in which ranks stand elsewhere, are equal to those of earlier ones."""
+    with strategies.installed():
+        for _ in range(6):
+            result = unittest.TestResult()
+            rank_cases.Threads("row_wise_lookup").run(result)
+            assert result.wasSuccessful(), result.failures
+
+
+def test_ranks_that_are_in_no_mesh_know_what_the_others_do(our_pools: PoolSet) -> None:
+    first, second, outside = called(our_pools, "on_a_part")
+    assert first == second == outside
+    assert first == [([4 - last, 3], "(Shard(dim=1),)") for _ in range(3) for last in (False, True)]
+
+
+def test_plain_tensors_are_replicated_where_that_is_allowed(our_pools: PoolSet) -> None:
+    assert called(our_pools, "plain_arguments") == ([True, True],) * 3
+
+
+def test_a_row_wise_lookup_compiles_to_one_graph(our_pools: PoolSet) -> None:
+    assert called(our_pools, "compiled") == ([True, True],) * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int16])
+def test_ids_that_are_no_integers_raise_on_every_rank(verify_ours: Verifier, dtype: torch.dtype) -> None:
+    """Also on one without a row, which looks nothing up."""
+    result = verify_ours(lookup(2, some_ids(2, 4).to(dtype)), placements={"weight": "S(0)", "input": "R"})
+    assert result.counts == {VerdictKind.PASS: 1}
 
 
 def test_every_cut_of_table_and_ids(verify_ours: Verifier) -> None:

@@ -42,6 +42,7 @@ from verifier.torch_internals import (
     clear_caches,
     is_refusal,
     mesh_of_world,
+    release_groups,
     simulated_mode,
     stage_through_host,
     start_simulated_world,
@@ -181,6 +182,8 @@ class _Ranks:
     def build(self, seat: Seat) -> None:
         """Take ``seat`` and make the process groups; leaves those that there were before."""
         self._runners.clear()
+        for mesh in self._meshes.values():
+            release_groups(mesh)
         self._meshes.clear()
         clear_caches()  # they hold meshes of the old groups
         started, earlier, self._seat = time.perf_counter(), self._seat, seat

@@ -1,0 +1,60 @@
+"""What ranks do with embeddings under our own strategies where a trial does not reach: each function is a task."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.functional import embedding, embedding_bag
+
+IDS = torch.tensor([0, 4, 3, 1, 1, 2, 4])
+OFFSETS = torch.tensor([0, 0, 3, 4])
+TABLE = torch.arange(15.0).reshape(5, 3) - 7
+
+
+def on_a_part(mesh: DeviceMesh) -> list[tuple[list[int], str]]:
+    """Look bags up on a mesh of all ranks but the last; return global shape and placements of what comes of it."""
+    part = DeviceMesh("cpu", list(range(mesh.size() - 1)))
+
+    def placed(value: torch.Tensor, placement: Replicate | Shard) -> DTensor:
+        return distribute_tensor(value, part, [placement], src_data_rank=None)
+
+    made = []
+    for mode in ("sum", "mean", "max"):
+        for last in (False, True):
+            weight = placed(TABLE, Shard(1)).requires_grad_()
+            ids, offsets = placed(IDS, Replicate()), placed(OFFSETS, Replicate())
+            made.append(embedding_bag(ids, weight, offsets, mode=mode, include_last_offset=last, padding_idx=1))
+    return [(list(value.shape), str(value.placements)) for value in made]
+
+
+def plain_arguments(mesh: DeviceMesh) -> list[bool]:
+    """Return whether ids that are no DTensors do as replicated ones do where that is allowed."""
+    weight = distribute_tensor(TABLE.clone(), mesh, [Shard(1)], src_data_rank=None)
+    with implicit_replication():
+        bags = embedding_bag(IDS, weight, OFFSETS, mode="sum", per_sample_weights=torch.ones(7))
+        scaled = embedding(IDS, weight, max_norm=3.0)
+    expected_bags = embedding_bag(IDS, TABLE, OFFSETS, mode="sum")
+    expected = embedding(IDS, TABLE.clone(), max_norm=3.0)
+    return [torch.equal(bags.full_tensor(), expected_bags), torch.allclose(scaled.full_tensor(), expected)]
+
+
+def compiled(mesh: DeviceMesh) -> list[bool]:
+    """Return whether a row-wise lookup and its gradient are right as one graph."""
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def reduced(ids: torch.Tensor, weight: DTensor) -> DTensor:
+        return embedding(ids, weight).redistribute(placements=[Replicate()]) * 2
+
+    weight = distribute_tensor(TABLE, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+    result = reduced(distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None), weight)
+    result.sum().backward()
+    local = TABLE.clone().requires_grad_()
+    (embedding(IDS, local) * 2).sum().backward()
+    assert weight.grad is not None
+    assert local.grad is not None
+    return [
+        torch.equal(result.full_tensor(), 2 * embedding(IDS, TABLE)),
+        torch.equal(weight.grad.full_tensor(), local.grad),
+    ]
