@@ -546,12 +546,18 @@ class RankView:
 
     def bounds(self, number: int, tensor_dim: int) -> tuple[int, int]:
         """Return where on ``tensor_dim`` the rank's shard of tensor argument ``number`` starts and stops."""
-        shape = self.shapes[number]
-        size, offset = _compute_local_shape_and_global_offset(
-            shape, self.mesh_shape, list(self.coordinate), self.placements[number]
-        )
-        start = int(offset[tensor_dim])
-        return start, start + int(size[tensor_dim])
+        shape, placements = self.shapes[number], self.placements[number]
+        if any(strides_of(placement) for placement in placements):
+            sizes, offsets = _compute_local_shape_and_global_offset(
+                shape, self.mesh_shape, list(self.coordinate), placements
+            )
+            return int(offsets[tensor_dim]), int(offsets[tensor_dim]) + int(sizes[tensor_dim])
+        start, stop = 0, shape[tensor_dim]  # without tensors, so that a call can be traced
+        for mesh_dim in self.cuts(number, tensor_dim):
+            chunk = -(-(stop - start) // self.mesh_shape[mesh_dim])
+            start = min(start + self.coordinate[mesh_dim] * chunk, stop)
+            stop = min(start + chunk, stop)
+        return start, stop
 
     def cuts(self, number: int, tensor_dim: int) -> tuple[int, ...]:
         """Return the mesh dims that cut ``tensor_dim`` of tensor argument ``number``."""

@@ -177,7 +177,8 @@ def _first(
     rows = weight[indices[chosen].long() - view.bounds(0, 0)[0]]
     bags = torch.repeat_interleave(edges.diff())
     positions = (chosen + view.bounds(1, 0)[0]).unsqueeze(-1)
-    found = torch.where(rows == values[bags], positions, nowhere)
+    wanted = values[bags]
+    found = torch.where((rows == wanted) | (rows.isnan() & wanted.isnan()), positions, nowhere)
     return result.scatter_reduce_(0, bags.unsqueeze(-1).expand_as(found), found, "amin")
 
 

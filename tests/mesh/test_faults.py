@@ -146,6 +146,25 @@ def test_every_fault_of_a_batch_has_its_own_restart(pool: Pool) -> None:
     assert pool.restarts == restarts + 2
 
 
+def test_mending_in_place_leaves_no_threads_and_no_connections_behind() -> None:
+    """Each world has threads of its own for each of its groups, which caches of DTensor's had kept alive."""
+    mesh, replicated = MeshSpec((2, 1)), parse_placements("(R, R)")
+
+    def placed(weight: str, fault: str | None = None) -> Trial:
+        places = (parse_placements(weight), replicated)
+        return Trial(CASE, mesh, places, cotangents=((replicated,),), fault=fault)
+
+    masked, reduced = placed("(S(0), S(1))"), placed("(P(sum), R)")  # masks differ from world to world
+    counted = []
+    with Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, grace=0.5) as pool:
+        for _ in range(3):
+            fates = [one.fate for one in pool.run([masked, placed("(P(sum), R)", "raise:1"), reduced])]
+            assert fates == [Fate.COMPLETED, Fate.STUCK, Fate.COMPLETED]
+            counted.append([len(os.listdir(f"/proc/{pid}/{kind}")) for pid in pool.pids for kind in ("task", "fd")])
+        assert pool.replaced == 0
+    assert counted[0] == counted[1] == counted[2]
+
+
 def test_a_rank_killed_from_outside_between_trials(pool: Pool) -> None:
     list(pool.run(BATCH[:1]))
     restarts, pids = pool.restarts, pool.pids
