@@ -10,6 +10,7 @@ from verifier.cli import app
 from verifier.interrupts import RunInterrupted
 from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
 from verifier.record_files import RunStoreError
+from verifier.rules.workers import WorkerError
 
 __all__ = ["main"]
 
@@ -48,8 +49,10 @@ def _status_of(work: Callable[[], None]) -> int:
     try:
         work()
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    except (ValueError, PoolError, RunStoreError) as error:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        sys.stderr.write(f"{ended.code}\n")  # Python would print it too, and exit with status 1: findings
+    except (ValueError, PoolError, WorkerError, RunStoreError) as error:
         sys.stderr.write(f"error: {error}\n")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -28,7 +28,7 @@ def run_imports(names: Sequence[str]) -> list[str]:
     Raises
     ------
     ImportFailedError
-        With the name and the exception, whatever it was.
+        With the name and the exception, whatever it was; one that asks Python to exit, too.
     """
     if not names:
         return []
@@ -36,8 +36,10 @@ def run_imports(names: Sequence[str]) -> list[str]:
         for name in names:
             try:
                 _import(name)
-            except Exception as error:  # the user's own code may raise anything
-                raise ImportFailedError(f"--import {name}: {type(error).__name__}: {error}") from error
+            # The user's own code may raise anything. What ends it with sys.exit must not end us, with its status.
+            except (Exception, SystemExit) as error:
+                said = f"{type(error).__name__}: {error}".removesuffix(": ")
+                raise ImportFailedError(f"--import {name}: {said}") from error
     return helped
 
 
