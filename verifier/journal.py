@@ -55,7 +55,11 @@ def read_journal(path: Path) -> Journal:
     FileNotFoundError
         If there is no such file.
     """
-    content = path.read_bytes()
+    return _parse(path.read_bytes(), path)
+
+
+def _parse(content: bytes, path: Path) -> Journal:
+    """Return the journal whose bytes are ``content``; ``path`` is for messages."""
     lines = content.split(b"\n")
     # Every whole line ends in a newline, so what follows the last one is empty or torn, even if it happens to parse.
     torn = bool(lines.pop())
@@ -99,43 +103,62 @@ class RunWriter:
     directory
         The run's own directory; has to exist.
     header
-        The first line of a new journal.
-    journal
-        The journal that the run has already, to be continued; a torn last line is cut off.
+        The first line of a new journal; None goes on with the one that the run has, whose torn last line is cut off.
+
+    Attributes
+    ----------
+    past
+        The journal that the run had, None if it is new.
 
     Raises
     ------
     ValueError
         If another process has the journal open.
+    RunFormatError
+        If the journal that the run has cannot be read.
+    RunStoreError
+        If the file system refuses.
     """
 
-    def __init__(self, directory: Path, header: RunHeader, journal: Journal | None = None) -> None:
+    def __init__(self, directory: Path, header: RunHeader | None) -> None:
         self.directory = directory
-        self.header = header
         self.journal_path = directory / JOURNAL_NAME
         self.record_path = directory / RECORD_NAME
-        self._written = 0 if journal is None else 1 + len(journal.events)
+        self.past: Journal | None = None
+        self._written = 0
         self._broken = ""
         self._closed = False
-        kept = "nothing of this run is kept" if journal is None else "what the run has is kept"
+        kept = "what the run has is kept" if header is None else "nothing of this run is kept"
         try:
-            flags = os.O_CREAT | os.O_EXCL if journal is None else 0
+            flags = 0 if header is None else os.O_CREAT | os.O_EXCL
             self._descriptor = os.open(self.journal_path, os.O_RDWR | os.O_APPEND | flags, 0o666)
         except OSError as error:
             raise refused("write", self.journal_path, error, kept) from error
         try:
             if not _locked(self._descriptor):
-                raise ValueError(f"run {header.id} still goes on in another process; resume it when that has ended")
-            if journal is None:
+                run_id = directory.name
+                raise ValueError(f"run {run_id} still goes on in another process; resume it when that has ended")
+            if header is None:
+                self.header = self._take_over().header
+            else:
+                self.header = header
                 self._append({"format_version": FORMAT_VERSION, "header": header}, kept)
-            elif journal.torn:
-                os.ftruncate(self._descriptor, journal.size)
         except OSError as error:
             os.close(self._descriptor)
             raise refused("write", self.journal_path, error, kept) from error
         except (RunStoreError, ValueError):
             os.close(self._descriptor)
             raise
+
+    def _take_over(self) -> Journal:
+        """Return the journal, less a torn last line; not before it is locked, since until then it may grow."""
+        with open(self._descriptor, "rb", closefd=False) as file:
+            past = _parse(file.read(), self.journal_path)
+        if past.torn:
+            os.ftruncate(self._descriptor, past.size)
+        self.past = past
+        self._written = 1 + len(past.events)
+        return past
 
     def __enter__(self) -> RunWriter:
         return self

@@ -97,8 +97,9 @@ class RunStore:
         path = self.path(run_id, JOURNAL_NAME)
         if not path.is_file():
             raise ValueError(f"no run {run_id!r}{self._hint(run_id)}")
-        journal = read_journal(path)
-        return RunWriter(path.parent, journal.header, journal), journal
+        writer = RunWriter(path.parent, None)
+        assert writer.past is not None
+        return writer, writer.past
 
     def ids(self) -> list[str]:
         """Return the ids of all runs, finished or not, newest first."""

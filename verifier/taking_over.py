@@ -60,6 +60,12 @@ def _finished(store: RunStore, run_id: str) -> bool:
     return False
 
 
+def _refuse_finished(store: RunStore, run_id: str) -> None:
+    """Raise a ValueError if nothing is left of a run."""
+    if run_id in store.ids() and _finished(store, run_id):
+        raise ValueError(f"run {run_id} has finished; there is nothing to resume")
+
+
 def resume(
     run_id: str,
     store: RunStore,
@@ -83,10 +89,10 @@ def resume(
         If there is no such run, it has finished, another process goes on with it, or something that decides what it
         does has changed.
     """
-    if run_id in store.ids() and _finished(store, run_id):
-        raise ValueError(f"run {run_id} has finished; there is nothing to resume")
+    _refuse_finished(store, run_id)
     writer, journal = store.reopen_run(run_id)
     with writer:
+        _refuse_finished(store, run_id)  # it may have come to its end before we had the journal
         header = journal.header
         request = _request(header)
         path = baseline or Path(request.baseline)

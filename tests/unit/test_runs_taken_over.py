@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from run_factory import make_header, make_run
 
+from verifier import journal
 from verifier.baseline import Baseline
 from verifier.campaign import Campaign
 from verifier.cases import Combination, MeshSpec, OpCase
@@ -99,20 +100,56 @@ def test_a_torn_line_is_cut_off_before_the_journal_goes_on(store: RunStore) -> N
         writer.append({"n": 1})
     with writer.journal_path.open("ab") as file:
         file.write(b'{"n": 2')
-    again, journal = store.reopen_run("1")
+    again, past = store.reopen_run("1")
     with again:
         again.append({"n": 3})
-    assert (journal.events, journal.torn) == ([{"n": 1}], True)
+    assert (past.events, past.torn) == ([{"n": 1}], True)
     assert read_journal(writer.journal_path) == Journal(
         header("1"), [{"n": 1}, {"n": 3}], False, writer.journal_path.stat().st_size
     )
 
 
-def test_a_journal_that_is_gone_is_said(store: RunStore, tmp_path: Path) -> None:
-    killed(store, header("1"))
-    journal = read_journal(store.path("1", "journal.jsonl"))
+def test_a_journal_that_is_gone_is_said(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="No such file"):
-        RunWriter(tmp_path, header("1"), journal)
+        RunWriter(tmp_path, None)
+
+
+def test_what_is_written_until_the_journal_is_locked_is_kept(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the rest of a line that was written in two parts."""
+    first = store.open_run(header("1"))
+    first.append({"n": 1})
+    real, whole = journal._locked, b'{"n":2}\n'
+
+    def ends_just_before(descriptor: int) -> bool:
+        with first.journal_path.open("ab", buffering=0) as file:
+            file.write(whole[:4])
+            file.write(whole[4:])
+        first.close()
+        return real(descriptor)
+
+    monkeypatch.setattr(journal, "_locked", ends_just_before)
+    again, past = store.reopen_run("1")
+    with again:
+        again.append({"n": 3})
+    assert (past.events, past.torn) == ([{"n": 1}, {"n": 2}], False)
+    assert read_journal(first.journal_path).events == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+def test_a_run_that_ends_before_its_journal_is_locked_is_not_done_again(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.open_run(header("1"))
+    real = store.reopen_run
+
+    def ends_just_before(run_id: str) -> tuple[RunWriter, Journal]:
+        first.finish(make_run(header=first.header))
+        first.close()
+        return real(run_id)
+
+    monkeypatch.setattr(store, "reopen_run", ends_just_before)
+    with pytest.raises(ValueError, match="run 1 has finished; there is nothing to resume"):
+        resume("1", store, no_baseline)
+    assert not is_open(first.journal_path)
 
 
 # --------------------------------------------------------------------------------------------------------------- shards
