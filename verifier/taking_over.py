@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +25,13 @@ __all__ = ["merge", "resume", "resume_notice", "run_to_resume"]
 
 BaselineLoader = Callable[[Path], Baseline]
 
+_INTERRUPTED = "interrupted"
+"""Why the rest of a run that a Ctrl-C ended is untested, as the campaign says it."""
+
 
 # ------------------------------------------------------------------------------------------------------------- resuming
 def run_to_resume(store: RunStore) -> str:
-    """Return the id of the newest run on meshes that was cut short and that no process goes on with.
+    """Return the id of the newest run on meshes that was killed or interrupted and that no process goes on with.
 
     Raises
     ------
@@ -39,9 +41,9 @@ def run_to_resume(store: RunStore) -> str:
     going_on = 0
     for run_id in store.ids():
         path = store.path(run_id, JOURNAL_NAME)
-        if not path.is_file() or _finished(store, run_id):
-            continue
         try:
+            if not path.is_file() or _nothing_left(store, run_id):
+                continue
             resumable = bool(read_journal(path).header.request)
         except RunFormatError:  # killed before its header was written, or made by another version
             continue
@@ -52,18 +54,24 @@ def run_to_resume(store: RunStore) -> str:
     raise ValueError(f"no run in {store.directory} was cut short, of {len(store.ids())}{others}; nothing to resume")
 
 
-def _finished(store: RunStore, run_id: str) -> bool:
-    """Return whether the run is stored and nothing is left of it; one that a Ctrl-C ended can go on."""
-    with contextlib.suppress(FileNotFoundError):
+def _nothing_left(store: RunStore, run_id: str) -> str:
+    """Return why there is nothing to resume of a run; empty for one that was killed or that a Ctrl-C ended."""
+    try:
         run = read_record(store.path(run_id))
-        return run.complete or run.rules is not None
-    return False
+    except FileNotFoundError:
+        return ""
+    if run.complete or run.rules is not None:
+        return "has finished"
+    if any(one.reason == _INTERRUPTED for one in run.untested):
+        return ""
+    # Time that has passed counts, so that it would stop at once; a merged run has what the shards had time for.
+    return "was neither killed nor interrupted: its time was up, and a longer --time-limit is another run"
 
 
-def _refuse_finished(store: RunStore, run_id: str) -> None:
-    """Raise a ValueError if nothing is left of a run."""
-    if run_id in store.ids() and _finished(store, run_id):
-        raise ValueError(f"run {run_id} has finished; there is nothing to resume")
+def _refuse_ended(store: RunStore, run_id: str) -> None:
+    """Raise a ValueError if there is nothing to resume of a run."""
+    if run_id in store.ids() and (why := _nothing_left(store, run_id)):
+        raise ValueError(f"run {run_id} {why}; there is nothing to resume")
 
 
 def resume(
@@ -86,13 +94,13 @@ def resume(
     Raises
     ------
     ValueError
-        If there is no such run, it has finished, another process goes on with it, or something that decides what it
-        does has changed.
+        If there is no such run, it was neither killed nor interrupted, another process goes on with it, or something
+        that decides what it does has changed.
     """
-    _refuse_finished(store, run_id)
+    _refuse_ended(store, run_id)
     writer, journal = store.reopen_run(run_id)
     with writer:
-        _refuse_finished(store, run_id)  # it may have come to its end before we had the journal
+        _refuse_ended(store, run_id)  # it may have come to its end before we had the journal
         header = journal.header
         request = _request(header)
         path = baseline or Path(request.baseline)

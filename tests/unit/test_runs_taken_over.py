@@ -13,7 +13,7 @@ from run_factory import make_header, make_run
 
 from verifier import journal
 from verifier.baseline import Baseline
-from verifier.campaign import Campaign
+from verifier.campaign import OUT_OF_TIME, Campaign
 from verifier.cases import Combination, MeshSpec, OpCase
 from verifier.events import CaseSkipped, Event
 from verifier.families import DrawContext
@@ -21,10 +21,12 @@ from verifier.journal import Journal, RunWriter, is_open, read_journal
 from verifier.past import Past
 from verifier.placements import Alphabet
 from verifier.recording import Request, make_plan
-from verifier.records import RunHeader
+from verifier.records import RunHeader, UntestedRecord
 from verifier.runs import RunStore
 from verifier.shards import Shard
 from verifier.taking_over import merge, resume, run_to_resume
+
+INTERRUPTED = "interrupted"
 
 
 @pytest.fixture
@@ -42,9 +44,11 @@ def killed(store: RunStore, made: RunHeader) -> None:
     store.open_run(made).close()
 
 
-def finished(store: RunStore, made: RunHeader, complete: bool = True) -> str:
+def finished(store: RunStore, made: RunHeader, untested: str = "") -> str:
+    """Store a run that has reached everything, or that did not for a reason."""
+    left = [UntestedRecord("the rest of the run", untested, 1)] if untested else []
     with store.open_run(made) as writer:
-        writer.finish(make_run(header=made, complete=complete))
+        writer.finish(make_run(header=made, complete=not untested, untested=left))
     return made.id
 
 
@@ -59,7 +63,11 @@ def test_the_newest_run_that_was_cut_short_is_resumed(store: RunStore) -> None:
     finished(store, header("3"))
     killed(store, replace(header("4"), request={}))  # a rule check, or an older version
     assert run_to_resume(store) == "2"
-    finished(store, header("5"), complete=False)  # interrupted
+    finished(store, header("5"), INTERRUPTED)
+    assert run_to_resume(store) == "5"
+    finished(store, header("6"), OUT_OF_TIME)
+    finished(store, header("7"))
+    store.path("7").write_text('{"format_version": 9}')
     assert run_to_resume(store) == "5"
 
 
@@ -80,9 +88,12 @@ def test_nothing_to_resume_is_said_with_what_there_is(store: RunStore) -> None:
     finished(store, header("1"))
     with store.open_run(header("2")), pytest.raises(ValueError, match="of 2, and 1 still going on; nothing to resume"):
         run_to_resume(store)
-    with pytest.raises(ValueError, match="run 1 has finished"):
+    with pytest.raises(ValueError, match="run 1 has finished; there is nothing to resume"):
         resume("1", store, no_baseline)
-    with pytest.raises(ValueError, match=r"no run 'x'; .* has 2 runs"):
+    finished(store, header("3"), OUT_OF_TIME)
+    with pytest.raises(ValueError, match="run 3 was neither killed nor interrupted: its time was up, and "):
+        resume("3", store, no_baseline)
+    with pytest.raises(ValueError, match=r"no run 'x'; .* has 3 runs"):
         resume("x", store, no_baseline)
     killed(store, header("20260520T12"))
     with pytest.raises(ValueError, match="no run '20260520T13'; did you mean '20260520T12'"):
