@@ -5,8 +5,10 @@ The script shows the defect through DTensor's public API. Exit status 1: the def
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -396,22 +398,26 @@ def run_script(source: str) -> tuple[str, str]:
         path = Path(folder) / "finding.py"
         path.write_text(source)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        try:
-            done = subprocess.run(
-                [sys.executable, str(path)],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=TIME_LIMIT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"not run to its end within {TIME_LIMIT:.0f} s", ""
-    output = (done.stderr + done.stdout).strip()[-2000:]  # what the script says comes last, and is kept
-    if done.returncode == 1 and "the defect is there" in done.stdout:
+        with subprocess.Popen(
+            [sys.executable, str(path)],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a group with its ranks, which would live on without it
+        ) as script:
+            try:
+                said, errors = script.communicate(timeout=TIME_LIMIT)
+            except subprocess.TimeoutExpired:
+                return f"not run to its end within {TIME_LIMIT:.0f} s", ""
+            finally:  # after a Ctrl-C as well
+                with contextlib.suppress(ProcessLookupError):  # all have ended
+                    os.killpg(script.pid, signal.SIGKILL)
+    output = (errors + said).strip()[-2000:]  # what the script says comes last, and is kept
+    if script.returncode == 1 and "the defect is there" in said:
         return FAILS, output
-    if done.returncode == 0 and "the defect is gone" in done.stdout:
+    if script.returncode == 0 and "the defect is gone" in said:
         return GONE, output
-    return f"broke with exit status {done.returncode}", output
+    return f"broke with exit status {script.returncode}", output

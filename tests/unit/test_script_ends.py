@@ -1,0 +1,56 @@
+"""However the script of a finding ends, its ranks end with it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from verifier.script import run_script
+
+LIMIT = 30.0
+"""Seconds that a busy machine may take for anything here."""
+
+SCRIPT = """
+import subprocess
+import sys
+from pathlib import Path
+
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+Path({path!r}).write_text(str(rank.pid))
+rank.wait()
+"""
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, also if its new parent does not ask how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("finding.py", 90.0), KeyboardInterrupt()])
+def test_ranks_end_with_the_script(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = tmp_path / "pid"
+
+    def cut_short(*_: object, **__: object) -> None:
+        until = time.monotonic() + LIMIT
+        while not (noted.exists() and noted.read_text()) and time.monotonic() < until:
+            time.sleep(0.01)
+        raise error
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", cut_short)
+    source = SCRIPT.format(path=str(noted))
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            run_script(source)
+    else:
+        assert run_script(source) == ("not run to its end within 90 s", "")
+    rank = int(noted.read_text())
+    until = time.monotonic() + LIMIT
+    while not has_ended(rank) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert has_ended(rank)
