@@ -14,6 +14,9 @@ from verifier.rules.workers import WorkerError
 
 __all__ = ["main"]
 
+INTERRUPTED = 130
+"""Exit status of what a Ctrl-C ended, as shells have it."""
+
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit status 2.
@@ -26,7 +29,7 @@ def main() -> None:
 def _main() -> None:
     rank = TorchrunRank.read()
     if rank is None:
-        app()
+        _run_app(None)
     elif rank.rank:
         raise SystemExit(keep_place(rank))
     else:
@@ -41,7 +44,17 @@ def _lead(rank: TorchrunRank, cluster: Cluster) -> None:
             f"torchrun --max-restarts {rank.restarts} would run everything again whenever there are findings; "
             "leave it at 0, lost ranks are replaced without it"
         )
-    app(obj=cluster)
+    _run_app(cluster)
+
+
+def _run_app(cluster: Cluster | None) -> None:
+    """Run the command line, on the ranks of ``cluster`` if torchrun started us."""
+    try:
+        app(obj=cluster)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # typer makes that of a KeyboardInterrupt, without a word
+            raise KeyboardInterrupt from ended
+        raise
 
 
 def _status_of(work: Callable[[], None]) -> int:
@@ -58,7 +71,7 @@ def _status_of(work: Callable[[], None]) -> int:
         sys.stderr.write("interrupted\n")
     except RunInterrupted as interrupted:
         sys.stderr.write(f"{interrupted}\n")
-        return 130  # as shells have it
+        return INTERRUPTED
     except Exception:  # noqa: BLE001 - Python would exit with status 1, which here means findings
         traceback.print_exc()
         sys.stderr.write("error: the verifier itself failed; please report the lines above\n")

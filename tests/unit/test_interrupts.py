@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from verifier import entry, recording
+from verifier import cli, entry, recording
 from verifier.interrupts import one_interrupt_at_a_time
 from verifier.plan import Plan
 from verifier.records import RunHeader
@@ -87,3 +88,24 @@ def test_one_more_while_a_run_ends_says_what_is_kept(
     assert said.endswith("journal.jsonl, and `python -m verifier run --resume` goes on\n")
     assert list(tmp_path.rglob("journal.jsonl"))
     assert not list(tmp_path.rglob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("command", "meanwhile"), [(["run", "embedding"], "make_plan"), (["replay", "ab"], "RunStore")]
+)
+def test_outside_of_a_run_one_is_status_2_and_a_line(
+    command: list[str],
+    meanwhile: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, meanwhile, interrupted)
+    monkeypatch.setattr(sys, "argv", ["verifier", *command, "--out", str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "interrupted\n"
