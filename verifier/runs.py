@@ -107,10 +107,6 @@ class RunStore:
             return []
         return sorted((entry.name for entry in self.directory.iterdir() if entry.is_dir()), reverse=True)
 
-    def unfinished(self) -> list[str]:
-        """Return the ids of the runs without ``run.json``, newest first: killed ones, and those that still go on."""
-        return [run_id for run_id in self.ids() if not self.path(run_id).is_file()]
-
     def newest(self) -> RunRecord | None:
         """Return the newest finished run, or None if there is none.
 

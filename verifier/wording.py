@@ -1,11 +1,12 @@
-"""How messages put things: a count with its noun, and the nearest valid name for one that does not exist."""
+"""How messages put things: a count with its noun, a signal, the nearest valid name for one that does not exist."""
 
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "nearest", "plural"]
+__all__ = ["did_you_mean", "nearest", "plural", "signal_name"]
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
@@ -46,3 +47,15 @@ def plural(count: int, noun: str, many: str = "") -> str:
     ('1 finding', '1,200 findings', '2 classes')
     """
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; those for real-time use are counted from the first, as ``kill -l`` does.
+
+    >>> signal_name(9), signal_name(signal.SIGRTMIN + 3)
+    ('SIGKILL', 'SIGRTMIN+3')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN{number - signal.SIGRTMIN:+}"

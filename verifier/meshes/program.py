@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,11 +14,14 @@ from typing import IO, Protocol
 import msgspec
 
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
+from verifier.wording import signal_name
 
 __all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
 
 LOOPBACK = "lo"
 STDERR_TAIL = 600
+ENDING_LIMIT = 30.0
+"""Seconds that a process gets to end that is killed, or whose connection is closed."""
 _SOURCE = "from verifier.meshes.worker import main; main()"
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _PREFIXES_OF_A_LAUNCHER = ("ROLE_", "MASTER_", "TORCHELASTIC_")
@@ -110,6 +113,9 @@ class WorkerProgram:
                 start_new_session=True,  # a Ctrl-C is the controller's to handle
                 env=_environment(spec),
             )
+        except BaseException:
+            self._release()
+            raise
         finally:
             for descriptor in (lifeline_read, breaker_read, phase_fd):
                 os.close(descriptor)
@@ -131,10 +137,10 @@ class WorkerProgram:
 
     def ending(self) -> str:
         try:
-            code = self._popen.wait(timeout=30)
+            code = self._popen.wait(timeout=ENDING_LIMIT)
         except subprocess.TimeoutExpired:
             return "a closed pipe"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return f"signal {signal_name(-code)}" if code < 0 else f"exit status {code}"
 
     def tail(self) -> str:
         end = os.fstat(self._stderr.fileno()).st_size
@@ -146,7 +152,11 @@ class WorkerProgram:
 
     def close(self) -> None:
         self._popen.kill()
-        self._popen.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, which kills it on the way out
+            self._popen.wait(timeout=ENDING_LIMIT)
+        self._release()
+
+    def _release(self) -> None:
         self._phase.close()
         self._stderr.close()
         os.close(self._lifeline)

@@ -24,6 +24,7 @@ import torch
 
 from verifier.imports import run_imports
 from verifier.process_limits import die_with, limit_memory
+from verifier.wording import signal_name
 
 __all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
 
@@ -199,7 +200,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             return "a closed pipe"
-        return self._killed_for or (signal.Signals(-code).name if code < 0 else f"exit status {code}")
+        return self._killed_for or (signal_name(-code) if code < 0 else f"exit status {code}")
 
     def last_line(self) -> str:
         """Return the last line that was written since the item was given out."""
