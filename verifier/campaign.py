@@ -164,6 +164,7 @@ class Campaign:
             return 0
         tried = elsewhere = 0
         out_of_time = False
+        reached = max(past.cases, default=0)  # nothing but a time limit left out a case before this one
         stopped: list[Exception] = []
 
         @hypothesis.seed(self.plan.seed)
@@ -187,7 +188,8 @@ class Campaign:
                 elsewhere += 1
                 self._wanted(case, mesh)  # what other shards plan decides what this one plans next
                 return
-            if self._case_number not in past.cases and (over or time.monotonic() > until):
+            given_up = over or self._case_number < reached or time.monotonic() > until
+            if self._case_number not in past.cases and given_up:
                 out_of_time = True
                 if self.plan.shard is not None or past.explored:  # other shards plan it or planned on from it
                     self._wanted(case, mesh)

@@ -123,3 +123,16 @@ def test_a_case_that_the_clock_ended_is_not_taken_up_again(monkeypatch: pytest.M
     assert [e.count for e in events if isinstance(e, CaseSkipped) and e.reason == campaign.OUT_OF_TIME] == [
         first.trials
     ]
+
+
+def test_an_op_whose_time_was_over_gets_none_from_those_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the numbers of its cases would stand in the journal behind those of the next op."""
+    begun = [event for event in events_of(monkeypatch, 400.0) if isinstance(event, CaseStarted)]
+    last = next(event for event in begun if event.case.op == BAGS.ops[1])  # as if killed in its first case
+    kept = {event.number: event.digest for event in begun if event.number <= last.number}
+    assert len(kept) < last.number  # the ops before it did not come to their last case
+    events = events_of(monkeypatch, 3600.0, past=Past(resumed=True, cases=kept))
+    again = [event.number for event in events if isinstance(event, CaseStarted)]
+    assert again == sorted(again)
+    assert [number for number in again if number <= last.number] == list(kept)
+    assert again[-1] > last.number
