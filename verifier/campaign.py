@@ -107,7 +107,7 @@ class Campaign:
             self._pools.close()
             self._spares.close()
             try:
-                self._investigation.settle_known()
+                self._investigation.settle()
             finally:
                 self.emit(RunFinished(time.monotonic() - started, self._complete))
 

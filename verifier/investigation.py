@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -59,8 +60,11 @@ class Investigation:
         self._emit, self._recall = emit, recall
         self._known_groups: dict[str, BaselineEntry] = {}
         self._replayed: dict[str, Failure] = {}
-        self._handled: dict[str, None] = {}
+        self._handled: dict[str, str] = {}
+        """The finding that each group is, or that was minimised to one of its failures."""
         self._found: dict[str, FindingRecord] = {}
+        self._told: Counter[str] = Counter()
+        """Of how many failures each finding has been reported."""
 
     def replay_known(self) -> None:
         """Run every entry of the baseline that is in scope again, and learn what its failures look like."""
@@ -95,7 +99,12 @@ class Investigation:
         ops = self.plan.selected.get(entry.family)
         return ops is not None and self.plan.families[entry.family].covers(ops, entry.op)
 
-    def settle_known(self) -> None:
+    def settle(self) -> None:
+        """Report what the findings have come to, once all has been tried."""
+        self._settle_known()
+        self._settle_found()
+
+    def _settle_known(self) -> None:
         """Report each known finding that showed: as it was stored, with all groups that turned out to be it."""
         for fingerprint_, failure in self._replayed.items():
             groups = [g for key, g in self._outcomes.failures.groups.items() if self._is_entry(key, fingerprint_)]
@@ -108,6 +117,15 @@ class Investigation:
             entry = self.plan.baseline.get(fingerprint_)
             found = self._record(merged, failure, where, True, entry)
             self._emit(FindingReported(replace(found, groups=sorted(group.key for group in groups))))
+
+    def _settle_found(self) -> None:
+        """Report the failures of new findings that came after these, or were in groups that look as they do."""
+        for name, found in self._found.items():
+            groups = [g for key, g in self._outcomes.failures.groups.items() if self._handled.get(key) == name]
+            if more := sum(group.occurrences for group in groups) - self._told[name]:
+                seen = {where: None for group in groups for where in group.seen}
+                keys = sorted(group.key for group in groups)
+                self._emit(FindingReported(replace(found, occurrences=more, also=list(seen), groups=keys)))
 
     def _is_handled(self, failure: Failure) -> bool:
         key = group_key(failure)
@@ -125,7 +143,6 @@ class Investigation:
         for key, group in in_order:  # simple ones first: what looks more complicated often turns out to be one of them
             if key in self._known_groups or key in self._handled:
                 continue
-            self._handled[key] = None
             if self._recall_group(key):
                 continue
             self._emit(GroupStarted(key))
@@ -144,12 +161,19 @@ class Investigation:
                 self._is_seen(entry, key, smallest)
                 self._emit(GroupSettled(key, entry.fingerprint))
                 continue
-            self._handled[known_group] = None
             if name not in self._found:
                 found = self._found[name] = self._record(group, smallest, confirmed, minimised, None)
             else:  # another way to the same defect
                 found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
-            self._emit(FindingReported(found, key, known_group))
+            self._tell(FindingReported(found, key, known_group), self._emit)
+
+    def _tell(self, reported: FindingReported, tell: Listener) -> None:
+        """Report what a group of failures turned out to be."""
+        name = reported.finding.fingerprint
+        for key in (reported.group, reported.became):
+            self._handled.setdefault(key, name)
+        self._told[name] += reported.finding.occurrences
+        tell(reported)
 
     def _is_seen(self, entry: BaselineEntry, key: str, failure: Failure) -> None:
         """Take a group for a known finding, which another op may have shown than that of its entry."""
@@ -168,9 +192,8 @@ class Investigation:
             assert entry is not None, f"{settled.entry} is not in the baseline that the run began with"
             self._is_seen(entry, key, self._outcomes.failures.groups[key].smallest)
             return True
-        self._handled[settled.became] = None
         self._found.setdefault(settled.finding.fingerprint, settled.finding)
-        self._recall(FindingReported(settled.finding, key, settled.became))
+        self._tell(FindingReported(settled.finding, key, settled.became), self._recall)
         return True
 
     def _record(
