@@ -33,7 +33,7 @@ from verifier.outcomes import Outcomes
 from verifier.past import Past, case_digest, case_position
 from verifier.placements import Alphabet
 from verifier.plan import Plan
-from verifier.records import KnownRecord
+from verifier.records import OUT_OF_TIME, KnownRecord
 from verifier.reference import make_reference
 from verifier.shrinking import current_choices
 from verifier.steering import Steering
@@ -42,8 +42,7 @@ from verifier.trials import combination_rows, plan_case
 __all__ = ["Campaign"]
 
 RESERVED_FOR_FINDINGS = 0.3
-"""Share of the time limit that exploring leaves to minimising."""
-OUT_OF_TIME = "not reached within the time limit"
+"""Part of the time of a mesh that exploring leaves to minimising."""
 LOOK_AT_CLOCK = 16
 """Under a time limit the clock is looked at after so many trials."""
 
@@ -95,7 +94,8 @@ class Campaign:
         try:
             self._investigation.replay_known()
             for number, mesh in enumerate(self.plan.meshes):
-                self._explore(mesh, len(self.plan.meshes) - number)
+                until = self._investigation.until = _first_part(self._until, len(self.plan.meshes) - number)
+                self._explore(mesh, _first_part(until, 1, RESERVED_FOR_FINDINGS))
                 self._investigation.investigate()
         except KeyboardInterrupt:
             self._complete = False
@@ -123,12 +123,8 @@ class Campaign:
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------- exploring
-    def _explore(self, mesh: MeshSpec, meshes_left: int) -> None:
+    def _explore(self, mesh: MeshSpec, until: float) -> None:
         """Draw cases of all families; of a broad one, as many of each op."""
-        until = self._until
-        if self.plan.time_limit is not None:
-            now = time.monotonic()
-            until = now + max(0.0, self._until - now) / meshes_left * (1 - RESERVED_FOR_FINDINGS)
         tried = 0
         units_of = {name: self._units(name) for name in self.plan.selected}
         left = sum(map(len, units_of.values()))
@@ -136,15 +132,12 @@ class Campaign:
             family = self.plan.families[name]
             begun = self._past.begun(mesh, family.name)
             (self._recall if begun else self.emit)(MeshStarted(mesh, family.name, self.plan.max_examples * len(units)))
-            if not begun:  # what is left of a mesh that was begun may be nothing
+            if not begun and time.monotonic() < until:  # what is left of a mesh that was begun may be nothing
                 self._pools.of(mesh).start()
             for unit in units:
-                share = until
-                if self.plan.time_limit is not None:  # each its part of what is left
-                    share = time.monotonic() + max(0.0, until - time.monotonic()) / left
+                tried += self._draw(family, DrawContext(mesh, self.plan.dtypes, unit), _first_part(until, left))
                 left -= 1
-                tried += self._draw(family, DrawContext(mesh, self.plan.dtypes, unit), share)
-        if not tried and time.monotonic() > until:
+        if not tried and time.monotonic() >= until:
             self._complete = False
 
     def _units(self, name: str) -> list[tuple[str, ...]]:
@@ -188,7 +181,7 @@ class Campaign:
                 elsewhere += 1
                 self._wanted(case, mesh)  # what other shards plan decides what this one plans next
                 return
-            given_up = over or self._case_number < reached or time.monotonic() > until
+            given_up = over or self._case_number < reached or time.monotonic() >= until
             if self._case_number not in past.cases and given_up:
                 out_of_time = True
                 if self.plan.shard is not None or past.explored:  # other shards plan it or planned on from it
@@ -251,7 +244,7 @@ class Campaign:
             observations = pool.run([trial for _, trial in now])
             for (position, _), observation in zip(now, observations, strict=True):
                 self._outcomes.take(observation, reference, drawn, position)
-            if waiting and time.monotonic() > until:
+            if waiting and time.monotonic() >= until:
                 self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", OUT_OF_TIME, len(waiting)))
                 return
 
@@ -263,3 +256,9 @@ class Campaign:
     def _run_one(self, trial: Trial) -> Observation:
         (observation,) = self._pools.of(trial.mesh).run([trial], fresh=True)
         return observation
+
+
+def _first_part(until: float, parts: int, reserved: float = 0.0) -> float:
+    """Return when the first of so many equal parts of what is left until ``until`` is over, less what is reserved."""
+    now = time.monotonic()
+    return now + max(0.0, until - now) / parts * (1 - reserved)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hypothesis.strategies import SearchStrategy
 
 from verifier.baseline import BaselineEntry
-from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind
 from verifier.codec import load_trial
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
 from verifier.families import DrawContext
@@ -20,7 +20,7 @@ from verifier.minimising import Minimiser, confirm
 from verifier.outcomes import Outcomes
 from verifier.past import Past, entry_position
 from verifier.plan import Plan
-from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord
+from verifier.records import NOT_SELECTED, OUT_OF_TIME, FindingRecord, KnownRecord
 from verifier.reference import make_reference
 from verifier.wording import plural
 
@@ -67,33 +67,50 @@ class Investigation:
         """Of how many failures each finding has been reported."""
 
     def replay_known(self) -> None:
-        """Run every entry of the baseline that is in scope again, and learn what its failures look like."""
-        for entry in self.plan.baseline.entries:
-            if not self._is_selected(entry):
-                self.known.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}"))
-                continue
-            trial = load_trial(entry.trial())
-            if trial.mesh.device != self.plan.header.device:
-                self.known.append(KnownRecord(entry.fingerprint, "untested", f"needs {trial.mesh.device}"))
-                continue
-            if self.plan.cluster is not None and trial.mesh.world_size > self.plan.cluster.world_size:
-                needed = f"needs {trial.mesh.world_size} ranks, torchrun started {self.plan.cluster.world_size}"
-                self.known.append(KnownRecord(entry.fingerprint, "untested", needed))
-                continue
-            position = entry_position(entry.fingerprint)
-            if (result := self._past.result(position, trial)) is not None:
-                verdict, failure = result[1], self._outcomes.keep(*result, None, position, self._recall)
-            else:
-                self._emit(EntryStarted(entry.fingerprint))
-                verdict, failure = self._outcomes.take(self._run(trial), make_reference(trial.case), None, position)
-            if failure is not None and failure.verdict.kind == entry.verdict:
-                self._known_groups |= dict.fromkeys((*entry.groups, group_key(failure)), entry)
-                self._replayed[entry.fingerprint] = failure
-            elif verdict.kind is VerdictKind.PASS:
-                self.known.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
-            else:
-                detail = f"was {verdict.kind} and not {entry.verdict} when it was run again: {verdict.message}"
-                self.known.append(KnownRecord(entry.fingerprint, "untested", detail))
+        """Run every entry of the baseline that is in scope again, and learn what its failures look like.
+
+        Those of as many ranks come together, since the pools of few numbers of ranks are alive at a time.
+        """
+        entries = self.plan.baseline.entries
+        trials = {entry.fingerprint: load_trial(entry.trial()) for entry in entries if self._is_selected(entry)}
+        replayed: dict[str, tuple[Verdict, Failure | None] | str] = {
+            entry.fingerprint: f"{entry.op} {NOT_SELECTED}" for entry in entries if entry.fingerprint not in trials
+        }
+        try:
+            for name, trial in sorted(trials.items(), key=lambda item: item[1].mesh.world_size):
+                replayed[name] = self._replay(name, trial)
+        finally:  # a Ctrl-C leaves those that came before it
+            for entry in entries:
+                if entry.fingerprint in replayed:
+                    self._take_in(entry, replayed[entry.fingerprint])
+
+    def _replay(self, name: str, trial: Trial) -> tuple[Verdict, Failure | None] | str:
+        """Return what comes of the trial of the entry ``name``, or why it is not tried."""
+        if trial.mesh.device != self.plan.header.device:
+            return f"needs {trial.mesh.device}"
+        if self.plan.cluster is not None and trial.mesh.world_size > self.plan.cluster.world_size:
+            return f"needs {trial.mesh.world_size} ranks, torchrun started {self.plan.cluster.world_size}"
+        position = entry_position(name)
+        if (result := self._past.result(position, trial)) is not None:
+            return result[1], self._outcomes.keep(*result, None, position, self._recall)
+        if time.monotonic() > self.until:
+            return OUT_OF_TIME
+        self._emit(EntryStarted(name))
+        return self._outcomes.take(self._run(trial), make_reference(trial.case), None, position)
+
+    def _take_in(self, entry: BaselineEntry, replayed: tuple[Verdict, Failure | None] | str) -> None:
+        if isinstance(replayed, str):
+            self.known.append(KnownRecord(entry.fingerprint, "untested", replayed))
+            return
+        verdict, failure = replayed
+        if failure is not None and failure.verdict.kind == entry.verdict:
+            self._known_groups |= dict.fromkeys((*entry.groups, group_key(failure)), entry)
+            self._replayed[entry.fingerprint] = failure
+        elif verdict.kind is VerdictKind.PASS:
+            self.known.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+        else:
+            detail = f"was {verdict.kind} and not {entry.verdict} when it was run again: {verdict.message}"
+            self.known.append(KnownRecord(entry.fingerprint, "untested", detail))
 
     def _is_selected(self, entry: BaselineEntry) -> bool:
         ops = self.plan.selected.get(entry.family)

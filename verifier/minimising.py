@@ -79,10 +79,17 @@ class Minimiser:
     def attempt(self, trial: Trial, like: Failure) -> Failure | None:
         """Return the failure if ``trial`` fails in the same way as ``like``, else None.
 
+        What may cost as long as a hang is not tried once the time is over.
+        """
+        if self.restarts <= 0 or (like.costly and time.monotonic() > self.until):
+            return None
+        return self.replay(trial, like)
+
+    def replay(self, trial: Trial, like: Failure) -> Failure | None:
+        """Return the failure if ``trial`` fails in the same way as ``like``, else None, whatever it costs.
+
         Never one whose call makes something else each time: without an option that it had, it may draw numbers.
         """
-        if self.restarts <= 0:
-            return None
         reference: Reference = make_reference(trial.case)
         observation = self.run(trial)
         self.restarts -= observation.fate in (Fate.HANG, Fate.DIED)
@@ -266,8 +273,7 @@ def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
     trial = failure.trial
     if trial.mesh.backend == "simulated":
         trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
-    minimiser.restarts += 1
-    again = minimiser.attempt(trial, failure)
+    again = minimiser.replay(trial, failure)
     if again is None:
         why = (
             "real processes do not show it"

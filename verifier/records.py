@@ -15,6 +15,9 @@ FORMAT_VERSION = 1
 NOT_SELECTED = "is not selected"
 """How the detail of a :class:`KnownRecord` ends whose op was not among those of the run."""
 
+OUT_OF_TIME = "not reached within the time limit"
+"""Why something was not tried that a run had no time for."""
+
 
 @dataclass
 class TensorRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,9 +41,10 @@ class Slow:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.started = 0
 
     def start(self) -> None:
-        pass
+        self.started += 1
 
     def run(self, trials: Sequence[Trial]) -> Iterator[Observation]:
         for trial in trials:
@@ -53,9 +54,15 @@ class Slow:
 
 
 def events_of(
-    monkeypatch: pytest.MonkeyPatch, time_limit: float | None, max_examples: int = 30, past: Past | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    time_limit: float | None,
+    max_examples: int = 30,
+    past: Past | None = None,
+    investigate: Callable[[Campaign, Clock, Slow], None] = lambda *_: None,
 ) -> list[Any]:
+    """Return what a campaign tells; ``investigate`` takes the place of minimising what failed on a mesh."""
     clock = Clock()
+    pool = Slow(clock)
     monkeypatch.setattr(campaign, "time", clock)
     monkeypatch.setattr(campaign, "Spares", lambda *_, **__: SimpleNamespace(close=lambda: None))
     header = RunHeader("run", "", 0, "dev", list(FAMILIES), [*map(str, MESHES)], [], "cpu", 3, time_limit, [], {}, "")
@@ -66,10 +73,9 @@ def events_of(
     )  # fmt: skip
     events: list[Any] = []
     made = Campaign(plan, events.append, past)
-    made._pools = SimpleNamespace(of=lambda _: Slow(clock), close=lambda: None)  # type: ignore[assignment]
-    monkeypatch.setattr(
-        made._investigation, "investigate", lambda: None
-    )  # that a trial without outputs fails is no finding
+    made._pools = SimpleNamespace(of=lambda _: pool, close=lambda: None)  # type: ignore[assignment]
+    # that a trial without outputs fails is no finding
+    monkeypatch.setattr(made._investigation, "investigate", lambda: investigate(made, clock, pool))
     made.run()
     return events
 
@@ -94,6 +100,35 @@ def test_each_mesh_family_and_op_gets_its_part(monkeypatch: pytest.MonkeyPatch) 
     part = (1 - campaign.RESERVED_FOR_FINDINGS) * 3600 / len(MESHES) / 3 / SECONDS
     # each looks at the clock after so many trials; what one takes too much is missing in those after it
     assert all(abs(count - part) <= campaign.LOOK_AT_CLOCK for count in on_first), (part, trials)
+
+
+def test_each_mesh_has_its_part_for_findings_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[float, float, int]] = []
+
+    def investigate(made: Campaign, clock: Clock, pool: Slow) -> None:
+        seen.append((clock.now - 1000.0, made._investigation.until - 1000.0, pool.started))
+        clock.now += 700.0  # more than the first mesh has left
+
+    events_of(monkeypatch, 3600.0, investigate=investigate)
+    (explored, first, _), (again, second, _) = seen
+    overrun = campaign.LOOK_AT_CLOCK * SECONDS
+    assert (first, second) == (1800.0, 3600.0)
+    assert 0.7 * 1800 <= explored <= 0.7 * 1800 + overrun
+    begun = explored + 700.0
+    assert 0.7 * (3600 - begun) <= again - begun <= 0.7 * (3600 - begun) + overrun
+
+
+def test_no_ranks_are_started_for_a_mesh_that_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def investigate(_: Campaign, clock: Clock, pool: Slow) -> None:
+        seen.append(pool.started)
+        clock.now += 400.0
+
+    events = events_of(monkeypatch, 400.0, investigate=investigate)
+    assert seen == [len(FAMILIES)] * len(MESHES)  # once for each family on the first mesh
+    (finished,) = [event for event in events if isinstance(event, RunFinished)]
+    assert not finished.complete
 
 
 def test_the_clock_ends_a_case_before_its_last_trial(monkeypatch: pytest.MonkeyPatch) -> None:

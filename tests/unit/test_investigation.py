@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import date
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from run_factory import make_header
 
 from verifier import investigation, minimising
-from verifier.baseline import Baseline
+from verifier.baseline import Baseline, BaselineEntry
 from verifier.cases import (
     Difference,
     DifferenceKind,
@@ -23,14 +26,15 @@ from verifier.cases import (
     Trial,
     parse_placements,
 )
-from verifier.events import Event, FindingReported, RunStarted
+from verifier.codec import trial_record
+from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
 from verifier.graph import RedistributionGraph
 from verifier.investigation import Investigation
 from verifier.oracle import judge
 from verifier.outcomes import Outcomes
 from verifier.past import Past, Settled
 from verifier.plan import Plan
-from verifier.records import FindingRecord
+from verifier.records import OUT_OF_TIME, FindingRecord
 from verifier.reference import make_reference
 from verifier.summary import Summary
 
@@ -146,3 +150,66 @@ def test_a_run_that_was_resumed_counts_as_if_it_had_not_been(clock: Clock) -> No
     again = seen_on_two_meshes(Past(resumed=True, groups={first.group: Settled(first.became, first.finding)}))
     assert again.tried == []
     assert again.findings == one.findings
+
+
+# ---------------------------------------------------------------------------------------------------- what time is left
+@pytest.mark.parametrize("left", [60.0, -1.0])
+def test_failures_are_made_small_while_there_is_time(clock: Clock, left: float) -> None:
+    one = Investigated()
+    one.see(wrong_where_cut(trial_of("S(0)", torch.bfloat16)))
+    one.it.until = clock.now + left
+    one.it.investigate()
+    (finding,) = one.findings
+    assert (finding.minimised, finding.dtype) == ((True, "float") if left > 0 else (False, "half"))
+    assert finding.confirmed == "confirmed on gloo, 2 ranks"
+    assert any(isinstance(event, CaseSkipped) for event in one.told) == (left < 0)
+
+
+def test_what_hangs_is_tried_again_only_while_there_is_time_and_to_confirm_it(clock: Clock) -> None:
+    failing = trial_of("S(0)", torch.bfloat16, ranks=4)
+
+    def hangs(trial: Trial) -> Observation:
+        clock.now += investigation.MINIMISING_LIMIT + 1
+        reached = Phase.FORWARD if trial == failing else Phase.GATHER
+        return Observation(trial, Fate.HANG, (ProcessReport((0,), reached), None, None, None))
+
+    one = Investigated(hangs)
+    one.see(hangs(failing))
+    one.it.investigate()
+    assert len(one.tried) == 2
+    assert one.tried[-1] == failing
+    assert [finding.confirmed for finding in one.findings] == ["confirmed on gloo, 4 ranks"]
+
+
+# ------------------------------------------------------------------------------------------------------- known findings
+def entry_of(name: str, trial: Trial) -> BaselineEntry:
+    stored = msgspec.json.encode(trial_record(trial)).decode()
+    return BaselineEntry(
+        name, trial.case.op, FAMILY.name, "WRONG_VALUE", "", str(trial.mesh), "", "known", (), date.max, stored
+    )
+
+
+def replayed(clock: Clock, seconds: float, entries: Sequence[BaselineEntry]) -> tuple[Investigated, list[Any]]:
+    def slow(trial: Trial) -> Observation:
+        clock.now += 10.0
+        return observed(trial)
+
+    one = Investigated(slow, Baseline(tuple(entries)))
+    one.it.until = clock.now + seconds
+    one.it.replay_known()
+    return one, [(known.fingerprint, known.status, known.detail) for known in one.it.known]
+
+
+def test_known_findings_are_replayed_by_ranks_and_reported_as_they_are_listed(clock: Clock) -> None:
+    entries = [entry_of(name, trial_of("S(0)", ranks=ranks)) for name, ranks in (("a", 4), ("b", 2), ("c", 4))]
+    one, known = replayed(clock, 60.0, entries)
+    assert [trial.mesh.world_size for trial in one.tried] == [2, 4, 4]
+    assert known == [(name, "fixed", "passed when it was run again") for name in ("a", "b", "c")]
+
+
+def test_known_findings_that_there_is_no_time_for_are_untested(clock: Clock) -> None:
+    entries = [entry_of(name, trial_of("S(0)", ranks=ranks)) for name, ranks in (("a", 4), ("b", 2), ("c", 4))]
+    one, known = replayed(clock, 15.0, entries)
+    assert len(one.tried) == 2
+    assert [(name, status) for name, status, _ in known] == [("a", "fixed"), ("b", "fixed"), ("c", "untested")]
+    assert known[-1][-1] == OUT_OF_TIME
