@@ -11,7 +11,7 @@ from verifier.cases import Contribution, Difference, DifferenceKind, MeshSpec, P
 from verifier.placements import local_shape, sharded_dim, view_local
 from verifier.wording import plural
 
-__all__ = ["Spot", "check_full", "check_shards", "compare", "tolerance"]
+__all__ = ["Spot", "check_full", "check_shards", "compare", "is_comparable", "tolerance"]
 
 
 def tolerance(expected: torch.Tensor, terms: int, noise: float, coarsest: float = 0.0) -> float:
@@ -32,6 +32,11 @@ def tolerance(expected: torch.Tensor, terms: int, noise: float, coarsest: float 
     finite = expected.detach()[torch.isfinite(expected.detach())].abs()
     scale = float(finite.max()) if finite.numel() else 0.0
     return max(torch.finfo(expected.dtype).eps, coarsest) * max(4, terms) * (scale + noise)
+
+
+def is_comparable(expected: torch.Tensor) -> bool:
+    """Return whether values can be compared with those of ``expected``: torch has no equality of sparse tensors."""
+    return expected.layout is torch.strided
 
 
 def compare(
@@ -110,6 +115,8 @@ def check_shards(
             shape = local_shape(expected.shape, placements, mesh.shape, mesh.coordinate(rank))
             if tuple(local.shape) != shape:
                 misshapen.append(spot.difference(DifferenceKind.SHAPE, list(local.shape), list(shape), rank))
+            elif local.layout is not expected.layout:
+                misshapen.append(spot.difference(DifferenceKind.STRUCTURE, local.layout, expected.layout, rank))
             parts.append(Contribution(spot.phase, spot.subject, rank, text, local.to("cpu", copy=True), spot.backward))
         return misshapen, [] if misshapen else parts
     differences = []

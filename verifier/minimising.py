@@ -11,7 +11,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from verifier.cases import Fate, MeshSpec, OpCase, Placements, Trial, parse_placements
-from verifier.comparison import compare
+from verifier.comparison import compare, is_comparable
 from verifier.converter import tensor_arguments
 from verifier.findings import Drawn, Failure, Runner, case_flags, first_report, symptom
 from verifier.oracle import judge
@@ -149,7 +149,9 @@ def _is_determined(reference: Reference) -> bool:
     """Return whether the call makes the same locally when it is called again."""
     again = make_reference(reference.case)
     return len(again.outputs) == len(reference.outputs) and all(
-        compare(other, output, 0.0) is None for other, output in zip(again.outputs, reference.outputs, strict=True)
+        compare(other, output, 0.0) is None
+        for other, output in zip(again.outputs, reference.outputs, strict=True)
+        if is_comparable(output)
     )
 
 

@@ -26,6 +26,16 @@ def test_parts_of_the_right_shape_are_contributions() -> None:
     assert [part.rank for part in parts] == [0, 1]
 
 
+def test_a_part_of_another_layout_is_a_difference_and_no_contribution() -> None:
+    """It could not even be sent to where parts are reduced."""
+    locals_ = {0: torch.ones(2), 1: torch.ones(2).to_sparse()}
+    differences, parts = check_shards(locals_, (Partial("sum"),), torch.ones(2), 0.0, MeshSpec((2,)), SPOT)
+    assert [(d.kind, d.rank, d.got, d.expected) for d in differences] == [
+        (DifferenceKind.STRUCTURE, 1, "torch.sparse_coo", "torch.strided")
+    ]
+    assert parts == []
+
+
 def test_a_wrong_shard_names_rank_and_element() -> None:
     locals_ = {0: torch.tensor([1.0, 2.0]), 1: torch.tensor([9.0])}
     differences, _ = check_shards(locals_, (Shard(0),), torch.tensor([1.0, 2.0, 3.0]), 0.0, MeshSpec((2,)), SPOT)

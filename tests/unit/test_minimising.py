@@ -19,7 +19,7 @@ from verifier.cases import (
     parse_placements,
 )
 from verifier.findings import Failure
-from verifier.minimising import Minimiser, _plainer_cases
+from verifier.minimising import Minimiser, _is_determined, _plainer_cases
 from verifier.oracle import judge
 from verifier.reference import make_reference
 
@@ -38,6 +38,11 @@ def test_a_call_without_its_mode_is_not_held_to_be_exact() -> None:
         (*(options.keys() - plainer.case.kwargs.keys()),): plainer.case.exact for plainer in _plainer_cases(trial)
     }
     assert variants == {("mode",): False, ("padding_idx",): True, ("include_last_offset",): True}
+
+
+def test_results_that_cannot_be_compared_are_no_reason_to_stop() -> None:
+    case = OpCase("aten._to_sparse.default", "torch.ops.aten._to_sparse.default", (torch.eye(2),))
+    assert _is_determined(make_reference(case))
 
 
 def test_what_makes_something_else_each_time_is_no_smaller_failure() -> None:

@@ -101,12 +101,23 @@ class _Messages:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def send(self, kind: str, payload: object) -> None:
-        message = pack((kind, self.trial, payload))
+        self._send_packed(pack((kind, self.trial, payload)))
+
+    def _send_packed(self, message: bytes) -> None:
         with self._lock:  # any thread may log
             self.connection.send_bytes(message)
 
+    def report(self, report: ProcessReport, kind: str = "report") -> None:
+        """Send a report; if it cannot be packed, send one that says so, so that no more than a trial is lost."""
+        try:
+            message = pack((kind, self.trial, report))
+        except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
+            failed = _failed(report.ranks, report.reached, error, "what this process has to report cannot be sent: ")
+            message = pack((kind, self.trial, failed))
+        self._send_packed(message)
+
     def announce(self, report: ProcessReport) -> None:
-        self.send("raised", report)
+        self.report(report, "raised")
 
     def log(self, level: int, logger: str, text: str) -> None:
         self.send("log", (level, logger, text))
@@ -277,7 +288,7 @@ class _Ranks:
                 with simulated_mode(self._seat.world_size) if simulated else contextlib.nullcontext():
                     report = runner.run(trial, reference)
             self.messages.enter("idle")
-            self.messages.send("report", report)
+            self.messages.report(report)
             if report.raised is not None and self._seat.device == "cuda":
                 self._end_if_unusable()
 
@@ -293,7 +304,7 @@ class _Ranks:
             report = ProcessReport(self.ranks, Phase.FORWARD, raised)
             self.messages.announce(report)
         self.messages.enter("idle")
-        self.messages.send("report", report)
+        self.messages.report(report)
 
     @staticmethod
     def _end_if_unusable() -> None:
@@ -306,11 +317,15 @@ class _Ranks:
             os._exit(1)
 
     def _unprepared(self, error: Exception) -> ProcessReport:
-        text = "".join(traceback.format_exception(error)[-12:])
-        raised = Raised(Phase.SETUP, type(error).__name__, str(error), traceback=text, ours=True)
-        report = ProcessReport(self.ranks, Phase.SETUP, raised)
+        report = _failed(self.ranks, Phase.SETUP, error)
         self.messages.announce(report)
         return report
+
+
+def _failed(ranks: tuple[int, ...], phase: Phase, error: Exception, what: str = "") -> ProcessReport:
+    """Return the report of a process that cannot say what came of a trial because of ``error``."""
+    text = "".join(traceback.format_exception(error)[-12:])
+    return ProcessReport(ranks, phase, Raised(phase, type(error).__name__, f"{what}{error}", traceback=text, ours=True))
 
 
 def _serve(config: WorkerConfig, messages: _Messages) -> None:
