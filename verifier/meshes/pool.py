@@ -367,10 +367,6 @@ class PoolSet:
             self._pools.pop(next(iter(self._pools))).close()
         return pool
 
-    @property
-    def restarts(self) -> int:
-        return sum(pool.restarts for pool in self._pools.values())
-
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
