@@ -5,10 +5,10 @@
 First all trials run without faults, then again with one fault of each kind in turn, every so many trials: a rank that
 raises, that is killed, that aborts, that hangs in Python, that leaves out a collective, that runs out of memory, or
 that is killed from outside at whatever moment. Every other trial must have the verdict, and the placements of its
-results, that it had without faults, and no trial with a fault may pass. The memory of the controller and of the ranks
-is sampled at every batch: once a tenth of the trials are done (1,000 of 10,000) none of them may grow by more than
-10 %. The last line is a row of a Markdown table. Exit status 1 if anything is violated, 130 if it was interrupted; what
-was done until then is compared and printed.
+results, that it had without faults, and no trial with a fault may pass. The memory of the controller and of the ranks,
+and the threads and descriptors of the ranks, are sampled at every batch: once a tenth of the trials are done (1,000 of
+10,000) none of them may grow by more than 10 %. The last line is a row of a Markdown table. Exit status 1 if anything
+is violated, 130 if it was interrupted; what was done until then is compared and printed.
 """
 
 from __future__ import annotations
@@ -89,14 +89,30 @@ def draw_trials(mesh: MeshSpec, count: int, seed: int) -> list[Trial]:
 
 # --------------------------------------------------------------------------------------------------------------- memory
 @dataclass(frozen=True)
-class Memory:
-    """Bytes: resident set and proportional set size, of the controller and of the largest rank."""
+class Sample:
+    """What the processes have taken of the machine once so many trials are done.
+
+    Bytes, resident set and proportional set size, of the controller and of the largest rank; threads, and open
+    descriptors, of the rank with the most.
+    """
 
     done: int
     controller_rss: int
     controller_pss: int
-    rank_rss: int
-    rank_pss: int
+    rank_rss: int = 0
+    rank_pss: int = 0
+    rank_threads: int = 0
+    rank_descriptors: int = 0
+
+    def texts(self) -> list[str]:
+        """Return each figure as a column shows it, memory in MiB."""
+        return [str(getattr(self, name) >> (20 if name.endswith("ss") else 0)) for name in COLUMNS]
+
+
+COLUMNS = {
+    "controller_rss": "c.RSS", "controller_pss": "c.PSS", "rank_rss": "r.RSS", "rank_pss": "r.PSS",
+    "rank_threads": "r.thr", "rank_descriptors": "r.fds",
+}  # fmt: skip
 
 
 def rollup(pid: int) -> tuple[int, int]:
@@ -105,19 +121,20 @@ def rollup(pid: int) -> tuple[int, int]:
     return int(found["Rss"]) << 10, int(found["Pss"]) << 10
 
 
-def sample(done: int, pool: Pool, before: Memory | None) -> Memory:
+def sample(done: int, pool: Pool, before: Sample | None) -> Sample:
     own = rollup(os.getpid())
     ranks = []
     for pid in pool.pids:
         with contextlib.suppress(OSError, KeyError):  # killed from outside a moment ago
-            ranks.append(rollup(pid))
+            ranks.append((*rollup(pid), *(len(os.listdir(f"/proc/{pid}/{kind}")) for kind in ("task", "fd"))))
     if not ranks:
-        return Memory(done, *own, *((before.rank_rss, before.rank_pss) if before is not None else (0, 0)))
-    return Memory(done, *own, max(rss for rss, _ in ranks), max(pss for _, pss in ranks))
+        return Sample(done, *own) if before is None else replace(
+            before, done=done, controller_rss=own[0], controller_pss=own[1])  # fmt: skip
+    return Sample(done, *own, *map(max, zip(*ranks, strict=True)))
 
 
-def growth(samples: Sequence[Memory], settled: int) -> dict[str, float]:
-    """Return by what factor each kind of memory grew: the median of the last tenth over that of the first settled one.
+def growth(samples: Sequence[Sample], settled: int) -> dict[str, float]:
+    """Return by what factor each of the :data:`COLUMNS` grew: the median of the last tenth over that of the first settled.
 
     Medians, because a batch with larger tensors is no leak, and a rank that has just been replaced no saving.
     """
@@ -126,12 +143,11 @@ def growth(samples: Sequence[Memory], settled: int) -> dict[str, float]:
         return {}
     tenth = max(1, len(later) // 10)
 
-    def typical(part: Sequence[Memory], name: str) -> float:
+    def typical(part: Sequence[Sample], name: str) -> float:
         values = sorted(getattr(each, name) for each in part)
         return float(values[len(values) // 2])
 
-    names = ("controller_rss", "controller_pss", "rank_rss", "rank_pss")
-    return {name: typical(later[-tenth:], name) / typical(later[:tenth], name) for name in names}
+    return {name: typical(later[-tenth:], name) / typical(later[:tenth], name) for name in COLUMNS}
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
@@ -165,13 +181,13 @@ class Progress:
 
     name: str
     outcomes: list[Outcome]
-    samples: list[Memory]
+    samples: list[Sample]
     restarts: int = 0
     replaced: int = 0
     seconds: float = 0.0
 
     def line(self, total: int) -> str:
-        sizes = "  ".join(f"{getattr(self.samples[-1], kind) >> 20:>5}" for kind in COLUMNS)
+        sizes = "  ".join(f"{text:>5}" for text in self.samples[-1].texts())
         done = len(self.outcomes)
         return f"{self.name:9} {done:6} of {total}  {done / self.seconds:8.1f}  {self.restarts:8}  {sizes}"
 
@@ -197,9 +213,6 @@ def run(pool: Pool, trials: Sequence[Trial], chance: random.Random | None, progr
             print(progress.line(len(trials)), flush=True)
 
 
-COLUMNS = ("controller_rss", "controller_pss", "rank_rss", "rank_pss")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
@@ -216,9 +229,11 @@ def main() -> None:
     for number, at in enumerate(range(2 * arguments.every // 3, len(trials), arguments.every)):
         faulty[at] = replace(trials[at], fault=FAULTS[number % len(FAULTS)])
     faults = [each.fault for each in faulty if each.fault is not None]
-    print(f"{len(trials)} trials on mesh {mesh}, {len(faults)} faults, seed {arguments.seed}; memory in MiB")
+    print(
+        f"{len(trials)} trials on mesh {mesh}, {len(faults)} faults, seed {arguments.seed}; memory in MiB, then threads and descriptors of ranks"
+    )
     print(f"{'run':9} {'trials':>6}    {'':{len(str(len(trials)))}}  {'trials/s':>8}  {'restarts':>8}  " + "  ".join(
-        ("c.RSS", "c.PSS", "r.RSS", "r.PSS")), flush=True)  # fmt: skip
+        COLUMNS.values()), flush=True)  # fmt: skip
     faultless, faults_run = Progress("faultless", [], []), Progress("faults", [], [])
     ended = ""
     try:
@@ -278,7 +293,7 @@ def compare_runs(
     rate = f"{len(got) / faults.seconds:.0f}" if faults.seconds else "-"
     verdict = "fails" if failed else ended or "holds"
     print("\n| trials | ranks | faults | the same verdict | ended by kills from outside | restarts | replaced "
-          "| growth: controller RSS, PSS, rank RSS, PSS | trials/s | outcome |")  # fmt: skip
+          "| growth: controller RSS, PSS, rank RSS, PSS, threads, descriptors | trials/s | outcome |")  # fmt: skip
     print("| --- " * 10 + "|")
     print(f"| {done} of {len(trials)} | {trials[0].mesh} | {len(injected)} | {same} of {len(others)} | {len(killed)} "
           f"| {faults.restarts} | {faults.replaced} | {memory} | {rate} | {verdict} |")  # fmt: skip

@@ -76,7 +76,9 @@ def test_endurance_sees_memory_that_grows() -> None:
 
     def factors(last: int) -> dict[str, float]:
         sizes = [100] * 10 + [last] * 10
-        return endurance.growth([endurance.Memory(50 * n, 100, 100, size, 100) for n, size in enumerate(sizes)], 100)
+        return endurance.growth(
+            [endurance.Sample(50 * n, 100, 100, size, 100, 8, 20) for n, size in enumerate(sizes)], 100
+        )
 
     assert factors(115)["rank_rss"] > endurance.GROWTH
     assert set(factors(105).values()) == {1.0, 1.05}
