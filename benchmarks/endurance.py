@@ -134,7 +134,7 @@ def sample(done: int, pool: Pool, before: Sample | None) -> Sample:
 
 
 def growth(samples: Sequence[Sample], settled: int) -> dict[str, float]:
-    """Return by what factor each of the :data:`COLUMNS` grew: the median of the last tenth over that of the first settled.
+    """Return by what factor each of the :data:`COLUMNS` grew: the median of the last tenth over that of the first.
 
     Medians, because a batch with larger tensors is no leak, and a rank that has just been replaced no saving.
     """
@@ -229,9 +229,7 @@ def main() -> None:
     for number, at in enumerate(range(2 * arguments.every // 3, len(trials), arguments.every)):
         faulty[at] = replace(trials[at], fault=FAULTS[number % len(FAULTS)])
     faults = [each.fault for each in faulty if each.fault is not None]
-    print(
-        f"{len(trials)} trials on mesh {mesh}, {len(faults)} faults, seed {arguments.seed}; memory in MiB, then threads and descriptors of ranks"
-    )
+    print(f"{len(trials)} trials on mesh {mesh}, {len(faults)} faults, seed {arguments.seed}; memory in MiB")
     print(f"{'run':9} {'trials':>6}    {'':{len(str(len(trials)))}}  {'trials/s':>8}  {'restarts':>8}  " + "  ".join(
         COLUMNS.values()), flush=True)  # fmt: skip
     faultless, faults_run = Progress("faultless", [], []), Progress("faults", [], [])
