@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from hypothesis.strategies import SearchStrategy
 
-from verifier.cases import Fate, MeshSpec, OpCase, Placements, Trial, parse_placements
+from verifier.cases import Fate, MeshSpec, OpCase, Placements, Trial, VerdictKind, parse_placements
 from verifier.comparison import compare, is_comparable
 from verifier.converter import tensor_arguments
 from verifier.findings import Drawn, Failure, Runner, case_flags, first_report, symptom
@@ -108,11 +108,13 @@ class Minimiser:
     def _fewer_cotangents(self, failure: Failure) -> Failure:
         if len(failure.trial.cotangents) < 2:
             return failure
-        index = failure.verdict.backward
-        kept = () if index is None else (failure.trial.cotangents[index],)
+        trial, index = failure.trial, failure.verdict.backward
         # the seed of a backward pass counts from the trial's, so that dropping passes keeps its cotangent
-        trial = replace(failure.trial, cotangents=kept, seed=failure.trial.seed + (index or 0))
-        return self.attempt(trial, failure) or failure
+        single = [replace(trial, cotangents=(one,), seed=trial.seed + n) for n, one in enumerate(trial.cotangents)]
+        tried = [single[index]] if index is not None else [replace(trial, cotangents=())]
+        if index is None and failure.verdict.kind in (VerdictKind.DIED, VerdictKind.HANG):
+            tried += single  # no rank has said in which pass it was
+        return next((found for fewer in tried if (found := self.attempt(fewer, failure)) is not None), failure)
 
     def _simpler(self, failure: Failure) -> Failure:
         progress = True

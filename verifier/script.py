@@ -343,6 +343,8 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         pieces = split(tensor, placements, mesh.shape, trial.seed + position)
         locals_[name] = "[" + ", ".join(_literal(piece) for piece in pieces) + "]"
     backward = verdict.phase in (Phase.BACKWARD, Phase.GATHER_GRADIENT)
+    if verdict.kind in (VerdictKind.DIED, VerdictKind.HANG):  # ranks may not have said that they were in it
+        backward = bool(trial.cotangents)
     cotangent_text = ""
     if backward:
         index = verdict.backward or 0

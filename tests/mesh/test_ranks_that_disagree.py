@@ -78,6 +78,18 @@ def test_a_rank_that_dies_again_and_again_has_its_own_hash_seed_from_the_second_
     assert "rank 0: S(0); rank 1: S(1)" in judge(observation, make_reference(asked.case)).message
 
 
+def test_ranks_that_run_a_finding_again_have_their_own_hash_seeds():
+    """The first spare has that of rank 0, whichever rank it takes the place of; scripts have ranks with their own."""
+    asked = trial()
+    with Pool(PoolKey.of(MESH)) as pool:
+        list(pool.run([replace(asked, fault="kill:0")]))
+        list(pool.run([replace(asked, fault="kill:1")]))
+        [observation] = pool.run([asked])
+        assert judge(observation, make_reference(asked.case)).kind is VerdictKind.PASS
+        [observation] = pool.run([asked], fresh=True)
+    assert "rank 0: S(0); rank 1: S(1)" in judge(observation, make_reference(asked.case)).message
+
+
 def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass():
     whole = torch.arange(16.0).reshape(4, 4).requires_grad_()
     case = OpCase("test.gradient", f"{__name__}.gradient_by_a_set", (whole,))

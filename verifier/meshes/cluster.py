@@ -11,7 +11,6 @@ from types import TracebackType
 
 from torch.distributed.distributed_c10d import Store
 
-from verifier.logs import own_level
 from verifier.meshes.links import Doorway, limit_receiving
 from verifier.meshes.places import Place, own_place
 from verifier.meshes.processes import PoolError, RankProcess, Spares
@@ -245,7 +244,7 @@ class Cluster:
             raise PoolError(str(gone)) from gone
         assert entered is not None
         assert isinstance(pid, int)
-        return RankProcess(entered[0], _RemoteProgram(keeper, self._started, pid))
+        return RankProcess(entered[0], _RemoteProgram(keeper, self._started, pid), spec.hash_seed)
 
     def _interface(self) -> str | None:
         """Return the interface for gloo on this machine."""
@@ -274,4 +273,4 @@ class _ClusterSpares(Spares):
         return rank
 
     def start(self, rank: int) -> RankProcess:
-        return self._cluster.start(rank, ProgramSpec(self.imports, self.memory_limit, own_level(), hash_seed=rank))
+        return self._cluster.start(rank, self.spec(rank))

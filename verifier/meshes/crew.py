@@ -117,6 +117,24 @@ class Crew:
         self._pause()
         self._assemble()
 
+    def reseat(self) -> None:
+        """Give each rank a process with its own hash seed; one that took its seat as a spare may have another's.
+
+        Raises
+        ------
+        PoolError
+            If that does not succeed.
+        """
+        strangers = [n for n, process in enumerate(self.processes) if process.hash_seed != self._spares.hash_seed(n)]
+        if strangers:
+            for index in strangers:
+                self._dismiss(index, "has the hash seed of another rank")
+            self._pause()
+            for index in strangers:
+                if self._seats[index] is None:
+                    self._seats[index] = self._spares.take(index, own_seed=True)
+            self._assemble()
+
     def close(self) -> None:
         """End all processes of the crew."""
         seats, self._seats = self._seats, [None] * self.size

@@ -149,7 +149,8 @@ class Pool:
         Parameters
         ----------
         fresh
-            Empty DTensor's caches first, so that what earlier calls left in them decides nothing.
+            Empty DTensor's caches first, and have ranks with their own hash seeds, so that what was run before decides
+            nothing.
 
         Raises
         ------
@@ -164,6 +165,8 @@ class Pool:
         self.start()
         if self._engaged:  # the iterator of an earlier call was left early, and its trials may still be running
             self._crew.mend()
+        if fresh:
+            self._crew.reseat()
         self._engaged = True
         self._retried = None
         done = 0

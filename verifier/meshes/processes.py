@@ -40,6 +40,8 @@ class RankProcess:
         The connection to it; this object closes it.
     program
         The process.
+    hash_seed
+        What it hashes texts with.
 
     Attributes
     ----------
@@ -49,8 +51,9 @@ class RankProcess:
         Whether it has said that it is ready to take a seat.
     """
 
-    def __init__(self, connection: Connection, program: Program) -> None:
+    def __init__(self, connection: Connection, program: Program, hash_seed: int) -> None:
         self.name = "spare"
+        self.hash_seed = hash_seed
         self.loaded = False
         self.connection = connection
         self._program = program
@@ -64,7 +67,7 @@ class RankProcess:
         """Start a process on this machine."""
         connection, theirs = Pipe()
         try:
-            return cls(connection, WorkerProgram(spec, theirs.fileno()))
+            return cls(connection, WorkerProgram(spec, theirs.fileno()), spec.hash_seed)
         finally:
             theirs.close()
 
@@ -208,14 +211,18 @@ class Spares:
         """
         return local_places(size)
 
-    def take(self, rank: int) -> RankProcess:
+    def hash_seed(self, rank: int) -> int:
+        """Return the hash seed of ``rank``: ranks have their own, as they do wherever nobody sets one."""
+        return rank
+
+    def take(self, rank: int, own_seed: bool = False) -> RankProcess:
         """Return a process that waits and may become ``rank``, or else a new one; it may still be loading.
 
-        Ranks have hash seeds of their own, as they do wherever nobody sets one, and the same in each run. A process
-        that has waited has that of the rank for which it was started, which is ``rank`` if there is such a one.
+        A process that has waited has the hash seed of the rank for which it was started, which is ``rank`` if there is
+        such a one; with ``own_seed`` no other will do.
         """
         waiting = self._waiting.get(self._waiting_room(rank), {})
-        while waiting:
+        while rank in waiting or (waiting and not own_seed):
             process = waiting.pop(rank if rank in waiting else min(waiting))
             if process.running:
                 return process
@@ -224,7 +231,11 @@ class Spares:
 
     def start(self, rank: int) -> RankProcess:
         """Return a process that has just been started; those that wait are left for who is in a hurry."""
-        return RankProcess.start(ProgramSpec(self.imports, self.memory_limit, own_level(), hash_seed=rank))
+        return RankProcess.start(self.spec(rank))
+
+    def spec(self, rank: int) -> ProgramSpec:
+        """Return what the process of ``rank`` is to be."""
+        return ProgramSpec(self.imports, self.memory_limit, own_level(), self.hash_seed(rank))
 
     def lost(self, rank: int) -> None:
         """Take note that the process of ``rank`` was lost, so that others may be."""
