@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from verifier.cases import (
@@ -22,6 +23,7 @@ from verifier.findings import Failure
 from verifier.minimising import Minimiser, _is_determined, _plainer_cases
 from verifier.oracle import judge
 from verifier.reference import make_reference
+from verifier.script import render_script
 
 
 def test_a_call_without_its_mode_is_not_held_to_be_exact() -> None:
@@ -63,3 +65,21 @@ def test_what_makes_something_else_each_time_is_no_smaller_failure() -> None:
     for name in ("lower", "upper"):
         random = replace(case, kwargs={key: value for key, value in options.items() if key != name})
         assert minimiser.attempt(replace(trial, case=random), failure) is None
+
+
+@pytest.mark.parametrize("fate", [Fate.DIED, Fate.HANG])
+def test_the_backward_pass_that_no_rank_named_is_found_and_is_in_the_script(fate: Fate) -> None:
+    case = OpCase("aten.neg.default", "torch.neg", (torch.ones(2, 2, dtype=torch.float64, requires_grad=True),))
+    passes = tuple((parse_placements(text),) for text in ("R", "S(0)", "S(1)"))
+    trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),), passes)
+
+    def fails_in_one(tried: Trial) -> Observation:
+        if passes[1] in tried.cotangents:
+            return Observation(tried, fate, (None, None), "rank 1 ended with signal SIGABRT in backward")
+        return Observation(tried, Fate.COMPLETED, tuple(ProcessReport((r,), Phase.DONE) for r in range(2)))
+
+    observation = fails_in_one(trial)
+    failure = Failure(trial, observation, judge(observation, make_reference(case)))
+    smallest, _ = Minimiser(fails_in_one, None, 0, float("inf")).minimise(failure, lambda _: False)
+    assert (smallest.trial.cotangents, smallest.trial.seed) == ((passes[1],), trial.seed + 1)
+    assert "COTANGENT_PLACEMENTS = [[Shard(0)]]" in render_script(smallest.trial, smallest.verdict)
