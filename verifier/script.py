@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,6 +34,8 @@ __all__ = ["FAILS", "GONE", "render_script", "run_script"]
 FAILS = "fails as described"
 GONE = "did not fail"
 TIME_LIMIT = 90.0
+ENDING_LIMIT = 2.0
+"""Seconds that processes get to end once they are asked to."""
 
 _TEMPLATE = '''\
 """{title}
@@ -415,11 +418,27 @@ def run_script(source: str) -> tuple[str, str]:
             except subprocess.TimeoutExpired:
                 return f"not run to its end within {TIME_LIMIT:.0f} s", ""
             finally:  # after a Ctrl-C as well
-                with contextlib.suppress(ProcessLookupError):  # all have ended
-                    os.killpg(script.pid, signal.SIGKILL)
+                _end_group(script)
     output = (errors + said).strip()[-2000:]  # what the script says comes last, and is kept
     if script.returncode == 1 and "the defect is there" in said:
         return FAILS, output
     if script.returncode == 0 and "the defect is gone" in said:
         return GONE, output
     return f"broke with exit status {script.returncode}", output
+
+
+def _end_group(script: subprocess.Popen[str]) -> None:
+    """End a script and its ranks, if they have not ended.
+
+    They are asked to first: what unlinks their semaphores once they are gone ignores that, and goes by itself.
+    """
+    for asked in (signal.SIGTERM, signal.SIGKILL):
+        until = time.monotonic() + ENDING_LIMIT
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, asked)
+            while time.monotonic() < until:
+                script.poll()
+                os.killpg(script.pid, 0)
+                time.sleep(0.02)
+            continue
+        return

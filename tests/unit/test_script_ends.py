@@ -1,4 +1,4 @@
-"""However the script of a finding ends, its ranks end with it."""
+"""However the script of a finding ends, its ranks and their semaphores end with it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ LIMIT = 30.0
 """Seconds that a busy machine may take for anything here."""
 
 SCRIPT = """
+import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
 
 rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
-Path({path!r}).write_text(str(rank.pid))
+lock = multiprocessing.get_context("spawn").Lock()  # as the queue of a script has
+Path({path!r}).write_text(f"{{rank.pid}} {{lock._semlock.name}}")
 rank.wait()
 """
 
@@ -49,8 +51,10 @@ def test_ranks_end_with_the_script(error: BaseException, tmp_path: Path, monkeyp
             run_script(source)
     else:
         assert run_script(source) == ("not run to its end within 90 s", "")
-    rank = int(noted.read_text())
+    rank, name = noted.read_text().split()
+    semaphore = Path("/dev/shm", f"sem.{name.lstrip('/')}")
     until = time.monotonic() + LIMIT
-    while not has_ended(rank) and time.monotonic() < until:
+    while not (has_ended(int(rank)) and not semaphore.exists()) and time.monotonic() < until:
         time.sleep(0.01)
-    assert has_ended(rank)
+    assert has_ended(int(rank))
+    assert not semaphore.exists()
