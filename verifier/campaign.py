@@ -33,7 +33,7 @@ from verifier.outcomes import Outcomes
 from verifier.past import Past, case_digest, case_position
 from verifier.placements import Alphabet
 from verifier.plan import Plan
-from verifier.records import OUT_OF_TIME, KnownRecord
+from verifier.records import INTERRUPTED, OUT_OF_TIME, KnownRecord
 from verifier.reference import make_reference
 from verifier.shrinking import current_choices
 from verifier.steering import Steering
@@ -99,7 +99,7 @@ class Campaign:
                 self._investigation.investigate()
         except KeyboardInterrupt:
             self._complete = False
-            self.emit(CaseSkipped("the rest of the run", "interrupted"))
+            self.emit(CaseSkipped("the rest of the run", INTERRUPTED))
         except Exception:
             self._complete = False
             raise

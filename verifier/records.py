@@ -18,6 +18,9 @@ NOT_SELECTED = "is not selected"
 OUT_OF_TIME = "not reached within the time limit"
 """Why something was not tried that a run had no time for."""
 
+INTERRUPTED = "interrupted"
+"""Why the rest of a run that a Ctrl-C ended was not tried."""
+
 
 @dataclass
 class TensorRecord:

@@ -16,7 +16,7 @@ from verifier.meshes import Cluster
 from verifier.past import Past
 from verifier.record_files import RunFormatError, read_record
 from verifier.recording import Request, make_plan, record
-from verifier.records import RunHeader, RunRecord
+from verifier.records import INTERRUPTED, RunHeader, RunRecord
 from verifier.runs import RunStore
 from verifier.shards import Shard
 from verifier.wording import plural
@@ -24,9 +24,6 @@ from verifier.wording import plural
 __all__ = ["merge", "resume", "resume_notice", "run_to_resume"]
 
 BaselineLoader = Callable[[Path], Baseline]
-
-_INTERRUPTED = "interrupted"
-"""Why the rest of a run that a Ctrl-C ended is untested, as the campaign says it."""
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
@@ -62,7 +59,7 @@ def _nothing_left(store: RunStore, run_id: str) -> str:
         return ""
     if run.complete or run.rules is not None:
         return "has finished"
-    if any(one.reason == _INTERRUPTED for one in run.untested):
+    if any(one.reason == INTERRUPTED for one in run.untested):
         return ""
     # Time that has passed counts, so that it would stop at once; a merged run has what the shards had time for.
     return "was neither killed nor interrupted: its time was up, and a longer --time-limit is another run"
