@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from verifier.baseline import BaselineEntry
+from verifier.cases import VerdictKind
 from verifier.codec import trial_record
 from verifier.findings import (
     Failure,
@@ -32,11 +33,10 @@ def message(
     """Return the finding's message: the difference, the call, the likely cause, what reproduces it."""
     trial = failure.trial
     call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
-    lines = [
-        failure.verdict.message,
-        f"  in {trial.case.op}({call}) on mesh {trial.mesh.shape}, backend {trial.mesh.backend}, "
-        f"during {failure.verdict.phase}",
-    ]
+    where = f"  in {trial.case.op}({call}) on mesh {trial.mesh.shape}, backend {trial.mesh.backend}"
+    if failure.verdict.kind not in (VerdictKind.DIED, VerdictKind.HANG):  # whose first line says where each rank was
+        where += f", during {failure.verdict.phase}"
+    lines = [failure.verdict.message, where]
     if cotangents := cotangent_text(failure):
         lines.append(f"  with the cotangent placed as {cotangents}")
     if not trial.case.call.endswith(trial.case.op.removeprefix("aten.")):

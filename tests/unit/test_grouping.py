@@ -22,6 +22,7 @@ from verifier.cases import (
     Verdict,
     VerdictKind,
 )
+from verifier.finding_records import message
 from verifier.findings import Collector, Failure, group_key, is_view
 from verifier.flags import tell_apart_by
 
@@ -124,3 +125,11 @@ def test_what_others_saw_of_a_death_tells_nothing_apart() -> None:
         observation = Observation(trial, Fate.DIED, (None, ProcessReport((1,), phase, error)))
         seen.append(group_key(Failure(trial, observation, Verdict(VerdictKind.DIED, "rank 0 ended", phase))))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("kind", [VerdictKind.DIED, VerdictKind.HANG, VerdictKind.CRASH])
+def test_the_phase_is_told_once(kind: VerdictKind) -> None:
+    """Where ranks died or hang, the first line says in which phase each was; none may have reported one."""
+    failure = crash(RELU, ((S,),), "somewhere")
+    failure = replace(failure, verdict=Verdict(kind, "rank 0 ended with signal SIGKILL in forward", Phase.SETUP))
+    assert ("during setup" in message(failure, "", "f")) == (kind is VerdictKind.CRASH)
