@@ -21,6 +21,7 @@ from verifier.meshes import Place, Pool, PoolKey, gpu_problem
 from verifier.oracle import judge
 from verifier.recording import Request, make_plan
 from verifier.reference import make_reference
+from verifier.wording import plural
 
 GPUS = torch.cuda.device_count()
 
@@ -37,7 +38,8 @@ class Kind(NamedTuple):
 
 
 def needs(kind: Kind) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(kind.gpus > GPUS, reason=f"{kind.backend} needs {kind.gpus} GPUs, torch sees {GPUS}")
+    reason = f"{kind.backend} needs {plural(kind.gpus, 'GPU')}, torch sees {GPUS}"
+    return pytest.mark.skipif(kind.gpus > GPUS, reason=reason)
 
 
 CPU = Kind("gloo", "cpu", 0)
