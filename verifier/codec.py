@@ -40,9 +40,9 @@ _TORCH_NAMES: dict[str, type] = {
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
-_TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", "placement", *_TORCH_NAMES)
+_TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", "placement", "device", *_TORCH_NAMES)
 _STORABLE = (
-    "None, bool, int, float, complex, str, torch dtypes, placements, dense tensors, "
+    "None, bool, int, float, complex, str, torch dtypes, devices, placements, dense tensors, "
     "and lists, tuples and dicts of these"
 )
 
@@ -168,6 +168,8 @@ def _store(value: object, where: str) -> Any:
         return {"tensor": msgspec.to_builtins(_store_tensor(value, where))}
     if isinstance(value, Placement):
         return {"placement": _store_placements((value,))}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
     for tag, torch_type in _TORCH_NAMES.items():
         if isinstance(value, torch_type):
             return {tag: str(value).removeprefix("torch.")}
@@ -331,9 +333,17 @@ def _load_placement(stored: Any, where: str) -> Placement:
         raise ValueError(f"{where}: {error}") from error
 
 
+def _load_device(stored: Any, where: str) -> torch.device:
+    try:
+        return torch.device(str(stored))
+    except RuntimeError as error:
+        raise ValueError(f"{where}: no device of torch: {str(error).splitlines()[0]}") from error
+
+
 _LOADERS: dict[str, Callable[[Any, str], object]] = {
     "tensor": _load_tensor,
     "placement": _load_placement,
+    "device": _load_device,
     "tuple": lambda stored, where: tuple(_load_items(stored, where)),
     "size": lambda stored, where: torch.Size(_load_items(stored, where)),
     "dict": _load_mapping,

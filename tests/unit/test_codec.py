@@ -64,6 +64,7 @@ scalars = (
     | st.complex_numbers(allow_nan=False)
     | st.text()
     | st.sampled_from((torch.float32, torch.bool, torch.strided, torch.channels_last))
+    | st.sampled_from((torch.device("cpu"), torch.device("cuda", 1)))
 )
 values = st.recursive(
     tensors() | scalars,
@@ -260,6 +261,7 @@ def test_placements_that_cannot_be_read_back_are_named() -> None:
         ({"tensor": 1, "tuple": 2}, r"args\[0\]: expected one of the keys"),
         ({"dtype": "float23"}, r"torch has no dtype 'float23'; did you mean 'float32'\?"),
         ({"tuple": 3}, r"args\[0\]: expected a list, got 3"),
+        ({"device": "gpu"}, r"args\[0\]: no device of torch: .*gpu"),
         ({"float": "infinity"}, r"'infinity' is neither a number nor one of nan, inf, -inf"),
         ({"tensor": {"dtype": "int64", "shape": [3], "values": [1]}}, r"1 values do not fill a tensor of shape \[3\]"),
         ({"tensor": {"dtype": "int64", "shape": [1], "values": [1.5]}}, r"1.5 is no value of a tensor of dtype int64"),
