@@ -27,13 +27,13 @@ from verifier.cases import (
     VerdictKind,
     parse_placements,
 )
-from verifier.comparison import Spot, compare, tolerance
+from verifier.comparison import Spot, compare, is_comparable, tolerance
 from verifier.conditioning import rounding_explains
 from verifier.partials import LARGEST_PART
 from verifier.placements import Disagreement, combine
 from verifier.reference import Reference, expected_value
 
-__all__ = ["case_tolerance", "judge", "unexplained"]
+__all__ = ["accepted_error", "case_tolerance", "judge", "unexplained"]
 
 
 def vacuous(reference: Reference) -> str:
@@ -236,11 +236,18 @@ def unexplained(
         found = differing(tolerated)
     if not found or any(difference.kind is not DifferenceKind.VALUE for difference in found):
         return found, []
-    noise = LARGEST_PART if _has_partial(trial) else 0.0
-    wide = rounding_explains(reference, spot, trial.seed, noise)
+    wide = rounding_explains(reference, spot, trial.seed, _noise(trial))
     if not wide or differing(wide):
         return found, []
     return [], [f"{spot.subject}: a difference that rounding of the inputs explains, since the call is ill-conditioned"]
+
+
+def accepted_error(trial: Trial, reference: Reference, expected: torch.Tensor, spot: Spot) -> float:
+    """Return the largest absolute error of what is at ``spot`` that accuses nobody; see :func:`unexplained`."""
+    if not is_comparable(expected):
+        return 0.0
+    within = case_tolerance(trial, reference, expected, ())
+    return max(within, rounding_explains(reference, spot, trial.seed, _noise(trial)))
 
 
 def case_tolerance(
@@ -259,9 +266,10 @@ def case_tolerance(
     terms = sum(tensor.numel() for tensor in reference.inputs) + sum(o.numel() for o in reference.outputs)
     dtypes = {tensor.dtype for tensor in (*reference.inputs, *reference.outputs)}  # a gradient goes through all of them
     coarsest = max((torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex), default=0.0)
-    return tolerance(expected, terms, LARGEST_PART if _has_partial(trial) else 0.0, coarsest)
+    return tolerance(expected, terms, _noise(trial), coarsest)
 
 
-def _has_partial(trial: Trial) -> bool:
+def _noise(trial: Trial) -> float:
+    """Return how large parts of a Partial may be in ``trial``; 0 if it has none."""
     placed = [*trial.combination, *(placements for one in trial.cotangents for placements in one)]
-    return any(placement.is_partial() for placements in placed for placement in placements)
+    return LARGEST_PART if any(p.is_partial() for placements in placed for p in placements) else 0.0
