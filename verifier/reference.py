@@ -27,6 +27,7 @@ __all__ = [
     "parameter_names",
     "resolve",
     "with_written",
+    "writes_out",
     "written_arguments",
 ]
 
@@ -196,6 +197,16 @@ def written_arguments(case: OpCase) -> tuple[int, ...]:
             numbers += range(count, count + here)
         count += here
     return tuple(numbers)
+
+
+def writes_out(case: OpCase) -> bool:
+    """Return whether the operator's schema has arguments that only take results, as ``out=`` does.
+
+    >>> writes_out(OpCase("aten.add.out", "torch.ops.aten.add.out")), writes_out(OpCase("aten.add_", "torch.add"))
+    (True, False)
+    """
+    schema = getattr(resolve(case.call), "_schema", None)
+    return schema is not None and any(argument.is_out for argument in schema.arguments)
 
 
 def expected_value(

@@ -31,7 +31,7 @@ from verifier.comparison import Spot, check_full, check_shards, is_comparable
 from verifier.converter import DTensorConverter, place
 from verifier.faults import inject
 from verifier.oracle import case_tolerance, unexplained
-from verifier.reference import Reference, output_names, resolve, with_written
+from verifier.reference import Reference, output_names, resolve, with_written, writes_out
 from verifier.targets import asked_placements
 from verifier.torch_internals import (
     Recorder,
@@ -100,6 +100,8 @@ class TrialRunner:
     def run(self, trial: Trial, reference: Reference) -> ProcessReport:
         """Return what this process saw of ``trial``. Whatever the call raises is in the report."""
         log = TrialLog(self.memory_limit)
+        if writes_out(trial.case):
+            clear_caches()  # their keys leave `out` out, so that the rule of another trial would run
         misses = cache_misses()
         started = time.perf_counter()
         with self.recorder.recording():

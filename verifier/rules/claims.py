@@ -128,7 +128,9 @@ def claimed_rules(case: OpCase, extent: int) -> dict[str, tuple[Placement, ...]]
     mesh = MeshSpec((extent,))
     reader = ClaimReader(call.op, case.args, case.kwargs, reference.returned)
     kinds = tuple((tensor.ndim, tensor.dtype) for tensor in call.tensors)
-    free = input_combinations(kinds, tensor_groups(call, case), ASKED)
+    # a rule may ask for a placement of what is written to, which level 1 gives the one of what is written
+    groups = (*tensor_groups(call, case), *((number,) for number in sorted(call.buffers)))
+    free = input_combinations(kinds, groups, ASKED)
     rules = {}
     for combination in where_to_ask(reader, call.tensors, free, mesh.shape):
         if possible(call.tensors, combination):
