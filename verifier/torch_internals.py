@@ -1376,7 +1376,7 @@ def _plain_copies(value: Any) -> Any:
 
 @contextlib.contextmanager
 def capture_calls(
-    wanted: Callable[[OpOverload], bool], largest: int = 4096
+    wanted: Callable[[OpOverload], bool], largest: int
 ) -> Iterator[list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]]:
     """Collect the calls of aten overloads inside the block that ``wanted`` accepts, with copies of their tensors.
 

@@ -29,6 +29,10 @@ from verifier.torch_internals import (
 
 __all__ = ["Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtype"]
 
+_LARGEST = 4096
+"""Calls with a tensor of more elements are not captured."""
+_CUT_TO = (13, 7, 5)
+"""The extents that are left of a sample's tensor which is larger; of further dims it is 3."""
 _FALLBACK_DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128, torch.complex64)
 
 
@@ -112,7 +116,7 @@ def captured(
         for number in sorted(only):
             if number < len(samples):
                 _reseed(seed, number)
-                calls[number] = _calls(entry, samples[number], differentiable, wanted, composite)
+                calls[number] = _calls(entry, _cut(samples[number]), differentiable, wanted, composite)
     return calls
 
 
@@ -133,11 +137,28 @@ def _generated(entry: Any, dtype: torch.dtype, differentiable: bool, seed: int, 
     return samples
 
 
+def _cut(sample: Any) -> Any:
+    """Return the sample with its tensor cut down where that is the only one and too large to be captured.
+
+    So are all samples of ``slice`` that leave something out (torch 2.13.0).
+    """
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if len(tensors) != 1 or tensors[0] is not sample.input or sample.input.numel() <= _LARGEST:
+        return sample
+    smaller = sample.input.detach()
+    for dim in range(smaller.ndim):
+        extent = _CUT_TO[dim] if dim < len(_CUT_TO) else 3
+        smaller = smaller.narrow(dim, 0, min(extent, smaller.shape[dim]))
+    smaller = smaller.clone().requires_grad_(sample.input.requires_grad)
+    return type(sample)(smaller, args=sample.args, kwargs=sample.kwargs)
+
+
 def _calls(
     entry: Any, sample: Any, differentiable: bool, wanted: Callable[[OpOverload], bool], composite: bool
 ) -> list[Call]:
     calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]
-    with capture_calls(wanted) as calls:
+    with capture_calls(wanted, _LARGEST) as calls:
         try:
             result = entry.op(sample.input, *sample.args, **sample.kwargs)
             if differentiable:
@@ -147,7 +168,7 @@ def _calls(
     if composite and not entry.name.startswith("_foreach"):
         seen = {op for op, _, _ in calls}
         with (
-            capture_calls(lambda op: hidden(op) and op not in seen and wanted(op)) as more,
+            capture_calls(lambda op: hidden(op) and op not in seen and wanted(op), _LARGEST) as more,
             torch.inference_mode(),
             suppress(*REFUSALS),
         ):

@@ -345,3 +345,12 @@ def test_foreach_ops() -> None:
 )
 def test_what_cannot_be_tested_is_named_once(name: str, op: str, reason: str) -> None:
     assert [sample.not_testable for sample in samples(name, op)] == [reason]
+
+
+def test_slices_that_leave_something_out_are_among_the_samples():
+    left_out = set()
+    for sample in SOURCE.samples(Target("aten.slice.Tensor", SOURCE.name, "aten.slice.Tensor"), SampleOptions()):
+        tensor, *others = sample.first.args
+        assert tensor.numel() <= 4096
+        left_out |= {tuple(others)} if torch.ops.aten.slice.Tensor(tensor, *others).shape != tensor.shape else set()
+    assert {(1, 1, -2), (1, 1, -2, 3), (0, -10, -2, 2)} <= left_out
