@@ -159,7 +159,10 @@ def _after_exception(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     op: Any = case.args[0]
     values = {name: value for name, value in case.kwargs.items() if name != "unfit"}
     plain = _plain_case(case, op, values)
-    yield from _simpler(trial, plain, {}, tuple(range(_count(plain))))
+    count = _count(plain)
+    between: Any = case.args[2]
+    for first in (0, count) if between else (0,):  # each call by itself may have the cotangent that shows it
+        yield from _simpler(trial, plain, {}, tuple(range(first, first + count)))
 
 
 def _written_view(trial: Trial, placed: Known) -> Iterator[SimplerCall]:

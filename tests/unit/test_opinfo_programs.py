@@ -257,6 +257,15 @@ def test_the_plain_call_comes_first(kind: str, case: OpCase) -> None:
     assert len(plain.combination) == len(tensors(plain.case))
 
 
+def test_the_call_after_an_exception_may_be_the_one_that_fails_by_itself() -> None:
+    found = set()
+    for seed in range(10):
+        made = program(MUL, "after an exception", seed)
+        simpler = simpler_calls(Trial(made, MESH, tuple((S0,) for _ in tensors(made))), {})
+        found.add((made.args[2], tuple(one.outputs for one in simpler)))
+    assert found == {(True, ((0,), (1,))), (False, ((0,),))}
+
+
 def test_what_a_producer_leaves_is_what_the_plain_call_is_given() -> None:
     for seed in range(20):
         made = program(MUL, "pending argument", seed)
