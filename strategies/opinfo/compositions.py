@@ -326,7 +326,17 @@ def _written_view(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     views = [view for view in pytree.tree_leaves(made) if isinstance(view, torch.Tensor) and view.numel()]
     if not views or not all(view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() for view in views):
         return None
+    if any(map(_overlaps, views)):
+        return None
     return "written_view", (str(call.op), names[0], 3), call.values
+
+
+def _overlaps(view: torch.Tensor) -> bool:
+    """Return whether elements share memory, as in overlapping windows: what a write leaves there is not defined."""
+    places = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(view.shape, view.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * stride
+    return len(set(places.flatten().tolist())) < view.numel()
 
 
 COMPOSITIONS: dict[str, _Compose] = {

@@ -172,6 +172,14 @@ def test_a_write_to_a_view_shows_in_the_base() -> None:
     assert composed(MUL, "write to a view", MESH, 0) is None
 
 
+def test_nothing_is_written_to_windows_that_overlap() -> None:
+    def unfolded(step: int) -> OpCase:
+        return OpCase("aten.unfold.default", "torch.ops.aten.unfold.default", (NUMBERS, 1, 2, step), family="opinfo")
+
+    assert composed(unfolded(1), "write to a view", MESH, 0) is None
+    assert composed(unfolded(2), "write to a view", MESH, 0) is not None
+
+
 def test_a_write_that_is_lost_has_a_likely_cause() -> None:
     failure = failing(program(SELECT, "write to a view"), ((S0,),))
     assert "lost" in FAMILY.likely_cause(failure.trial, failure.verdict)
