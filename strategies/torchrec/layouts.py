@@ -59,10 +59,12 @@ def _blocks(size: int, parts: int) -> list[Range]:
     return [(min(part * width, size), min((part + 1) * width, size)) for part in range(parts)]
 
 
-def _equal(columns: int, parts: int) -> list[Range]:
+def _equal(columns: int, parts: int, most: int | None = None) -> list[Range]:
+    """Return ``parts`` equal blocks; where there are none, the message names a count that fits, ``most`` or less."""
     if columns % parts:
-        fitting = [count for count in range(1, columns + 1) if columns % count == 0]
-        nearest = min(fitting, key=lambda count: abs(count - parts))
+        # outwards from what was asked for, since columns may be of any number: 1 fits in any case
+        near = (count for step in range(1, parts) for count in (parts - step, parts + step))
+        nearest = next(count for count in near if columns % count == 0 and (most is None or count <= most))
         raise ValueError(
             f"{plural(columns, 'column')} cannot be cut into {plural(parts, 'equal block')}; {nearest} would do, "
             f"with {plural(nearest, 'owner')}"
@@ -172,7 +174,7 @@ def _grid(options: LayoutOptions) -> list[list[Chunk]]:
     if len(set(owners)) < len(owners):
         raise ValueError(f"owners={list(owners)}: a host holds one column block of a grid")
     held = _nobody(options)
-    for host, columns in zip(owners, _equal(options.columns, len(owners)), strict=True):
+    for host, columns in zip(owners, _equal(options.columns, len(owners), len(hosts)), strict=True):
         for local, rows in enumerate(_blocks(options.rows, per_host)):
             held[host * per_host + local].append(Chunk(rows, columns))
     return held
