@@ -64,7 +64,10 @@ def problems(claims: Sequence[Claim], replicated: bool = False) -> Iterator[str]
         if min(chunk.offsets) < 0 or chunk.rows[1] > rows or chunk.columns[1] > columns:
             yield f"rank {rank} holds {chunk}, which is outside of the table of {[rows, columns]}"
     for rank, claim in enumerate(claims):
-        for chunk, shape in zip(claim.chunks, claim.shapes, strict=True):
+        if len(claim.chunks) != len(claim.shapes):
+            counts = f"got {len(claim.shapes)}, expected {len(claim.chunks)} for its chunks {_listed(claim.chunks)}"
+            yield f"local tensors of rank {rank}: {counts}; does the metadata list them all?"
+        for chunk, shape in zip(claim.chunks, claim.shapes, strict=False):
             if chunk.shape != shape:
                 yield (
                     f"local tensor of rank {rank}: got shape {list(shape)}, expected {list(chunk.shape)} for its chunk "

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from verifier.cases import parse_placements
 from verifier.layouts import Chunk, TableLayout
 from verifier.torch_internals import LocalShardsWrapper, placement_text, simulated_ranks
+from verifier.wording import plural
 
 __all__ = ["Claim", "assemble", "claims_of", "distribute", "group_of", "held", "wrap"]
 
@@ -80,15 +81,26 @@ def held(table: DTensor) -> list[tuple[Chunk, torch.Tensor]]:
     ------
     TypeError
         If the local tensor of ``table`` is no ``LocalShardsWrapper``, torch's or torchrec's.
+    ValueError
+        If it has not as many tensors as its metadata has chunks.
     """
+    chunks, shards = _chunks_and_shards(table)
+    if len(chunks) != len(shards):
+        raise ValueError(f"a LocalShardsWrapper has {plural(len(shards), 'tensor')} for {plural(len(chunks), 'chunk')}")
+    return list(zip(chunks, shards, strict=True))
+
+
+def _chunks_and_shards(table: DTensor) -> tuple[list[Chunk], list[torch.Tensor]]:
+    """Return the chunks in the metadata of this rank, and the tensors that it holds."""
     with torch.no_grad():
         local: Any = table.to_local()
     # torchrec has a class of this name that is not torch's
     if not any(base.__name__ == LocalShardsWrapper.__name__ for base in type(local).__mro__):
         raise TypeError(f"the local tensor is a {type(local).__name__}, not a LocalShardsWrapper")
-    # A wrapper of no shards has a chunk of size 0 by 0 in its metadata, which zip leaves out.
-    pairs = zip(local.local_chunks, local.local_shards(), strict=False)
-    return [(_chunk(meta.offsets, meta.sizes), shard) for meta, shard in pairs]
+    shards = list(local.local_shards())
+    chunks = [_chunk(meta.offsets, meta.sizes) for meta in local.local_chunks]
+    # A wrapper of no shards has a chunk of size 0 by 0 in its metadata.
+    return [chunk for chunk in chunks if shards or not chunk.empty], shards
 
 
 def _chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Chunk:
@@ -100,8 +112,8 @@ def _chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Chunk:
 class Claim:
     """What a rank says of a table, without its values.
 
-    ``shapes`` and ``dtypes`` are those of the local tensors, one for each of ``chunks``; ``plan`` is what the rank
-    takes the layout to be, None if it was given none.
+    ``chunks`` are those of its metadata, ``shapes`` and ``dtypes`` those of its tensors, which should be one for each;
+    ``plan`` is what the rank takes the layout to be, None if it was given none.
     """
 
     shape: tuple[int, ...]
@@ -114,13 +126,13 @@ class Claim:
 
 def claims_of(table: DTensor, plan: TableLayout | None = None) -> list[Claim]:
     """Return what each rank says of ``table``, in order of ranks; every rank of its mesh has to call this."""
-    pairs = held(table)
+    chunks, shards = _chunks_and_shards(table)
     own = Claim(
         tuple(table.shape),
         placement_text(table.placements),
-        tuple(chunk for chunk, _ in pairs),
-        tuple(tuple(shard.shape) for _, shard in pairs),
-        tuple(str(shard.dtype).removeprefix("torch.") for _, shard in pairs),
+        tuple(chunks),
+        tuple(tuple(shard.shape) for shard in shards),
+        tuple(str(shard.dtype).removeprefix("torch.") for shard in shards),
         plan,
     )
     group = group_of(table.device_mesh)

@@ -46,6 +46,12 @@ def _faulty(fault: str, values: torch.Tensor, layout: TableLayout, table: DTenso
     elif fault == "content" and last:
         [(chunk, shard)] = held(made)
         shard.copy_(values[: chunk.shape[0]])  # the rows of rank 0
+    elif fault == "another tensor" and last:
+        with torch.no_grad():
+            made.to_local().local_shards().append(torch.zeros(2, columns))
+    elif fault == "no tensor" and last:
+        with torch.no_grad():
+            made.to_local().local_shards().clear()
     elif fault == "dtype" and last:
         made = wrap([s.double() for _, s in held(made)], [c.offsets for c, _ in held(made)], layout, mesh)
     return made, other

@@ -109,6 +109,12 @@ def test_what_does_not_fit_is_refused_with_what_would(name: str, options: Layout
             {"shapes": ((2, 4),)},
             "local tensor of rank 3: got shape [2, 4], expected [3, 4] for its chunk [5:8, 0:4]",
         ),
+        (3, {"shapes": ()}, "local tensors of rank 3: got 0, expected 1 for its chunks [5:8, 0:4]"),
+        (
+            1,
+            {"shapes": ((3, 4), (2, 4))},
+            "local tensors of rank 1: got 2, expected 1 for its chunks [1:4, 0:4]; does the metadata list them all?",
+        ),
         (3, {"plan": None}, "ranks disagree: layout is not given on rank 3 and row-wise-uneven"),
     ],
 )
