@@ -31,13 +31,16 @@ def check_table(table: DTensor, values: torch.Tensor | None = None, layout: Tabl
         The whole table [rows, columns] that the chunks should be cut from; None leaves contents alone.
     layout
         The layout that the table should be in; ranks have to agree on it. None takes any chunks that cover the table
-        once, or all of it on every rank if the first rank has all.
+        once, or all of it on every rank.
 
     Raises
     ------
     LayoutError
         For the first kind of problem: ranks that disagree, a chunk outside of the table, an overlap, elements that
-        nobody holds, a local tensor of another shape than its chunk, wrong contents.
+        nobody holds, a local tensor of another shape than its chunk, values of another shape than the table, wrong
+        contents.
+    TypeError
+        If a rank holds something other than rows and columns in a ``LocalShardsWrapper``.
     """
     claims = claims_of(table, layout)
     whole = Chunk((0, claims[0].shape[0]), (0, claims[0].shape[1]))
@@ -156,6 +159,8 @@ def uncovered(shape: tuple[int, int], chunks: Sequence[Chunk]) -> Iterator[Chunk
 
 
 def _wrong_content(table: DTensor, values: torch.Tensor, rank: int) -> str | None:
+    if values.shape != table.shape:
+        return f"values on rank {rank}: got shape {list(values.shape)}, expected {list(table.shape)}, that of the table"
     for chunk, shard in held(table):
         expected = values[slice(*chunk.rows), slice(*chunk.columns)]
         differing = ~((shard == expected) | (shard.isnan() & expected.isnan()))

@@ -80,7 +80,8 @@ def held(table: DTensor) -> list[tuple[Chunk, torch.Tensor]]:
     Raises
     ------
     TypeError
-        If the local tensor of ``table`` is no ``LocalShardsWrapper``, torch's or torchrec's.
+        If the local tensor of ``table`` is no ``LocalShardsWrapper``, torch's or torchrec's, or it has other dims than
+        rows and columns.
     ValueError
         If it has not as many tensors as its metadata has chunks.
     """
@@ -97,6 +98,8 @@ def _chunks_and_shards(table: DTensor) -> tuple[list[Chunk], list[torch.Tensor]]
     # torchrec has a class of this name that is not torch's
     if not any(base.__name__ == LocalShardsWrapper.__name__ for base in type(local).__mro__):
         raise TypeError(f"the local tensor is a {type(local).__name__}, not a LocalShardsWrapper")
+    if table.ndim != 2:
+        raise TypeError(f"a DTensor of shape {list(table.shape)} is no table of rows and columns")
     shards = list(local.local_shards())
     chunks = [_chunk(meta.offsets, meta.sizes) for meta in local.local_chunks]
     # A wrapper of no shards has a chunk of size 0 by 0 in its metadata.
@@ -125,9 +128,29 @@ class Claim:
 
 
 def claims_of(table: DTensor, plan: TableLayout | None = None) -> list[Claim]:
-    """Return what each rank says of ``table``, in order of ranks; every rank of its mesh has to call this."""
+    """Return what each rank says of ``table``, in order of ranks; every rank of its mesh has to call this.
+
+    Raises
+    ------
+    TypeError
+        On every rank, if one of them holds something other than rows and columns in a ``LocalShardsWrapper``.
+    """
+    group = group_of(table.device_mesh)
+    try:
+        own: Claim | str = _own_claim(table, plan)
+    except TypeError as error:
+        own = f"rank {dist.get_rank(group)}: {error}"
+    everyone: list[Claim | str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, own, group)
+    claims = [claim for claim in everyone if isinstance(claim, Claim)]
+    if len(claims) != len(everyone):
+        raise TypeError(next(text for text in everyone if isinstance(text, str)))
+    return claims
+
+
+def _own_claim(table: DTensor, plan: TableLayout | None) -> Claim:
     chunks, shards = _chunks_and_shards(table)
-    own = Claim(
+    return Claim(
         tuple(table.shape),
         placement_text(table.placements),
         tuple(chunks),
@@ -135,10 +158,6 @@ def claims_of(table: DTensor, plan: TableLayout | None = None) -> list[Claim]:
         tuple(str(shard.dtype).removeprefix("torch.") for shard in shards),
         plan,
     )
-    group = group_of(table.device_mesh)
-    everyone: list[Claim | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, own, group)
-    return [claim for claim in everyone if claim is not None]
 
 
 def assemble(

@@ -8,13 +8,14 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from strategies.torchrec import checkpoint, lookup, programs
 from strategies.torchrec.checks import check_table
 from strategies.torchrec.layouts import make_layout
 from strategies.torchrec.tables import distribute, held, wrap
 from verifier.layouts import Chunk, LayoutOptions, TableLayout
+from verifier.torch_internals import LocalShardsWrapper
 
 
 def checked(table: torch.Tensor, fault: str = "", name: str = "row-wise-even", plan: bool = True) -> torch.Tensor:
@@ -24,6 +25,10 @@ def checked(table: torch.Tensor, fault: str = "", name: str = "row-wise-even", p
     mesh, values = table.device_mesh, table.to_local()
     layout = make_layout(name, LayoutOptions(table.shape[0], table.shape[1], mesh.size()))
     made, shown = _faulty(fault, values, layout, table)
+    if fault == "values" and dist.get_rank() == 1:
+        values = values[:1]
+    elif fault == "no chunks" and dist.get_rank() == 1:
+        made = DTensor.from_local(values[3:].clone(), mesh, [Shard(0)], run_check=False)
     check_table(made, values, shown if plan else None)
     return DTensor.from_local(values.clone(), mesh, [Replicate()], run_check=False)
 
@@ -61,6 +66,15 @@ def plain(table: torch.Tensor) -> torch.Tensor:
     """Check a DTensor that holds no chunks at all."""
     if isinstance(table, DTensor):
         check_table(table)
+    return table.clone()
+
+
+def one_dim(table: torch.Tensor) -> torch.Tensor:
+    """Check the chunks of a tensor of one dim, as the states of some optimizers are."""
+    if isinstance(table, DTensor):
+        mesh = table.device_mesh
+        half = LocalShardsWrapper([torch.zeros(3)], [(3 * dist.get_rank(),)])
+        check_table(DTensor.from_local(half, mesh, [Shard(0)], run_check=False, shape=torch.Size([6]), stride=(1,)))
     return table.clone()
 
 

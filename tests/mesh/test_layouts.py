@@ -75,6 +75,7 @@ def test_an_optimizer_with_a_state(on_two: Verifier) -> None:
         ("no tensor", False, "local tensors of rank 1: got 0, expected 1 for its chunks [3:6, 0:2]"),
         ("content", True, "wrong content on rank 1: got 6.0, expected"),
         ("content", False, "wrong content on rank 1: got 6.0, expected"),
+        ("values", True, "values on rank 1: got shape [1, 2], expected [6, 2], that of the table"),
         ("dtype", True, "ranks disagree: the local tensors are float32 on rank 0 and float64 on rank 1"),
     ],
 )
@@ -94,6 +95,13 @@ def test_what_has_no_fault_passes(on_two: Verifier, name: str, plan: bool) -> No
 def test_a_tensor_without_chunks_is_refused_by_its_type(on_two: Verifier) -> None:
     with pytest.raises(Crash, match="the local tensor is a Tensor, not a LocalShardsWrapper"):
         on_two("layout_programs.plain", TABLE, placements=["S(0)"], record=False)
+
+
+def test_what_is_no_table_on_one_rank_is_refused_on_every_rank(on_two: Verifier) -> None:
+    with pytest.raises(Crash, match="every rank raised TypeError: rank 1: the local tensor is a Tensor, not a LocalSh"):
+        on_two("layout_programs.checked", TABLE, "no chunks", placements=["R"], record=False)
+    with pytest.raises(Crash, match=r"TypeError: rank 0: a DTensor of shape \[6\] is no table of rows and columns"):
+        on_two("layout_programs.one_dim", TABLE, placements=["R"], record=False)
 
 
 @pytest.mark.parametrize(
