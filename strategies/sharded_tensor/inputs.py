@@ -18,7 +18,7 @@ from verifier.cases import OpCase
 from verifier.families import DrawContext
 from verifier.flags import tell_apart_by
 
-__all__ = ["INPUT_CLASSES", "OPS", "sharded_tensor_cases"]
+__all__ = ["INPUT_CLASSES", "OPS", "has_sharded_tensor", "sharded_tensor_cases"]
 
 KERNELS = ("embedding", "embedding_bag", "training", "unequal_batches")
 CUTS = ("rows", "columns")
@@ -64,8 +64,8 @@ for _call in (EMBEDDING, BAG, TRAINED):
 def sharded_tensor_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     """Return a generator of lookups and pooled lookups for the ops in ``context``.
 
-    Shrinks to ranks that each look up row 0 of a table ``[1, 1]`` of the first dtype. About one call in ten of those
-    without gradients of norms is illegal in some way.
+    Shrinks to ranks that each look up row 0 of a table of the first dtype, of ``[1, 1]`` where torch can cut that.
+    About one call in ten of those without gradients of norms is illegal in some way.
 
     Raises
     ------
@@ -98,8 +98,8 @@ def _cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
     narrow = [one for one in context.dtypes if one.itemsize == 2]
     if feature == "rounded ids" and narrow:
         dtype = draw(st.sampled_from(narrow))
-    rows = draw(dim_sizes(ranks, smallest=1))
-    columns = draw(dim_sizes(ranks, smallest=1, largest=max(5, ranks + 1)))
+    rows = draw(_sizes(ranks, dim == 0))
+    columns = draw(_sizes(ranks, dim == 1, largest=max(5, ranks + 1)))
     if feature == "rounded ids" and narrow:
         rows = {torch.bfloat16: 258, torch.float16: 2050}[dtype] + draw(st.sampled_from([0, 3]))
         columns = 1 if cut == "rows" else ranks
@@ -147,7 +147,8 @@ def _cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
 
 def _training(draw: st.DrawFn, context: DrawContext, op: str, dim: int, dtype: torch.dtype) -> OpCase:
     ranks = context.mesh.shape[-1]
-    rows, columns = draw(dim_sizes(ranks, smallest=1)), draw(st.sampled_from([1, ranks, ranks + 1]))
+    few = [size for size in (1, ranks, ranks + 1) if dim == 0 or has_sharded_tensor(size, ranks)]
+    rows, columns = draw(_sizes(ranks, dim == 0)), draw(st.sampled_from(few))
     weight = filled((rows, columns), dtype, draw(seeds()))
     shape = (draw(st.integers(1, 3)), ranks * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
     ids = draw(index_tensors(rows, shape, ranks))
@@ -162,6 +163,24 @@ def _training(draw: st.DrawFn, context: DrawContext, op: str, dim: int, dtype: t
     tags |= {"several steps"} if shape[0] > 1 else set()
     exact = mode not in ("mean",) and not kwargs.get("max_norm") and weight.element_size() >= 8
     return OpCase(op, TRAINED, (weight, ids, dim, order), kwargs, "sharded_tensor", exact, frozenset(tags))
+
+
+def has_sharded_tensor(size: int, ranks: int) -> bool:
+    """Return whether torch makes a ShardedTensor of which a ChunkShardingSpec cuts a dim of ``size`` over ``ranks``.
+
+    In the metadata each shard starts at its number times the size of the first, and one that starts beyond the end is
+    refused, though it is empty.
+
+    >>> [size for size in range(1, 10) if not has_sharded_tensor(size, 4)]
+    [1, 2, 5]
+    """
+    return -(-size // ranks) * (ranks - 1) <= size
+
+
+def _sizes(ranks: int, cut: bool, largest: int | None = None) -> SearchStrategy[int]:
+    """Return a generator of sizes of a dim of the table, which is ``cut`` or not."""
+    sizes = dim_sizes(ranks, smallest=1, largest=largest)
+    return sizes.filter(lambda size: has_sharded_tensor(size, ranks)) if cut else sizes
 
 
 def _order(draw: st.DrawFn, ranks: int) -> list[int]:
@@ -190,7 +209,8 @@ def _plain(draw: st.DrawFn, context: DrawContext, op: str, dim: int) -> OpCase:
     kernel = op.split(".")[1]
     unequal = kernel == "unequal_batches"
     bags = draw(st.booleans()) if unequal else kernel == "embedding_bag"
-    rows, columns = draw(dim_sizes(ranks, smallest=1)), draw(st.sampled_from([ranks, ranks + 1]))
+    few = [size for size in (ranks, ranks + 1) if dim == 0 or has_sharded_tensor(size, ranks)]
+    rows, columns = draw(_sizes(ranks, dim == 0)), draw(st.sampled_from(few))
     steps = [draw(st.integers(1, 2))] if kernel == "training" else []
     shape = (*steps, 2 * ranks - unequal, *draw(st.sampled_from([(1,), (3,)] if bags else [(), (3,)])))
     ids = draw(index_tensors(rows, shape, ranks, dtype=torch.int64))

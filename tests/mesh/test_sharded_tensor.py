@@ -9,6 +9,7 @@ import pytest
 import torch
 from sharded_tensor_calls import COLUMNS, DISCREPANCIES, ROWS, lookup
 
+from strategies.sharded_tensor.inputs import has_sharded_tensor
 from strategies.tensors import filled
 from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.meshes import Pool, PoolSet
@@ -84,6 +85,18 @@ def test_more_bags_than_ids_end_in_uninitialised_memory(verify_legacy: Verifier,
     """What is read there differs from time to time, so that the family does not draw it."""
     case = lookup("embedding_bag", dim, [0, 3], offsets=[0, 0, 1, 1])
     assert verdict_of(verify_legacy, case) in (VerdictKind.CRASH, VerdictKind.WRONG_VALUE, VerdictKind.DIED)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("dim", [ROWS, COLUMNS])
+def test_torch_refuses_shards_that_start_beyond_the_end(verify_legacy: Verifier, dim: int, size: int) -> None:
+    """On 3 ranks the last shard of 1 row would start at 2; of 2 rows it starts at the end, and is only empty."""
+    case = lookup("embedding", dim, [0, 0, 0], table=(size, 3) if dim == ROWS else (4, size), order=(0, 1, 2))
+    if has_sharded_tensor(size, 3):
+        assert verify_legacy(case, mesh=3, placements=["R", "R"], record=False).counts == {VerdictKind.PASS: 1}
+    else:
+        with pytest.raises(Crash, match="ValueError: Shard offset 2 and length 0 exceeds tensor dim: 1"):
+            verify_legacy(case, mesh=3, placements=["R", "R"], record=False)
 
 
 def test_ranks_with_unequal_batches_die(verify_legacy: Verifier) -> None:

@@ -11,7 +11,7 @@ from drawing import DRAWING
 from hypothesis import find, given, settings
 
 from strategies.sharded_tensor import FAMILY
-from strategies.sharded_tensor.inputs import INPUT_CLASSES, OPS
+from strategies.sharded_tensor.inputs import INPUT_CLASSES, OPS, has_sharded_tensor
 from strategies.sharded_tensor.programs import span_of
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext, Family, select_ops
@@ -61,6 +61,20 @@ def test_one_op_is_drawn_where_one_is_asked_for_and_is_replicated(op: str) -> No
     plan = plan_case(case, make_reference(case), mesh, None, 0, alphabet=FAMILY.alphabet(case, mesh))
     assert plan.total == 1
     assert {str(placement) for places in plan.trials[0].combination for placement in places} == {"R"}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("op", OPS)
+def test_no_shard_starts_beyond_the_end_of_the_table(op: str, ranks: int) -> None:
+    @settings(DRAWING, max_examples=40)
+    @given(case=FAMILY.cases(DrawContext(MeshSpec((ranks,)), CONTEXT.dtypes, (op,))))
+    def draw(case: OpCase) -> None:
+        weight, _, dim, _ = case.args
+        assert isinstance(weight, torch.Tensor)
+        assert isinstance(dim, int)
+        assert has_sharded_tensor(weight.shape[dim], ranks)
+
+    draw()
 
 
 def test_on_meshes_of_several_dims_calls_have_no_options() -> None:
