@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from verifier.cases import VerdictKind
 from verifier.cli_common import consoles, refuse_cluster
 from verifier.cli_options import LogLevelOption
 from verifier.layout_demo import show_layouts
@@ -58,6 +59,8 @@ def layouts(
         rows, columns, ranks, _counts("--splits", splits), _counts("--owners", owners), ranks_per_host
     )
     shown = show_layouts(name, options)
+    if check:
+        shown.refuse_check()
     consoles()[0].print("\n".join(shown.lines), highlight=False, markup=False)
     if page is not None:
         try:
@@ -66,8 +69,8 @@ def layouts(
             raise ValueError(f"--html {page} cannot be written: {error.strerror}") from error
     if not check:
         return
-    failed = False
-    for line, passed in shown.checked():
+    status = 0
+    for line, kind in shown.checked():
         consoles()[0].print(line, highlight=False, markup=False)
-        failed |= not passed
-    raise typer.Exit(1 if failed else 0)
+        status = max(status, 1 if kind.bad else 0 if kind is VerdictKind.PASS else 2)
+    raise typer.Exit(status)

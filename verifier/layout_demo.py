@@ -12,14 +12,17 @@ from verifier.cases import MeshSpec, OpCase, Placements, Trial, VerdictKind
 from verifier.layouts import LayoutOptions, LayoutSource, TableLayout, installed_layouts
 from verifier.meshes import Pool, PoolKey
 from verifier.oracle import judge
+from verifier.recording import MOST_RANKS
 from verifier.reference import make_reference
 from verifier.report.layouts import layout_lines, render_layouts
-from verifier.wording import did_you_mean
+from verifier.wording import did_you_mean, plural
 
 __all__ = ["ShownLayouts", "show_layouts"]
 
 _MOST_RANKS = 1024
 """Each has its own line under every layout; of more of them nobody would read it."""
+_MOST_ELEMENTS = 1 << 24
+"""Of a table that is checked: every rank gets the whole of it, and float32 counts no further."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,25 @@ class ShownLayouts:
         """The layouts as an HTML page."""
         return render_layouts([(layout, summary) for layout, summary, _ in self.entries])
 
-    def checked(self) -> Iterator[tuple[str, bool]]:
-        """Yield for each layout what its check on gloo ranks says, and whether it passed.
+    def refuse_check(self) -> None:
+        """Refuse what is too large to be checked on one machine.
+
+        Raises
+        ------
+        ValueError
+            If there are too many ranks or elements, with how many there may be.
+        """
+        layout = self.entries[0][0]
+        if layout.ranks > MOST_RANKS:
+            raise ValueError(
+                f"--check: {layout.ranks} ranks are to be started; at most {MOST_RANKS} run on one machine"
+            )
+        elements = layout.shape[0] * layout.shape[1]
+        if elements > _MOST_ELEMENTS:
+            raise ValueError(f"--check: the table has {elements:,} elements; it tries {_MOST_ELEMENTS:,} at most")
+
+    def checked(self) -> Iterator[tuple[str, VerdictKind]]:
+        """Yield for each layout what its check on gloo ranks says, as text and as a kind of verdict.
 
         Raises
         ------
@@ -57,8 +77,8 @@ class ShownLayouts:
                 reference = make_reference(case)
                 (observation,) = pool.run([Trial(case, mesh, (everywhere,) * len(reference.inputs))])
                 verdict = judge(observation, reference)
-                text = f"{layout.name} on {layout.ranks} gloo ranks: {verdict.kind} {verdict.message}".rstrip()
-                yield text, verdict.kind is VerdictKind.PASS
+                where = plural(layout.ranks, "gloo rank")
+                yield f"{layout.name} on {where}: {verdict.kind} {verdict.message}".rstrip(), verdict.kind
 
 
 def show_layouts(name: str | None, options: LayoutOptions) -> ShownLayouts:

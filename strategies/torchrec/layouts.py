@@ -16,6 +16,7 @@ from verifier.wording import did_you_mean, plural
 __all__ = ["LAYOUTS", "LayoutKind", "make_layout"]
 
 Range = tuple[int, int]
+_MOST_ELEMENTS = (1 << 63) - 1
 
 
 def make_layout(name: str, options: LayoutOptions) -> TableLayout:
@@ -37,6 +38,11 @@ def make_layout(name: str, options: LayoutOptions) -> TableLayout:
     for field, least in (("rows", 1), ("columns", 1), ("ranks", 1)):
         if getattr(options, field) < least:
             raise ValueError(f"{field}={getattr(options, field)} must be at least {least}")
+    if options.rows * options.columns > _MOST_ELEMENTS:
+        raise ValueError(
+            f"rows={options.rows} and columns={options.columns} make more elements than a tensor can have; use "
+            f"{_MOST_ELEMENTS} at most"
+        )
     for field in ("splits", "owners", "ranks_per_host"):
         if getattr(options, field) is not None and field not in kind.takes:
             takers = [other for other, one in LAYOUTS.items() if field in one.takes]

@@ -15,6 +15,7 @@ import pytest
 import verifier.layout_demo
 from strategies.torchrec.family import SOURCE
 from strategies.torchrec.layouts import LAYOUTS, make_layout
+from verifier.cases import VerdictKind
 from verifier.entry import main
 from verifier.layouts import Chunk, LayoutOptions
 from verifier.report.layouts import layout_lines, render_layouts
@@ -81,6 +82,9 @@ def test_without_a_name_all_layouts_are_shown_and_those_that_do_not_fit_are_name
             "--ranks 100000 is more than is shown, since each rank has its line; give 1024 ",
         ),
         (["--ranks", "1025"], "--ranks 1025 is more than is shown"),
+        (["grid", "--ranks", "65", "--check"], "--check: 65 ranks are to be started; at most 64 run on one machine\n"),
+        (["grid", "--rows", str(10**12), "--check"], "--check: the table has 4,000,000,000,000 elements; it tries 16,"),
+        (["grid", "--rows", str(10**400)], f"rows={10**400} and columns=4 make more elements than a tensor can have;"),
     ],
 )
 def test_mistakes_end_with_status_2(command: Command, arguments: list[str], message: str) -> None:
@@ -100,6 +104,23 @@ def test_a_page_that_cannot_be_written_ends_with_status_2(command: Command, tmp_
     assert status == 2
     assert err.startswith("error: --html ")
     assert err.endswith(" cannot be written: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ([VerdictKind.PASS], 0),
+        ([VerdictKind.PASS, VerdictKind.WRONG_VALUE, VerdictKind.PASS], 1),
+        ([VerdictKind.UNSUPPORTED, VerdictKind.PASS], 2),
+        ([VerdictKind.TOOL_ERROR], 2),
+    ],
+)
+def test_a_check_that_proves_nothing_is_no_finding(
+    command: Command, monkeypatch: pytest.MonkeyPatch, kinds: list[VerdictKind], expected: int
+) -> None:
+    monkeypatch.setattr(verifier.layout_demo.ShownLayouts, "checked", lambda self: ((kind, kind) for kind in kinds))
+    status, out, _ = command("grid", "--check")
+    assert (status, out.splitlines()[-len(kinds) :]) == (expected, kinds)
 
 
 def test_a_table_that_fits_no_memory_is_shown(command: Command) -> None:
