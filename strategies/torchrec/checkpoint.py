@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from strategies.torchrec.tables import distribute, group_of
+from strategies.torchrec.tables import claims_of, distribute, dtype_of, group_of
 from verifier.layouts import TableLayout
 
 __all__ = ["reloaded"]
@@ -25,13 +25,15 @@ _KEY = "table"
 def reloaded(table: DTensor, layout: TableLayout) -> DTensor:
     """Return ``table`` after a round trip through a checkpoint into ``layout``; every rank has to call this.
 
-    The table that is loaded into is full of NaN, so what the checkpoint does not have shows.
+    The table that is loaded into is full of NaN, so what the checkpoint does not have shows. It has the dtype of the
+    local tensors, which a rank without any learns from the others.
     """
     mesh = table.device_mesh
+    dtype = dtype_of(claims_of(table))
     group = group_of(mesh)
     with _shared_folder(group) as folder:
         save({_KEY: table}, checkpoint_id=folder, process_group=group)
-        target = distribute(torch.full(layout.shape, torch.nan), layout, mesh)
+        target = distribute(torch.full(layout.shape, torch.nan, dtype=dtype), layout, mesh)
         load({_KEY: target}, checkpoint_id=folder, process_group=group)
     return target
 

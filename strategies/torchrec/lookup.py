@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from strategies.torchrec.tables import Claim
+from strategies.torchrec.tables import Claim, dtype_of
 from verifier.layouts import Chunk
 
 __all__ = ["gather_ragged", "pool", "pooled", "sum_gradients"]
@@ -52,7 +52,7 @@ def pooled(
         rank = dist.get_rank(group)
         parts = [_part(chunk, leaf, torch.cat(all_ids), torch.cat(all_lengths)) for chunk, leaf in leaves]
         # A rank without chunks takes part in the all-to-all of the gradients as well.
-        none = torch.zeros(0, dtype=_dtype(claims), requires_grad=True)
+        none = torch.zeros(0, dtype=dtype_of(claims), requires_grad=True)
         outgoing = [
             torch.cat([none, *(torch.split(part, bags)[to].flatten() for part in parts)]) for to in range(len(claims))
         ]
@@ -72,12 +72,6 @@ def pool(table: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> torch
     """Return the sum of the rows of each bag, [bags, columns]."""
     bag_of_id = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     return torch.zeros(len(lengths), table.shape[1], dtype=table.dtype).index_add(0, bag_of_id, table[ids])
-
-
-def _dtype(claims: Sequence[Claim]) -> torch.dtype:
-    """Return the dtype of the table: that of the local tensors, since a wrapper of chunks says float32 of any."""
-    found: torch.dtype = next(getattr(torch, dtype) for claim in claims for dtype in claim.dtypes)
-    return found
 
 
 def _part(chunk: Chunk, leaf: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

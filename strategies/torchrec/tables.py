@@ -16,7 +16,7 @@ from verifier.layouts import Chunk, TableLayout
 from verifier.torch_internals import LocalShardsWrapper, placement_text, simulated_ranks
 from verifier.wording import plural
 
-__all__ = ["Claim", "assemble", "claims_of", "distribute", "group_of", "held", "wrap"]
+__all__ = ["Claim", "assemble", "claims_of", "distribute", "dtype_of", "group_of", "held", "wrap"]
 
 
 def distribute(table: torch.Tensor, layout: TableLayout, mesh: DeviceMesh) -> DTensor:
@@ -158,6 +158,12 @@ def _own_claim(table: DTensor, plan: TableLayout | None) -> Claim:
         tuple(str(shard.dtype).removeprefix("torch.") for shard in shards),
         plan,
     )
+
+
+def dtype_of(claims: Sequence[Claim]) -> torch.dtype:
+    """Return the dtype of the table: that of the local tensors, since a wrapper of chunks says float32 of any."""
+    found: torch.dtype = next(getattr(torch, dtype) for claim in claims for dtype in claim.dtypes)
+    return found
 
 
 def assemble(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,9 +53,14 @@ def test_layouts_over_four_ranks_and_their_checkpoints_into_others(on_two: Verif
         assert on_two(case, mesh=FOUR, placements=["R"] * 4).counts == {VerdictKind.PASS: 1}, layout
 
 
-def test_an_optimizer_with_a_state(on_two: Verifier) -> None:
-    case = training_case(["row-wise-even", {}], ["row-wise-even", {}], (5, 4), [2, 3], 1, "sum", "adagrad")
-    assert on_two(case, placements=["R"] * 4).counts == {VerdictKind.PASS: 1}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_optimizer_with_a_state(on_two: Verifier, dtype: torch.dtype) -> None:
+    """Its values have as many digits as the dtype, so they tell whether the checkpoint keeps them all."""
+    case = training_case(["table-wise", {}], ["row-wise-even", {}], (5, 4), [2, 3], 1, "sum", "adagrad")
+    arguments = dict(case.kwargs)
+    for name in ("table", "cotangent"):
+        arguments[name] = arguments[name].to(dtype)  # type: ignore[attr-defined]
+    assert on_two(replace(case, kwargs=arguments), placements=["R"] * 4).counts == {VerdictKind.PASS: 1}
 
 
 # --------------------------------------------------------------------------------------------------------------- faults
