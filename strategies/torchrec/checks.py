@@ -104,9 +104,14 @@ def _disagreements(claims: Sequence[Claim]) -> Iterator[str]:
         texts = [f"{dtype} on rank {rank}" for dtype, rank in sorted(dtypes.items(), key=lambda item: item[1])]
         yield f"ranks disagree: the local tensors are {' and '.join(texts)}"
     for rank, claim in enumerate(claims):
+        if claim.plan is not None and claim.plan.ranks != len(claims):
+            counts = f"got {claim.plan.ranks} ranks, expected {len(claims)}, those of the mesh"
+            yield f"layout {claim.plan.name} on rank {rank}: {counts}"
+    for rank, claim in enumerate(claims):
         chunks = tuple(chunk for chunk in claim.chunks if not chunk.empty)
         for planner, other in enumerate(claims):
-            planned = chunks if other.plan is None else other.plan.chunks[rank]
+            plan = other.plan
+            planned = chunks if plan is None or plan.ranks != len(claims) else plan.chunks[rank]
             if sorted(chunks) != sorted(planned):
                 yield (
                     f"ranks disagree: rank {rank} holds {_listed(chunks)}, the layout on rank {planner} says "

@@ -138,6 +138,17 @@ def test_chunks_without_a_layout_to_compare_with(chunk: Chunk, message: str) -> 
     assert message in next(problems(said))
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("name", ["data-parallel", "column-wise"])
+def test_a_layout_of_other_ranks_than_those_of_the_mesh(name: str, ranks: int) -> None:
+    """Of more ranks the first may hold the same: all of it, or each a column block, of which there are no more."""
+    other = make_layout(name, replace(EIGHT, ranks=ranks))
+    said = [replace(claim, plan=other) for claim in claims(make_layout(name, EIGHT))]
+    assert f"layout {name} on rank 0: got {ranks} ranks, expected 4, those of the mesh" in list(
+        problems(said, other.replicated)
+    )
+
+
 def test_a_replicated_table_that_a_rank_has_in_part() -> None:
     said = [replace(claim, plan=None) for claim in claims(make_layout("data-parallel", EIGHT))]
     part = Chunk((0, 7), (0, 4))
