@@ -142,6 +142,17 @@ def test_a_picture_has_a_drawing_a_rank_with_a_box_a_chunk(name: str) -> None:
     assert [drawing.findall("text")[1].text == "empty" for drawing in drawings] == [not c for c in layout.chunks]
 
 
+@pytest.mark.parametrize(("ranks", "missing"), [("32", 0), ("64", 1)])
+def test_the_page_says_which_ranks_its_pictures_leave_out(
+    command: Command, tmp_path: Path, ranks: str, missing: int
+) -> None:
+    page = tmp_path / "layouts.html"
+    assert command("grid", "--ranks", ranks, "--html", str(page))[0] == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count("rank 31<") == 1
+    assert text.count("ranks 32 to 63 are not drawn; the text below has all of them") == missing
+
+
 def test_boxes_are_where_the_chunks_are() -> None:
     layout = make_layout("column-wise", replace(EIGHT, columns=3, owners=(2, 0, 2)))
     drawing = ET.fromstring(str(layout_svg(layout))).findall("g")[2]

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 
 from verifier.layouts import TableLayout
 from verifier.report.pages import page_environment
-from verifier.report.svg import layout_svg
+from verifier.report.svg import layout_svg, ranks_left_out
 from verifier.wording import plural
 
 __all__ = ["layout_lines", "render_layouts"]
@@ -75,5 +75,8 @@ def _owners(layout: TableLayout, at: tuple[int, int]) -> str:
 def render_layouts(layouts: Sequence[tuple[TableLayout, str]]) -> str:
     """Return layouts, each with its summary, as one HTML page that loads nothing."""
     environment = page_environment()
-    views = [(layout, summary, layout_svg(layout), layout_lines(layout)) for layout, summary in layouts]
+    views = [
+        (layout, summary, layout_svg(layout), ranks_left_out(layout.ranks), layout_lines(layout))
+        for layout, summary in layouts
+    ]
     return environment.get_template("layouts.html.jinja").render(views=views)

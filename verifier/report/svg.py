@@ -14,7 +14,7 @@ from verifier.graph import split_placements
 from verifier.layouts import TableLayout
 from verifier.placements import shard_bounds
 
-__all__ = ["LocalPart", "drawn_text", "layout_svg", "local_part", "sharding_svg"]
+__all__ = ["LocalPart", "drawn_text", "layout_svg", "local_part", "ranks_left_out", "sharding_svg"]
 
 _MOST_RANKS = 32
 _LONGEST = 66.0
@@ -181,6 +181,15 @@ def drawn_text(shape: Sequence[int], placements: str, mesh: MeshSpec) -> str:
     notes = []
     if len(shape) > 2:
         notes.append(f"tensor dim {down} goes down, {across} across; the others are not drawn")
-    if mesh.world_size > _MOST_RANKS:
-        notes.append(f"ranks {_MOST_RANKS} to {mesh.world_size - 1} are not drawn")
+    if missing := ranks_left_out(mesh.world_size):
+        notes.append(missing)
     return "; ".join(notes)
+
+
+def ranks_left_out(ranks: int) -> str:
+    """Return which of so many ranks a picture leaves out; empty if it has them all.
+
+    >>> ranks_left_out(32), ranks_left_out(64)
+    ('', 'ranks 32 to 63 are not drawn')
+    """
+    return f"ranks {_MOST_RANKS} to {ranks - 1} are not drawn" if ranks > _MOST_RANKS else ""
