@@ -42,19 +42,37 @@ _BAG_ERRORS = (*_ERRORS, "offsets of a wrong start", "weights of samples under m
 
 
 def _facts(case: OpCase) -> Iterator[str]:
-    """Yield what besides the names of its options tells a defect of these kernels from another."""
+    """Yield what besides the names of its options tells a defect of these kernels from another.
+
+    Only what can be the cause: of a call that the local op refuses, why it does; weights of samples where their dtype
+    or gradient matters; empty bags where there is something to divide by, or to take the largest of.
+    """
     weight, ids, *_ = case.args
     assert isinstance(weight, torch.Tensor)
     assert isinstance(ids, torch.Tensor)
-    if "mode" in case.kwargs:
-        yield f"mode={case.kwargs['mode']}"
+    rows, mode, samples = weight.shape[0], case.kwargs.get("mode"), case.kwargs.get("per_sample_weights")
+    if mode is not None:
+        yield f"mode={mode}"
     if case.kwargs.get("norm_type") == inf:
         yield "norm_type=inf"
+    pools = mode in ("mean", "max")
+    if samples is not None and pools:
+        yield "per_sample_weights"
+        return
     padding_idx = case.kwargs.get("padding_idx")
-    if isinstance(padding_idx, int) and padding_idx < 0:
-        yield "padding_idx<0"
-    yield from (name for name in ("offsets", "per_sample_weights") if case.kwargs.get(name) is not None)
-    yield from _hazards(weight, ids, case.kwargs)
+    if isinstance(padding_idx, int):
+        if not -rows <= padding_idx < rows:
+            return
+        if padding_idx < 0:
+            yield "padding_idx<0"
+    hazards = _hazards(weight, ids, case.kwargs)
+    offsets = case.kwargs.get("offsets") is not None
+    if offsets:
+        yield "offsets"
+    learnt = isinstance(samples, torch.Tensor) and samples.requires_grad and offsets
+    if learnt or "ids that the dtype rounds" in hazards:
+        yield "per_sample_weights"
+    yield from hazards if pools else hazards - {"all-padding bag", "empty bag"}
 
 
 for _call in (EMBEDDING, BAG, TRAINED):

@@ -12,9 +12,11 @@ from hypothesis import find, given, settings
 
 from strategies.sharded_tensor import FAMILY
 from strategies.sharded_tensor.inputs import INPUT_CLASSES, OPS, has_sharded_tensor
-from strategies.sharded_tensor.programs import span_of
+from strategies.sharded_tensor.programs import BAG, span_of
+from strategies.tensors import filled
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext, Family, select_ops
+from verifier.flags import facts_of
 from verifier.reference import make_reference
 from verifier.trials import plan_case
 
@@ -61,6 +63,37 @@ def test_one_op_is_drawn_where_one_is_asked_for_and_is_replicated(op: str) -> No
     plan = plan_case(case, make_reference(case), mesh, None, 0, alphabet=FAMILY.alphabet(case, mesh))
     assert plan.total == 1
     assert {str(placement) for places in plan.trials[0].combination for placement in places} == {"R"}
+
+
+ONES = torch.ones(4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"padding_idx": -1}, {"padding_idx<0"}),
+        ({"padding_idx": -5}, set()),  # as of 4: it is not in the table
+        ({"padding_idx": -5, "offsets": [0, 0], "per_sample_weights": ONES}, set()),
+        ({"padding_idx": -1, "offsets": [0, 3], "per_sample_weights": ONES}, {"padding_idx<0", "offsets"}),
+        ({"offsets": [0, 0]}, {"offsets"}),
+        ({"offsets": [0, 0], "mode": "mean"}, {"offsets", "mode=mean", "empty bag"}),
+        ({"offsets": [0, 3], "padding_idx": 3}, {"offsets"}),
+        ({"offsets": [0, 3], "padding_idx": 3, "mode": "max"}, {"offsets", "mode=max", "all-padding bag"}),
+        ({"offsets": [0, 2], "per_sample_weights": ONES.clone().requires_grad_()}, {"offsets", "per_sample_weights"}),
+        ({"offsets": [0, 0], "per_sample_weights": ONES, "mode": "mean"}, {"mode=mean", "per_sample_weights"}),
+    ],
+)
+def test_findings_are_told_apart_by_what_can_be_their_cause(options: dict[str, object], facts: set[str]) -> None:
+    ids = torch.tensor([0, 1, 2, 3])
+    case = OpCase(OPS[2], BAG, (filled((4, 3), torch.float64, 0), ids, 0, [0, 1]), options, FAMILY.name)
+    assert facts_of(case) == facts
+
+
+def test_weights_of_samples_are_a_cause_where_their_dtype_rounds_ids() -> None:
+    ids, weights = torch.tensor([[257], [0]]), torch.ones(2, 1, dtype=torch.bfloat16)
+    table = filled((258, 1), torch.bfloat16, 0)
+    case = OpCase(OPS[2], BAG, (table, ids, 0, [0, 1]), {"per_sample_weights": weights}, FAMILY.name)
+    assert facts_of(case) == {"per_sample_weights", "ids that the dtype rounds"}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
