@@ -302,8 +302,12 @@ def _allowed(expected: torch.Tensor, scale: float) -> float:
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """Return the largest error that rounding explains, of values up to 1."""
-    return SLACK * torch.finfo(dtype).eps
+    """Return the largest error that rounding explains, of values up to 1.
+
+    In dtypes of few bits the slack would be more than the values themselves, and nothing could be wrong.
+    """
+    eps = torch.finfo(dtype).eps
+    return min(SLACK * eps, math.sqrt(eps))
 
 
 def _ratio(got: str, wanted: str) -> str:

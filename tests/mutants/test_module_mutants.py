@@ -68,6 +68,16 @@ def test_first_submodule_is_named(
     assert likely in lines[-1]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtypes_of_few_bits_hide_nothing(verify_module: Verify, dtype: torch.dtype) -> None:
+    for plan in (module_mutants.row_wise_without_reduction, module_mutants.gradient_doubled_in_a_hook):
+        error = failure(verify_module, StackedMLP, plan, [ROWS], dtype=dtype)
+        assert error.first is not None
+        assert error.first.module == ("layers.1.relu" if error.first.phase == "backward" else "layers.1.down")
+    model = partial(Transformer, TransformerSize(layers=2))
+    verify_module(model, tensor_parallel, [IDS], mesh=2, dtype=dtype, **LANGUAGE)
+
+
 def test_plan_that_prepares_its_input_passes(verify_module: Verify) -> None:
     verify_module(StackedMLP, module_mutants.rows, [ROWS], mesh=2, **BY_ROWS)
 
