@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial
 
 from verifier.cases import DifferenceKind, Placements, format_placements
 from verifier.comparison import compare
-from verifier.module_matching import Matcher, ModuleDifference, Options, Place, largest, rounding
+from verifier.module_matching import Matcher, ModuleDifference, Options, Place, largest, proves_nothing, rounding
 from verifier.module_records import PHASES, Disturbance, Held, ModuleRun, Recorded
 from verifier.module_results import Plain, same_number
 
@@ -40,7 +40,8 @@ class Judgement:
     layouts
         How the ranks hold what each submodule returns.
     unchecked, vacuous
-        What could not be compared, with the reason, and what is 0 everywhere, so that agreement proves nothing.
+        What could not be compared, with the reason, and what is 0 or NaN everywhere, so that agreement proves
+        nothing.
     compared
         How many tensors were compared.
     """
@@ -254,7 +255,7 @@ class _Judge:
         factor: int = 1,
         away: torch.Tensor | None = None,
     ) -> Iterator[ModuleDifference]:
-        if not bool(expected.local.count_nonzero()):
+        if proves_nothing(expected.local):
             self.vacuous.append(place.subject)
         options: Options = self.matcher.options(helds, declared)
         match = self.matcher.match(place, helds, expected, options, scale, factor, away)

@@ -15,7 +15,7 @@ from verifier.comparison import compare
 from verifier.module_records import Held
 from verifier.placements import local_shape, sharded_dim, take_local
 
-__all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest", "rounding"]
+__all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest", "proves_nothing", "rounding"]
 
 SLACK = 512
 """Units in the last place by which a value may differ: errors of rounding add up over the layers of a model."""
@@ -292,6 +292,15 @@ def largest(tensors: Iterable[torch.Tensor]) -> float:
     """
     sizes = [t.abs().nan_to_num(0.0, 0.0) for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
     return max((float(size.max()) for size in sizes), default=0.0)
+
+
+def proves_nothing(expected: torch.Tensor) -> bool:
+    """Return whether agreement with ``expected`` is vacuous: it is 0 or NaN everywhere.
+
+    >>> proves_nothing(torch.tensor([0.0, torch.nan])), proves_nothing(torch.tensor([torch.inf, torch.nan]))
+    (True, False)
+    """
+    return not bool(((expected != 0) & (expected == expected)).any())
 
 
 def _allowed(expected: torch.Tensor, scale: float) -> float:

@@ -60,7 +60,7 @@ class ModuleVerification:
     compared
         How many tensors were compared.
     vacuous
-        What is 0 everywhere in the local model, so that agreement proves nothing.
+        What is 0 or NaN everywhere in the local model, so that agreement proves nothing.
     warnings
         What the plan warned of while it was applied, as ``UserWarning: ...``; with the rank before it unless all
         ranks did.
@@ -89,7 +89,7 @@ class ModuleVerification:
         lines = [f"{self.call}: {plural(self.compared, 'tensor')} equal"]
         lines += [f"  {c.phase:8} {c.module or '(model)'}: {c.count} {c.name}" for c in self.collectives]
         if self.vacuous:
-            lines.append(f"  0 everywhere in the local model, so agreement proves nothing: {some(self.vacuous)}")
+            lines.append(f"  0 or NaN everywhere in the local model, so agreement proves nothing: {some(self.vacuous)}")
         lines += warning_lines(self.warnings)
         return "\n".join(lines)
 

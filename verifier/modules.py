@@ -35,7 +35,7 @@ from verifier.module_arguments import (
     wrong_keyword,
 )
 from verifier.module_judging import Judgement, disturbances, judge_module
-from verifier.module_matching import Matcher, ModuleDifference
+from verifier.module_matching import Matcher, ModuleDifference, proves_nothing
 from verifier.module_observing import observe
 from verifier.module_outcomes import (
     ModuleError,
@@ -167,8 +167,8 @@ def verify_module(
     ModuleError
         If something differs, or the ranks raise, hang or die.
     NothingVerified
-        If every gradient of the local model is 0, if the plan shards nothing, or if something that counts could not be
-        compared.
+        If every gradient of the local model is 0 or NaN, if the plan shards nothing, or if something that counts could
+        not be compared.
     ToolError
         If the ranks could not be started.
     ValueError
@@ -208,8 +208,9 @@ def verify_module(
         raise ValueError(f"the local model, its loss or a step raises {type(error).__name__}: {error}") from error
     if not local.returned:
         raise ValueError("the model returns no tensor, also not in tuples, lists, dicts or dataclasses of them")
-    if not any(held is not None and bool(held.local.count_nonzero()) for held in local.gradients.values()):
-        raise NothingVerified(f"{call}: every gradient of the local model is 0; give inputs and a loss that move it")
+    if all(held is None or proves_nothing(held.local) for held in local.gradients.values()):
+        advice = "give inputs and a loss that move it"
+        raise NothingVerified(f"{call}: every gradient of the local model is 0 or NaN; {advice}")
     placed = (*given.placements[: len(inputs)], *given.kwargs_placements.values(), *given.placements[len(inputs) :])
     first_input = next((p for p in placed if p is not None), parse_placements(spread("R", spec)))
     ndims = [len(held.shape) for held in local.returned.values()]

@@ -383,13 +383,15 @@ def test_description_says_what_proves_nothing() -> None:
     text = ModuleVerification("call", (1.0,), (1.0,), (), (), 12, names, ("UserWarning: " + "x" * 500,)).describe()
     first, zero, warned = text.splitlines()
     assert first == "call: 12 tensors equal"
-    assert zero == f"  0 everywhere in the local model, so agreement proves nothing: {', '.join(names[:5])}, and 2 more"
+    vacuous = f"{', '.join(names[:5])}, and 2 more"
+    assert zero == f"  0 or NaN everywhere in the local model, so agreement proves nothing: {vacuous}"
     assert warned == f"  warned by the plan: {('UserWarning: ' + 'x' * 500)[:160]}..."
 
 
 def test_what_proves_nothing_is_refused() -> None:
-    with pytest.raises(NothingVerified, match="every gradient of the local model is 0"):
-        verify_module(partial(MLP, bias=False), tensor_parallel_mlp, [torch.zeros(6, 10)])
+    for nothing in (torch.zeros(6, 10), torch.full((6, 10), torch.nan)):
+        with pytest.raises(NothingVerified, match="every gradient of the local model is 0 or NaN"):
+            verify_module(partial(MLP, bias=False), tensor_parallel_mlp, [nothing])
 
 
 def leave_alone(_model: nn.Module, _mesh: object) -> None:
