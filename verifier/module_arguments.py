@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -46,6 +46,7 @@ DIM_NAMES = ("pp", "dp", "tp")
 """Names of the mesh dims where a call gives none: the last of these, so that a mesh of one dim is ``tp``."""
 
 _Text = TypeVar("_Text", str, str | None)
+_Value = TypeVar("_Value")
 
 
 def check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: Plan) -> None:
@@ -120,7 +121,7 @@ def _names(key: str, module: str) -> bool:
 
 
 def built_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dtype: torch.dtype | None) -> nn.Module:
-    """Return a copy of the model, or of what a function makes, with floating-point parameters as ``dtype``."""
+    """Return a copy of the model, or of what a function makes, with parameters and buffers as :func:`converted`."""
     built: object = model
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype {dtype} is not one of floating point")
@@ -132,14 +133,24 @@ def built_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dty
     if not isinstance(built, nn.Module):
         raise ValueError(f"model {model!r} made a {type(built).__name__}, not a torch.nn.Module")
     copy: nn.Module = unpack(packed_for_ranks(built, f"model {type(built).__name__}"))
-    return copy if dtype is None else copy.to(dtype)
+    # Module.to(dtype) would leave of complex numbers their real parts
+    copy._apply(lambda tensor: converted(tensor, dtype))  # type: ignore[no-untyped-call]
+    return copy
 
 
-def converted(value: object, dtype: torch.dtype | None) -> object:
-    """Return an input as ``dtype`` if it is a tensor of floating point."""
-    if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+def converted(value: _Value, dtype: torch.dtype | None) -> _Value:
+    """Return a tensor of floating point as ``dtype``, a complex one as complex numbers of it; all else as it is.
+
+    >>> converted(torch.ones(2, dtype=torch.complex64), torch.float64).dtype
+    torch.complex128
+    """
+    if dtype is None or not isinstance(value, torch.Tensor):
         return value
-    return value.detach().to(dtype).requires_grad_(value.requires_grad)
+    if value.is_complex():  # few ops take those of less than 32 bits a part
+        dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
+    elif not value.is_floating_point():
+        return value
+    return cast(_Value, value.detach().to(dtype).requires_grad_(value.requires_grad))
 
 
 def packed_for_ranks(value: object, what: str) -> bytes:

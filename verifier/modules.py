@@ -148,7 +148,7 @@ def verify_module(
         from the second on, since the first one does not depend on it.
     dtype
         What floating-point parameters, buffers and inputs are converted to first, so that rounding neither hides a
-        difference nor makes one; None leaves them as they are.
+        difference nor makes one, and complex ones in the same way; None leaves them as they are.
     seed
         Of the model, if it is made here, and of random numbers on the way: ranks and the local model begin each step
         with the same. Dropout can be compared where it acts on replicated plain tensors; elsewhere ``p`` has to be 0.

@@ -231,6 +231,23 @@ def sum_of_the_rows(output: Any, *_: object) -> torch.Tensor:
     return rows.square().sum()
 
 
+class Rotated(MLP):
+    """An MLP that turns pairs of features by angles, as complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turns", torch.polar(torch.ones(5), torch.arange(5.0)))
+
+    def forward(self, values: torch.Tensor, turns: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        pairs = torch.view_as_complex(super().forward(values).unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * (self.turns if turns is None else turns)).flatten(-2)
+
+
+def not_turned(model: Rotated, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model, mesh)
+    model.turns = model.turns.real.to(model.turns.dtype)  # type: ignore[union-attr,operator]
+
+
 class Gated(MLP):
     """An MLP with inputs by name."""
 

@@ -164,6 +164,15 @@ def test_several_outputs_have_a_placement_each(verify_module: Verify) -> None:
         verify_module(model, plan, [ROWS], mesh=2, **options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, None])
+def test_complex_buffers_and_inputs_stay_complex(verify_module: Verify, dtype: torch.dtype | None) -> None:
+    turns = torch.polar(torch.ones(5), torch.arange(5.0))
+    for inputs in ([ROWS], [ROWS, turns]):
+        verify_module(module_mutants.Rotated, tensor_parallel_mlp, inputs, mesh=2, dtype=dtype)
+    error = failure(verify_module, module_mutants.Rotated, module_mutants.not_turned, [ROWS], dtype=dtype)
+    assert "output" in {found.subject for found in error.differences}
+
+
 def test_gradients_of_inputs_by_name(verify_module: Verify) -> None:
     gate = torch.randn(6, 10, generator=GENERATOR).requires_grad_()
     plan = module_mutants.gradient_of_the_gate_doubled
