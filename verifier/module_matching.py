@@ -233,6 +233,13 @@ class Matcher:
             for rank, held in enumerate(helds)
         )
 
+    def value(self, helds: Sequence[Held], declared: Placements) -> torch.Tensor:
+        """Return what ranks hold together: what the parts of rank 0 and of those that belong to it reduce to."""
+        (placements,) = itertools.product(*self.options(helds, declared))
+        _, group = next(iter(self._groups(pending := _pending(placements))))
+        parts = [helds[member].local for member in group]
+        return _reduced(parts, placements, self.mesh) if pending else parts[0]
+
     def _compare(
         self,
         helds: Sequence[Held],
@@ -242,7 +249,7 @@ class Matcher:
         away: torch.Tensor | None,
     ) -> tuple[int, tuple[DifferenceKind, int, str, str, tuple[int, ...] | None] | None]:
         """Return how many ranks hold something else than ``placements`` promise, and what the first of them does."""
-        pending = [dim for dim, placement in enumerate(placements) if placement.is_partial()]
+        pending = _pending(placements)
         cut = tuple(Replicate() if dim in pending else placement for dim, placement in enumerate(placements))
         wrong, first = 0, None
         for rank, group in self._groups(pending):
@@ -267,6 +274,10 @@ class Matcher:
         return ((group[0], group) for group in groups.values()) if pending else (
             (rank, [rank]) for rank in range(self.mesh.world_size)
         )  # fmt: skip
+
+
+def _pending(placements: Placements) -> list[int]:
+    return [dim for dim, placement in enumerate(placements) if placement.is_partial()]
 
 
 def _reduced(parts: Sequence[torch.Tensor], placements: Placements, mesh: MeshSpec) -> torch.Tensor:

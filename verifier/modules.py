@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Partial
 
 from verifier.cases import MeshSpec, Placements, parse_placements
 from verifier.codec import unpack
@@ -254,7 +253,10 @@ def verify_module(
         raise NothingVerified(f"{call}: not compared are {some(judgement.unchecked, '; ')}")
     return ModuleVerification(
         call=call,
-        losses=tuple(_losses(runs, whole_loss)),
+        losses=tuple(
+            float(Matcher(spec, names).value(helds, whole_loss))
+            for helds in zip(*(run.losses for run in runs), strict=True)
+        ),
         local_losses=tuple(float(held.local) for held in local.losses),
         collectives=runs[0].collectives,
         layouts=judgement.layouts,
@@ -265,16 +267,6 @@ def verify_module(
 
 
 # ------------------------------------------------------------------------------------------------------------ outcomes
-def _losses(runs: Sequence[ModuleRun], placements: Placements) -> Iterator[float]:
-    """Yield the loss of each step: that of rank 0, or of all together where each has its part."""
-    kinds = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
-    for helds in zip(*(run.losses for run in runs), strict=True):
-        parts = [float(held.local) for held in helds]
-        if helds[0].dtensor:
-            kinds = {p.reduce_op for p in helds[0].placements or () if isinstance(p, Partial)}
-        yield {"avg": sum(parts) / len(parts), "sum": sum(parts)}.get(next(iter(kinds), ""), parts[0])
-
-
 def _check_fit(
     local: ModuleRun, runs: Sequence[ModuleRun], placements: Sequence[Placements], matcher: Matcher, source: str
 ) -> None:

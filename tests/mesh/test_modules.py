@@ -155,6 +155,17 @@ def test_inputs_by_name(verify_module: Verify, plan: object, options: Mapping[st
     assert by_name.compared == without.compared + 1
 
 
+def by_positions_of_tp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return sequence_parallel_norm(model, mesh["tp"])
+
+
+def test_losses_of_several_mesh_dims(verify_module: Verify) -> None:
+    """A part of the sum that two ranks hold counts once."""
+    options = {"loss": sum_of_squares, "loss_placements": "(R, P(sum))", "placements": "(R, S(1))"}
+    result = verify_module(partial(RMSNorm, 10), by_positions_of_tp, [VALUES], mesh="2x2", **options)
+    assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
+
+
 def test_all_inputs_by_name(verify_module: Verify) -> None:
     """The placements of the output are those of the first of them then."""
     kwargs, where = {"gate": ROWS, "values": ROWS}, {"gate": "S(0)", "values": "S(0)"}
