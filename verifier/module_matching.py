@@ -14,6 +14,7 @@ from verifier.cases import DifferenceKind, MeshSpec, Placements, format_placemen
 from verifier.comparison import compare
 from verifier.module_records import Held
 from verifier.placements import local_shape, sharded_dim, take_local
+from verifier.torch_internals import norm_order
 
 __all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest", "proves_nothing", "rounding"]
 
@@ -281,11 +282,15 @@ def _pending(placements: Placements) -> list[int]:
 
 
 def _reduced(parts: Sequence[torch.Tensor], placements: Placements, mesh: MeshSpec) -> torch.Tensor:
-    """Return what parts under Partial reduce to; only sums and averages may meet in one tensor."""
+    """Return what parts under Partial, or their norms, reduce to; only sums and averages may meet in one tensor."""
     pending = [
         (p.reduce_op, extent) for p, extent in zip(placements, mesh.shape, strict=True) if isinstance(p, Partial)
     ]
     stacked = torch.stack(list(parts))
+    if orders := {order for p in placements if (order := norm_order(p)) is not None}:
+        (order,) = orders
+        powers = stacked.abs() ** order
+        return powers.sum(0) ** (1 / order)
     kinds = {kind for kind, _ in pending}
     if kinds <= {"sum", "avg"}:
         return stacked.sum(0) / math.prod(extent for kind, extent in pending if kind == "avg")

@@ -155,6 +155,17 @@ def test_inputs_by_name(verify_module: Verify, plan: object, options: Mapping[st
     assert by_name.compared == without.compared + 1
 
 
+def norm(output: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.linalg.vector_norm(output)
+
+
+def test_norm_of_what_is_cut(verify_module: Verify) -> None:
+    """Each rank has the norm of its part; the sum of these is not that of the whole."""
+    plan = {"up": ColwiseParallel(), "down": ColwiseParallel(input_layouts=Shard(-1), use_local_output=False)}
+    result = verify_module(MLP, plan, [ROWS], mesh=2, loss=norm)
+    assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
+
+
 def by_positions_of_tp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return sequence_parallel_norm(model, mesh["tp"])
 
