@@ -96,7 +96,8 @@ def _observed(given: Assignment, mesh: DeviceMesh | None, warned: list[str]) -> 
             if given.disturbed is not None:
                 _disturb(inner, given.disturbed, step)
             optimizer.step()
-    state = {**_parameters(inner), **{_own_name(name): buffer for name, buffer in inner.named_buffers()}}
+    buffers = inner.named_buffers(remove_duplicate=False)
+    state = {**_parameters(inner), **{_own_name(name): buffer for name, buffer in buffers}}
     return ModuleRun(
         modules={_own_name(name): type(module).__name__ for name, module in inner.named_modules()},
         outputs=tuple(watch.outputs),

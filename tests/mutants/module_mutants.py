@@ -361,6 +361,28 @@ def one_parameter_frozen(model: MLP, mesh: DeviceMesh) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- step
+class SharedMask(StackedMLP):
+    """Two layers with one mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mask = torch.arange(10) % 3 != 0
+        for layer in self.layers:
+            layer.register_buffer("mask", mask)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            values = layer(values) * layer.mask
+        return values
+
+
+def with_masks_of_their_own(model: SharedMask, mesh: DeviceMesh) -> None:
+    """Not wrong: as many buffers as submodules have."""
+    tensor_parallel_mlp(model, mesh)
+    for layer in model.layers:
+        layer.mask = layer.mask.clone()  # type: ignore[operator,union-attr]
+
+
 class MaskedMLP(MLP):
     """With a buffer as masks of attention are: the size of it must not be that of errors."""
 

@@ -286,6 +286,10 @@ def test_rows_without_a_gradient_do_not_move(verify_module: Verify) -> None:
     assert [found.subject for found in error.differences] == ["weight"]
 
 
+def test_shared_buffers_may_be_one_each(verify_module: Verify) -> None:
+    verify_module(module_mutants.SharedMask, module_mutants.with_masks_of_their_own, [ROWS], mesh=2)
+
+
 @pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])
 def test_large_buffers_hide_nothing(verify_module: Verify, masked: float) -> None:
     model = partial(module_mutants.MaskedMLP, masked)
