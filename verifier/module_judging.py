@@ -179,12 +179,22 @@ class _Judge:
                 name = "output" if len(returned) == 1 else f"output {number}"
                 yield from self._check(Place(name, "forward", ""), helds, expected, declared, scale)
         yield from self._final_structure(scale)
-        scale = largest([held.local for held in self.local.losses])
+        scale = max(largest([held.local for held in self.local.losses]), self._summed())
         for step, expected in enumerate(self.local.losses):
             place = Place(f"loss {step}" if self.steps > 1 else "loss", "forward" if step == 0 else "step", "")
             helds = [run.losses[step] for run in self.ranks]
             away = _distance([run.losses[step] for run in self.disturbed], expected)
             yield from self._check(place, helds, expected, self.losses, scale * (step + 1), away=away)
+
+    def _summed(self) -> float:
+        """Return how large the terms are that make up the loss, to first order: they may cancel, their rounding not."""
+        values = {recorded.key: recorded.held.local for recorded in self.local.outputs if not recorded.module}
+        terms = [
+            (recorded.held.local * values[recorded.key]).abs().nan_to_num(0.0, 0.0).sum()
+            for recorded in self.local.output_gradients
+            if recorded.key in values
+        ]
+        return sum(map(float, terms))
 
     def _final_structure(self, scale: float) -> Iterator[ModuleDifference]:
         """Yield the first place at which a rank returns something else than the local model, and other values."""
@@ -226,7 +236,7 @@ class _Judge:
             if expected is not None and placements is not None:
                 place = Place(f"gradient of {name}", "backward", "")
                 helds = [run.input_gradients[name] for run in self.ranks]
-                scale = largest([expected.local])
+                scale = largest([expected.local, *(recorded.held.local for recorded in self.local.output_gradients)])
                 yield from self._check(place, helds, expected, placements, scale, self.averaged)
 
     def _final_state(self) -> Iterator[ModuleDifference]:

@@ -225,6 +225,33 @@ class RowsAndTotal(MLP):
         return output, output.new_tensor(2.0)
 
 
+class NormAtTheEnd(nn.Module):
+    """What it returns sums to 0 but for rounding, and it does not see what is added to a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = MLP()
+        self.norm = nn.LayerNorm(10)
+
+    def forward(self, values: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        output = self.mlp(values)
+        result: torch.Tensor = self.norm(output if added is None else output + added)
+        return result
+
+
+def mlp_parallel(model: NormAtTheEnd, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model.mlp, mesh)
+
+
+def sum_of_all(output: torch.Tensor, *_: object) -> torch.Tensor:
+    return output.sum()
+
+
+def sum_and_a_little(output: torch.Tensor, *_: object) -> torch.Tensor:
+    """Return a loss that differs between ranks and the local model by far more than rounding."""
+    return output.sum() + (1e-9 if dist.is_initialized() else 0.0)
+
+
 def sum_of_the_rows(output: Any, *_: object) -> torch.Tensor:
     """Return a loss of what is made of each row."""
     rows: torch.Tensor = output["values"] if isinstance(output, dict) else output[0]

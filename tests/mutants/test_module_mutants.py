@@ -173,6 +173,14 @@ def test_complex_buffers_and_inputs_stay_complex(verify_module: Verify, dtype: t
     assert "output" in {found.subject for found in error.differences}
 
 
+def test_terms_that_cancel_are_rounded(verify_module: Verify) -> None:
+    model, plan = module_mutants.NormAtTheEnd, module_mutants.mlp_parallel
+    verify_module(model, plan, [ROWS], mesh=2, loss=module_mutants.sum_of_all)
+    verify_module(model, plan, [ROWS, torch.randn(6, 1, generator=GENERATOR).requires_grad_()], mesh=2)
+    error = failure(verify_module, model, plan, [ROWS], loss=module_mutants.sum_and_a_little)
+    assert [found.subject for found in error.differences] == ["loss"]
+
+
 def test_gradients_of_inputs_by_name(verify_module: Verify) -> None:
     gate = torch.randn(6, 10, generator=GENERATOR).requires_grad_()
     plan = module_mutants.gradient_of_the_gate_doubled
