@@ -86,7 +86,8 @@ def judge_module(
 
 def disturbances(local: ModuleRun, ranks: Sequence[ModuleRun], matcher: Matcher) -> list[Disturbance]:
     """Return in which ways gradients are to be off, to see what the optimiser makes of rounding."""
-    share = max(rounding(local.state[name].local.dtype) for name in local.gradients)
+    moved = [held.local.dtype for held in local.gradients.values() if held is not None]  # others may be integers
+    share = max(map(rounding, moved))
     touched = {
         name: matcher.touched([run.gradients.get(name) for run in ranks], held)
         for name, held in local.gradients.items()

@@ -418,6 +418,14 @@ class MaskedMLP(MLP):
         self.register_buffer("mask", torch.full((3, 3), masked).triu(1))
 
 
+class Quantized(MLP):
+    """With a parameter of integers, which has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.arange(3), requires_grad=False)
+
+
 def weight_moved_after_its_gradient(model: MLP, mesh: DeviceMesh) -> None:
     tensor_parallel_mlp(model, mesh)
     model.down.bias.register_post_accumulate_grad_hook(_move)

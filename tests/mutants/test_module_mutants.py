@@ -294,6 +294,13 @@ def test_rows_without_a_gradient_do_not_move(verify_module: Verify) -> None:
     assert [found.subject for found in error.differences] == ["weight"]
 
 
+def test_parameters_of_integers_have_no_rounding(verify_module: Verify) -> None:
+    verify_module(module_mutants.Quantized, tensor_parallel_mlp, [ROWS], mesh=2)
+    plan = module_mutants.weight_moved_after_its_gradient
+    error = failure(verify_module, module_mutants.Quantized, plan, [ROWS])
+    assert [found.subject for found in error.differences] == ["down.bias"]
+
+
 def test_shared_buffers_may_be_one_each(verify_module: Verify) -> None:
     verify_module(module_mutants.SharedMask, module_mutants.with_masks_of_their_own, [ROWS], mesh=2)
 
