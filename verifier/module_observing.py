@@ -166,7 +166,8 @@ def _held(tensor: torch.Tensor) -> Held:
 
 def _copied(local: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return local.detach().to("cpu", copy=True).contiguous()
+        dense = local.detach() if local.layout is torch.strided else local.detach().to_dense()  # as of an embedding
+        return dense.to("cpu", copy=True).contiguous()
 
 
 def _gradient(value: object) -> Held | None:

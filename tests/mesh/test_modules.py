@@ -252,6 +252,31 @@ def test_step_that_an_optimiser_makes_of_rounding(verify_module: Verify) -> None
         verify_module(KeysWithBias, heads_parallel_moved, [values], mesh=2, optimizer=ADAM)
 
 
+class SparseTable(nn.Module):
+    """A table with sparse gradients, in front of a perceptron; the result is returned as a sparse tensor, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 10, sparse=True)
+        self.mlp = MLP()
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        result = self.mlp(self.table(ids))
+        return result, result.detach().to_sparse()
+
+
+def behind_the_table(model: SparseTable, mesh: DeviceMesh) -> None:
+    tensor_parallel_mlp(model.mlp, mesh)
+
+
+def mean_square_of_the_first(output: tuple[torch.Tensor, ...], *_: object) -> torch.Tensor:
+    return output[0].square().mean()
+
+
+def test_sparse_gradients_and_outputs(verify_module: Verify) -> None:
+    verify_module(SparseTable, behind_the_table, [IDS], mesh=2, loss=mean_square_of_the_first)
+
+
 def test_dropout_of_parts_is_named(verify_module: Verify) -> None:
     model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 8))
     with pytest.raises(ModuleError, match="likely: ranks draw other random numbers"):
