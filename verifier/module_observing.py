@@ -69,8 +69,7 @@ def _observed(given: Assignment, mesh: DeviceMesh | None, warned: list[str]) -> 
     inputs, targets = placed[: len(given.inputs)], placed[len(given.inputs) :]
     kwargs = {name: _placed(value, given.kwargs_placements[name], given, mesh) for name, value in given.kwargs.items()}
     optimizer = given.optimizer(model.parameters())
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    watch = _Watch(inner)
+    watch = _Watch(model)
     losses: list[Held] = []
     for step in range(given.steps):
         torch.manual_seed(given.seed + step)  # dropout on replicas is the same everywhere, and in the local model
@@ -89,17 +88,17 @@ def _observed(given: Assignment, mesh: DeviceMesh | None, warned: list[str]) -> 
                         for place, leaf in leaves(result)
                     }
                     gradients = {
-                        name: None if p.grad is None else _held(p.grad) for name, p in _parameters(inner).items()
+                        name: None if p.grad is None else _held(p.grad) for name, p in _parameters(model).items()
                     }
                     input_gradients = {f"input {number}": _gradient(value) for number, value in enumerate(inputs)}
                     input_gradients |= {f"input {name}": _gradient(value) for name, value in kwargs.items()}
             if given.disturbed is not None:
-                _disturb(inner, given.disturbed, step)
+                _disturb(model, given.disturbed, step)
             optimizer.step()
-    buffers = inner.named_buffers(remove_duplicate=False)
-    state = {**_parameters(inner), **{_own_name(name): buffer for name, buffer in buffers}}
+    buffers = model.named_buffers(remove_duplicate=False)
+    state = {**_parameters(model), **{_own_name(model, name): buffer for name, buffer in buffers}}
     return ModuleRun(
-        modules={_own_name(name): type(module).__name__ for name, module in inner.named_modules()},
+        modules={_own_name(model, name): type(module).__name__ for name, module in model.named_modules()},
         outputs=tuple(watch.outputs),
         output_gradients=tuple(watch.gradients),
         result=kept,
@@ -107,7 +106,7 @@ def _observed(given: Assignment, mesh: DeviceMesh | None, warned: list[str]) -> 
         gradients=gradients,
         input_gradients=input_gradients,
         state={name: _held(tensor) for name, tensor in state.items()},
-        tied=_tied(inner),
+        tied=_tied(model),
         collectives=tuple(
             ModuleCollective(module, phase, name, count)
             for (phase, module, name), count in sorted(watch.collectives.items(), key=watch.order)
@@ -191,16 +190,22 @@ def _disturb(model: nn.Module, how: Disturbance, step: int) -> None:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {_own_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return {_own_name(model, name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
-def _own_name(name: str) -> str:
-    """Return what the local model calls a submodule or a parameter that a plan has wrapped.
+def _own_name(model: nn.Module, name: str) -> str:
+    """Return what the local model calls a submodule or a parameter of ``model``, parts of which a plan has wrapped.
 
-    >>> _own_name("layers.0._orig_mod.up.weight")
-    'layers.0.up.weight'
+    >>> _own_name(nn.Sequential(torch.compile(nn.Linear(1, 1), backend="eager")), "0._orig_mod.weight")
+    '0.weight'
     """
-    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
+    parts: list[str] = []
+    holder: object = model
+    for part in name.split("."):
+        if part not in _WRAPPED and not (part == "module" and isinstance(holder, DistributedDataParallel)):
+            parts.append(part)
+        holder = getattr(holder, part, None)
+    return ".".join(parts)
 
 
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -242,7 +247,7 @@ class _Watch:
         """Note what every submodule returns, the gradients of that, and all collectives."""
         handles = []
         for position, (full_name, module) in enumerate(self.model.named_modules()):
-            name = _own_name(full_name)
+            name = _own_name(self.model, full_name)
             self._positions[name] = position
             handles.append(module.register_forward_pre_hook(self._entered(name), prepend=True))
             # also where checkpointing breaks a forward off, as it does once it has what it needs

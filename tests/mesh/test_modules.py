@@ -119,6 +119,16 @@ def replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return DistributedDataParallel(model, process_group=mesh.get_group())
 
 
+def replicated_and_compiled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return torch.compile(replicated(model, mesh), backend="eager")  # type: ignore[return-value]
+
+
+def replicated_in_parts(model: nn.Module, mesh: DeviceMesh) -> None:
+    assert isinstance(model, StackedMLP)
+    for number, layer in enumerate(model.layers):
+        model.layers[number] = replicated(layer, mesh)
+
+
 def wrapped(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     assert isinstance(model, StackedMLP)
     tensor_parallel_mlp(model, mesh)
@@ -126,7 +136,10 @@ def wrapped(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return torch.compile(model, backend="eager")  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("plan", "placements"), [(replicated, "S(0)"), (wrapped, "R")])
+@pytest.mark.parametrize(
+    ("plan", "placements"),
+    [(replicated, "S(0)"), (replicated_and_compiled, "S(0)"), (replicated_in_parts, "S(0)"), (wrapped, "R")],
+)
 def test_wrapped_modules_keep_their_names(verify_module: Verify, plan: object, placements: str) -> None:
     result = verify_module(StackedMLP, plan, [ROWS], mesh=2, placements=placements)
     assert {module for module, _ in result.layouts} >= {"layers.0", "layers.1.up"}
