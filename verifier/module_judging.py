@@ -87,7 +87,7 @@ def judge_module(
 def disturbances(local: ModuleRun, ranks: Sequence[ModuleRun], matcher: Matcher) -> list[Disturbance]:
     """Return in which ways gradients are to be off, to see what the optimiser makes of rounding."""
     moved = [held.local.dtype for held in local.gradients.values() if held is not None]  # others may be integers
-    share = max(map(rounding, moved))
+    share = max(rounding(dtype, matcher.eps) for dtype in moved)
     touched = {
         name: matcher.touched([run.gradients.get(name) for run in ranks], held)
         for name, held in local.gradients.items()
@@ -211,7 +211,7 @@ class _Judge:
                 yield _in_output(odd).difference(DifferenceKind.STRUCTURE, rank, got, wanted, None, likely)
                 break
         dtypes = [held.local.dtype for held in self.local.state.values() if held.local.is_floating_point()]
-        share = max(map(rounding, dtypes), default=0.0)
+        share = max((rounding(dtype, self.matcher.eps) for dtype in dtypes), default=0.0)
         for at, expected in self.local.result.items():
             for rank, run in enumerate(self.ranks):
                 if at in run.result:

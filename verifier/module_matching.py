@@ -93,6 +93,11 @@ class Match:
 class Matcher:
     """Compares what the ranks of a mesh hold with whole tensors.
 
+    Parameters
+    ----------
+    eps
+        That of the coarsest dtype that values have had on the way; by default that of the tensors.
+
     Attributes
     ----------
     compared
@@ -101,8 +106,9 @@ class Matcher:
         What could not be, with the reason.
     """
 
-    def __init__(self, mesh: MeshSpec, dim_names: tuple[str, ...]) -> None:
+    def __init__(self, mesh: MeshSpec, dim_names: tuple[str, ...], eps: float = 0.0) -> None:
         self.mesh = mesh
+        self.eps = eps
         self.dim_names = dim_names
         self.compared = 0
         self.unchecked: list[str] = []
@@ -190,7 +196,7 @@ class Matcher:
         if first.dtensor and first.shape != expected.shape:
             return differs(DifferenceKind.SHAPE, 0, list(first.shape), list(expected.shape))
         value = expected.local * factor if factor != 1 else expected.local
-        absolute = _allowed(value, scale * factor)
+        absolute = self._allowed(value, scale * factor)
         best: tuple[int, Match] | None = None
         for placements in itertools.product(*options):
             if not self._fits(present, value, placements):
@@ -233,6 +239,12 @@ class Matcher:
             tuple(held.local.shape) == local_shape(value.shape, placements, self.mesh.shape, self.mesh.coordinate(rank))
             for rank, held in enumerate(helds)
         )
+
+    def _allowed(self, expected: torch.Tensor, scale: float) -> float:
+        """Return the largest error that rounding explains, in a section of a model whose values go up to ``scale``."""
+        if not (expected.is_floating_point() or expected.is_complex()):
+            return 0.0
+        return rounding(expected.dtype, self.eps) * scale
 
     def value(self, helds: Sequence[Held], declared: Placements) -> torch.Tensor:
         """Return what ranks hold together: what the parts of rank 0 and of those that belong to it reduce to."""
@@ -319,19 +331,12 @@ def proves_nothing(expected: torch.Tensor) -> bool:
     return not bool(((expected != 0) & (expected == expected)).any())
 
 
-def _allowed(expected: torch.Tensor, scale: float) -> float:
-    """Return the largest error that rounding explains, in a section of the model whose values go up to ``scale``."""
-    if not (expected.is_floating_point() or expected.is_complex()):
-        return 0.0
-    return rounding(expected.dtype) * scale
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """Return the largest error that rounding explains, of values up to 1.
+def rounding(dtype: torch.dtype, coarsest: float = 0.0) -> float:
+    """Return the largest error that rounding explains, of values up to 1 that were of a dtype with ``coarsest`` eps.
 
     In dtypes of few bits the slack would be more than the values themselves, and nothing could be wrong.
     """
-    eps = torch.finfo(dtype).eps
+    eps = max(torch.finfo(dtype).eps, coarsest)
     return min(SLACK * eps, math.sqrt(eps))
 
 

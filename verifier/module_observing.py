@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,13 @@ from verifier.module_records import (
 from verifier.module_results import leaves, plain, shortened, tensors
 from verifier.placements import take_local
 from verifier.reference import resolve
-from verifier.torch_internals import CollectiveWatch, local_shards, make_dtensor, next_sequence_number
+from verifier.torch_internals import (
+    CollectiveWatch,
+    NarrowingWatch,
+    local_shards,
+    make_dtensor,
+    next_sequence_number,
+)
 
 __all__ = ["observe", "on_rank"]
 
@@ -70,11 +76,12 @@ def _observed(given: Assignment, mesh: DeviceMesh | None, warned: list[str]) -> 
     kwargs = {name: _placed(value, given.kwargs_placements[name], given, mesh) for name, value in given.kwargs.items()}
     optimizer = given.optimizer(model.parameters())
     watch = _Watch(model)
+    narrowing = NarrowingWatch() if mesh is None else nullcontext()
     losses: list[Held] = []
     for step in range(given.steps):
         torch.manual_seed(given.seed + step)  # dropout on replicas is the same everywhere, and in the local model
         optimizer.zero_grad(set_to_none=True)
-        with watch.recording() if step == 0 else watch.silent():
+        with watch.recording() if step == 0 else watch.silent(), narrowing:
             result = model(*inputs, **kwargs)
             loss = given.loss(result, *targets)
             losses.append(_held(loss))
@@ -112,7 +119,15 @@ def _observed(given: Assignment, mesh: DeviceMesh | None, warned: list[str]) -> 
             for (phase, module, name), count in sorted(watch.collectives.items(), key=watch.order)
         ),
         warnings=tuple(warned),
+        eps=max([narrowing.eps, *_precisions(model, placed, kwargs)]) if isinstance(narrowing, NarrowingWatch) else 0.0,
     )
+
+
+def _precisions(model: nn.Module, values: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[float]:
+    """Yield the ``eps`` of the dtype of each parameter and argument of floating point."""
+    for value in (*model.parameters(), *values, *kwargs.values()):
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+            yield torch.finfo(value.dtype).eps
 
 
 # ---------------------------------------------------------------------------------------------------------- beginning

@@ -133,7 +133,8 @@ class ModuleRun:
     """What a process saw of a model: the first step in detail, losses of all, the state after the last.
 
     ``result`` has what the model returned by its place in it, ``input_gradients`` the gradient of each input, first
-    the positional ones, by what messages call it, ``warnings`` what the plan warned of.
+    the positional ones, by what messages call it, ``warnings`` what the plan warned of. ``eps`` is that of the coarsest
+    dtype that values have had on the way, which is known of the local model only.
     """
 
     modules: Mapping[str, str]
@@ -147,6 +148,7 @@ class ModuleRun:
     tied: tuple[tuple[str, ...], ...]
     collectives: tuple[ModuleCollective, ...]
     warnings: tuple[str, ...] = ()
+    eps: float = 0.0
 
     @property
     def returned(self) -> dict[str, Held]:

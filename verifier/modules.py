@@ -147,7 +147,8 @@ def verify_module(
         from the second on, since the first one does not depend on it.
     dtype
         What floating-point parameters, buffers and inputs are converted to first, so that rounding neither hides a
-        difference nor makes one, and complex ones in the same way; None leaves them as they are.
+        difference nor makes one, and complex ones in the same way; None leaves them as they are. Where the model or
+        the loss converts values to a narrower dtype, as ``values.float()``, what rounding explains goes by that.
     seed
         Of the model, if it is made here, and of random numbers on the way: ranks and the local model begin each step
         with the same. Dropout can be compared where it acts on replicated plain tensors; elsewhere ``p`` has to be 0.
@@ -218,6 +219,7 @@ def verify_module(
     whole_loss = parsed_placements(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
     if not fits(whole_loss, 0):
         raise ValueError(f"loss_placements {loss_placements!r}: a loss has no dim to cut; give P(avg), P(sum) or R")
+    matcher = partial(Matcher, spec, names, local.eps)
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(Pool(PoolKey.of(spec))) if pools is None else pools.of(spec)
         try:
@@ -228,17 +230,16 @@ def verify_module(
         raise failure_error(outcome, call)
     runs: list[ModuleRun] = list(outcome.returned)  # type: ignore[arg-type]
 
-    _check_fit(local, runs, output_placements, Matcher(spec, names), "" if outputs else ", as the first input,")
+    _check_fit(local, runs, output_placements, matcher(), "" if outputs else ", as the first input,")
     input_placements = {f"input {number}": p for number, p in enumerate(given.placements[: len(inputs)])}
     input_placements |= {f"input {name}": p for name, p in given.kwargs_placements.items()}
 
     def judged(disturbed: Sequence[ModuleRun] = ()) -> Judgement:
-        matcher = Matcher(spec, names)
-        return judge_module(local, runs, matcher, output_placements, whole_loss, input_placements, disturbed)
+        return judge_module(local, runs, matcher(), output_placements, whole_loss, input_placements, disturbed)
 
     judgement = judged()
     if judgement.first is not None and judgement.first.phase == "step":
-        off = disturbances(local, runs, Matcher(spec, names))
+        off = disturbances(local, runs, matcher())
         judgement = judged([observe(replace(unpack(packed), disturbed=one)) for one in off])
     warned = _warnings(runs)
     if judgement.first is not None:
@@ -254,8 +255,7 @@ def verify_module(
     return ModuleVerification(
         call=call,
         losses=tuple(
-            float(Matcher(spec, names).value(helds, whole_loss))
-            for helds in zip(*(run.losses for run in runs), strict=True)
+            float(matcher().value(helds, whole_loss)) for helds in zip(*(run.losses for run in runs), strict=True)
         ),
         local_losses=tuple(float(held.local) for held in local.losses),
         collectives=runs[0].collectives,

@@ -54,6 +54,7 @@ __all__ = [
     "CollectiveWatch",
     "LocalShards",
     "LocalShardsWrapper",
+    "NarrowingWatch",
     "OpOverload",
     "Propagation",
     "RankView",
@@ -444,6 +445,28 @@ class CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = torch._C._current_autograd_node()
             self._seen(name, None if node is None else node._sequence_nr())
         return func(*args, **(kwargs or {}))
+
+
+class NarrowingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes in ``eps`` the coarsest dtype to which this thread converts values of a finer one; 0 for none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.eps = 0.0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            before, after = (
+                torch.finfo(one.dtype).eps if one.is_floating_point() or one.is_complex() else None
+                for one in (source, result)
+            )
+            if before is not None and after is not None and after > before:
+                self.eps = max(self.eps, after)
+        return result
 
 
 def next_sequence_number() -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -288,6 +289,37 @@ def mean_square_of_the_first(output: tuple[torch.Tensor, ...], *_: object) -> to
 
 def test_sparse_gradients_and_outputs(verify_module: Verify) -> None:
     verify_module(SparseTable, behind_the_table, [IDS], mesh=2, loss=mean_square_of_the_first)
+
+
+class Narrowed(nn.Module):
+    """A table and a layer, whose loss is made in float32 as that of language models often is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 10)
+        self.layer = nn.Linear(10, 13)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(self.table(ids)).float()
+        return result
+
+
+def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> None:
+    fully_shard(model, mesh=mesh)
+
+
+def fully_sharded_and_off(model: nn.Module, mesh: DeviceMesh) -> None:
+    fully_shard(model, mesh=mesh)
+    model.layer.register_forward_hook(lambda _module, _inputs, output: output * 1.001)  # type: ignore[union-attr]
+
+
+def test_values_that_a_model_narrows(verify_module: Verify) -> None:
+    """A third of a gradient in float32 is rounded, also where the model is one of float64."""
+    ids = torch.arange(12).view(3, 4)
+    options = {"targets": [ids + 1], "loss": next_token_loss, "mesh": 3, "placements": "S(0)"}
+    verify_module(Narrowed, fully_sharded, [ids], **options)
+    with pytest.raises(ModuleError, match=r"^WRONG_VALUE output of layer"):
+        verify_module(Narrowed, fully_sharded_and_off, [ids], **options)
 
 
 def test_dropout_of_parts_is_named(verify_module: Verify) -> None:
