@@ -56,7 +56,9 @@ class _RankTestCase(unittest.TestCase):
         super().__init__(methodName)
         self.rank = -1
         if hasattr(type(self), methodName):  # runTest exists in name only
-            setattr(self, methodName, functools.partial(self._run_on_ranks, methodName))
+            run = functools.partial(self._run_on_ranks, methodName)
+            # what decorators of unittest and marks of pytest have noted, such as that it is expected to fail
+            setattr(self, methodName, functools.update_wrapper(run, getattr(type(self), methodName)))
 
     def rank_setup(self) -> None:
         """Prepare a rank before each test; does nothing unless a class overrides it."""

@@ -82,6 +82,10 @@ class Shared:
     def needs_gpus(self) -> None:
         raise AssertionError("this machine has many GPUs")
 
+    @unittest.expectedFailure
+    def fails_as_expected(self) -> None:
+        raise AssertionError("known")
+
     @with_comms(backend="nccl")
     def for_nccl(self) -> None:
         raise AssertionError("ran on another backend")

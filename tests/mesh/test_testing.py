@@ -70,6 +70,11 @@ def test_skips(case: type[unittest.TestCase]) -> None:
 
 
 @pytest.mark.parametrize("case", BOTH)
+def test_decorators_count(case: type[unittest.TestCase]) -> None:
+    assert len(outcome(case, "fails_as_expected").expectedFailures) == 1
+
+
+@pytest.mark.parametrize("case", BOTH)
 def test_another_backend_is_refused(case: type[unittest.TestCase]) -> None:
     assert "for_nccl is for backend nccl, the ranks have " in failure(case, "for_nccl")
 
@@ -90,6 +95,7 @@ def test_thread_that_hangs() -> None:
 
 
 FILE = """
+import pytest
 import torch
 import torch.distributed as dist
 from verifier.testing import ProcessTestCase, ThreadTestCase, with_comms
@@ -109,11 +115,19 @@ class TestOnThreads(ThreadTestCase):
         total = torch.ones(1)
         dist.all_reduce(total)
         self.assertEqual(total.item(), 4)
+
+    @pytest.mark.skip(reason="by a mark")
+    def test_skipped(self):
+        raise AssertionError
+
+    @pytest.mark.xfail(reason="by a mark", strict=True)
+    def test_expected_to_fail(self):
+        raise AssertionError
 """
 
 
 def test_pytest_runs_them(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_ranks_of_a_file=FILE)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=1, failed=1, skipped=1, xfailed=1)
     result.stdout.fnmatch_lines(["*AssertionError: rank 0 raised AssertionError: 3.0 != 4*"])
