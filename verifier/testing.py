@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -55,6 +56,7 @@ class _RankTestCase(unittest.TestCase):
     def __init__(self, methodName: str = "runTest") -> None:  # noqa: N803 - unittest's own name
         super().__init__(methodName)
         self.rank = -1
+        self._at_end = contextlib.ExitStack()
         if hasattr(type(self), methodName):  # runTest exists in name only
             run = functools.partial(self._run_on_ranks, methodName)
             # what decorators of unittest and marks of pytest have noted, such as that it is expected to fail
@@ -65,6 +67,13 @@ class _RankTestCase(unittest.TestCase):
 
     def rank_teardown(self) -> None:
         """Clean a rank up after each test, whether or not it failed."""
+
+    def addCleanup(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N802
+        """Have ``function`` called at the end: of the test on this rank, or in ``setUp`` of the whole test."""
+        if self.rank < 0:
+            super().addCleanup(function, *args, **kwargs)
+        else:
+            self._at_end.callback(function, *args, **kwargs)
 
     def build_device_mesh(self, shape: Sequence[int] | None = None, names: Sequence[str] | None = None) -> DeviceMesh:
         """Return a mesh of all ranks: of one dim, or of ``shape``."""
@@ -79,11 +88,12 @@ class _RankTestCase(unittest.TestCase):
         """Run ``method`` of a new instance as ``rank``: that of the class, not what ``__init__`` puts over it."""
         instance = cls(method)
         instance.rank = rank
-        instance.rank_setup()
-        try:
-            getattr(cls, method)(instance)
-        finally:
-            instance.rank_teardown()
+        with instance._at_end:
+            instance.rank_setup()
+            try:
+                getattr(cls, method)(instance)
+            finally:
+                instance.rank_teardown()
 
 
 class ProcessTestCase(_RankTestCase):

@@ -7,6 +7,7 @@ import time
 import unittest
 from collections import Counter
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -61,6 +62,20 @@ class Shared:
         rows = distribute_tensor(table, mesh, [Shard(0)])
         found = torch.nn.functional.embedding(distribute_tensor(ids, mesh, [R]), rows)
         assert torch.equal(found.full_tensor(), table[ids])  # type: ignore[attr-defined]
+
+    cleaned: ClassVar[dict[int, list[str]]] = {}
+
+    def cleans_up(self) -> None:
+        order = self.cleaned[self.rank] = []
+        self.addCleanup(order.append, "first")  # type: ignore[attr-defined]
+        self.addCleanup(order.append, "last")  # type: ignore[attr-defined]
+        assert not order
+
+    def is_clean(self) -> None:
+        assert self.cleaned[self.rank] == ["last", "first"]
+
+    def cannot_clean_up(self) -> None:
+        self.addCleanup(self.cleaned.__getitem__, "nothing")  # type: ignore[attr-defined]
 
     def one_fails(self) -> None:
         if self.rank == 1:

@@ -75,6 +75,13 @@ def test_decorators_count(case: type[unittest.TestCase]) -> None:
 
 
 @pytest.mark.parametrize("case", BOTH)
+def test_cleanups_run_on_ranks(case: type[unittest.TestCase]) -> None:
+    assert outcome(case, "cleans_up").wasSuccessful()
+    assert outcome(case, "is_clean").wasSuccessful()
+    assert failure(case, "cannot_clean_up").startswith("rank 0 raised KeyError: 'nothing'")
+
+
+@pytest.mark.parametrize("case", BOTH)
 def test_another_backend_is_refused(case: type[unittest.TestCase]) -> None:
     assert "for_nccl is for backend nccl, the ranks have " in failure(case, "for_nccl")
 
