@@ -58,10 +58,12 @@ class TaskOutcome:
     def failure(self) -> tuple[int, Raised] | None:
         """Return the first rank that raised and what it raised; of errors of communication only if there is no other.
 
-        A rank that raises makes the others lose their connections, and what these raise then is no cause.
+        A rank that raises makes the others lose their connections, and what these raise then is no cause. A rank that
+        skips a test does not make up for another one that fails.
         """
         raised = [(rank, error) for rank, error in enumerate(self.raised) if error is not None]
         causes = [(rank, error) for rank, error in raised if error.type != "DistBackendError" and not _cut_off(error)]
+        causes.sort(key=lambda cause: cause[1].type == "SkipTest")
         return next(iter([*causes, *raised]), None)
 
 

@@ -131,6 +131,7 @@ class ThreadTestCase(_RankTestCase):
         raised = run_in_threads(lambda rank: self._run_as(rank, method), self.world_size, self.limit)
         failed = [(rank, error) for rank, error in enumerate(raised) if error is not None]
         causes = [(rank, error) for rank, error in failed if not isinstance(error, SystemExit)]  # of those who waited
+        causes.sort(key=lambda cause: isinstance(cause[1], unittest.SkipTest))  # one that fails counts more
         for rank, error in causes or failed:
             if isinstance(error, unittest.SkipTest):
                 raise error

@@ -93,6 +93,11 @@ class Shared:
     def skips(self) -> None:
         raise unittest.SkipTest("not on this machine")
 
+    def one_skips_and_one_fails(self) -> None:
+        if self.rank == 0:
+            raise unittest.SkipTest("not on this rank")
+        raise AssertionError("wrong on this rank")
+
     @skip_unless_gpus(10_000)
     def needs_gpus(self) -> None:
         raise AssertionError("this machine has many GPUs")

@@ -82,6 +82,11 @@ def test_cleanups_run_on_ranks(case: type[unittest.TestCase]) -> None:
 
 
 @pytest.mark.parametrize("case", BOTH)
+def test_a_failure_counts_more_than_a_skip(case: type[unittest.TestCase]) -> None:
+    assert failure(case, "one_skips_and_one_fails").startswith("rank 1 raised AssertionError: wrong on this rank")
+
+
+@pytest.mark.parametrize("case", BOTH)
 def test_another_backend_is_refused(case: type[unittest.TestCase]) -> None:
     assert "for_nccl is for backend nccl, the ranks have " in failure(case, "for_nccl")
 
