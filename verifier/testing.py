@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -92,6 +93,8 @@ class _RankTestCase(unittest.TestCase):
             instance.rank_setup()
             try:
                 getattr(cls, method)(instance)
+            except (pytest.skip.Exception, pytest.fail.Exception) as ended:  # no Exceptions, and so the end of a rank
+                raise _without_pytest(ended) from None
             finally:
                 instance.rank_teardown()
 
@@ -135,9 +138,22 @@ class ThreadTestCase(_RankTestCase):
         for rank, error in causes or failed:
             if isinstance(error, unittest.SkipTest):
                 raise error
+            if isinstance(error, _ExpectedFailure):
+                pytest.xfail(str(error))
             where = f"{type(self).__qualname__}.{method} on {self.world_size} threads"
             lines = traceback.format_exception(error)
             raise AssertionError(_message(rank, type(error).__name__, str(error), where, "".join(lines)))
+
+
+class _ExpectedFailure(Exception):  # noqa: N818 - it is no error
+    """``pytest.xfail`` was called."""
+
+
+def _without_pytest(ended: BaseException) -> Exception:
+    """Return what pytest ended a test with as an exception that ranks may report."""
+    if isinstance(ended, pytest.skip.Exception):
+        return unittest.SkipTest(str(ended))
+    return _ExpectedFailure(str(ended)) if isinstance(ended, pytest.xfail.Exception) else AssertionError(str(ended))
 
 
 @functools.cache
@@ -163,6 +179,8 @@ def _raise_for(outcome: TaskOutcome, where: str) -> None:
     rank, raised = found
     if raised.type == "SkipTest":
         raise unittest.SkipTest(raised.message)
+    if raised.type == _ExpectedFailure.__name__:
+        pytest.xfail(raised.message)
     raise AssertionError(_message(rank, raised.type, raised.message, where, raised.traceback))
 
 

@@ -119,6 +119,15 @@ class TestOnProcesses(ProcessTestCase):
         dist.all_gather_object(ranks, self.rank)
         self.assertEqual(ranks, [0, 1])
 
+    def test_imported(self):
+        pytest.importorskip("a_module_that_nobody_has")
+
+    def test_known(self):
+        pytest.xfail("by a call")
+
+    def test_fails(self):
+        pytest.fail("not yet")
+
 class TestOnThreads(ThreadTestCase):
     world_size = 3
 
@@ -127,6 +136,12 @@ class TestOnThreads(ThreadTestCase):
         total = torch.ones(1)
         dist.all_reduce(total)
         self.assertEqual(total.item(), 4)
+
+    def test_imported(self):
+        pytest.importorskip("a_module_that_nobody_has")
+
+    def test_known(self):
+        pytest.xfail("by a call")
 
     @pytest.mark.skip(reason="by a mark")
     def test_skipped(self):
@@ -141,5 +156,6 @@ class TestOnThreads(ThreadTestCase):
 def test_pytest_runs_them(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_ranks_of_a_file=FILE)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, failed=1, skipped=1, xfailed=1)
+    result.assert_outcomes(passed=1, failed=2, skipped=3, xfailed=3)
+    result.stdout.fnmatch_lines(["*AssertionError: rank 0 raised AssertionError: not yet*"])
     result.stdout.fnmatch_lines(["*AssertionError: rank 0 raised AssertionError: 3.0 != 4*"])
