@@ -191,6 +191,8 @@ def run_on_rank(mesh: DeviceMesh, module: str, file: str, qualname: str, method:
     for name in qualname.split("."):
         target = getattr(target, name)
     target._run_as(mesh.get_rank(), method)
+    if not dist.is_initialized():
+        raise ValueError(f"{method} has destroyed the process group, which is that of other tests, too; let it be")
 
 
 def _imported(module: str, file: str) -> ModuleType:

@@ -137,6 +137,9 @@ class Processes(Shared, ProcessTestCase):
             assert ours
             assert dict(ours) == counts, f"{dict(ours)} != {counts}"
 
+    def destroys_the_group(self) -> None:
+        dist.destroy_process_group()
+
 
 class Hanging(ProcessTestCase):
     __test__ = False

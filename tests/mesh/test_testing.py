@@ -91,6 +91,12 @@ def test_another_backend_is_refused(case: type[unittest.TestCase]) -> None:
     assert "for_nccl is for backend nccl, the ranks have " in failure(case, "for_nccl")
 
 
+def test_process_group_of_other_tests_is_not_to_be_destroyed() -> None:
+    text = failure(rank_cases.Processes, "destroys_the_group")
+    assert "raised ValueError: destroys_the_group has destroyed the process group" in text.partition("\n")[0]
+    assert outcome(rank_cases.Processes, "sums").wasSuccessful()
+
+
 def test_no_process_group_is_refused() -> None:
     with pytest.raises(ValueError, match="has no process group; derive its class from ProcessTestCase"):
         with_comms(lambda: None)()
