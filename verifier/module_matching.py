@@ -21,6 +21,9 @@ __all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest"
 SLACK = 512
 """Units in the last place by which a value may differ: errors of rounding add up over the layers of a model."""
 
+_ABSORBING = 2.0**64
+"""To this, a number that is not large itself can be added in any dtype, and nothing changes."""
+
 Options = tuple[tuple[Placement, ...], ...]
 """The placements to try on each mesh dim."""
 
@@ -315,11 +318,14 @@ def _reduced(parts: Sequence[torch.Tensor], placements: Placements, mesh: MeshSp
 def largest(tensors: Iterable[torch.Tensor]) -> float:
     """Return the largest finite magnitude in floating-point ``tensors``; 0 if there is none.
 
-    >>> largest([torch.tensor([1.0, -2.0, -torch.inf]), torch.tensor([7])])
+    Beside smaller ones, what is so large that it would absorb them stands for infinity, as in masks.
+
+    >>> largest([torch.tensor([1.0, -2.0, -torch.inf, torch.finfo(torch.float32).min]), torch.tensor([7])])
     2.0
     """
     sizes = [t.abs().nan_to_num(0.0, 0.0) for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
-    return max((float(size.max()) for size in sizes), default=0.0)
+    below = max((float(size.where(size < _ABSORBING, 0.0).max()) for size in sizes), default=0.0)
+    return below or max((float(size.max()) for size in sizes), default=0.0)
 
 
 def proves_nothing(expected: torch.Tensor) -> bool:

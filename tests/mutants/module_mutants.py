@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.functional import cross_entropy
 
 from strategies.models import MLP, StackedMLP, Transformer, sequence_plan, tensor_parallel, tensor_parallel_mlp
 from verifier.modules import mean_square
@@ -241,6 +242,25 @@ class NormAtTheEnd(nn.Module):
 
 def mlp_parallel(model: NormAtTheEnd, mesh: DeviceMesh) -> None:
     tensor_parallel_mlp(model.mlp, mesh)
+
+
+class MaskedScores(MLP):
+    """Scores of classes, some of which are out of the question."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        scores = super().forward(values)
+        return scores.masked_fill(torch.eye(*scores.shape, dtype=torch.bool), torch.finfo(scores.dtype).min)
+
+
+def all_scores_moved(model: MaskedScores, mesh: DeviceMesh) -> None:
+    """What cross entropy does not see."""
+    tensor_parallel_mlp(model, mesh)
+    model.down.register_forward_hook(lambda _module, _inputs, output: output + 1.0)
+
+
+def last_class(scores: torch.Tensor, *_: object) -> torch.Tensor:
+    """Return the mean cross entropy of ``scores`` against the last class."""
+    return cross_entropy(scores, torch.full(scores.shape[:1], scores.shape[1] - 1))
 
 
 def sum_of_all(output: torch.Tensor, *_: object) -> torch.Tensor:

@@ -312,6 +312,13 @@ def test_large_buffers_hide_nothing(verify_module: Verify, masked: float) -> Non
     assert [found.subject for found in error.differences] == ["down.bias"]
 
 
+def test_masked_outputs_hide_nothing(verify_module: Verify) -> None:
+    options = {"loss": module_mutants.last_class}
+    verify_module(module_mutants.MaskedScores, tensor_parallel_mlp, [ROWS], mesh=2, **options)
+    error = failure(verify_module, module_mutants.MaskedScores, module_mutants.all_scores_moved, [ROWS], **options)
+    assert [found.subject for found in error.differences] == ["output"]
+
+
 def test_gradient_of_a_replica_that_is_not_reduced(verify_module: Verify) -> None:
     """A weight that every rank has, applied to the positions of each rank."""
     options = {"placements": "S(1)", "outputs": "S(1)", "loss": sum_of_squares, "loss_placements": "P(sum)"}
