@@ -128,8 +128,9 @@ def built_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dty
     if not isinstance(model, nn.Module):
         if not isinstance(model, str) and not callable(model):
             raise ValueError(f"model {model!r} is neither a torch.nn.Module nor a function that makes one")
-        torch.manual_seed(seed)
-        built = resolve(model)() if isinstance(model, str) else model()
+        with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
+            torch.manual_seed(seed)
+            built = resolve(model)() if isinstance(model, str) else model()
     if not isinstance(built, nn.Module):
         raise ValueError(f"model {model!r} made a {type(built).__name__}, not a torch.nn.Module")
     copy: nn.Module = unpack(packed_for_ranks(built, f"model {type(built).__name__}"))

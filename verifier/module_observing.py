@@ -56,7 +56,8 @@ def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
     """Run a model for ``given.steps`` steps and return what it did; sharded if there is a mesh."""
     warned: list[str] = []
     try:
-        return _observed(given, mesh, warned)
+        with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
+            return _observed(given, mesh, warned)
     except Exception as error:
         for text in warned[:_NOTED]:  # of a traceback and its notes a rank reports the last dozen
             error.add_note(f"{NOTES[2]}{shortened(text)}")

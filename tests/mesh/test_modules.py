@@ -231,6 +231,12 @@ def test_model_of_the_caller_stays_as_it_is(verify_module: Verify) -> None:
     assert model.up.weight.dtype == torch.float32
 
 
+def test_random_numbers_of_the_caller_stay_as_they_are(verify_module: Verify) -> None:
+    before = torch.get_rng_state()
+    verify_module(MLP, tensor_parallel_mlp, [ROWS], mesh=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 class KeysWithBias(Attention):
     """Attention whose keys have a bias: its gradient is 0 but for rounding, of which Adam makes a step."""
 
