@@ -165,8 +165,10 @@ def packed_for_ranks(value: object, what: str) -> bytes:
     advice = "put it at the top level of a module that the ranks can import, not of the script itself"
     try:
         data = pack(value)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except (pickle.PicklingError, AttributeError) as error:
         raise ValueError(f"the ranks cannot be given {what}: {error}; {advice}") from error
+    except (TypeError, RuntimeError) as error:  # of what cannot be pickled wherever it is, as parametrized modules
+        raise ValueError(f"the ranks cannot be given {what}: {error}") from error
     if b"__main__" in data:
         raise ValueError(f"the ranks cannot be given {what}: part of it is from __main__; {advice}")
     return data

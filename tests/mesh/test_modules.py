@@ -364,6 +364,10 @@ def test_readme_example(verify_module: Verify) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
+def parametrized() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(10, 10)))
+
+
 def local_function() -> Callable[..., object]:
     def plan(model: object, mesh: object) -> None:
         raise AssertionError("never called")
@@ -391,6 +395,7 @@ def local_function() -> Callable[..., object]:
         ),
         (MLP, tensor_parallel_mlp, {"outputs": "Q"}, "^outputs: "),
         (MLP, local_function(), {}, "put it at the top level of a module that the ranks can import"),
+        (parametrized, distribute_module, {}, "ranks cannot be given model Sequential: Serialization of parametrized"),
         (dict, tensor_parallel_mlp, {}, "made a dict, not a torch.nn.Module"),
         (3, tensor_parallel_mlp, {}, "model 3 is neither a torch.nn.Module nor"),
         (MLP, None, {}, "plan None is neither a function"),
