@@ -357,8 +357,9 @@ def pack(obj: object) -> bytes:
     """Return ``obj`` as bytes for a pipe between processes of one run; :func:`unpack` is the inverse.
 
     Any picklable object, with tensors anywhere in it. Tensors keep dtype, shape, strides (by copying the memory
-    between their first and last element), ``requires_grad`` and whether they are parameters; they come back as leaves
-    on the CPU. A tensor object that occurs twice comes back as one object.
+    between their first and last element), ``requires_grad`` and whether they are parameters, and these their own
+    attributes, such as marks for an optimiser; they come back as leaves on the CPU. A tensor object that occurs twice
+    comes back as one object.
 
     Not a format for files: it is a pickle, and only what the same version wrote in the same run may be read.
 
@@ -394,7 +395,13 @@ class _Pickler(pickle.Pickler):
             # Bytes, because NumPy has no bfloat16; a bytearray, because torch reads only writable buffers in place.
             raw = bytearray(tensor.as_strided((span,), (1,)).view(torch.uint8).numpy())
         plain = (obj.dtype, tuple(obj.shape), tensor.stride(), raw, obj.requires_grad, isinstance(obj, nn.Parameter))
+        if isinstance(obj, nn.Parameter) and obj.__dict__:
+            return _restore_tensor, plain, dict(obj.__dict__), None, None, _restore_attributes
         return _restore_tensor, plain
+
+
+def _restore_attributes(parameter: nn.Parameter, attributes: dict[str, object]) -> None:
+    parameter.__dict__.update(attributes)
 
 
 def _restore_tensor(

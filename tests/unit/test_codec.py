@@ -342,6 +342,14 @@ def test_mapping_of_another_type_is_loaded_as_a_dict() -> None:
     assert through_json(call(OrderedDict(b=1, a=(2,)))).args == ({"b": 1, "a": (2,)},)
 
 
+def test_pack_keeps_attributes_of_parameters() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.sequence_parallel = True  # type: ignore[attr-defined]
+    again, same = unpack(pack([parameter, parameter]))
+    assert again is same
+    assert again.sequence_parallel is True
+
+
 def test_another_process_can_unpack() -> None:
     trial = Trial(call(torch.arange(6.0).reshape(2, 3).T), MeshSpec((2,)), ((Shard(0),),))
     script = (
