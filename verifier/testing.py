@@ -116,6 +116,10 @@ class ProcessTestCase(_RankTestCase):
     def _run_on_ranks(self, method: str) -> None:
         __tracebackhide__ = True
         cls = type(self)
+        if "<locals>" in cls.__qualname__:
+            raise ValueError(
+                f"{cls.__qualname__} is made by a function, where no rank finds it; put it at the top level"
+            )
         mesh = MeshSpec((self.world_size,), self.backend, self.device_type)
         arguments = (cls.__module__, inspect.getfile(cls), cls.__qualname__, method)
         outcome = _pools().of(mesh).call(Task("verifier.testing.run_on_rank", arguments, mesh, limit=self.limit))

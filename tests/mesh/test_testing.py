@@ -97,6 +97,14 @@ def test_process_group_of_other_tests_is_not_to_be_destroyed() -> None:
     assert outcome(rank_cases.Processes, "sums").wasSuccessful()
 
 
+def test_class_of_a_function_is_refused() -> None:
+    class Inner(rank_cases.Processes):
+        """A class that ranks cannot import."""
+
+    ((_, text),) = outcome(Inner, "sums").errors
+    assert "<locals>.Inner is made by a function, where no rank finds it; put it at the top level" in text
+
+
 def test_no_process_group_is_refused() -> None:
     with pytest.raises(ValueError, match="has no process group; derive its class from ProcessTestCase"):
         with_comms(lambda: None)()
