@@ -205,7 +205,7 @@ def _imported(module: str, file: str) -> ModuleType:
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if error.name != module:
+            if not f"{module}.".startswith(f"{error.name}."):  # the module or its package is found, and imports another
                 raise
     name = f"verifier_tests_{Path(file).stem}"
     if name not in sys.modules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unittest
+from pathlib import Path
 
 import pytest
 import rank_cases
@@ -95,6 +96,17 @@ def test_process_group_of_other_tests_is_not_to_be_destroyed() -> None:
     text = failure(rank_cases.Processes, "destroys_the_group")
     assert "raised ValueError: destroys_the_group has destroyed the process group" in text.partition("\n")[0]
     assert outcome(rank_cases.Processes, "sums").wasSuccessful()
+
+
+def test_modules_of_packages_that_ranks_do_not_find(tmp_path: Path) -> None:
+    """Under ``--import-mode=importlib`` the package of a test need not be on the path."""
+    file = tmp_path / "test_in_a_package.py"
+    file.write_text("VALUE = 3", encoding="utf-8")
+    assert testing._imported("a_package_of_nobody.test_in_a_package", str(file)).VALUE == 3
+    file = tmp_path / "test_that_imports.py"
+    file.write_text("import a_module_that_nobody_has", encoding="utf-8")
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
+        testing._imported("a_package_of_nobody.test_that_imports", str(file))
 
 
 def test_class_of_a_function_is_refused() -> None:
