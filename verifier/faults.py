@@ -37,6 +37,20 @@ def _nap() -> None:
     time.sleep(1.0)
 
 
+def _labour() -> None:
+    """Compute for a second, as a rank does that gets a sixth of a busy processor."""
+    for _ in range(20):
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        time.sleep(0.25)
+
+
+def _spin() -> NoReturn:
+    while True:
+        pass
+
+
 def _freeze() -> None:
     """Hang in native code that does not let go of the interpreter, so that no thread of the process runs."""
     ctypes.PyDLL(None).sleep(3600)
@@ -79,6 +93,8 @@ def _bad_alloc() -> None:
 FAULTS: dict[str, Callable[[], None]] = {
     "raise": _raise,
     "nap": _nap,
+    "labour": _labour,
+    "spin": _spin,
     "hang": _hang,
     "freeze": _freeze,
     "stop": _stop,

@@ -142,6 +142,23 @@ def test_a_hang_inside_a_collective_or_native_code(
         assert pool.replaced == 0 if in_a_collective else pool.replaced >= 1
 
 
+def test_a_rank_that_gets_little_of_a_processor_is_no_hang(nothing_left: None) -> None:
+    """It computes for a second in six; ranks that wait for it do nothing, as in a hang."""
+    with Pool(PoolKey.of(MESH), trial_limit=2.0) as pool:
+        observations = list(pool.run([trial("S(1)"), trial("P(sum)", "labour:1"), trial("P(sum)")]))
+        assert kinds(observations) == [VerdictKind.PASS] * 3
+        assert observations[1].seconds > 2 * pool.trial_limit
+        assert pool.restarts == 0
+
+
+def test_a_rank_that_computes_without_end_is_one(nothing_left: None) -> None:
+    with Pool(PoolKey.of(MESH), trial_limit=2.0) as pool:
+        observations = list(pool.run([trial("S(1)"), trial("P(sum)", "spin:1"), trial("P(sum)")]))
+        assert kinds(observations) == [VerdictKind.PASS, VerdictKind.HANG, VerdictKind.PASS]
+        assert "ranks 0, 1 in forward" in observations[1].detail
+        assert observations[1].seconds > pool.trial_limit
+
+
 @pytest.mark.parametrize("fault", ["enter:1", "skip:0"])
 def test_ranks_in_different_collectives_of_one_group(fault: str, nothing_left: None) -> None:
     """Gloo pairs them up and may hang, raise or end the process; either way it is that trial's verdict."""

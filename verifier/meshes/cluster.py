@@ -102,6 +102,10 @@ class _RemoteProgram:
     def running(self) -> bool:
         return bool(self._ask("running", False))
 
+    @property
+    def computed(self) -> float:
+        return float(str(self._ask("computed", 0.0)))
+
     def interrupt(self) -> None:
         self._keeper.ask("interrupt", self._number)
 

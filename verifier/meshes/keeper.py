@@ -81,6 +81,8 @@ class _Keeping:
                 return program.phase
             case "running":
                 return program.running
+            case "computed":
+                return program.computed
             case "interrupt":
                 with contextlib.suppress(OSError):  # it has ended, which the controller sees for itself
                     program.interrupt()

@@ -25,6 +25,10 @@ __all__ = ["Pool", "PoolSet"]
 _log = logging.getLogger(__name__)
 _FOR_REFUSALS = 10
 """So many times the usual grace: one rank refuses only if all do, or nearly always."""
+_AT_WORK = 0.02
+"""The share of a processor from which on a rank computes; one that waits in a collective uses none."""
+_LONGEST = 10
+"""So many times its limit a trial may take while ranks compute."""
 
 
 @dataclass
@@ -35,6 +39,8 @@ class _Flight:
     started: float
     reports: dict[int, ProcessReport] = field(default_factory=dict)
     raised: dict[int, ProcessReport] = field(default_factory=dict)
+    looks: list[list[float]] = field(default_factory=list)
+    """What each rank had computed, in seconds, each time that half of the limit had passed."""
 
     def patience(self, grace: float) -> float:
         """Return how long the others get after a rank has raised: longer to refuse as well, since then all do."""
@@ -52,7 +58,8 @@ class Pool:
     imports
         Modules and files to run in every process first.
     trial_limit
-        Seconds without progress after which a trial is a hang.
+        Seconds after which a trial is a hang, if no rank computes. On a busy machine, or where DTensor has much to
+        plan, ranks get this much of a processor, and ten times as long.
     grace
         Seconds that ranks get to reach the end of their phase after the last of others has raised; more if all of these
         refused, since a rank of a busy machine that is late to refuse would make a crash of it.
@@ -262,6 +269,8 @@ class Pool:
                 limit = min(flight.started + self._limit(flight), grace_until)
                 ready = wait(list(waiting), max(0.0, limit - time.monotonic()))
                 if not ready:
+                    if time.monotonic() < grace_until and self._goes_on(flight):
+                        continue
                     if lost:
                         yield self._ended(flight, Fate.DIED, self._who_died(sorted(lost)))
                         return
@@ -315,8 +324,27 @@ class Pool:
         return Observation(trial, fate, reports, detail, time.monotonic() - flight.started)
 
     def _limit(self, flight: _Flight) -> float:
-        own = flight.trial.limit if isinstance(flight.trial, Task) else None
-        return self.trial_limit if own is None else own
+        """Return after how many seconds to look whether ``flight`` has come to a halt."""
+        if isinstance(flight.trial, Task):
+            return self.trial_limit if flight.trial.limit is None else flight.trial.limit
+        return self.trial_limit * (len(flight.looks) + 1) / 2
+
+    def _goes_on(self, flight: _Flight) -> bool:
+        """Return whether a trial that has not ended may: it has half of its time left, or ranks that get little of it.
+
+        Who waits for something that does not come computes nothing. Who computes may wait for a processor, and has no
+        end only if that takes as much of one as a trial may take time.
+        """
+        if isinstance(flight.trial, Task):
+            return False
+        looks = flight.looks
+        looks.append([process.computed for process in self._crew.processes])
+        if len(looks) == 1:
+            return True
+        lately = max(now - before for now, before in zip(looks[-1], looks[-2], strict=True))
+        since = max(now - before for now, before in zip(looks[-1], looks[0], strict=True))
+        at_work = lately > _AT_WORK * self.trial_limit / 2
+        return at_work and since < self.trial_limit and len(looks) < 2 * _LONGEST
 
     def _who_died(self, lost: Sequence[int]) -> str:
         texts = []
@@ -340,7 +368,8 @@ class Pool:
             else:
                 state = f"in {process.phase}"
             by_state.setdefault(state, []).append(index)
-        limit = flight.patience(self.grace) if flight.raised else self._limit(flight)
+        waited = self.trial_limit * len(flight.looks) / 2 if flight.looks else self._limit(flight)
+        limit = flight.patience(self.grace) if flight.raised else waited
         parts = [
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}" for state, ranks in by_state.items()
         ]

@@ -85,6 +85,11 @@ class RankProcess:
     def running(self) -> bool:
         return self._program.running
 
+    @property
+    def computed(self) -> float:
+        """Seconds of processors that it has used; 0 if that is not known."""
+        return self._program.computed
+
     def send(self, kind: str, payload: object) -> None:
         """Send a message.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Protocol
 
 import msgspec
@@ -41,6 +42,10 @@ class Program(Protocol):
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
+
+    @property
+    def computed(self) -> float:
+        """Seconds of processors that it has used; 0 if that is not known."""
 
     def interrupt(self) -> None:
         """Have it drop its connections to other ranks; raises an OSError if it has ended."""
@@ -131,6 +136,15 @@ class WorkerProgram:
     @property
     def running(self) -> bool:
         return self._popen.poll() is None
+
+    @property
+    def computed(self) -> float:
+        try:
+            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended
+            return 0.0
+        user, system = text.rpartition(")")[2].split()[11:13]  # proc_pid_stat(5); a name may have blanks in it
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def interrupt(self) -> None:
         os.write(self._breaker, b"b")
