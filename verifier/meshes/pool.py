@@ -333,7 +333,7 @@ class Pool:
         """Return whether a trial that has not ended may: it has half of its time left, or ranks that get little of it.
 
         Who waits for something that does not come computes nothing. Who computes may wait for a processor, and has no
-        end only if that takes as much of one as a trial may take time.
+        end only if that takes as much of one as a trial may take time. The limit of a task is what its caller says.
         """
         if isinstance(flight.trial, Task):
             return False
