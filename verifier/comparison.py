@@ -103,14 +103,12 @@ def check_shards(
     Parts of a Partial mean nothing one by one: they come back as contributions, to be reduced and compared by the
     oracle.
     """
-    text = format_placements(placements)
-    if any((sharded_dim(placement) or 0) >= max(1, expected.ndim) for placement in placements) or (
-        expected.ndim == 0 and any(sharded_dim(placement) is not None for placement in placements)
-    ):
-        wanted = f"placements of a tensor with {plural(expected.ndim, 'dim')}"
+    cut = [sharded_dim(placement) for placement in placements]
+    if any(dim is not None and dim >= expected.ndim for dim in cut):
+        text, wanted = format_placements(placements), f"placements of a tensor with {plural(expected.ndim, 'dim')}"
         return [spot.difference(DifferenceKind.PLACEMENT, text, wanted, rank) for rank in locals_], []
     if any(placement.is_partial() for placement in placements):
-        misshapen, parts = [], []
+        text, misshapen, parts = format_placements(placements), [], []
         for rank, local in locals_.items():
             shape = local_shape(expected.shape, placements, mesh.shape, mesh.coordinate(rank))
             if tuple(local.shape) != shape:

@@ -21,9 +21,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Combination, Placements
-from verifier.placements import Alphabet, coordinates, take_local
-from verifier.torch_internals import make_dtensor, make_rank_tensors, paused_simulation, pytree, simulated_ranks
+from verifier.cases import PLAIN_PLACEMENTS, Combination, Placements
+from verifier.placements import Alphabet, coordinates, take_local, view_local
+from verifier.torch_internals import (
+    DTensorSpec,
+    describe_dtensor,
+    make_dtensor,
+    make_rank_tensors,
+    paused_simulation,
+    pytree,
+    simulated_ranks,
+)
 from verifier.wording import plural
 
 __all__ = ["CombinationSpace", "DTensorConverter", "sample_pairwise", "tensor_arguments", "unsupported_reason"]
@@ -192,7 +200,7 @@ class DTensorConverter:
         The mesh on which the DTensors live. Under torch's ``LocalTensorMode`` the local tensors of all ranks are made.
     args, kwargs
         The call. They are walked as pytrees; tensors and ``nn.Parameter`` become DTensors, everything else is left
-        alone. Values are global, and the same on every rank.
+        alone. Values are global, and the same on every rank; they may be written to, but have to keep their shapes.
     alphabet, cap, seed
         See :class:`CombinationSpace`; ``seed`` also fixes how Partial arguments are split.
 
@@ -234,6 +242,7 @@ class DTensorConverter:
         self.space = CombinationSpace(tensors, mesh.ndim, alphabet or Alphabet(), cap, seed)
         self.converted = 0
         self.left_alone: Counter[str] = Counter()
+        self._placed: dict[tuple[int, Placements], _Placed] = {}
 
     def __len__(self) -> int:
         return self.space.total if self.space.cap is None else min(self.space.total, self.space.cap)
@@ -248,10 +257,13 @@ class DTensorConverter:
         for combination in self.space:
             yield self.convert(combination)
 
-    def convert(self, combination: Combination) -> tuple[tuple[object, ...], dict[str, object]]:
+    def convert(
+        self, combination: Combination, seed: int | None = None
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return ``(args, kwargs)`` with the tensors placed as ``combination`` says, without any communication.
 
-        A tensor that occurs twice in the call becomes one DTensor if both places agree on its placements.
+        A tensor that occurs twice in the call becomes one DTensor if both places agree on its placements. ``seed`` is
+        for this time instead of the converter's.
 
         Raises
         ------
@@ -261,6 +273,7 @@ class DTensorConverter:
         if len(combination) != len(self.space.tensors):
             placed = plural(len(combination), "tensor")
             raise ValueError(f"the combination places {placed}, but the call has {len(self.space.tensors)}")
+        seed = self.seed if seed is None else seed
         made: dict[tuple[int, Placements], torch.Tensor] = {}
         leaves: list[object] = []
         position = 0
@@ -279,7 +292,7 @@ class DTensorConverter:
             placements = combination[position]
             key = (id(leaf), placements)
             if key not in made:
-                made[key] = self.place(leaf, placements, seed=self.seed + position)
+                made[key] = self.place(leaf, placements, seed + position)
             leaves.append(made[key])
             self.converted += 1
             position += 1
@@ -288,24 +301,50 @@ class DTensorConverter:
 
     def place(self, value: torch.Tensor, placements: Placements, seed: int) -> torch.Tensor:
         """Return ``value`` as a DTensor (an ``nn.Parameter`` of one for a parameter), a leaf of the autograd graph."""
-        return place(value, self.mesh, placements, seed)
+        known = self._placed.get((id(value), placements))
+        if known is None:
+            known = self._placed[id(value), placements] = self._prepare(value, placements)
+        shape, spec = known.mesh_shape, known.spec
+        if known.piece is not None:
+            local = known.piece.clone(memory_format=torch.preserve_format).to(self.mesh.device_type)
+        elif simulated_ranks() is None:
+            local = take_local(value, placements, shape, self._coordinate(), seed).to(self.mesh.device_type)
+        else:
+            with paused_simulation():
+                local = make_rank_tensors([take_local(value, placements, shape, c, seed) for c in coordinates(shape)])
+        result = make_dtensor(local, describe_dtensor(value, self.mesh, placements) if spec is None else spec)
+        if known.parameter:
+            return nn.Parameter(result, requires_grad=value.requires_grad)
+        return result.requires_grad_(value.requires_grad)
 
+    def _prepare(self, value: torch.Tensor, placements: Placements) -> _Placed:
+        """Return what does not change when ``value`` is placed like this again."""
+        if len(placements) != self.mesh.ndim:
+            raise ValueError(f"{plural(len(placements), 'placement')} for a mesh of {plural(self.mesh.ndim, 'dim')}")
+        mesh_shape = tuple(self.mesh.shape)
+        plain = all(type(placement) in PLAIN_PLACEMENTS for placement in placements)
+        spec = describe_dtensor(value, self.mesh, placements) if plain else None
+        piece = None
+        if plain and simulated_ranks() is None and not any(placement.is_partial() for placement in placements):
+            piece = view_local(value, placements, mesh_shape, self._coordinate(), seed=0)
+        return _Placed(value, mesh_shape, isinstance(value, nn.Parameter), spec, piece)
 
-def place(value: torch.Tensor, mesh: DeviceMesh, placements: Placements, seed: int) -> torch.Tensor:
-    """Return ``value`` as a DTensor with ``placements`` on ``mesh``; see :meth:`DTensorConverter.place`."""
-    if len(placements) != mesh.ndim:
-        raise ValueError(f"{plural(len(placements), 'placement')} for a mesh of {plural(mesh.ndim, 'dim')}")
-    shape = tuple(mesh.shape)
-    ranks = simulated_ranks()
-    if ranks is None:
-        coordinate = mesh.get_coordinate()
+    def _coordinate(self) -> Sequence[int]:
+        coordinate = self.mesh.get_coordinate()
         assert coordinate is not None, "this rank is not part of the mesh"
-        local = take_local(value, placements, shape, coordinate, seed).to(mesh.device_type)
-    else:
-        with paused_simulation():
-            locals_ = [take_local(value, placements, shape, coordinate, seed) for coordinate in coordinates(shape)]
-        local = make_rank_tensors(locals_)
-    result = make_dtensor(local, mesh, placements, value.shape, value.stride())
-    if isinstance(value, nn.Parameter):
-        return nn.Parameter(result, requires_grad=value.requires_grad)
-    return result.requires_grad_(value.requires_grad)
+        return coordinate
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """What making a DTensor of ``value`` takes most of its time for, to be used again.
+
+    ``spec`` is None where DTensors must not share it, ``piece`` where what this rank holds depends on the seed or is
+    not a view of ``value``.
+    """
+
+    value: torch.Tensor
+    mesh_shape: tuple[int, ...]
+    parameter: bool
+    spec: DTensorSpec | None
+    piece: torch.Tensor | None

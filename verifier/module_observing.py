@@ -39,6 +39,7 @@ from verifier.reference import resolve
 from verifier.torch_internals import (
     CollectiveWatch,
     NarrowingWatch,
+    describe_dtensor,
     local_shards,
     make_dtensor,
     next_sequence_number,
@@ -163,7 +164,7 @@ def _placed(value: object, placements: Placements | None, given: Assignment, mes
     assert coordinate is not None
     local = take_local(value, placements, mesh.shape, coordinate, given.seed).to(mesh.device_type)
     if given.as_dtensors:
-        local = make_dtensor(local, mesh, placements, value.shape, value.stride())
+        local = make_dtensor(local, describe_dtensor(value, mesh, placements))
     return local.requires_grad_(grad)
 
 

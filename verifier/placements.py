@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import REDUCTIONS, Placements, format_placements
+from verifier.cases import PLAIN_PLACEMENTS, REDUCTIONS, Placements, format_placements
 from verifier.partials import partial_reductions, split_partial
 from verifier.torch_internals import norm_order, strided_shard, strides_of
 from verifier.wording import plural
@@ -81,8 +81,8 @@ def shard_indices(placement: Placement, size: int, parts: int, index: int) -> tu
 
 def sharded_dim(placement: Placement) -> int | None:
     """Return the tensor dim that ``placement`` cuts, or None."""
-    if isinstance(placement, Shard):
-        return placement.dim
+    if type(placement) in PLAIN_PLACEMENTS:
+        return placement.dim if type(placement) is Shard else None
     strided = strides_of(placement)
     return None if strided is None else strided[0]
 
@@ -171,7 +171,10 @@ def view_local(
     local = value.detach()
     prefix: tuple[int, ...] = ()
     for mesh_dim, (placement, extent, index) in enumerate(zip(placements, mesh_shape, coordinate, strict=True)):
-        if isinstance(placement, Shard):
+        if type(placement) is Replicate:
+            prefix = (*prefix, 0)
+            continue
+        if type(placement) is Shard:
             if not 0 <= placement.dim < value.ndim:
                 raise ValueError(f"cannot place a {value.ndim}-d tensor as {format_placements(placements)}")
             start, stop = shard_bounds(local.shape[placement.dim], extent, index)
@@ -184,9 +187,9 @@ def view_local(
             # the ranks that share this mesh dim agree on everything to its left; replicas have the same parts
             generator = torch.Generator().manual_seed(hash((seed, mesh_dim, prefix)) & 0x7FFFFFFF)
             local = split_partial(local, placement.reduce_op, extent, generator)[index]
-        elif not isinstance(placement, Replicate):
+        else:
             raise ValueError(f"cannot split by {placement!r}; Replicate, Shard and Partial are supported")
-        prefix = (*prefix, 0 if isinstance(placement, Replicate) else index)
+        prefix = (*prefix, index)
     return local
 
 

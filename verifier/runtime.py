@@ -21,6 +21,7 @@ from verifier.cases import (
     Difference,
     DifferenceKind,
     Executed,
+    OpCase,
     Phase,
     ProcessReport,
     Raised,
@@ -28,7 +29,7 @@ from verifier.cases import (
     Trial,
 )
 from verifier.comparison import Spot, check_full, check_shards, is_comparable
-from verifier.converter import DTensorConverter, place
+from verifier.converter import DTensorConverter
 from verifier.faults import inject
 from verifier.oracle import case_tolerance, unexplained
 from verifier.reference import Reference, output_names, resolve, with_written, writes_out
@@ -96,6 +97,14 @@ class TrialRunner:
         self.exchange = exchange
         self.memory_limit = memory_limit
         self.recorder = Recorder()
+        self._case: OpCase | None = None
+        self._converter: DTensorConverter | None = None
+
+    def converter(self, case: OpCase) -> DTensorConverter:
+        """Return what places the tensors of ``case``: one for all its trials, as long as no other case comes."""
+        if self._converter is None or self._case is not case:
+            self._case, self._converter = case, DTensorConverter(self.mesh, case.args, case.kwargs)
+        return self._converter
 
     def run(self, trial: Trial, reference: Reference) -> ProcessReport:
         """Return what this process saw of ``trial``. Whatever the call raises is in the report."""
@@ -133,8 +142,8 @@ class _Steps:
         trial, reference, log = self.trial, self.reference, self.log
         self.inject_fault()
         with log.timed("setup"):
-            converter = DTensorConverter(self.mesh, trial.case.args, trial.case.kwargs, seed=trial.seed)
-            args, kwargs = converter.convert(trial.combination)
+            converter = self.runner.converter(trial.case)
+            args, kwargs = converter.convert(trial.combination, trial.seed)
             inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
             with paused_simulation():
                 before = [{r: v.to("cpu", copy=True) for r, v in local_shards(t).locals.items()} for t in inputs]
@@ -300,7 +309,7 @@ class _Steps:
                 values = reference.cotangents(seed)
                 expected_gradients = reference.gradients(seed)
             flowing = [
-                place(value, self.mesh, placements, seed)
+                self.runner.converter(self.trial.case).place(value, placements, seed)
                 for value, placements in zip(values, self.trial.cotangents[index], strict=True)
             ]
         gradients: list[torch.Tensor | None] = []

@@ -47,11 +47,12 @@ from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _S
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from verifier.cases import Combination, Placements, placement_parsers
+from verifier.cases import PLAIN_PLACEMENTS, Combination, Placements, placement_parsers
 
 __all__ = [
     "ClaimReader",
     "CollectiveWatch",
+    "DTensorSpec",
     "LocalShards",
     "LocalShardsWrapper",
     "NarrowingWatch",
@@ -66,6 +67,7 @@ __all__ = [
     "chunk_sharded",
     "clear_caches",
     "count_collectives",
+    "describe_dtensor",
     "has_decomposition",
     "has_own_handler",
     "install_handler",
@@ -142,14 +144,18 @@ def make_rank_tensors(locals_: Sequence[torch.Tensor]) -> torch.Tensor:
     return result
 
 
-def make_dtensor(
-    local: torch.Tensor, mesh: DeviceMesh, placements: Placements, shape: torch.Size, stride: tuple[int, ...]
-) -> torch.Tensor:
-    """Return what ``DTensor.from_local`` makes of ``local`` without a check, for a third of the time.
+def describe_dtensor(value: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensorSpec:
+    """Return the description of a DTensor that stands for ``value``, a global tensor."""
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(value.shape, value.stride(), value.dtype))
 
-    That one goes through an autograd function, in case a gradient has to flow back to ``local``.
+
+def make_dtensor(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """Return what ``DTensor.from_local`` makes of ``local`` without a check, for a tenth of the time.
+
+    That one goes through an autograd function, in case a gradient has to flow back to ``local``. DTensors may share
+    what :func:`describe_dtensor` returned, as results of DTensor's cached ops do, unless a shard is strided: of these
+    DTensor changes descriptions in place (torch 2.13.0).
     """
-    spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, stride, local.dtype))
     result: torch.Tensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return result
 
@@ -231,7 +237,10 @@ def per_rank(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
 
 def placement_text(placements: Sequence[Placement]) -> str:
     """Return placements as text; a masked partial is ``MaskP(sum)``, whatever its table's shape."""
-    texts = [f"MaskP({p.reduce_op})" if isinstance(p, _MaskPartial) else str(p) for p in placements]
+    texts = [
+        f"MaskP({p.reduce_op})" if type(p) not in PLAIN_PLACEMENTS and isinstance(p, _MaskPartial) else str(p)
+        for p in placements
+    ]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
@@ -240,7 +249,9 @@ def local_shards(tensor: DTensor) -> LocalShards:
     locals_ = per_rank(tensor._local_tensor)
     understood: list[Placement] = []
     for placement in tensor.placements:
-        if isinstance(placement, _MaskPartial):
+        if type(placement) in PLAIN_PLACEMENTS:
+            understood.append(placement)
+        elif isinstance(placement, _MaskPartial):
             mask = placement.mask_buffer.data
             if mask is None:
                 return LocalShards(None, locals_, "a masked partial has lost its mask")
@@ -253,10 +264,8 @@ def local_shards(tensor: DTensor) -> LocalShards:
             understood.append(Partial(placement.reduce_op))
         elif isinstance(placement, _StridedShard | _NormPartial):
             understood.append(placement)
-        elif type(placement).__name__ not in ("Replicate", "Shard", "Partial"):
-            return LocalShards(None, locals_, f"placement {placement} is not modelled")
         else:
-            understood.append(placement)
+            return LocalShards(None, locals_, f"placement {placement} is not modelled")
     return LocalShards(tuple(understood), locals_)
 
 

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Placements
 from verifier.converter import CombinationSpace, DTensorConverter, sample_pairwise, tensor_arguments, unsupported_reason
-from verifier.placements import Alphabet, combine
+from verifier.placements import Alphabet, combine, take_local
 from verifier.torch_internals import (
     count_collectives,
     make_rank_tensors,
@@ -25,6 +26,7 @@ from verifier.torch_internals import (
     pytree,
     simulated_mode,
     start_simulated_world,
+    strided_shard,
 )
 
 WORLD = 4
@@ -110,6 +112,44 @@ def test_as_many_combinations_come_as_announced(mesh: DeviceMesh) -> None:
     placements = [tuple(tensor.placements for tensor in dtensors(made)) for made, _ in converter]
     assert len(placements) == len(set(placements)) == announced
     assert converter.converted == 2 * announced
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Partial(), strided_shard(0, 2)], ids=str)
+def test_what_is_placed_again_is_made_anew(placement: Placement) -> None:
+    mesh, value = init_device_mesh("cpu", (WORLD,)), numbers(8)
+    converter = DTensorConverter(mesh, (value,))
+
+    def local() -> torch.Tensor:
+        ((tensor,), _) = converter.convert(((placement,),), seed=1)
+        assert isinstance(tensor, DTensor)
+        return tensor.to_local()
+
+    first = local()
+    before = first.clone()
+    first.zero_()
+    assert torch.equal(local(), before)
+    value.zero_()
+    if not placement.is_partial():
+        assert not local().any()
+    assert torch.equal(local(), take_local(value, (placement,), (WORLD,), (0,), seed=1))
+
+
+@pytest.mark.parametrize(("placement", "shared"), [(Shard(0), True), (strided_shard(0, 2), False)], ids=str)
+def test_dtensors_share_a_description_unless_torch_changes_it(placement: Placement, shared: bool) -> None:
+    converter = DTensorConverter(init_device_mesh("cpu", (WORLD,)), (numbers(8),))
+    ((first,), _), ((second,), _) = (converter.convert(((placement,),)) for _ in range(2))
+    assert isinstance(first, DTensor)
+    assert isinstance(second, DTensor)
+    assert (first._spec is second._spec) == shared
+
+
+def test_the_seed_of_a_conversion_goes_before_that_of_the_converter() -> None:
+    mesh, value = init_device_mesh("cpu", (WORLD,)), numbers(8)
+    converter = DTensorConverter(mesh, (value,), seed=3)
+    for seed, expected in ((None, 3), (4, 4)):
+        ((tensor,), _) = converter.convert(((Partial(),),), seed)
+        assert isinstance(tensor, DTensor)
+        assert torch.equal(tensor.to_local(), take_local(value, (Partial(),), (WORLD,), (0,), expected))
 
 
 def test_nothing_is_sent(mesh: DeviceMesh) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import fields, replace
 from multiprocessing import Pipe
 from types import SimpleNamespace
 
@@ -12,9 +13,21 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier import runtime
-from verifier.cases import Contribution, MeshSpec, OpCase, Phase, ProcessReport, Trial
-from verifier.codec import unpack
+from verifier.cases import (
+    Contribution,
+    Difference,
+    DifferenceKind,
+    Executed,
+    MeshSpec,
+    OpCase,
+    Phase,
+    ProcessReport,
+    Raised,
+    Redistribution,
+    Trial,
+)
 from verifier.comparison import Spot
+from verifier.meshes.reports import pack_message, pack_report, unpack_message
 from verifier.meshes.worker import _Messages
 from verifier.reference import make_reference
 from verifier.torch_internals import LocalShards
@@ -37,11 +50,56 @@ def test_a_report_that_cannot_be_sent_costs_its_trial_alone(report: ProcessRepor
     messages.report(report)
     messages.announce(report)
     for kind in ("report", "raised"):
-        got, trial, sent = unpack(ours.recv_bytes())
+        got, trial, sent = unpack_message(ours.recv_bytes())
         assert (got, trial, sent.ranks, sent.reached) == (kind, 7, (0,), Phase.DONE)
         assert sent.raised.ours
         assert sent.raised.message.startswith("what this process has to report cannot be sent: ")
         assert reason in sent.raised.message
+
+
+FULL = ProcessReport(
+    ranks=(2,),
+    reached=Phase.BACKWARD,
+    raised=Raised(Phase.BACKWARD, "RuntimeError", "größer", "f (a.py)", "Traceback", True, False, 1),
+    placements=(("output", "S(0)"), ("weight.grad 0", "R")),
+    differences=(Difference(DifferenceKind.VALUE, Phase.FORWARD, "output", 2, "nan", "1.0", (3, 0), None),),
+    redistributions=(Redistribution(Phase.GATHER, "S(0)", "R", 0, "all_gather", 384, ("S(0)", "R")),),
+    executed=(Executed(Phase.BACKWARD, 1, "aten.mm.default", ("S(0)", "R")),),
+    collectives=(("gather", "all_gather_into_tensor", 2),),
+    unchecked=("output: a masked partial has lost its mask",),
+    seconds=(("setup", 0.25), (Phase.GATHER, 0.5)),
+    cache_misses=3,
+)
+
+
+@pytest.mark.parametrize("message", ["größer", "half a pair: \ud800"])
+def test_a_report_arrives_as_it_was_sent(message: str) -> None:
+    assert FULL.raised is not None
+    report = replace(FULL, raised=replace(FULL.raised, message=message))
+    for field in fields(ProcessReport):
+        assert field.name in ("contributions", "returned") or getattr(report, field.name), f"{field.name} is not tested"
+    kind, trial, sent = unpack_message(pack_report("raised", 7, report))
+    assert (kind, trial, sent) == ("raised", 7, report)
+    assert type(sent.reached) is type(sent.redistributions[0].phase) is Phase
+    assert type(sent.differences[0].kind) is DifferenceKind
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.bool])
+def test_parts_arrive_as_they_were_sent(dtype: torch.dtype) -> None:
+    part = torch.tensor([[1, 0, 3], [0, 5, 6]]).to(dtype).T
+    sent = ProcessReport((0,), Phase.DONE, contributions=(replace(PART, local=part), replace(PART, local=part[:0])))
+    _, _, got = unpack_message(pack_report("report", 0, sent))
+    for there, here in zip(got.contributions, sent.contributions, strict=True):
+        assert torch.equal(there.local, here.local)
+        assert (there.local.dtype, there.local.stride()) == (dtype, here.local.stride())
+        assert replace(there, local=here.local) == here
+
+
+@pytest.mark.parametrize("returned", [(1, "two"), {"a": torch.float32}, MeshSpec((2, 2))], ids=str)
+def test_what_a_task_returned_arrives_as_it_was(returned: object) -> None:
+    sent = ProcessReport((0,), Phase.DONE, returned=returned)
+    assert unpack_message(pack_report("report", 0, sent)) == ("report", 0, sent)
+    assert unpack_message(pack_message("built", 0, returned)) == ("built", 0, returned)
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Partial()])

@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 
-from verifier.codec import pack, unpack
+from verifier.codec import pack
 from verifier.logs import own_level
 from verifier.meshes.places import Place, local_places
 from verifier.meshes.program import Program, ProgramSpec, WorkerProgram
+from verifier.meshes.reports import unpack_message
 
 __all__ = ["Gone", "PoolError", "RankProcess", "Spares"]
 
@@ -116,7 +117,7 @@ class RankProcess:
             If the process has ended, be it within a message.
         """
         try:
-            kind, about, payload = unpack(self.connection.recv_bytes())
+            kind, about, payload = unpack_message(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise Gone from error
         if kind == "log":

@@ -30,10 +30,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 
 from verifier.cases import OpCase, Phase, ProcessReport, Raised, Trial
-from verifier.codec import pack, unpack
+from verifier.codec import unpack
 from verifier.imports import run_imports
 from verifier.logs import log_through
 from verifier.meshes.agreement import Agreement, AllReduces, Datagrams
+from verifier.meshes.reports import pack_message, pack_report
 from verifier.process_limits import die_with, limit_memory
 from verifier.reference import Reference, make_reference, resolve
 from verifier.runtime import Exchange, TrialRunner
@@ -101,7 +102,7 @@ class _Messages:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def send(self, kind: str, payload: object) -> None:
-        self._send_packed(pack((kind, self.trial, payload)))
+        self._send_packed(pack_message(kind, self.trial, payload))
 
     def _send_packed(self, message: bytes) -> None:
         with self._lock:  # any thread may log
@@ -110,10 +111,10 @@ class _Messages:
     def report(self, report: ProcessReport, kind: str = "report") -> None:
         """Send a report; if it cannot be packed, send one that says so, so that no more than a trial is lost."""
         try:
-            message = pack((kind, self.trial, report))
+            message = pack_report(kind, self.trial, report)
         except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
             failed = _failed(report.ranks, report.reached, error, "what this process has to report cannot be sent: ")
-            message = pack((kind, self.trial, failed))
+            message = pack_report(kind, self.trial, failed)
         self._send_packed(message)
 
     def announce(self, report: ProcessReport) -> None:
