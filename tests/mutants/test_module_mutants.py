@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import module_mutants
+import output_mutants
 import pytest
 import torch
 from torch import nn
@@ -104,14 +105,14 @@ def test_values_of_the_first_difference_are_those_of_the_rank(verify_module: Ver
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        (module_mutants.answer_moved, "WRONG_VALUE output [0, 0] on rank 0"),
-        (module_mutants.answer_and_more, "WRONG_VALUE output.text on rank 0: got nothing, expected 'result'"),
+        (output_mutants.answer_moved, "WRONG_VALUE output [0, 0] on rank 0"),
+        (output_mutants.answer_and_more, "WRONG_VALUE output.text on rank 0: got nothing, expected 'result'"),
     ],
 )
 def test_outputs_are_compared_that_the_loss_does_not_see(verify_module: Verify, plan: object, text: str) -> None:
     options = {"loss": module_mutants.loss_of_the_deviation}
-    verify_module(module_mutants.AnsweringMLP, tensor_parallel_mlp, [ROWS], mesh=2, **options)
-    error = failure(verify_module, module_mutants.AnsweringMLP, plan, [ROWS], **options)
+    verify_module(output_mutants.AnsweringMLP, tensor_parallel_mlp, [ROWS], mesh=2, **options)
+    error = failure(verify_module, output_mutants.AnsweringMLP, plan, [ROWS], **options)
     assert [found.subject for found in error.differences] == [text.split()[1]]
     assert text.partition(" [")[2] in first_line(error)
 
@@ -119,42 +120,42 @@ def test_outputs_are_compared_that_the_loss_does_not_see(verify_module: Verify, 
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        (module_mutants.report_of_another_size, "output['size'] on rank 1: got 0."),
-        (module_mutants.report_of_one_row_more, "output['rows'] on rank 0: got 7, expected 6"),
-        (module_mutants.report_of_something_else, "output['about'][0] on rank 0: got 'means', expected 'sums'"),
-        (module_mutants.report_of_zero, "output['about'][1] on rank 0: got 0, expected None"),
+        (output_mutants.report_of_another_size, "output['size'] on rank 1: got 0."),
+        (output_mutants.report_of_one_row_more, "output['rows'] on rank 0: got 7, expected 6"),
+        (output_mutants.report_of_something_else, "output['about'][0] on rank 0: got 'means', expected 'sums'"),
+        (output_mutants.report_of_zero, "output['about'][1] on rank 0: got 0, expected None"),
         (
-            module_mutants.report_with_more,
+            output_mutants.report_with_more,
             "output['about'][2] on rank 0: got nothing, expected nothing in it",
         ),
-        (module_mutants.report_as_a_tensor, "output['rows'] on rank 0: got a tensor of [], expected 6"),
-        (module_mutants.report_in_a_tuple, "output['values'] on rank 0: got nothing, expected a tensor of [6, 10]"),
+        (output_mutants.report_as_a_tensor, "output['rows'] on rank 0: got a tensor of [], expected 6"),
+        (output_mutants.report_in_a_tuple, "output['values'] on rank 0: got nothing, expected a tensor of [6, 10]"),
     ],
 )
 def test_what_is_no_tensor_is_compared(verify_module: Verify, plan: object, text: str) -> None:
-    options = {"loss": module_mutants.loss_of_the_report}
-    error = failure(verify_module, module_mutants.Reporting, plan, [ROWS], **options)
+    options = {"loss": output_mutants.loss_of_the_report}
+    error = failure(verify_module, output_mutants.Reporting, plan, [ROWS], **options)
     assert first_line(error).startswith(f"WRONG_VALUE {text}")
     assert len(error.differences) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_what_is_no_tensor_may_be_another_object(verify_module: Verify, dtype: torch.dtype) -> None:
-    options = {"loss": module_mutants.loss_of_the_report, "mesh": 2, "dtype": dtype}
-    verify_module(module_mutants.Reporting, module_mutants.report_unchanged, [ROWS], **options)
+    options = {"loss": output_mutants.loss_of_the_report, "mesh": 2, "dtype": dtype}
+    verify_module(output_mutants.Reporting, output_mutants.report_unchanged, [ROWS], **options)
 
 
 def test_a_number_of_one_rank(verify_module: Verify) -> None:
     """A model that counts its rows counts those of the rank; that differs, and the message says why."""
-    options = {**BY_ROWS, "loss": module_mutants.sum_of_the_rows}
-    error = failure(verify_module, module_mutants.Reporting, sequence_parallel_mlp, [ROWS], **options)
+    options = {**BY_ROWS, "loss": output_mutants.sum_of_the_rows}
+    error = failure(verify_module, output_mutants.Reporting, sequence_parallel_mlp, [ROWS], **options)
     assert [found.subject for found in error.differences] == ["output['size']", "output['rows']"]
     assert "is it made of this rank's part only?" in str(error)
 
 
 def test_several_outputs_have_a_placement_each(verify_module: Verify) -> None:
-    options = {**BY_ROWS, "loss": module_mutants.sum_of_the_rows}
-    model, plan = module_mutants.RowsAndTotal, sequence_parallel_mlp
+    options = {**BY_ROWS, "loss": output_mutants.sum_of_the_rows}
+    model, plan = output_mutants.RowsAndTotal, sequence_parallel_mlp
     verify_module(model, plan, [ROWS], mesh=2, **options | {"outputs": ["S(0)", "R"]})
     error = failure(verify_module, model, plan, [ROWS], **options | {"outputs": ["R", "R"]})
     assert (error.kind, error.first and error.first.subject) == (VerdictKind.WRONG_SHAPE, "output 0")
@@ -168,23 +169,23 @@ def test_several_outputs_have_a_placement_each(verify_module: Verify) -> None:
 def test_complex_buffers_and_inputs_stay_complex(verify_module: Verify, dtype: torch.dtype | None) -> None:
     turns = torch.polar(torch.ones(5), torch.arange(5.0))
     for inputs in ([ROWS], [ROWS, turns]):
-        verify_module(module_mutants.Rotated, tensor_parallel_mlp, inputs, mesh=2, dtype=dtype)
-    error = failure(verify_module, module_mutants.Rotated, module_mutants.not_turned, [ROWS], dtype=dtype)
+        verify_module(output_mutants.Rotated, tensor_parallel_mlp, inputs, mesh=2, dtype=dtype)
+    error = failure(verify_module, output_mutants.Rotated, output_mutants.not_turned, [ROWS], dtype=dtype)
     assert "output" in {found.subject for found in error.differences}
 
 
 def test_terms_that_cancel_are_rounded(verify_module: Verify) -> None:
-    model, plan = module_mutants.NormAtTheEnd, module_mutants.mlp_parallel
-    verify_module(model, plan, [ROWS], mesh=2, loss=module_mutants.sum_of_all)
+    model, plan = output_mutants.NormAtTheEnd, output_mutants.mlp_parallel
+    verify_module(model, plan, [ROWS], mesh=2, loss=output_mutants.sum_of_all)
     verify_module(model, plan, [ROWS, torch.randn(6, 1, generator=GENERATOR).requires_grad_()], mesh=2)
-    error = failure(verify_module, model, plan, [ROWS], loss=module_mutants.sum_and_a_little)
+    error = failure(verify_module, model, plan, [ROWS], loss=output_mutants.sum_and_a_little)
     assert [found.subject for found in error.differences] == ["loss"]
 
 
 def test_gradients_of_inputs_by_name(verify_module: Verify) -> None:
     gate = torch.randn(6, 10, generator=GENERATOR).requires_grad_()
-    plan = module_mutants.gradient_of_the_gate_doubled
-    error = failure(verify_module, module_mutants.Gated, plan, [ROWS], kwargs={"gate": gate})
+    plan = output_mutants.gradient_of_the_gate_doubled
+    error = failure(verify_module, output_mutants.Gated, plan, [ROWS], kwargs={"gate": gate})
     assert [found.subject for found in error.differences] == ["gradient of input gate"]
 
 
@@ -260,7 +261,7 @@ def test_exceptions_in_backward_are_placed(
         (module_mutants.weight_moved_after_its_gradient, {}, "WRONG_VALUE", "down.bias"),
         (module_mutants.with_another_buffer, {}, "WRONG_VALUE", "parameters and buffers"),
         (module_mutants.ranks_hold_different_kinds, {}, "RANKS_DISAGREE", "output of the model"),
-        (tensor_parallel_mlp, {"loss": module_mutants.loss_beside_the_output}, "WRONG_VALUE", "loss"),
+        (tensor_parallel_mlp, {"loss": output_mutants.loss_beside_the_output}, "WRONG_VALUE", "loss"),
     ],
 )
 def test_only_one_check_sees_it(
@@ -313,9 +314,9 @@ def test_large_buffers_hide_nothing(verify_module: Verify, masked: float) -> Non
 
 
 def test_masked_outputs_hide_nothing(verify_module: Verify) -> None:
-    options = {"loss": module_mutants.last_class}
-    verify_module(module_mutants.MaskedScores, tensor_parallel_mlp, [ROWS], mesh=2, **options)
-    error = failure(verify_module, module_mutants.MaskedScores, module_mutants.all_scores_moved, [ROWS], **options)
+    options = {"loss": output_mutants.last_class}
+    verify_module(output_mutants.MaskedScores, tensor_parallel_mlp, [ROWS], mesh=2, **options)
+    error = failure(verify_module, output_mutants.MaskedScores, output_mutants.all_scores_moved, [ROWS], **options)
     assert [found.subject for found in error.differences] == ["output"]
 
 
