@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -232,7 +233,11 @@ class DTensorConverter:
     ) -> None:
         self.mesh = mesh
         self.seed = seed
-        self._leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        named = dict(kwargs or {})
+        self._leaves, self._spec = pytree.tree_flatten((tuple(args), named))
+        given = [*args, *named.values()]
+        flat = len(given) == len(self._leaves) and all(map(operator.is_, given, self._leaves))
+        self._names = list(named) if flat else None
         self._reasons = [unsupported_reason(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in self._leaves]
         tensors = [
             leaf
@@ -270,10 +275,13 @@ class DTensorConverter:
         ValueError
             If the combination has not one entry per tensor, or not one placement per mesh dim.
         """
+        return self.rebuild(self.place_leaves(combination, self.seed if seed is None else seed))
+
+    def place_leaves(self, combination: Combination, seed: int) -> list[object]:
+        """Return the leaves of the call's pytree as :meth:`convert` has them."""
         if len(combination) != len(self.space.tensors):
             placed = plural(len(combination), "tensor")
             raise ValueError(f"the combination places {placed}, but the call has {len(self.space.tensors)}")
-        seed = self.seed if seed is None else seed
         made: dict[tuple[int, Placements], torch.Tensor] = {}
         leaves: list[object] = []
         position = 0
@@ -296,7 +304,14 @@ class DTensorConverter:
             leaves.append(made[key])
             self.converted += 1
             position += 1
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return leaves
+
+    def rebuild(self, leaves: Sequence[object]) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return ``(args, kwargs)`` with ``leaves`` in the places of those of the call."""
+        if self._names is not None:  # most calls are flat, and to walk a pytree takes as long as to make a DTensor
+            count = len(leaves) - len(self._names)
+            return tuple(leaves[:count]), dict(zip(self._names, leaves[count:], strict=True))
+        args, kwargs = pytree.tree_unflatten(list(leaves), self._spec)
         return args, kwargs
 
     def place(self, value: torch.Tensor, placements: Placements, seed: int) -> torch.Tensor:

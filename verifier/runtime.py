@@ -143,8 +143,9 @@ class _Steps:
         self.inject_fault()
         with log.timed("setup"):
             converter = self.runner.converter(trial.case)
-            args, kwargs = converter.convert(trial.combination, trial.seed)
-            inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+            leaves = converter.place_leaves(trial.combination, trial.seed)
+            args, kwargs = converter.rebuild(leaves)
+            inputs = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
             with paused_simulation():
                 before = [{r: v.to("cpu", copy=True) for r, v in local_shards(t).locals.items()} for t in inputs]
 

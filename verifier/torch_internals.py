@@ -718,7 +718,8 @@ def _call_key(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object
         kind = type(arg)
         if kind is DTensor:
             spec = arg._spec  # type: ignore[attr-defined]
-            key += (spec, id(spec.mesh))
+            # and not the spec, which is another object in each backward: its hash and comparison are Python's
+            key += (id(spec.mesh), spec.placements, spec.tensor_meta, spec.shard_order)
         elif kind in _SCALARS:
             key += (kind, arg)  # 1 is not True
         else:

@@ -22,13 +22,29 @@ class _Reported(msgspec.Struct, frozen=True, array_like=True):
     report: ProcessReport
 
 
-def _pack_tensor(value: object) -> bytes:
+def _pack_tensor(value: object) -> object:
     assert isinstance(value, torch.Tensor), f"a report with a {type(value).__name__} in it"
+    if _is_plain(value):
+        return str(value.dtype)[6:], value.shape, value.reshape(-1).view(torch.uint8).numpy().tobytes()
     return pack(value)
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether dtype, shape and bytes are all there is of ``tensor``; most parts of a Partial are such."""
+    simple = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    lazy = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+    return simple and tensor.is_contiguous() and not (lazy or tensor.requires_grad)
+
+
 def _unpack_untyped(wanted: type, data: Any) -> object:
-    return unpack(data) if wanted is torch.Tensor else data  # else it is what a task returned, and None
+    if wanted is not torch.Tensor:
+        return data  # what a task returned, which is None here
+    if isinstance(data, bytes):
+        return unpack(data)
+    dtype, shape, raw = data
+    if not raw:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.frombuffer(bytearray(raw), dtype=getattr(torch, dtype)).reshape(shape)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack_tensor)
