@@ -29,8 +29,8 @@ from verifier.cases import Placements, parse_placements
 from verifier.torch_internals import Recorder, count_collectives
 
 STEPS = 50
-"""So many are timed together, as many as it takes to get over the switch from one side to the other, which leaves caches
-cold that a training loop keeps warm: with 5 of them, ratios of what takes half a millisecond are a tenth higher."""
+"""So many are timed together, as it takes some to get over the switch from one side to the other: it leaves caches cold
+that a training loop keeps warm. With 5 steps, ratios of what takes half a millisecond are a tenth higher."""
 
 
 @dataclass(frozen=True)

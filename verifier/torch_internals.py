@@ -1371,6 +1371,11 @@ def opinfo_samples(entry: Any, dtype: torch.dtype, *, requires_grad: bool) -> It
     return samples
 
 
+_EMPTY = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+"""Ops that return memory as it is: what is captured would differ from process to process, as the noise of rrelu does
+where it is not training."""
+
+
 class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self, wanted: Callable[[OpOverload], bool], largest: int, calls: list[tuple[OpOverload, Any, Any]]
@@ -1389,7 +1394,10 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 # copied now, since a later call may write into them
                 copies = tuple(map(_plain_copies, args)), {name: _plain_copies(v) for name, v in kwargs.items()}
                 self.calls.append((func, *copies))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func.overloadpacket.__name__ in _EMPTY:
+            result.zero_()
+        return result
 
     def _plain(self, tensor: torch.Tensor) -> bool:
         return (
@@ -1414,7 +1422,7 @@ def capture_calls(
     """Collect the calls of aten overloads inside the block that ``wanted`` accepts, with copies of their tensors.
 
     Calls without a tensor, with one of more than ``largest`` elements, or with one that is not plain (sparse,
-    quantized, on another device) are left out. The copies are contiguous.
+    quantized, on another device) are left out. The copies are contiguous. Memory that nobody has written to is 0.
     """
     calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = []
     with _Capture(wanted, largest, calls):

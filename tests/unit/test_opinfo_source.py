@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -14,7 +15,7 @@ from strategies.opinfo.source import SOURCE
 from strategies.opinfo.tables import SAME_AS
 from verifier.cases import OpCase
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources
-from verifier.torch_internals import opinfo_entries, opinfo_sizes, pytree
+from verifier.torch_internals import capture_calls, opinfo_entries, opinfo_sizes, pytree
 
 DRAWS = 6
 
@@ -354,3 +355,43 @@ def test_slices_that_leave_something_out_are_among_the_samples():
         assert tensor.numel() <= 4096
         left_out |= {tuple(others)} if torch.ops.aten.slice.Tensor(tensor, *others).shape != tensor.shape else set()
     assert {(1, 1, -2), (1, 1, -2, 3), (0, -10, -2, 2)} <= left_out
+
+
+# ------------------------------------------------------------------------------------------------------------- capture
+@pytest.fixture
+def memory_of_nan() -> Iterator[None]:
+    """Memory that nobody has written to is NaN, and not what it happens to be."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(2).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("memory_of_nan")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda like: torch.empty(2, 3),
+        torch.empty_like,
+        lambda like: torch.empty_strided((2, 3), (1, 2)),
+        lambda like: torch.empty_permuted((2, 3), (1, 0)),
+        lambda like: like.new_empty(2, 3),
+        lambda like: like.new_empty_strided((2, 3), (1, 2)),
+    ],
+    ids=["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"],
+)
+def test_memory_that_nobody_has_written_to_is_captured_as_zeros(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    ones = torch.ones(2, 3)
+    with capture_calls(lambda op: op is torch.ops.aten.neg.default, 100) as calls:
+        make(ones).neg()
+    ((_, (captured,), _),) = calls
+    assert torch.equal(captured, torch.zeros(2, 3))
+
+
+@pytest.mark.usefixtures("memory_of_nan")
+def test_noise_that_rrelu_does_not_draw_is_captured_as_zeros() -> None:
+    backward = torch.ops.aten.rrelu_with_noise_backward.default
+    with capture_calls(lambda op: op is backward, 100) as calls:
+        torch.nn.functional.rrelu(torch.ones(5, requires_grad=True), training=False).sum().backward()
+    ((_, (_, _, noise, *_), _),) = calls
+    assert torch.equal(noise, torch.zeros(5))
