@@ -70,7 +70,13 @@ class Campaign:
             else plan.cluster.spares(plan.imports, plan.rank_memory)
         )
         self._outcomes = Outcomes(emit)
-        self._investigation = Investigation(plan, self._past, self._outcomes, self._run_one, self.emit, self._recall)
+        # ranks that torchrun has started have the hash seeds that it gave them
+        self._spares_alike = Spares(plan.imports, plan.rank_memory, one_hash_seed=True)
+        self._alike = PoolSet(self._make_alike_pool, keep=1) if plan.cluster is None else None
+        self._investigation = Investigation(
+            plan, self._past, self._outcomes, self._run_one, self._run_alike if self._alike is not None else None,
+            self.emit, self._recall,
+        )  # fmt: skip
         self._steering = Steering(plan.combinations // 2)
         self._until = float("inf")
         self._case_number = 0
@@ -106,12 +112,19 @@ class Campaign:
         finally:
             self._pools.close()
             self._spares.close()
+            if self._alike is not None:
+                self._alike.close()
+            self._spares_alike.close()
             try:
                 self._investigation.settle()
             finally:
                 self.emit(RunFinished(time.monotonic() - started, self._complete))
 
-    def _make_pool(self, key: PoolKey) -> Pool:
+    def _make_alike_pool(self, key: PoolKey) -> Pool:
+        """Return a pool whose ranks all have one hash seed."""
+        return self._make_pool(key, self._spares_alike)
+
+    def _make_pool(self, key: PoolKey, spares: Spares | None = None) -> Pool:
         mesh = MeshSpec((key.world_size,), key.backend, key.device)  # type: ignore[arg-type]
 
         def restarted(reason: str, seconds: float) -> None:
@@ -119,7 +132,7 @@ class Campaign:
 
         return Pool(
             key, self.plan.imports, self.plan.trial_limit, on_restart=restarted,
-            memory_limit=self.plan.rank_memory, spares=self._spares,
+            memory_limit=self.plan.rank_memory, spares=spares or self._spares,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------- exploring
@@ -255,6 +268,11 @@ class Campaign:
 
     def _run_one(self, trial: Trial) -> Observation:
         (observation,) = self._pools.of(trial.mesh).run([trial], fresh=True)
+        return observation
+
+    def _run_alike(self, trial: Trial) -> Observation:
+        assert self._alike is not None
+        (observation,) = self._alike.of(trial.mesh).run([trial], fresh=True)
         return observation
 
 

@@ -70,6 +70,8 @@ class Failure:
     verdict: Verdict
     drawn: Drawn | None = None
     """How Hypothesis drew the case, where it did."""
+    by_hash_seed: bool = False
+    """It does not show where all ranks have one hash seed."""
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -178,6 +180,10 @@ def group_key(failure: Failure) -> str:
     many kinds, so the phase, the type of the exception and the function that raised it tell them apart.
     """
     trial = failure.trial
+    if (
+        failure.by_hash_seed
+    ):  # what becomes of ranks that choose differently is a matter of what they choose, and of time
+        return f"{trial.case.op} | ranks choose by their hash seeds | {trial.mesh.ndim}-d mesh"
     parts = [*symptom(failure)]
     if is_of_any_op(failure):
         return " | ".join([f"any {_style(trial.case)} op", *parts, f"{trial.mesh.ndim}-d mesh"])

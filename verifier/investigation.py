@@ -17,6 +17,7 @@ from verifier.families import DrawContext
 from verifier.finding_records import finding_record
 from verifier.findings import Failure, Group, Runner, fingerprint, group_key
 from verifier.minimising import Minimiser, confirm
+from verifier.oracle import judge
 from verifier.outcomes import Outcomes
 from verifier.past import Past, entry_position
 from verifier.plan import Plan
@@ -28,6 +29,8 @@ __all__ = ["Investigation"]
 
 MINIMISING_LIMIT = 20.0
 """Seconds after which a failure is reported as small as it is by then."""
+_OF_SEVERAL_RANKS = (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED)
+_BY_HASH_SEED = "all ranks with one hash seed pass: do they choose by the order of a set of texts?"
 
 
 class Investigation:
@@ -37,6 +40,8 @@ class Investigation:
     ----------
     run
         Runs one trial, with DTensor's caches empty.
+    run_alike
+        Does the same on ranks that all have one hash seed; None if there are no such ranks.
     outcomes
         Where the failures are.
     emit, recall
@@ -51,12 +56,19 @@ class Investigation:
     """
 
     def __init__(
-        self, plan: Plan, past: Past, outcomes: Outcomes, run: Runner, emit: Listener, recall: Listener
+        self,
+        plan: Plan,
+        past: Past,
+        outcomes: Outcomes,
+        run: Runner,
+        run_alike: Runner | None,
+        emit: Listener,
+        recall: Listener,
     ) -> None:
         self.plan = plan
         self.known: list[KnownRecord] = []
         self.until = float("inf")
-        self._past, self._outcomes, self._run = past, outcomes, run
+        self._past, self._outcomes, self._run, self._run_alike = past, outcomes, run, run_alike
         self._emit, self._recall = emit, recall
         self._known_groups: dict[str, BaselineEntry] = {}
         self._replayed: dict[str, Failure] = {}
@@ -145,8 +157,9 @@ class Investigation:
                 self._emit(FindingReported(replace(found, occurrences=more, also=list(seen), groups=keys)))
 
     def _is_handled(self, failure: Failure) -> bool:
-        key = group_key(failure)
-        return key in self._known_groups or fingerprint(failure) in self._found
+        key, name = group_key(failure), fingerprint(failure)
+        known = failure.by_hash_seed and self.plan.baseline.get(name) is not None
+        return known or key in self._known_groups or name in self._found
 
     def _is_entry(self, key: str, fingerprint_: str) -> bool:
         entry = self._known_groups.get(key)
@@ -165,10 +178,12 @@ class Investigation:
             self._emit(GroupStarted(key))
             until = min(self.until, time.monotonic() + MINIMISING_LIMIT)
             minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until)
-            smallest, minimised = minimiser.minimise(group.smallest, self._is_handled)
+            failure = self._looked_into(group.smallest, minimiser)
+            known = failure.by_hash_seed and self._is_handled(failure)
+            smallest, minimised = (failure, True) if known else minimiser.minimise(failure, self._is_handled)
             if time.monotonic() > self.until:
                 self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
-            smallest, confirmed = confirm(smallest, minimiser)
+            smallest, confirmed = (smallest, "") if known else confirm(smallest, minimiser)
             name = fingerprint(smallest)
             entry = self.plan.baseline.get(name)
             known_group = group_key(smallest)
@@ -183,6 +198,16 @@ class Investigation:
             else:  # another way to the same defect
                 found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
             self._tell(FindingReported(found, key, known_group), self._emit)
+
+    def _looked_into(self, failure: Failure, minimiser: Minimiser) -> Failure:
+        """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
+        of_ranks = failure.verdict.kind in _OF_SEVERAL_RANKS and failure.trial.mesh.backend != "simulated"
+        if not of_ranks or self._run_alike is None or time.monotonic() > self.until:
+            return failure
+        verdict = judge(self._run_alike(failure.trial), make_reference(failure.trial.case))
+        if verdict.kind.bad or (again := minimiser.replay(failure.trial, failure)) is None:
+            return failure
+        return replace(again, drawn=failure.drawn, by_hash_seed=True)
 
     def _tell(self, reported: FindingReported, tell: Listener) -> None:
         """Report what a group of failures turned out to be."""
@@ -217,7 +242,7 @@ class Investigation:
         self, group: Group, smallest: Failure, confirmed: str, minimised: bool, entry: BaselineEntry | None
     ) -> FindingRecord:
         family = self.plan.families[smallest.trial.case.family]
-        cause = family.likely_cause(smallest.trial, smallest.verdict)
+        cause = _BY_HASH_SEED if smallest.by_hash_seed else family.likely_cause(smallest.trial, smallest.verdict)
         # the script has torch's own rules, and says nothing about those of the user's files
         worth_it = not self.plan.imports and time.monotonic() < self.until
         return finding_record(

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verifier.cases import MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
 from verifier.meshes import Pool, PoolKey
+from verifier.meshes.processes import Spares
 from verifier.oracle import judge
 from verifier.reference import make_reference
 from verifier.script import FAILS, render_script, run_script
@@ -88,6 +89,18 @@ def test_ranks_that_run_a_finding_again_have_their_own_hash_seeds():
         assert judge(observation, make_reference(asked.case)).kind is VerdictKind.PASS
         [observation] = pool.run([asked], fresh=True)
     assert "rank 0: S(0); rank 1: S(1)" in judge(observation, make_reference(asked.case)).message
+
+
+def test_ranks_with_one_hash_seed_agree():
+    asked, spares = trial(), Spares(one_hash_seed=True)
+    try:
+        with Pool(PoolKey.of(MESH), spares=spares) as pool:
+            list(pool.run([replace(asked, fault="kill:1")]))
+            for fresh in (False, True):
+                [observation] = pool.run([asked], fresh=fresh)
+                assert judge(observation, make_reference(asked.case)).kind is VerdictKind.PASS
+    finally:
+        spares.close()
 
 
 def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass():

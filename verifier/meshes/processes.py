@@ -184,6 +184,8 @@ class Spares:
         Number of processes that wait at first.
     eager
         Have them from the start; otherwise from the first loss on, since most pools never lose a process.
+    one_hash_seed
+        Have all ranks hash texts with the same seed, and not each with its own.
     """
 
     store_host = "127.0.0.1"
@@ -192,11 +194,17 @@ class Spares:
     """Most processes that wait in one place."""
 
     def __init__(
-        self, imports: Sequence[str] = (), memory_limit: int | None = None, count: int = 1, eager: bool = False
+        self,
+        imports: Sequence[str] = (),
+        memory_limit: int | None = None,
+        count: int = 1,
+        eager: bool = False,
+        one_hash_seed: bool = False,
     ) -> None:
         self.imports = tuple(imports)
         self.memory_limit = memory_limit
         self.count = count
+        self.one_hash_seed = one_hash_seed
         self._wanted = {self._waiting_room(0): count} if eager else {}
         self._lost: dict[int, list[int]] = {}
         self._recent: dict[int, dict[int, None]] = {}
@@ -219,7 +227,7 @@ class Spares:
 
     def hash_seed(self, rank: int) -> int:
         """Return the hash seed of ``rank``: ranks have their own, as they do wherever nobody sets one."""
-        return rank
+        return 0 if self.one_hash_seed else rank
 
     def take(self, rank: int, own_seed: bool = False) -> RankProcess:
         """Return a process that waits and may become ``rank``, or else a new one; it may still be loading.
