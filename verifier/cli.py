@@ -121,7 +121,7 @@ def _say(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoReturn
     if output is Format.JSON:
         sys.stdout.write(render_json(made) + "\n")
     else:
-        print_summary(made, consoles()[0], page)
+        print_summary(made, consoles()[0], page, out)
     raise typer.Exit(exit_status(made, baseline))
 
 
@@ -217,7 +217,7 @@ def report(
         newest = _make(Request(command=command_line(), rank_memory=rank_memory), baseline, out, cluster)
     page = write_report(newest, store)
     console = consoles()[0]
-    print_summary(newest, console, page)
+    print_summary(newest, console, page, out)
     console.print(f"  the page is {page.absolute().as_uri()}", highlight=False, markup=False)
     raise typer.Exit(exit_status(newest, baseline))
 

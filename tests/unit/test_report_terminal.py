@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -84,6 +85,17 @@ def test_the_last_lines_say_what_to_do() -> None:
     assert total.endswith("129 not reached; took 1 min 33 s")
     assert replay == "  reproduce: python -m verifier replay a1b2c3d4e5"
     assert page == "  open reports/latest/index.html"
+
+
+def test_commands_name_the_folder_of_the_runs_where_it_is_not_the_usual_one() -> None:
+    resumable = make_run(complete=False, header=make_header(request={"seed": 0}, time_limit=None))
+    out = io.StringIO()
+    print_summary(resumable, Console(file=out, width=60), folder=Path("my runs"))
+    *_, command, replay, _page = out.getvalue().splitlines()
+    assert command == f"  go on with it: python -m verifier run --resume {resumable.header.id} --out 'my runs'"
+    assert replay == "  reproduce: python -m verifier replay a1b2c3d4e5 --out 'my runs'"
+    assert "    reproduce: python -m verifier replay a1b2c3d4e5 --out 'my runs'" in out.getvalue().splitlines()
+    assert "--out" not in printed(resumable)
 
 
 def test_nothing_tested_is_said_and_not_green() -> None:

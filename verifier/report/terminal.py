@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +26,7 @@ from verifier.wording import plural
 __all__ = ["next_steps", "print_summary"]
 
 _STYLES = {"pass": "green", "fail": "bold red", "open": "yellow", "ours": "bold magenta"}
+RUNS = Path("reports")
 _MOST_IN_FULL = 20
 _MOST_RULES = 6
 
@@ -33,12 +35,15 @@ class _Say(Protocol):
     def __call__(self, text: str | Text = "", style: str = "") -> None: ...
 
 
-def print_summary(run: RunRecord, console: Console, page: Path | str = "reports/latest/index.html") -> None:
+def print_summary(
+    run: RunRecord, console: Console, page: Path | str = "reports/latest/index.html", folder: Path = RUNS
+) -> None:
     """Print what passed, what failed and what was not tested, the findings, and what to do next.
 
     No line is wrapped, so that a command can be copied whole; without a terminal the same lines come out without
-    colour. ``page`` is where the HTML report of this run is.
+    colour. ``page`` is where the HTML report of this run is, ``folder`` where runs are recorded.
     """
+    where = "" if folder == RUNS else f" --out {shlex.quote(str(folder))}"
 
     def say(text: str | Text = "", style: str = "") -> None:
         line = Text(text, style=style) if isinstance(text, str) else text
@@ -56,19 +61,22 @@ def print_summary(run: RunRecord, console: Console, page: Path | str = "reports/
     _say_rules(run, say)
     _say_rule_coverage(run, say)
     _say_edge_coverage(run, say)
-    _say_findings(run, say)
+    _say_findings(run, say, where)
     _say_not_tested(run, say)
     say()
     if not run.complete:
         say("INCOMPLETE: the run ended before it reached everything", "bold yellow")
     parts = [Text(part, style=_STYLES.get(tone, "")) for part, tone in total.parts]
     say(Text(", ").join(parts).append(f"; took {seconds_text(run.seconds)}"))
-    for line_text in next_steps(run, page):
+    for line_text in next_steps(run, page, where):
         say(f"  {line_text}")
 
 
-def next_steps(run: RunRecord, page: Path | str) -> list[str]:
-    """Return what to do after ``run``, one step a line; the last one is always the page to open."""
+def next_steps(run: RunRecord, page: Path | str, where: str) -> list[str]:
+    """Return what to do after ``run``, one step a line; the last one is always the page to open.
+
+    ``where`` is the option that names the folder of the runs, if it is not the usual one.
+    """
     total = totals(run)
     new = [finding for finding in run.findings if not finding.known]
     steps = []
@@ -78,11 +86,11 @@ def next_steps(run: RunRecord, page: Path | str) -> list[str]:
         steps.append("the verifier failed in places: read its errors before you trust the rest")
     if not run.complete:
         if run.header.request and run.header.time_limit is None:
-            steps.append(f"go on with it: python -m verifier run --resume {run.header.id}")
+            steps.append(f"go on with it: python -m verifier run --resume {run.header.id}{where}")
         else:
             steps.append(f"run it again, with more time if that was short: {run.header.command}")
     if new:
-        steps.append(f"reproduce: {replay_command(new[0])}")
+        steps.append(f"reproduce: {replay_command(new[0])}{where}")
     steps.append(f"open {page}")
     return steps
 
@@ -147,7 +155,7 @@ def _say_edge_coverage(run: RunRecord, say: _Say) -> None:
         say(f"{of} exercised on {ndim}-d meshes, {len(edges.refused)} only refused by DTensor, {never} never asked for")
 
 
-def _say_findings(run: RunRecord, say: _Say) -> None:
+def _say_findings(run: RunRecord, say: _Say, where: str) -> None:
     new = [finding for finding in run.findings if not finding.known]
     known = [finding for finding in run.findings if finding.known]
     if new:
@@ -157,7 +165,7 @@ def _say_findings(run: RunRecord, say: _Say) -> None:
         say()
         say(Text(f"{finding.verdict} {finding.fingerprint}, {_evidence(finding)}", style="red"))
         for line in finding.message.splitlines():
-            say(f"  {line}")
+            say(f"  {line}{where if line.lstrip().startswith('reproduce: ') else ''}")
     if len(new) > _MOST_IN_FULL:
         say()
         say("and in one line each")
