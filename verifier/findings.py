@@ -39,6 +39,7 @@ from verifier.torch_internals import OpOverload, has_own_handler
 from verifier.trials import combination_rows
 
 __all__ = [
+    "OF_SEVERAL_RANKS",
     "Collector",
     "Drawn",
     "Failure",
@@ -109,6 +110,9 @@ def first_report(observation: Observation) -> ProcessReport | None:
     return next(iter(raised or reports), None)
 
 
+OF_SEVERAL_RANKS = (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED)
+"""What ranks bring about that do not do the same."""
+_BY_HASH_SEED = "ranks choose by their hash seeds"
 _LOUD = (VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED)
 _BEFORE = {Phase.GATHER: Phase.FORWARD, Phase.GATHER_GRADIENT: Phase.BACKWARD, Phase.INPUTS: Phase.FORWARD}
 
@@ -180,10 +184,8 @@ def group_key(failure: Failure) -> str:
     many kinds, so the phase, the type of the exception and the function that raised it tell them apart.
     """
     trial = failure.trial
-    if (
-        failure.by_hash_seed
-    ):  # what becomes of ranks that choose differently is a matter of what they choose, and of time
-        return f"{trial.case.op} | ranks choose by their hash seeds | {trial.mesh.ndim}-d mesh"
+    if failure.by_hash_seed:
+        return f"{trial.case.op} | {_BY_HASH_SEED} | {trial.mesh.ndim}-d mesh"
     parts = [*symptom(failure)]
     if is_of_any_op(failure):
         return " | ".join([f"any {_style(trial.case)} op", *parts, f"{trial.mesh.ndim}-d mesh"])
@@ -245,8 +247,13 @@ def _style(case: OpCase) -> str:
 
 
 def symptom(failure: Failure) -> tuple[str, ...]:
-    """Return how the failure shows, which minimising must not change: the verdict and where it arose."""
+    """Return how the failure shows, which minimising must not change: the verdict and where it arose.
+
+    What becomes of ranks that choose differently is a matter of which of them is first.
+    """
     verdict = failure.verdict
+    if failure.by_hash_seed and verdict.kind in OF_SEVERAL_RANKS:
+        return (_BY_HASH_SEED,)
     if verdict.kind is VerdictKind.DIED:  # how far the others came, and what they raised, is a matter of time
         return (verdict.kind,)
     if verdict.kind in _LOUD:

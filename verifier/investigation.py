@@ -15,7 +15,7 @@ from verifier.codec import load_trial
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
 from verifier.families import DrawContext
 from verifier.finding_records import finding_record
-from verifier.findings import Failure, Group, Runner, fingerprint, group_key
+from verifier.findings import OF_SEVERAL_RANKS, Failure, Group, Runner, fingerprint, group_key
 from verifier.minimising import Minimiser, confirm
 from verifier.oracle import judge
 from verifier.outcomes import Outcomes
@@ -29,7 +29,6 @@ __all__ = ["Investigation"]
 
 MINIMISING_LIMIT = 20.0
 """Seconds after which a failure is reported as small as it is by then."""
-_OF_SEVERAL_RANKS = (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED)
 _BY_HASH_SEED = "all ranks with one hash seed pass: do they choose by the order of a set of texts?"
 
 
@@ -181,6 +180,8 @@ class Investigation:
             failure = self._looked_into(group.smallest, minimiser)
             known = failure.by_hash_seed and self._is_handled(failure)
             smallest, minimised = (failure, True) if known else minimiser.minimise(failure, self._is_handled)
+            if smallest.by_hash_seed and smallest is not failure and not self._passes_alike(smallest.trial):
+                smallest, minimised = failure, False  # on its way it has become something else
             if time.monotonic() > self.until:
                 self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
             smallest, confirmed = (smallest, "") if known else confirm(smallest, minimiser)
@@ -201,13 +202,17 @@ class Investigation:
 
     def _looked_into(self, failure: Failure, minimiser: Minimiser) -> Failure:
         """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
-        of_ranks = failure.verdict.kind in _OF_SEVERAL_RANKS and failure.trial.mesh.backend != "simulated"
-        if not of_ranks or self._run_alike is None or time.monotonic() > self.until:
+        of_ranks = failure.verdict.kind in OF_SEVERAL_RANKS and failure.trial.mesh.backend != "simulated"
+        if not of_ranks or time.monotonic() > self.until or not self._passes_alike(failure.trial):
             return failure
-        verdict = judge(self._run_alike(failure.trial), make_reference(failure.trial.case))
-        if verdict.kind.bad or (again := minimiser.replay(failure.trial, failure)) is None:
-            return failure
-        return replace(again, drawn=failure.drawn, by_hash_seed=True)
+        again = minimiser.replay(failure.trial, replace(failure, by_hash_seed=True))
+        return failure if again is None else replace(again, drawn=failure.drawn)
+
+    def _passes_alike(self, trial: Trial) -> bool:
+        """Return whether ``trial`` does not fail on ranks that all have one hash seed; False if there are none."""
+        if self._run_alike is None:
+            return False
+        return not judge(self._run_alike(trial), make_reference(trial.case)).kind.bad
 
     def _tell(self, reported: FindingReported, tell: Listener) -> None:
         """Report what a group of failures turned out to be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -37,6 +38,10 @@ Runner = Callable[[Trial], Observation]
 
 def hangs(trial: Trial) -> Observation:
     return Observation(trial, Fate.HANG, (None,) * 4, "after 20 s: ranks 0, 1 in exchange, ranks 2, 3 in forward")
+
+
+def dies(trial: Trial) -> Observation:
+    return Observation(trial, Fate.DIED, (None,) * 4, "rank 1 ended with signal SIGABRT in forward")
 
 
 def passes(trial: Trial) -> Observation:
@@ -79,6 +84,24 @@ def test_hangs_that_one_hash_seed_avoids_are_one_finding_of_the_op() -> None:
     assert [finding.occurrences for finding in (first, second)] == [1, 1]
     (other,) = findings_of(hangs, passes, trial(SHARDED, "abs"))
     assert other.fingerprint != first.fingerprint
+
+
+def test_they_may_end_otherwise_each_time() -> None:
+    ends = itertools.cycle([dies, hangs])
+    (found,) = findings_of(lambda one: next(ends)(one), passes, trial(SHARDED))
+    assert CAUSE in found.message
+    assert found.confirmed == "confirmed on gloo, 4 ranks"
+
+
+def test_what_becomes_something_else_on_its_way_is_reported_as_it_was() -> None:
+    def depends_on_seeds_as_drawn(one: Trial) -> Observation:
+        return passes(one) if one.combination == (SHARDED,) else hangs(one)
+
+    (found,) = findings_of(hangs, depends_on_seeds_as_drawn, trial(SHARDED))
+    assert CAUSE in found.message
+    assert found.input_placements == {"argument 0": "(S(0), R)"}
+    (smaller,) = findings_of(hangs, passes, trial(SHARDED))
+    assert smaller.input_placements == {"argument 0": "(R, R)"}
 
 
 def test_only_the_first_of_them_is_minimised() -> None:
