@@ -39,7 +39,6 @@ from verifier.torch_internals import OpOverload, has_own_handler
 from verifier.trials import combination_rows
 
 __all__ = [
-    "OF_SEVERAL_RANKS",
     "Collector",
     "Drawn",
     "Failure",
@@ -48,6 +47,7 @@ __all__ = [
     "describe_call",
     "dtype_class",
     "fingerprint",
+    "is_of_several_ranks",
 ]
 
 Runner = Callable[[Trial], Observation]
@@ -110,8 +110,6 @@ def first_report(observation: Observation) -> ProcessReport | None:
     return next(iter(raised or reports), None)
 
 
-OF_SEVERAL_RANKS = (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED)
-"""What ranks bring about that do not do the same."""
 _BY_HASH_SEED = "ranks choose by their hash seeds"
 _LOUD = (VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED)
 _BEFORE = {Phase.GATHER: Phase.FORWARD, Phase.GATHER_GRADIENT: Phase.BACKWARD, Phase.INPUTS: Phase.FORWARD}
@@ -237,6 +235,12 @@ def is_of_any_op(failure: Failure) -> bool:
     return file in _FOR_ANY_OP or (file == _FOR_VIEWS and not is_view(failure.trial.case))
 
 
+def is_of_several_ranks(failure: Failure) -> bool:
+    """Return whether ranks did not do the same: they disagree, hang or die, or some raised and others wait for them."""
+    kinds = (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED)
+    return failure.verdict.kind in kinds or failure.observation.fate is Fate.STUCK
+
+
 def _style(case: OpCase) -> str:
     """Return whether the op writes to its arguments, and whether it only writes to some."""
     if not written_arguments(case):
@@ -252,7 +256,7 @@ def symptom(failure: Failure) -> tuple[str, ...]:
     What becomes of ranks that choose differently is a matter of which of them is first.
     """
     verdict = failure.verdict
-    if failure.by_hash_seed and verdict.kind in OF_SEVERAL_RANKS:
+    if failure.by_hash_seed and is_of_several_ranks(failure):
         return (_BY_HASH_SEED,)
     if verdict.kind is VerdictKind.DIED:  # how far the others came, and what they raised, is a matter of time
         return (verdict.kind,)

@@ -15,7 +15,7 @@ from verifier.codec import load_trial
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
 from verifier.families import DrawContext
 from verifier.finding_records import finding_record
-from verifier.findings import OF_SEVERAL_RANKS, Failure, Group, Runner, fingerprint, group_key
+from verifier.findings import Failure, Group, Runner, fingerprint, group_key, is_of_several_ranks
 from verifier.minimising import Minimiser, confirm
 from verifier.oracle import judge
 from verifier.outcomes import Outcomes
@@ -202,7 +202,7 @@ class Investigation:
 
     def _looked_into(self, failure: Failure, minimiser: Minimiser) -> Failure:
         """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
-        of_ranks = failure.verdict.kind in OF_SEVERAL_RANKS and failure.trial.mesh.backend != "simulated"
+        of_ranks = is_of_several_ranks(failure) and failure.trial.mesh.backend != "simulated"
         if not of_ranks or time.monotonic() > self.until or not self._passes_alike(failure.trial):
             return failure
         again = minimiser.replay(failure.trial, replace(failure, by_hash_seed=True))

@@ -17,6 +17,7 @@ from verifier.cases import (
     Phase,
     Placements,
     ProcessReport,
+    Raised,
     Trial,
     VerdictKind,
     parse_placements,
@@ -42,6 +43,12 @@ def hangs(trial: Trial) -> Observation:
 
 def dies(trial: Trial) -> Observation:
     return Observation(trial, Fate.DIED, (None,) * 4, "rank 1 ended with signal SIGABRT in forward")
+
+
+def stuck(trial: Trial) -> Observation:
+    raised = Raised(Phase.BACKWARD, "NotImplementedError", "no strategy", "propagate (_sharding_prop.py)", refusal=True)
+    reports = (ProcessReport((0,), Phase.BACKWARD, raised), None, None, None)
+    return Observation(trial, Fate.STUCK, reports, "after 2.5 s: rank 0 raised NotImplementedError in backward")
 
 
 def passes(trial: Trial) -> Observation:
@@ -73,6 +80,8 @@ def findings_of(run: Runner, alike: Runner | None, *failed: Trial) -> list[Findi
 def test_the_trials_are_what_they_are_taken_for() -> None:
     one = trial(SHARDED)
     assert judge(hangs(one), make_reference(one.case)).kind is VerdictKind.HANG
+    assert judge(dies(one), make_reference(one.case)).kind is VerdictKind.DIED
+    assert judge(stuck(one), make_reference(one.case)).kind is VerdictKind.CRASH
     assert judge(passes(one), make_reference(one.case)).kind is VerdictKind.PASS
 
 
@@ -87,7 +96,7 @@ def test_hangs_that_one_hash_seed_avoids_are_one_finding_of_the_op() -> None:
 
 
 def test_they_may_end_otherwise_each_time() -> None:
-    ends = itertools.cycle([dies, hangs])
+    ends = itertools.cycle([dies, stuck, hangs])
     (found,) = findings_of(lambda one: next(ends)(one), passes, trial(SHARDED))
     assert CAUSE in found.message
     assert found.confirmed == "confirmed on gloo, 4 ranks"
