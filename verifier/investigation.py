@@ -206,7 +206,21 @@ class Investigation:
         if not of_ranks or time.monotonic() > self.until or not self._passes_alike(failure.trial):
             return failure
         again = minimiser.replay(failure.trial, replace(failure, by_hash_seed=True))
-        return failure if again is None else replace(again, drawn=failure.drawn)
+        if again is None:
+            return failure
+        self._find_entry_alike(again)
+        return replace(again, drawn=failure.drawn)
+
+    def _find_entry_alike(self, failure: Failure) -> None:
+        """Take ``failure`` for a known finding of the same op that one hash seed avoids as well, if there is one."""
+        key = group_key(failure)
+        for name, shown in self._replayed.items():
+            if key in self._known_groups:
+                return
+            entry = self.plan.baseline.get(name)
+            same = is_of_several_ranks(shown) and group_key(replace(shown, by_hash_seed=True)) == key
+            if same and entry is not None and self._passes_alike(shown.trial):
+                self._known_groups[key] = entry
 
     def _passes_alike(self, trial: Trial) -> bool:
         """Return whether ``trial`` does not fail on ranks that all have one hash seed; False if there are none."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import date
 
+import msgspec
 import pytest
 import torch
 
 from strategies.opinfo.family import FAMILY
+from verifier.baseline import Baseline, BaselineEntry
 from verifier.cases import (
     Fate,
     MeshSpec,
@@ -22,6 +25,7 @@ from verifier.cases import (
     VerdictKind,
     parse_placements,
 )
+from verifier.codec import trial_record
 from verifier.events import FindingReported, GroupSettled
 from verifier.investigation import Investigation
 from verifier.oracle import judge
@@ -33,6 +37,7 @@ from verifier.reference import make_reference
 
 MESH = MeshSpec((2, 2))
 SHARDED, PARTIAL = parse_placements("(S(0), R)"), parse_placements("(R, P(sum))")
+SCRIPTS_ARE_NOT_RUN = ("a file of the user",)
 CAUSE = "all ranks with one hash seed pass"
 Runner = Callable[[Trial], Observation]
 
@@ -56,6 +61,18 @@ def passes(trial: Trial) -> Observation:
     return Observation(trial, Fate.COMPLETED, tuple(reports))
 
 
+def hangs_sharded(trial: Trial) -> Observation:
+    return hangs(trial) if trial.combination == (SHARDED,) else passes(trial)
+
+
+def entry_of(trial: Trial) -> BaselineEntry:
+    """Return an entry for a trial that hangs; its name is that of the op."""
+    name, replay = trial.case.op.split(".")[1], msgspec.json.encode(trial_record(trial)).decode()
+    return BaselineEntry(
+        name, trial.case.op, FAMILY.name, "HANG", "a rule", str(MESH), "hangs", "a reason", (), date.max, replay
+    )
+
+
 def trial(placements: Placements, op: str = "neg") -> Trial:
     case = OpCase(f"aten.{op}.default", f"torch.{op}", (torch.tensor([[1.0, -2.0], [3.0, -4.0]]),), family=FAMILY.name)
     return Trial(case, MESH, (placements,))
@@ -63,18 +80,26 @@ def trial(placements: Placements, op: str = "neg") -> Trial:
 
 def findings_of(run: Runner, alike: Runner | None, *failed: Trial) -> list[FindingRecord]:
     """Return what becomes of trials that hung, when they are run again by ``run`` and by ``alike``."""
+    events = events_of(run, alike, failed)
+    assert not any(isinstance(event, GroupSettled) for event in events)
+    return [event.finding for event in events if isinstance(event, FindingReported)]
+
+
+def events_of(run: Runner, alike: Runner | None, failed: Sequence[Trial], known: Sequence[Trial] = ()) -> list[object]:
+    """Return what is told of trials that hung, some of them in the baseline, when they are run again."""
     header = RunHeader("run", "", 0, "dev", [FAMILY.name], [str(MESH)], [], "cpu", 3, None, [], {}, "")
     plan = Plan(
         header, {FAMILY.name: FAMILY}, {FAMILY.name: ("neg",)}, (MESH,), (torch.float64,), seed=0, max_examples=3,
-        combinations=16, time_limit=None, imports=("a file of the user, so that scripts are not run",),
+        combinations=16, time_limit=None, baseline=Baseline(tuple(map(entry_of, known))), imports=SCRIPTS_ARE_NOT_RUN,
     )  # fmt: skip
     events: list[object] = []
     outcomes = Outcomes(lambda _: None)
     for number, one in enumerate(failed):
         outcomes.take(hangs(one), make_reference(one.case), None, f"1/{number}")
-    Investigation(plan, Past(), outcomes, run, alike, events.append, events.append).investigate()
-    assert not any(isinstance(event, GroupSettled) for event in events)
-    return [event.finding for event in events if isinstance(event, FindingReported)]
+    investigation = Investigation(plan, Past(), outcomes, run, alike, events.append, events.append)
+    investigation.replay_known()
+    investigation.investigate()
+    return events
 
 
 def test_the_trials_are_what_they_are_taken_for() -> None:
@@ -111,6 +136,14 @@ def test_what_becomes_something_else_on_its_way_is_reported_as_it_was() -> None:
     assert found.input_placements == {"argument 0": "(S(0), R)"}
     (smaller,) = findings_of(hangs, passes, trial(SHARDED))
     assert smaller.input_placements == {"argument 0": "(R, R)"}
+
+
+@pytest.mark.parametrize(("alike", "known"), [(passes, True), (hangs_sharded, False)], ids=["so do they", "not they"])
+def test_they_are_known_where_one_hash_seed_avoids_a_known_finding_of_the_op(alike: Runner, known: bool) -> None:
+    events = events_of(hangs, alike, [trial(PARTIAL)], [trial(SHARDED, "abs"), trial(SHARDED)])
+    settled = [event.fingerprint for event in events if isinstance(event, GroupSettled)]
+    assert settled == (["neg"] if known else [])
+    assert len([event for event in events if isinstance(event, FindingReported)]) == (not known)
 
 
 def test_only_the_first_of_them_is_minimised() -> None:
