@@ -175,9 +175,9 @@ class Investigation:
             if self._recall_group(key):
                 continue
             self._emit(GroupStarted(key))
+            failure = self._looked_into(group.smallest)
             until = min(self.until, time.monotonic() + MINIMISING_LIMIT)
             minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until)
-            failure = self._looked_into(group.smallest, minimiser)
             known = failure.by_hash_seed and self._is_handled(failure)
             smallest, minimised = (failure, True) if known else minimiser.minimise(failure, self._is_handled)
             if smallest.by_hash_seed and smallest is not failure and not self._passes_alike(smallest.trial):
@@ -200,12 +200,14 @@ class Investigation:
                 found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
             self._tell(FindingReported(found, key, known_group), self._emit)
 
-    def _looked_into(self, failure: Failure, minimiser: Minimiser) -> Failure:
+    def _looked_into(self, failure: Failure) -> Failure:
         """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
         of_ranks = is_of_several_ranks(failure) and failure.trial.mesh.backend != "simulated"
         if not of_ranks or time.monotonic() > self.until or not self._passes_alike(failure.trial):
             return failure
-        again = minimiser.replay(failure.trial, replace(failure, by_hash_seed=True))
+        again = Minimiser(self._run, None, self.plan.seed, self.until).replay(
+            failure.trial, replace(failure, by_hash_seed=True)
+        )
         if again is None:
             return failure
         self._find_entry_alike(again)
