@@ -29,7 +29,7 @@ __all__ = ["Investigation"]
 
 MINIMISING_LIMIT = 20.0
 """Seconds after which a failure is reported as small as it is by then."""
-_BY_HASH_SEED = "all ranks with one hash seed pass: do they choose by the order of a set of texts?"
+_BY_HASH_SEED = "ranks that have one hash seed all do the same: do they choose by the order of a set of texts?"
 
 
 class Investigation:
@@ -180,7 +180,7 @@ class Investigation:
             minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until)
             known = failure.by_hash_seed and self._is_handled(failure)
             smallest, minimised = (failure, True) if known else minimiser.minimise(failure, self._is_handled)
-            if smallest.by_hash_seed and smallest is not failure and not self._passes_alike(smallest.trial):
+            if smallest.by_hash_seed and smallest is not failure and not self._agree_alike(smallest.trial):
                 smallest, minimised = failure, False  # on its way it has become something else
             if time.monotonic() > self.until:
                 self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
@@ -203,7 +203,7 @@ class Investigation:
     def _looked_into(self, failure: Failure) -> Failure:
         """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
         of_ranks = is_of_several_ranks(failure) and failure.trial.mesh.backend != "simulated"
-        if not of_ranks or time.monotonic() > self.until or not self._passes_alike(failure.trial):
+        if not of_ranks or time.monotonic() > self.until or not self._agree_alike(failure.trial):
             return failure
         again = Minimiser(self._run, None, self.plan.seed, self.until).replay(
             failure.trial, replace(failure, by_hash_seed=True)
@@ -221,14 +221,21 @@ class Investigation:
                 return
             entry = self.plan.baseline.get(name)
             same = is_of_several_ranks(shown) and group_key(replace(shown, by_hash_seed=True)) == key
-            if same and entry is not None and self._passes_alike(shown.trial):
+            if same and entry is not None and self._agree_alike(shown.trial):
                 self._known_groups[key] = entry
 
-    def _passes_alike(self, trial: Trial) -> bool:
-        """Return whether ``trial`` does not fail on ranks that all have one hash seed; False if there are none."""
+    def _agree_alike(self, trial: Trial) -> bool:
+        """Return whether ranks that all have one hash seed do the same in ``trial``, pass or fail; False without such.
+
+        What they fail of then is a defect of its own, which their differences only hid.
+        """
         if self._run_alike is None:
             return False
-        return not judge(self._run_alike(trial), make_reference(trial.case)).kind.bad
+        observation = self._run_alike(trial)
+        verdict = judge(observation, make_reference(trial.case))
+        return verdict.kind is not VerdictKind.TOOL_ERROR and not is_of_several_ranks(
+            Failure(trial, observation, verdict)
+        )
 
     def _tell(self, reported: FindingReported, tell: Listener) -> None:
         """Report what a group of failures turned out to be."""

@@ -38,7 +38,7 @@ from verifier.reference import make_reference
 MESH = MeshSpec((2, 2))
 SHARDED, PARTIAL = parse_placements("(S(0), R)"), parse_placements("(R, P(sum))")
 SCRIPTS_ARE_NOT_RUN = ("a file of the user",)
-CAUSE = "all ranks with one hash seed pass"
+CAUSE = "ranks that have one hash seed all do the same"
 Runner = Callable[[Trial], Observation]
 
 
@@ -48,6 +48,12 @@ def hangs(trial: Trial) -> Observation:
 
 def dies(trial: Trial) -> Observation:
     return Observation(trial, Fate.DIED, (None,) * 4, "rank 1 ended with signal SIGABRT in forward")
+
+
+def crashes(trial: Trial) -> Observation:
+    raised = Raised(Phase.FORWARD, "RuntimeError", "expects a width that is divisible", "view (_view_ops.py)")
+    reports = (ProcessReport((rank,), Phase.FORWARD, raised) for rank in range(4))
+    return Observation(trial, Fate.COMPLETED, tuple(reports))
 
 
 def stuck(trial: Trial) -> Observation:
@@ -106,6 +112,7 @@ def test_the_trials_are_what_they_are_taken_for() -> None:
     one = trial(SHARDED)
     assert judge(hangs(one), make_reference(one.case)).kind is VerdictKind.HANG
     assert judge(dies(one), make_reference(one.case)).kind is VerdictKind.DIED
+    assert judge(crashes(one), make_reference(one.case)).kind is VerdictKind.CRASH
     assert judge(stuck(one), make_reference(one.case)).kind is VerdictKind.CRASH
     assert judge(passes(one), make_reference(one.case)).kind is VerdictKind.PASS
 
@@ -118,6 +125,11 @@ def test_hangs_that_one_hash_seed_avoids_are_one_finding_of_the_op() -> None:
     assert [finding.occurrences for finding in (first, second)] == [1, 1]
     (other,) = findings_of(hangs, passes, trial(SHARDED, "abs"))
     assert other.fingerprint != first.fingerprint
+
+
+def test_ranks_with_one_hash_seed_may_all_fail_of_something_else() -> None:
+    (found,) = findings_of(hangs, crashes, trial(SHARDED))
+    assert CAUSE in found.message
 
 
 def test_they_may_end_otherwise_each_time() -> None:
