@@ -26,6 +26,7 @@ from verifier.journal import read_journal
 from verifier.record_files import encode_record, read_record
 from verifier.records import RunHeader
 from verifier.runs import RunStore
+from verifier.wording import plural
 
 RULES = Path(__file__).with_name("wrong_gradient_rule.py")
 PROGRAM = """
@@ -172,7 +173,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(
         pass
     assert second.stdout is not None
     said = second.stdout.read()
-    assert f"resumed: {kept} finished trials are kept" in said
+    assert f"resumed: {plural(kept, 'finished trial is', 'finished trials are')} kept" in said
     assert "the last line of the journal was cut off in the middle; it is left out" in said
 
     run_id = journal.parent.name
