@@ -1,187 +1,215 @@
-"""What is found out about failures of several ranks, by runners that stand for the ranks; no rank is started."""
+"""What becomes of failures and of known findings, with ranks that are none and a clock that they move."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from datetime import date
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+from run_factory import make_header
 
-from strategies.opinfo.family import FAMILY
+from verifier import investigation, minimising
 from verifier.baseline import Baseline, BaselineEntry
 from verifier.cases import (
+    Difference,
+    DifferenceKind,
     Fate,
     MeshSpec,
     Observation,
     OpCase,
     Phase,
-    Placements,
     ProcessReport,
-    Raised,
     Trial,
-    VerdictKind,
     parse_placements,
 )
 from verifier.codec import trial_record
-from verifier.events import FindingReported, GroupSettled
+from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
+from verifier.graph import RedistributionGraph
 from verifier.investigation import Investigation
 from verifier.oracle import judge
 from verifier.outcomes import Outcomes
-from verifier.past import Past
+from verifier.past import Past, Settled
 from verifier.plan import Plan
-from verifier.records import FindingRecord, RunHeader
+from verifier.records import OUT_OF_TIME, FindingRecord
 from verifier.reference import make_reference
+from verifier.summary import Summary
 
-MESH = MeshSpec((2, 2))
-SHARDED, PARTIAL = parse_placements("(S(0), R)"), parse_placements("(R, P(sum))")
-SCRIPTS_ARE_NOT_RUN = ("a file of the user",)
-CAUSE = "ranks that have one hash seed all do the same"
-Runner = Callable[[Trial], Observation]
-
-
-def hangs(trial: Trial) -> Observation:
-    return Observation(trial, Fate.HANG, (None,) * 4, "after 20 s: ranks 0, 1 in exchange, ranks 2, 3 in forward")
+HEADER = make_header(device="cpu")
+FAMILY = SimpleNamespace(
+    name="family", shrinks=False, covers=lambda ops, op: op in ops, likely_cause=lambda trial, verdict: ""
+)
 
 
-def dies(trial: Trial) -> Observation:
-    return Observation(trial, Fate.DIED, (None,) * 4, "rank 1 ended with signal SIGABRT in forward")
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
-def crashes(trial: Trial) -> Observation:
-    raised = Raised(Phase.FORWARD, "RuntimeError", "expects a width that is divisible", "view (_view_ops.py)")
-    reports = (ProcessReport((rank,), Phase.FORWARD, raised) for rank in range(4))
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(investigation, "time", clock)
+    monkeypatch.setattr(minimising, "time", clock)
+    return clock
+
+
+def trial_of(placement: str, dtype: torch.dtype = torch.float64, ranks: int = 2, op: str = "neg") -> Trial:
+    case = OpCase(f"aten.{op}.default", f"torch.{op}", (torch.tensor([1.0, 2.0], dtype=dtype),), family=FAMILY.name)
+    return Trial(case, MeshSpec((ranks,)), (parse_placements(placement),))
+
+
+def observed(trial: Trial, *differences: Difference) -> Observation:
+    reports = [ProcessReport((rank,), Phase.DONE, differences=differences) for rank in range(trial.mesh.world_size)]
     return Observation(trial, Fate.COMPLETED, tuple(reports))
 
 
-def stuck(trial: Trial) -> Observation:
-    raised = Raised(Phase.BACKWARD, "NotImplementedError", "no strategy", "propagate (_sharding_prop.py)", refusal=True)
-    reports = (ProcessReport((0,), Phase.BACKWARD, raised), None, None, None)
-    return Observation(trial, Fate.STUCK, reports, "after 2.5 s: rank 0 raised NotImplementedError in backward")
+def wrong_where_cut(trial: Trial) -> Observation:
+    """Return what ranks say of an op whose only wrong rule is that for shards."""
+    difference = Difference(DifferenceKind.VALUE, Phase.FORWARD, "output", 0, "1.0", "-1.0", (0,))
+    cut = any(placement.is_shard() for placement in trial.combination[0])
+    return observed(trial, *(difference,) * cut)
 
 
-def passes(trial: Trial) -> Observation:
-    reports = (ProcessReport((rank,), Phase.DONE, placements=(("output", "R"),)) for rank in range(4))
-    return Observation(trial, Fate.COMPLETED, tuple(reports))
+class Investigated:
+    """An investigation, what it tells, and what it has tried."""
+
+    def __init__(
+        self,
+        run: Callable[[Trial], Observation] = wrong_where_cut,
+        baseline: Baseline | None = None,
+        past: Past | None = None,
+    ) -> None:
+        self.told: list[Event] = []
+        self.tried: list[Trial] = []
+        ops = ("aten.neg.default", "aten.abs.default")
+        plan = Plan(
+            HEADER, {FAMILY.name: FAMILY}, {FAMILY.name: ops}, (), (), seed=0, max_examples=1,  # type: ignore[dict-item]
+            combinations=1, time_limit=None, imports=("rules.py",), baseline=baseline or Baseline(),
+        )  # fmt: skip
+        self.outcomes = Outcomes(self.told.append)
+
+        def run_one(trial: Trial) -> Observation:
+            self.tried.append(trial)
+            return run(trial)
+
+        self.it = Investigation(plan, past or Past(), self.outcomes, run_one, None, self.told.append, self.told.append)
+
+    def see(self, *observations: Observation) -> None:
+        """Have trials come out so while a mesh is explored."""
+        for observation in observations:
+            verdict = judge(observation, make_reference(observation.trial.case))
+            self.outcomes.keep(observation, verdict, None, "", self.told.append)
+
+    @property
+    def reported(self) -> list[FindingReported]:
+        return [event for event in self.told if isinstance(event, FindingReported)]
+
+    @property
+    def findings(self) -> list[FindingRecord]:
+        """The findings as the record of the run has them."""
+        summary = Summary(RedistributionGraph())
+        for event in (RunStarted(HEADER), *self.reported):
+            summary(event)
+        return summary.record().findings
 
 
-def hangs_sharded(trial: Trial) -> Observation:
-    return hangs(trial) if trial.combination == (SHARDED,) else passes(trial)
+# ------------------------------------------------------------------------------------------------------ what is counted
+def seen_on_two_meshes(past: Past | None = None) -> Investigated:
+    """Return what is made of failures of two dtypes, which turn out to be one finding on the first mesh."""
+    one = Investigated(past=past)
+    narrow, wide = trial_of("S(0)", torch.bfloat16), trial_of("S(0)")
+    one.see(*map(wrong_where_cut, (narrow, wide, wide)))
+    one.it.investigate()
+    one.see(*(wrong_where_cut(trial_of("S(0)", dtype, ranks=3)) for dtype in (torch.bfloat16, torch.float64)))
+    one.it.investigate()
+    one.it.settle()
+    return one
 
 
-def entry_of(trial: Trial) -> BaselineEntry:
-    """Return an entry for a trial that hangs; its name is that of the op."""
-    name, replay = trial.case.op.split(".")[1], msgspec.json.encode(trial_record(trial)).decode()
+def test_every_trial_that_failed_in_the_way_of_a_finding_is_counted(clock: Clock) -> None:
+    one = seen_on_two_meshes()
+    assert len(one.outcomes.failures.groups) == 2
+    (finding,) = one.findings
+    assert finding.occurrences == 5
+    assert any(where.startswith("3: ") for where in finding.also)
+    assert finding.groups == sorted(one.outcomes.failures.groups)
+
+
+def test_a_run_that_was_resumed_counts_as_if_it_had_not_been(clock: Clock) -> None:
+    one = seen_on_two_meshes()
+    first = one.reported[0]
+    again = seen_on_two_meshes(Past(resumed=True, groups={first.group: Settled(first.became, first.finding)}))
+    assert again.tried == []
+    assert again.findings == one.findings
+
+
+# ---------------------------------------------------------------------------------------------------- what time is left
+@pytest.mark.parametrize("left", [60.0, -1.0])
+def test_failures_are_made_small_while_there_is_time(clock: Clock, left: float) -> None:
+    one = Investigated()
+    one.see(wrong_where_cut(trial_of("S(0)", torch.bfloat16)))
+    one.it.until = clock.now + left
+    one.it.investigate()
+    (finding,) = one.findings
+    assert (finding.minimised, finding.dtype) == ((True, "float") if left > 0 else (False, "half"))
+    assert finding.confirmed == "confirmed on gloo, 2 ranks"
+    assert any(isinstance(event, CaseSkipped) for event in one.told) == (left < 0)
+
+
+def test_what_hangs_is_tried_again_only_while_there_is_time_and_to_confirm_it(clock: Clock) -> None:
+    failing = trial_of("S(0)", torch.bfloat16, ranks=4)
+
+    def hangs(trial: Trial) -> Observation:
+        clock.now += investigation.MINIMISING_LIMIT + 1
+        reached = Phase.FORWARD if trial == failing else Phase.GATHER
+        return Observation(trial, Fate.HANG, (ProcessReport((0,), reached), None, None, None))
+
+    one = Investigated(hangs)
+    one.see(hangs(failing))
+    one.it.investigate()
+    assert len(one.tried) == 2
+    assert one.tried[-1] == failing
+    assert [finding.confirmed for finding in one.findings] == ["confirmed on gloo, 4 ranks"]
+
+
+# ------------------------------------------------------------------------------------------------------- known findings
+def entry_of(name: str, trial: Trial) -> BaselineEntry:
+    stored = msgspec.json.encode(trial_record(trial)).decode()
     return BaselineEntry(
-        name, trial.case.op, FAMILY.name, "HANG", "a rule", str(MESH), "hangs", "a reason", (), date.max, replay
+        name, trial.case.op, FAMILY.name, "WRONG_VALUE", "", str(trial.mesh), "", "known", (), date.max, stored
     )
 
 
-def trial(placements: Placements, op: str = "neg") -> Trial:
-    case = OpCase(f"aten.{op}.default", f"torch.{op}", (torch.tensor([[1.0, -2.0], [3.0, -4.0]]),), family=FAMILY.name)
-    return Trial(case, MESH, (placements,))
+def replayed(clock: Clock, seconds: float, entries: Sequence[BaselineEntry]) -> tuple[Investigated, list[Any]]:
+    def slow(trial: Trial) -> Observation:
+        clock.now += 10.0
+        return observed(trial)
+
+    one = Investigated(slow, Baseline(tuple(entries)))
+    one.it.until = clock.now + seconds
+    one.it.replay_known()
+    return one, [(known.fingerprint, known.status, known.detail) for known in one.it.known]
 
 
-def findings_of(run: Runner, alike: Runner | None, *failed: Trial) -> list[FindingRecord]:
-    """Return what becomes of trials that hung, when they are run again by ``run`` and by ``alike``."""
-    events = events_of(run, alike, failed)
-    assert not any(isinstance(event, GroupSettled) for event in events)
-    return [event.finding for event in events if isinstance(event, FindingReported)]
+def test_known_findings_are_replayed_by_ranks_and_reported_as_they_are_listed(clock: Clock) -> None:
+    entries = [entry_of(name, trial_of("S(0)", ranks=ranks)) for name, ranks in (("a", 4), ("b", 2), ("c", 4))]
+    one, known = replayed(clock, 60.0, entries)
+    assert [trial.mesh.world_size for trial in one.tried] == [2, 4, 4]
+    assert known == [(name, "fixed", "passed when it was run again") for name in ("a", "b", "c")]
 
 
-def events_of(run: Runner, alike: Runner | None, failed: Sequence[Trial], known: Sequence[Trial] = ()) -> list[object]:
-    """Return what is told of trials that hung, some of them in the baseline, when they are run again."""
-    header = RunHeader("run", "", 0, "dev", [FAMILY.name], [str(MESH)], [], "cpu", 3, None, [], {}, "")
-    plan = Plan(
-        header, {FAMILY.name: FAMILY}, {FAMILY.name: ("neg",)}, (MESH,), (torch.float64,), seed=0, max_examples=3,
-        combinations=16, time_limit=None, baseline=Baseline(tuple(map(entry_of, known))), imports=SCRIPTS_ARE_NOT_RUN,
-    )  # fmt: skip
-    events: list[object] = []
-    outcomes = Outcomes(lambda _: None)
-    for number, one in enumerate(failed):
-        outcomes.take(hangs(one), make_reference(one.case), None, f"1/{number}")
-    investigation = Investigation(plan, Past(), outcomes, run, alike, events.append, events.append)
-    investigation.replay_known()
-    investigation.investigate()
-    return events
-
-
-def test_the_trials_are_what_they_are_taken_for() -> None:
-    one = trial(SHARDED)
-    assert judge(hangs(one), make_reference(one.case)).kind is VerdictKind.HANG
-    assert judge(dies(one), make_reference(one.case)).kind is VerdictKind.DIED
-    assert judge(crashes(one), make_reference(one.case)).kind is VerdictKind.CRASH
-    assert judge(stuck(one), make_reference(one.case)).kind is VerdictKind.CRASH
-    assert judge(passes(one), make_reference(one.case)).kind is VerdictKind.PASS
-
-
-def test_hangs_that_one_hash_seed_avoids_are_one_finding_of_the_op() -> None:
-    first, second = findings_of(hangs, passes, trial(SHARDED), trial(PARTIAL))
-    assert first.fingerprint == second.fingerprint
-    assert CAUSE in first.message
-    assert first.confirmed == "confirmed on gloo, 4 ranks"
-    assert [finding.occurrences for finding in (first, second)] == [1, 1]
-    (other,) = findings_of(hangs, passes, trial(SHARDED, "abs"))
-    assert other.fingerprint != first.fingerprint
-
-
-def test_ranks_with_one_hash_seed_may_all_fail_of_something_else() -> None:
-    (found,) = findings_of(hangs, crashes, trial(SHARDED))
-    assert CAUSE in found.message
-
-
-def test_they_may_end_otherwise_each_time() -> None:
-    ends = itertools.cycle([dies, stuck, hangs])
-    (found,) = findings_of(lambda one: next(ends)(one), passes, trial(SHARDED))
-    assert CAUSE in found.message
-    assert found.confirmed == "confirmed on gloo, 4 ranks"
-
-
-def test_what_becomes_something_else_on_its_way_is_reported_as_it_was() -> None:
-    def depends_on_seeds_as_drawn(one: Trial) -> Observation:
-        return passes(one) if one.combination == (SHARDED,) else hangs(one)
-
-    (found,) = findings_of(hangs, depends_on_seeds_as_drawn, trial(SHARDED))
-    assert CAUSE in found.message
-    assert found.input_placements == {"argument 0": "(S(0), R)"}
-    (smaller,) = findings_of(hangs, passes, trial(SHARDED))
-    assert smaller.input_placements == {"argument 0": "(R, R)"}
-
-
-@pytest.mark.parametrize(("alike", "known"), [(passes, True), (hangs_sharded, False)], ids=["so do they", "not they"])
-def test_they_are_known_where_one_hash_seed_avoids_a_known_finding_of_the_op(alike: Runner, known: bool) -> None:
-    events = events_of(hangs, alike, [trial(PARTIAL)], [trial(SHARDED, "abs"), trial(SHARDED)])
-    settled = [event.fingerprint for event in events if isinstance(event, GroupSettled)]
-    assert settled == (["neg"] if known else [])
-    assert len([event for event in events if isinstance(event, FindingReported)]) == (not known)
-
-
-def test_only_the_first_of_them_is_minimised() -> None:
-    runs: list[Trial] = []
-
-    def hangs_and_is_counted(one: Trial) -> Observation:
-        runs.append(one)
-        return hangs(one)
-
-    findings_of(hangs_and_is_counted, passes, trial(SHARDED))
-    alone = len(runs)
-    runs.clear()
-    findings_of(hangs_and_is_counted, passes, trial(SHARDED), trial(PARTIAL))
-    assert len(runs) == alone + 1
-
-
-@pytest.mark.parametrize("alike", [hangs, None], ids=["hangs with one hash seed, too", "no such ranks"])
-def test_other_hangs_are_told_apart_by_their_placements(alike: Runner | None) -> None:
-    run = hangs
-    found = findings_of(run, alike, trial(SHARDED), trial(PARTIAL))
-    assert not any(CAUSE in finding.message for finding in found)
-    (marked, _) = findings_of(run, passes, trial(SHARDED), trial(PARTIAL))
-    assert marked.fingerprint not in {finding.fingerprint for finding in found}
-
-
-def test_what_does_not_show_again_says_nothing_of_hash_seeds() -> None:
-    (found,) = findings_of(passes, passes, trial(SHARDED))
-    assert CAUSE not in found.message
-    assert found.confirmed.startswith("unconfirmed")
+def test_known_findings_that_there_is_no_time_for_are_untested(clock: Clock) -> None:
+    entries = [entry_of(name, trial_of("S(0)", ranks=ranks)) for name, ranks in (("a", 4), ("b", 2), ("c", 4))]
+    one, known = replayed(clock, 15.0, entries)
+    assert len(one.tried) == 2
+    assert [(name, status) for name, status, _ in known] == [("a", "fixed"), ("b", "fixed"), ("c", "untested")]
+    assert known[-1][-1] == OUT_OF_TIME

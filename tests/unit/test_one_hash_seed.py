@@ -1,0 +1,187 @@
+"""What is found out about ranks that choose by their hash seeds, by runners that stand for the ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import date
+
+import msgspec
+import pytest
+import torch
+
+from strategies.opinfo.family import FAMILY
+from verifier.baseline import Baseline, BaselineEntry
+from verifier.cases import (
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Phase,
+    Placements,
+    ProcessReport,
+    Raised,
+    Trial,
+    VerdictKind,
+    parse_placements,
+)
+from verifier.codec import trial_record
+from verifier.events import FindingReported, GroupSettled
+from verifier.investigation import Investigation
+from verifier.oracle import judge
+from verifier.outcomes import Outcomes
+from verifier.past import Past
+from verifier.plan import Plan
+from verifier.records import FindingRecord, RunHeader
+from verifier.reference import make_reference
+
+MESH = MeshSpec((2, 2))
+SHARDED, PARTIAL = parse_placements("(S(0), R)"), parse_placements("(R, P(sum))")
+SCRIPTS_ARE_NOT_RUN = ("a file of the user",)
+CAUSE = "ranks that have one hash seed all do the same"
+Runner = Callable[[Trial], Observation]
+
+
+def hangs(trial: Trial) -> Observation:
+    return Observation(trial, Fate.HANG, (None,) * 4, "after 20 s: ranks 0, 1 in exchange, ranks 2, 3 in forward")
+
+
+def dies(trial: Trial) -> Observation:
+    return Observation(trial, Fate.DIED, (None,) * 4, "rank 1 ended with signal SIGABRT in forward")
+
+
+def crashes(trial: Trial) -> Observation:
+    raised = Raised(Phase.FORWARD, "RuntimeError", "expects a width that is divisible", "view (_view_ops.py)")
+    reports = (ProcessReport((rank,), Phase.FORWARD, raised) for rank in range(4))
+    return Observation(trial, Fate.COMPLETED, tuple(reports))
+
+
+def stuck(trial: Trial) -> Observation:
+    raised = Raised(Phase.BACKWARD, "NotImplementedError", "no strategy", "propagate (_sharding_prop.py)", refusal=True)
+    reports = (ProcessReport((0,), Phase.BACKWARD, raised), None, None, None)
+    return Observation(trial, Fate.STUCK, reports, "after 2.5 s: rank 0 raised NotImplementedError in backward")
+
+
+def passes(trial: Trial) -> Observation:
+    reports = (ProcessReport((rank,), Phase.DONE, placements=(("output", "R"),)) for rank in range(4))
+    return Observation(trial, Fate.COMPLETED, tuple(reports))
+
+
+def hangs_sharded(trial: Trial) -> Observation:
+    return hangs(trial) if trial.combination == (SHARDED,) else passes(trial)
+
+
+def entry_of(trial: Trial) -> BaselineEntry:
+    """Return an entry for a trial that hangs; its name is that of the op."""
+    name, replay = trial.case.op.split(".")[1], msgspec.json.encode(trial_record(trial)).decode()
+    return BaselineEntry(
+        name, trial.case.op, FAMILY.name, "HANG", "a rule", str(MESH), "hangs", "a reason", (), date.max, replay
+    )
+
+
+def trial(placements: Placements, op: str = "neg") -> Trial:
+    case = OpCase(f"aten.{op}.default", f"torch.{op}", (torch.tensor([[1.0, -2.0], [3.0, -4.0]]),), family=FAMILY.name)
+    return Trial(case, MESH, (placements,))
+
+
+def findings_of(run: Runner, alike: Runner | None, *failed: Trial) -> list[FindingRecord]:
+    """Return what becomes of trials that hung, when they are run again by ``run`` and by ``alike``."""
+    events = events_of(run, alike, failed)
+    assert not any(isinstance(event, GroupSettled) for event in events)
+    return [event.finding for event in events if isinstance(event, FindingReported)]
+
+
+def events_of(run: Runner, alike: Runner | None, failed: Sequence[Trial], known: Sequence[Trial] = ()) -> list[object]:
+    """Return what is told of trials that hung, some of them in the baseline, when they are run again."""
+    header = RunHeader("run", "", 0, "dev", [FAMILY.name], [str(MESH)], [], "cpu", 3, None, [], {}, "")
+    plan = Plan(
+        header, {FAMILY.name: FAMILY}, {FAMILY.name: ("neg",)}, (MESH,), (torch.float64,), seed=0, max_examples=3,
+        combinations=16, time_limit=None, baseline=Baseline(tuple(map(entry_of, known))), imports=SCRIPTS_ARE_NOT_RUN,
+    )  # fmt: skip
+    events: list[object] = []
+    outcomes = Outcomes(lambda _: None)
+    for number, one in enumerate(failed):
+        outcomes.take(hangs(one), make_reference(one.case), None, f"1/{number}")
+    investigation = Investigation(plan, Past(), outcomes, run, alike, events.append, events.append)
+    investigation.replay_known()
+    investigation.investigate()
+    return events
+
+
+def test_the_trials_are_what_they_are_taken_for() -> None:
+    one = trial(SHARDED)
+    assert judge(hangs(one), make_reference(one.case)).kind is VerdictKind.HANG
+    assert judge(dies(one), make_reference(one.case)).kind is VerdictKind.DIED
+    assert judge(crashes(one), make_reference(one.case)).kind is VerdictKind.CRASH
+    assert judge(stuck(one), make_reference(one.case)).kind is VerdictKind.CRASH
+    assert judge(passes(one), make_reference(one.case)).kind is VerdictKind.PASS
+
+
+def test_hangs_that_one_hash_seed_avoids_are_one_finding_of_the_op() -> None:
+    first, second = findings_of(hangs, passes, trial(SHARDED), trial(PARTIAL))
+    assert first.fingerprint == second.fingerprint
+    assert CAUSE in first.message
+    assert first.confirmed == "confirmed on gloo, 4 ranks"
+    assert [finding.occurrences for finding in (first, second)] == [1, 1]
+    (other,) = findings_of(hangs, passes, trial(SHARDED, "abs"))
+    assert other.fingerprint != first.fingerprint
+
+
+def test_ranks_with_one_hash_seed_may_all_fail_of_something_else() -> None:
+    (found,) = findings_of(hangs, crashes, trial(SHARDED))
+    assert CAUSE in found.message
+
+
+def test_they_may_end_otherwise_each_time() -> None:
+    ends = itertools.cycle([dies, stuck, hangs])
+    (found,) = findings_of(lambda one: next(ends)(one), passes, trial(SHARDED))
+    assert CAUSE in found.message
+    assert found.confirmed == "confirmed on gloo, 4 ranks"
+
+
+def test_what_becomes_something_else_on_its_way_is_reported_as_it_was() -> None:
+    def depends_on_seeds_as_drawn(one: Trial) -> Observation:
+        return passes(one) if one.combination == (SHARDED,) else hangs(one)
+
+    (found,) = findings_of(hangs, depends_on_seeds_as_drawn, trial(SHARDED))
+    assert CAUSE in found.message
+    assert found.input_placements == {"argument 0": "(S(0), R)"}
+    (smaller,) = findings_of(hangs, passes, trial(SHARDED))
+    assert smaller.input_placements == {"argument 0": "(R, R)"}
+
+
+@pytest.mark.parametrize(("alike", "known"), [(passes, True), (hangs_sharded, False)], ids=["so do they", "not they"])
+def test_they_are_known_where_one_hash_seed_avoids_a_known_finding_of_the_op(alike: Runner, known: bool) -> None:
+    events = events_of(hangs, alike, [trial(PARTIAL)], [trial(SHARDED, "abs"), trial(SHARDED)])
+    settled = [event.fingerprint for event in events if isinstance(event, GroupSettled)]
+    assert settled == (["neg"] if known else [])
+    assert len([event for event in events if isinstance(event, FindingReported)]) == (not known)
+
+
+def test_only_the_first_of_them_is_minimised() -> None:
+    runs: list[Trial] = []
+
+    def hangs_and_is_counted(one: Trial) -> Observation:
+        runs.append(one)
+        return hangs(one)
+
+    findings_of(hangs_and_is_counted, passes, trial(SHARDED))
+    alone = len(runs)
+    runs.clear()
+    findings_of(hangs_and_is_counted, passes, trial(SHARDED), trial(PARTIAL))
+    assert len(runs) == alone + 1
+
+
+@pytest.mark.parametrize("alike", [hangs, None], ids=["hangs with one hash seed, too", "no such ranks"])
+def test_other_hangs_are_told_apart_by_their_placements(alike: Runner | None) -> None:
+    run = hangs
+    found = findings_of(run, alike, trial(SHARDED), trial(PARTIAL))
+    assert not any(CAUSE in finding.message for finding in found)
+    (marked, _) = findings_of(run, passes, trial(SHARDED), trial(PARTIAL))
+    assert marked.fingerprint not in {finding.fingerprint for finding in found}
+
+
+def test_what_does_not_show_again_says_nothing_of_hash_seeds() -> None:
+    (found,) = findings_of(passes, passes, trial(SHARDED))
+    assert CAUSE not in found.message
+    assert found.confirmed.startswith("unconfirmed")
