@@ -615,33 +615,49 @@ class ShardedOp:
     kernel
         Called with a :class:`RankView` and the arguments, with the rank's own tensors in them; returns the rank's part
         of the result. It communicates nothing.
-    before
-        Called with the arguments as they are; returns those that are to be used in their place, on which further
-        keyword arguments of the kernel may follow. Here an op may communicate.
     static_argnum
         From this argument on, what is no tensor decides about the rules.
+    check
+        Called with the arguments; raises where they are not supported. It may look at whatever decides how the call is
+        run (placements, shapes, dtypes, and what is no tensor), since it is not called again for the same of all.
+    flag, before
+        Where the argument of number ``flag`` is true, ``before`` is called with the arguments. It returns those to be
+        used in their place, and further keyword arguments for the kernel. Here an op may communicate.
+    as_it_is
+        Whether the kernel, without further keyword arguments, is the op itself on the rank's own tensors. Such a call
+        takes less time.
     """
 
     op: OpOverload
     rules: Callable[..., list[list[Placement | None]]]
     kernel: Callable[..., object]
-    before: Callable[[tuple[object, ...]], tuple[tuple[object, ...], dict[str, object]]] | None = None
     static_argnum: int = 100
+    check: Callable[[tuple[object, ...]], None] | None = None
+    flag: int = 0
+    before: Callable[[tuple[object, ...]], tuple[tuple[object, ...], dict[str, object]]] | None = None
+    as_it_is: Callable[[RankView], bool] | None = None
 
     def __call__(self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the op on DTensors: DTensor's dispatcher calls this."""
         extra: dict[str, object] = {}
-        if self.before is not None:
+        if self.before is not None and len(args) > self.flag and args[self.flag]:
             args, extra = self.before(args)
-        key = _call_key(op, args, kwargs)
+        key, local = _call_key(op, args, kwargs)
         try:
             decision = _decisions.get(key)
         except TypeError:  # sizes that are symbols, while torch.compile traces, have no hash
             key = decision = None
-        if decision is not None:
-            local = [arg._local_tensor if isinstance(arg, DTensor) else arg for arg in args]
-            return DTensor._op_dispatcher.wrap(self.kernel(decision.view, *local, **extra), decision.result)
-        return self._decided(op, args, kwargs, extra, key)
+        if decision is None:
+            if self.check is not None:
+                self.check(args)
+            return self._decided(op, args, kwargs, extra, key)
+        plain = decision.as_it_is and not extra
+        result = op(*local) if plain else self.kernel(decision.view, *local, **extra)
+        spec = decision.result
+        if isinstance(spec, DTensorSpec) and isinstance(result, torch.Tensor):
+            # as DTensor does for its own rules: the constructor does nothing more, at twice the price
+            return _new_dtensor(DTensor, result, spec, requires_grad=result.requires_grad)
+        return DTensor._op_dispatcher.wrap(result, spec)
 
     def _decided(
         self,
@@ -674,7 +690,9 @@ class ShardedOp:
             coordinate = info.compute_mesh.get_coordinate()
             assert coordinate is not None, "this rank is part of the mesh"
             meshes = tuple(arg._spec.mesh for arg in args if isinstance(arg, DTensor))
-            _decisions[key] = _Decision(_view(info.compute_mesh, specs, coordinate), sharding.output_spec, meshes)
+            view = _view(info.compute_mesh, specs, coordinate)
+            as_it_is = self.as_it_is is not None and self.as_it_is(view)
+            _decisions[key] = _Decision(view, as_it_is, sharding.output_spec, meshes)
         call = functools.partial(_with_view, self.kernel, info.compute_mesh, specs)
         results = _by_rank(info.compute_mesh, call, local_args, {**info.local_kwargs, **extra})
         return dispatcher.wrap(results, sharding.output_spec)
@@ -692,10 +710,12 @@ class _Decision:
     """
 
     view: RankView
+    as_it_is: bool
     result: Any
     meshes: tuple[DeviceMesh, ...]
 
 
+_new_dtensor = DTensor.__new__
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _MOST_DECISIONS = 4096
 _decisions: dict[tuple[object, ...] | None, _Decision] = {}
@@ -705,26 +725,33 @@ _decisions: dict[tuple[object, ...] | None, _Decision] = {}
 """
 
 
-def _call_key(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...] | None:
-    """Return all of a call that decides how it is run; None if that is not to be remembered.
+def _call_key(
+    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...] | None, list[object]]:
+    """Return all of a call that decides how it is run, and the arguments with the rank's own tensors in them.
+
+    None and no arguments if the call is not to be remembered.
 
     Meshes are equal whose ranks, names and threads are, although this rank may stand elsewhere on the other: on one of
     a later process group, or of a later thread that has got the number of an earlier one. So each is named by its id.
     """
     if kwargs or local_tensor_module.local_tensor_mode() is not None:
-        return None
+        return None, []
     key: list[object] = [op]
+    local: list[object] = []
     for arg in args:
         kind = type(arg)
         if kind is DTensor:
             spec = arg._spec  # type: ignore[attr-defined]
             # and not the spec, which is another object in each backward: its hash and comparison are Python's
             key += (id(spec.mesh), spec.placements, spec.tensor_meta, spec.shard_order)
+            local.append(arg._local_tensor)  # type: ignore[attr-defined]
         elif kind in _SCALARS:
             key += (kind, arg)  # 1 is not True
+            local.append(arg)
         else:
-            return None
-    return tuple(key)
+            return None, []
+    return tuple(key), local
 
 
 def on_each_rank(function: Callable[..., object], *tensors: DTensor) -> None:

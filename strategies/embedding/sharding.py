@@ -61,7 +61,7 @@ def lookup(view: RankView, weight: torch.Tensor, indices: torch.Tensor, *options
     IndexError
         If an id is no row of the whole table, on every rank that has the id.
     """
-    if not view.cuts(0, 0) or not view.shapes[0][0]:
+    if has_all_rows(view):
         return cast(torch.Tensor, aten.embedding.default(weight, indices, *options))
     check_ids(indices, view.shapes[0][0])
     start, stop = view.bounds(0, 0)
@@ -73,20 +73,33 @@ def lookup(view: RankView, weight: torch.Tensor, indices: torch.Tensor, *options
     return result.masked_fill_(foreign.unsqueeze(-1), 0)
 
 
-def check_lookup(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the arguments of a lookup as they are, if they are supported.
+def has_all_rows(view: RankView) -> bool:
+    """Return whether the rank has all rows of the table, so that it looks up as without any sharding."""
+    return not view.cuts(0, 0) or not view.shapes[0][0]
+
+
+def check_ids_dtype(args: tuple[object, ...]) -> None:
+    """Check that the ids are integers, on every rank, also on one that has no row to look up.
 
     Raises
     ------
     RuntimeError
-        If the ids are no integers, on every rank, also on one that has no row to look up.
-    NotImplementedError
-        If the gradient is to be sparse, on every rank, where DTensor would fail at one op or another of the backward.
+        If they are not.
     """
-    weight, indices, sparse = args[0], args[1], args[4] if len(args) > 4 else False
+    indices = args[1]
     if isinstance(indices, torch.Tensor) and indices.dtype not in ID_DTYPES:
         raise RuntimeError(f"indices have to be of {ID_DTYPES[0]} or {ID_DTYPES[1]}, got {indices.dtype}")
-    if sparse and has_gradient(weight):
+
+
+def refuse_sparse_gradient(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return the arguments of a lookup with ``sparse=True`` as they are, if no gradient will be asked for.
+
+    Raises
+    ------
+    NotImplementedError
+        If one will, on every rank, where DTensor would fail at one op or another of the backward.
+    """
+    if has_gradient(args[0]):
         raise NotImplementedError("a sparse gradient of aten.embedding is not supported: DTensor has no sparse layout")
     return args, {}
 
@@ -96,7 +109,15 @@ def has_gradient(weight: object) -> bool:
     return isinstance(weight, torch.Tensor) and weight.requires_grad and torch.is_grad_enabled()
 
 
-LOOKUP = ShardedOp(aten.embedding.default, lookup_rules, lookup, before=check_lookup)
+LOOKUP = ShardedOp(
+    aten.embedding.default,
+    lookup_rules,
+    lookup,
+    check=check_ids_dtype,
+    flag=4,  # sparse
+    before=refuse_sparse_gradient,
+    as_it_is=has_all_rows,
+)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradient
@@ -142,12 +163,12 @@ def gradient(
 
 
 def share_frequencies(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the arguments of a gradient without the flag to scale by frequency, and the frequencies instead.
+    """Return the arguments of a scaled gradient without the flag, and the frequencies instead.
 
     With them the gradient may be cut like any other.
     """
     grad_output, indices, num_weights, padding_idx, *_ = args
-    if not _scaled(args) or not isinstance(indices, DTensor):
+    if not isinstance(indices, DTensor):
         return args, {}
     assert isinstance(num_weights, int)
     indices, counts = share_ids_and_counts(indices, num_weights)
@@ -170,7 +191,13 @@ def share_ids_and_counts(indices: DTensor, rows: int) -> tuple[DTensor, torch.Te
 
 
 GRADIENT = ShardedOp(
-    aten.embedding_dense_backward.default, gradient_rules, gradient, before=share_frequencies, static_argnum=2
+    aten.embedding_dense_backward.default,
+    gradient_rules,
+    gradient,
+    static_argnum=2,
+    flag=4,  # scale_grad_by_freq
+    before=share_frequencies,
+    as_it_is=lambda view: True,  # without counts
 )
 
 

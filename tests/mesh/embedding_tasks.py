@@ -40,6 +40,34 @@ def plain_arguments(mesh: DeviceMesh) -> list[bool]:
     return [torch.equal(bags.full_tensor(), expected_bags), torch.allclose(scaled.full_tensor(), expected)]
 
 
+def like_a_call_before(mesh: DeviceMesh) -> list[object]:
+    """Call what is remembered of a call before again, where it is not the same; return what came of it.
+
+    Whether a gradient is asked for is no part of what is remembered, and gradients with and without frequencies have
+    the same placements, shapes and dtypes.
+    """
+    weight = distribute_tensor(TABLE, mesh, [Shard(1)], src_data_rank=None).requires_grad_()
+    ids = distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None)
+    found: list[object] = []
+    with torch.no_grad():
+        for _ in range(2):
+            found.append(torch.equal(embedding(ids, weight, sparse=True).full_tensor(), TABLE[IDS]))
+    for _ in range(2):
+        try:
+            embedding(ids, weight, sparse=True)
+        except NotImplementedError as error:
+            found.append(str(error))
+    whole = TABLE.clone().requires_grad_()
+    for scaled in (False, True, False, True):
+        for table, rows in ((whole, IDS), (weight, ids)):
+            table.grad = None
+            embedding(rows, table, scale_grad_by_freq=scaled).sum().backward()
+        assert isinstance(weight.grad, DTensor)
+        assert whole.grad is not None
+        found.append(torch.equal(weight.grad.full_tensor(), whole.grad))
+    return found
+
+
 def compiled(mesh: DeviceMesh) -> list[bool]:
     """Return whether a row-wise lookup and its gradient are right as one graph."""
 

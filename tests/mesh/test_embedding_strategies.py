@@ -96,6 +96,11 @@ def test_what_is_remembered_of_one_mesh_does_for_no_other() -> None:
             assert result.wasSuccessful(), result.failures
 
 
+def test_what_a_call_before_was_allowed_is_asked_again(our_pools: PoolSet) -> None:
+    refused = "a sparse gradient of aten.embedding is not supported: DTensor has no sparse layout"
+    assert called(our_pools, "like_a_call_before") == ([True, True, refused, refused, True, True, True, True],) * 3
+
+
 def test_ranks_that_are_in_no_mesh_know_what_the_others_do(our_pools: PoolSet) -> None:
     first, second, outside = called(our_pools, "on_a_part")
     assert first == second == outside
