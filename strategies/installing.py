@@ -10,7 +10,15 @@ from strategies.embedding import sharding as embedding
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag import sharding as embedding_bag
 from strategies.embedding_bag.ops import BAG_OPS
-from verifier.torch_internals import install_handler, install_sharded_op, replaced_handler, replaced_sharded_op
+from strategies.flattening import GUARDS
+from verifier.torch_internals import (
+    guarded,
+    install_guard,
+    install_handler,
+    install_sharded_op,
+    replaced_handler,
+    replaced_sharded_op,
+)
 
 __all__ = ["HANDLERS", "SHARDED_OPS", "install", "installed"]
 
@@ -26,6 +34,8 @@ def install() -> None:
         install_sharded_op(sharded)
     for op, handler in HANDLERS.items():
         install_handler(op, handler)
+    for op, guard in GUARDS.items():
+        install_guard(op, guard)
 
 
 @contextmanager
@@ -36,4 +46,6 @@ def installed() -> Iterator[None]:
             stack.enter_context(replaced_sharded_op(sharded))
         for op, handler in HANDLERS.items():
             stack.enter_context(replaced_handler(op, handler))
+        for op, guard in GUARDS.items():
+            stack.enter_context(guarded(op, guard))
         yield

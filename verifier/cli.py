@@ -6,6 +6,7 @@ Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,7 +48,7 @@ from verifier.recording import Request, make_plan, parse_rank_memory, record, wr
 from verifier.records import RunRecord
 from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json
-from verifier.runs import RunStore
+from verifier.runs import DEFAULT_REPORTS, RunStore
 from verifier.script import render_script
 from verifier.summary import join_levels
 from verifier.taking_over import merge as merge_shards
@@ -152,7 +153,7 @@ def run(
             "newest.",
         ),
     ] = False,
-    out: Out = Path("reports"),
+    out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
     rank_memory: RankMemory = None,
@@ -181,7 +182,7 @@ def merge(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Ids or folders of the runs: every shard of N, once.")
     ],
-    out: Out = Path("reports"),
+    out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
     log_level: LogLevelOption = LogLevel.WARNING,
@@ -202,7 +203,7 @@ app.command()(check_rules)
 def report(
     context: typer.Context,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run even if there is one.")] = False,
-    out: Out = Path("reports"),
+    out: Out = DEFAULT_REPORTS,
     baseline: BaselineOption = DEFAULT_BASELINE,
     rank_memory: RankMemory = None,
     log_level: LogLevelOption = LogLevel.WARNING,
@@ -230,7 +231,7 @@ def gate(
         bool, typer.Option("--update", help="Rewrite the baseline so that it lists what was found.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run even if there is one.")] = False,
-    out: Out = Path("reports"),
+    out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     rank_memory: RankMemory = None,
     log_level: LogLevelOption = LogLevel.WARNING,
@@ -269,7 +270,7 @@ def replay(
         bool, typer.Option("--script", help="Print the script that needs torch alone; run nothing.")
     ] = False,
     imports: Imports = None,
-    out: Out = Path("reports"),
+    out: Out = DEFAULT_REPORTS,
     baseline: BaselineOption = DEFAULT_BASELINE,
     rank_memory: RankMemory = None,
     log_level: LogLevelOption = LogLevel.WARNING,
@@ -284,7 +285,7 @@ def replay(
         entries = [e for e in load_given_baseline(baseline).entries if e.fingerprint.startswith(finding)]
         if len(entries) != 1 or not finding:
             raise
-        _replay_entry(entries[0], script, limit, _cluster(context))
+        _replay_entry(entries[0], script, imports or [], limit, _cluster(context))
     if script:
         sys.stdout.write(found.script)
         raise typer.Exit(0)
@@ -293,10 +294,12 @@ def replay(
     _say_replayed(found.message, found.verdict, verdict, fails)
 
 
-def _replay_entry(entry: BaselineEntry, script: bool, limit: int | None, cluster: Cluster | None) -> NoReturn:
+def _replay_entry(
+    entry: BaselineEntry, script: bool, imports: Sequence[str], limit: int | None, cluster: Cluster | None
+) -> NoReturn:
     """Replay a finding of which only the baseline knows."""
     trial = load_trial(entry.trial())
-    verdict, fails = replay_trial(trial, entry.verdict, memory_limit=limit, cluster=cluster)
+    verdict, fails = replay_trial(trial, entry.verdict, imports, limit, cluster)
     if not script:
         _say_replayed(f"{entry.summary}\n  {entry.rule}\n  known: {entry.reason}", entry.verdict, verdict, fails)
     if not fails:

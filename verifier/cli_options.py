@@ -10,6 +10,7 @@ import typer
 
 from verifier.logs import LogLevel
 from verifier.recording import DEFAULT_MESHES
+from verifier.runs import DEFAULT_REPORTS
 
 __all__ = [
     "DEFAULT_BASELINE",
@@ -33,7 +34,7 @@ __all__ = [
     "TimeLimit",
 ]
 
-DEFAULT_BASELINE = Path("reports/baseline.toml")
+DEFAULT_BASELINE = DEFAULT_REPORTS / "baseline.toml"
 
 
 class RulesFormat(StrEnum):

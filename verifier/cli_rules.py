@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,7 +25,7 @@ from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, total_lines
 from verifier.rules.progress import RulesProgress
 from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
-from verifier.runs import RunStore
+from verifier.runs import DEFAULT_REPORTS, RunStore
 
 __all__ = ["rules"]
 
@@ -65,7 +64,7 @@ def rules(
         int | None, typer.Option("--jobs", help="Worker processes.", show_default="one for each core")
     ] = None,
     output: Annotated[RulesFormat, typer.Option("--format", help="What to print on stdout.")] = RulesFormat.TEXT,
-    out: Out = Path("reports"),
+    out: Out = DEFAULT_REPORTS,
     baseline: BaselineOption = DEFAULT_BASELINE,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:

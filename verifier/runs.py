@@ -28,7 +28,10 @@ from verifier.record_files import (
 from verifier.records import FindingRecord, RunHeader, RunRecord
 from verifier.wording import did_you_mean, plural
 
-__all__ = ["RunStore", "new_run_id"]
+__all__ = ["DEFAULT_REPORTS", "RunStore", "new_run_id"]
+
+DEFAULT_REPORTS = Path("reports")
+"""Where reports and runs are kept unless another place is named."""
 
 
 def new_run_id() -> str:
@@ -50,7 +53,7 @@ class RunStore:
         Directory of the reports; it is made when the first run is opened.
     """
 
-    def __init__(self, root: Path = Path("reports")) -> None:
+    def __init__(self, root: Path = DEFAULT_REPORTS) -> None:
         self.root = root
 
     @property

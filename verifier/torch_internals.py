@@ -29,7 +29,7 @@ from torch.distributed.tensor import _dispatch as dispatch_module
 from torch.distributed.tensor import _redistribute as redistribute_module
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding, RuntimeSchemaInfo
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OpStrategy, OutputSharding, RuntimeSchemaInfo
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.single_dim_strategy import (
     _PreparedSingleDimStrategy,
@@ -856,6 +856,56 @@ def replaced_handler(op: OpOverload, handler: Callable[..., object]) -> Iterator
     with _restored_handler(op):
         install_handler(op, handler)
         yield
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """Rules of an op, each of which ``guard`` is asked about before DTensor goes by it."""
+
+    rules: Callable[[OpSchema], Any]
+    guard: Callable[..., None]
+
+    def __call__(self, schema: OpSchema) -> Any:
+        strategy = self.rules(schema)
+        args = [arg.shape if isinstance(arg, OpStrategy) else arg for arg in schema.args_schema]
+        for rule in strategy.strategies:
+            (before,) = rule.input_specs
+            mesh_shape = tuple(before.mesh.shape)
+            self.guard(schema.op, args, mesh_shape, before.placements, rule.output_spec.placements)
+        return strategy
+
+
+def install_guard(op: OpOverload, guard: Callable[..., None]) -> None:
+    """Let DTensor ask ``guard`` before it goes by a rule of ``op``, an op with one tensor and one result, from now on.
+
+    To do so twice changes nothing, nor does it where DTensor has no rules of that op that look at a whole call.
+
+    Parameters
+    ----------
+    guard
+        Called with the op, its arguments with the shape in the tensor's place, the shape of the mesh, and the
+        placements of the tensor and of the result. What it raises is what the op raises.
+    """
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    rules = strategies.get(op)
+    if rules is None or (isinstance(rules, _Guarded) and rules.guard is guard):
+        return
+    strategies[op] = _Guarded(rules, guard)
+    clear_caches()
+
+
+@contextlib.contextmanager
+def guarded(op: OpOverload, guard: Callable[..., None]) -> Iterator[None]:
+    """Let DTensor ask ``guard`` about the rules of ``op`` inside the block, and not after it."""
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    kept = strategies.get(op)
+    install_guard(op, guard)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            strategies[op] = kept
+        clear_caches()
 
 
 @contextlib.contextmanager

@@ -126,6 +126,13 @@ def test_ids_of_two_dims_that_are_cut_with_their_bags(verify_ours: Verifier) -> 
     assert result.collectives(Phase.FORWARD) == {}
 
 
+def test_ids_of_two_dims_that_two_mesh_dims_cut_unevenly_are_refused(verify_ours: Verifier) -> None:
+    """Torch's rule to flatten them makes each rank view its ids as another number."""
+    case = bag("sum", input=IDS[:6].reshape(2, 3), offsets=None)
+    result = verify_ours(case, mesh=SQUARE, placements={"input": "(S(0), S(0))"}, allow_nothing=True)
+    assert set(result.counts) == {VerdictKind.UNSUPPORTED}
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_every_cut_of_table_ids_and_bags(verify_ours: Verifier, mode: str) -> None:
     table = ["(S(0), S(0))", "(S(0), S(1))", "(R, S(0))"]

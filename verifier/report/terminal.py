@@ -21,12 +21,12 @@ from verifier.report.words import (
     seconds_text,
     totals,
 )
+from verifier.runs import DEFAULT_REPORTS
 from verifier.wording import plural
 
 __all__ = ["next_steps", "print_summary"]
 
 _STYLES = {"pass": "green", "fail": "bold red", "open": "yellow", "ours": "bold magenta"}
-RUNS = Path("reports")
 _MOST_IN_FULL = 20
 _MOST_RULES = 6
 
@@ -36,14 +36,14 @@ class _Say(Protocol):
 
 
 def print_summary(
-    run: RunRecord, console: Console, page: Path | str = "reports/latest/index.html", folder: Path = RUNS
+    run: RunRecord, console: Console, page: Path | str = "reports/latest/index.html", folder: Path = DEFAULT_REPORTS
 ) -> None:
     """Print what passed, what failed and what was not tested, the findings, and what to do next.
 
     No line is wrapped, so that a command can be copied whole; without a terminal the same lines come out without
     colour. ``page`` is where the HTML report of this run is, ``folder`` where runs are recorded.
     """
-    where = "" if folder == RUNS else f" --out {shlex.quote(str(folder))}"
+    where = "" if folder == DEFAULT_REPORTS else f" --out {shlex.quote(str(folder))}"
 
     def say(text: str | Text = "", style: str = "") -> None:
         line = Text(text, style=style) if isinstance(text, str) else text

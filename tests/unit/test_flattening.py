@@ -1,0 +1,57 @@
+"""The guard of the rule by which ids of two dims are flattened."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+import strategies
+from strategies.flattening import refuse_another_number
+from verifier.torch_internals import ClaimReader
+
+VIEW = torch.ops.aten.view.default
+BOTH = (Shard(0), Shard(0))
+
+
+def claimed(rows: int) -> bool:
+    """Return whether DTensor goes by its rule to flatten ``[rows, 3]`` that both dims of a mesh 2x2 cut."""
+    reader = ClaimReader(VIEW, (torch.zeros(rows, 3), [3 * rows]), {}, torch.zeros(3 * rows))
+    propagation = reader.at((BOTH,), (2, 2))
+    return propagation is not None and propagation.outputs == (BOTH,)
+
+
+@pytest.mark.parametrize("sizes", [[18], [-1]])
+def test_rows_that_two_mesh_dims_cut_unevenly_are_refused(sizes: list[int]) -> None:
+    refused = r"a tensor \[6, 3\] placed as \(S\(0\), S\(0\)\) cannot be viewed as \[18\] on its shards"
+    with pytest.raises(NotImplementedError, match=refused):
+        refuse_another_number(VIEW, [(6, 3), sizes], (2, 2), BOTH, BOTH)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "before", "after"),
+    [
+        ((8, 3), [24], BOTH, BOTH),
+        ((6, 1), [6], BOTH, BOTH),  # a rank's rows are its elements
+        ((6, 3), [6, 3, 1], BOTH, BOTH),
+        ((6, 3), [-1], (Shard(0), Replicate()), (Shard(0), Replicate())),
+        ((0, 3), [-1], BOTH, BOTH),
+        ((4, 0), [0], BOTH, BOTH),
+        ((), [1], (Replicate(), Replicate()), (Replicate(), Replicate())),
+    ],
+)
+def test_shards_that_stay_as_large_as_they_were_are_fine(
+    shape: tuple[int, ...], sizes: list[int], before: tuple[Placement, ...], after: tuple[Placement, ...]
+) -> None:
+    refuse_another_number(VIEW, [shape, sizes], (2, 2), before, after)
+
+
+def test_the_guard_is_installed_and_taken_back() -> None:
+    assert claimed(6)
+    with strategies.installed():
+        assert not claimed(6)
+        assert claimed(8)
+        with strategies.installed():
+            assert not claimed(6)
+        assert not claimed(6)
+    assert claimed(6)
