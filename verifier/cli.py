@@ -47,7 +47,7 @@ from verifier.progress import ProgressDisplay
 from verifier.recording import Request, make_plan, parse_rank_memory, record, write_report
 from verifier.records import RunRecord
 from verifier.replay import replay as replay_trial
-from verifier.report import print_summary, render_json
+from verifier.report import print_summary, render_json, with_folder
 from verifier.runs import DEFAULT_REPORTS, RunStore
 from verifier.script import render_script
 from verifier.summary import join_levels
@@ -256,7 +256,8 @@ def gate(
         Console(stderr=True).print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )
-    sys.stdout.write((as_json(decision) if output is Format.JSON else render(decision)).rstrip() + "\n")
+    said = as_json(decision) if output is Format.JSON else with_folder(render(decision), out)
+    sys.stdout.write(said.rstrip() + "\n")
     raise typer.Exit(decision.exit_status)
 
 

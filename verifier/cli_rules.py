@@ -23,6 +23,7 @@ from verifier.recording import write_report
 from verifier.report.github import github_lines
 from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, total_lines
+from verifier.report.words import with_folder
 from verifier.rules.progress import RulesProgress
 from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
 from verifier.runs import DEFAULT_REPORTS, RunStore
@@ -83,10 +84,10 @@ def rules(
     if output is RulesFormat.JSON:
         sys.stdout.write(render_rules_json(made) + "\n")
     elif output is RulesFormat.GITHUB:
-        sys.stdout.write("".join(f"{line}\n" for line in github_lines(made)))
+        sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in github_lines(made)))
     else:
         lines = [header_line(), *(line for name, op in made.rules.ops.items() for line in op_lines(name, op)), ""]
-        sys.stdout.write("".join(f"{line}\n" for line in [*lines, *total_lines(made.rules)]))
+        sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in [*lines, *total_lines(made.rules)]))
     for error in made.tool_errors:
         sys.stderr.write(f"error of the verifier: {error}\n")
     status = exit_status(made, baseline)

@@ -290,7 +290,7 @@ def write_report(run: RunRecord, store: RunStore) -> Path:
     folder = store.root / "latest"
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "index.html"
-    write_html(run, page)
+    write_html(run, page, store.root)
     write_json(run, folder / "run.json")
     graph = RedistributionGraph.from_record(run.graph)
     graph.write_json(folder / "graph.json")

@@ -240,3 +240,10 @@ def test_a_node_without_steps_and_a_step_that_goes_nowhere_are_drawn() -> None:
     page = Page(render_html(make_run(graph=GraphRecord(["R", "S(1)"], edges))))
     assert len(page.with_class("node")) == 2
     assert "nan" not in " ".join(str(attrs.get("d")) for tag, attrs in page.tags if tag == "path")
+
+
+def test_commands_name_the_folder_of_the_runs_where_it_is_not_the_usual_one() -> None:
+    there = render_html(make_run(), Path("my runs"))
+    command = "python -m verifier replay a1b2c3d4e5 --out &#39;my runs&#39;"
+    assert there.count(command) == 2  # in the message, and to be copied
+    assert "--out" not in render_html(make_run())

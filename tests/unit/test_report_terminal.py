@@ -21,7 +21,7 @@ from run_factory import (
 )
 
 from verifier.records import RunRecord
-from verifier.report import print_summary
+from verifier.report import print_summary, with_folder
 from verifier.report.words import OUTCOMES, replay_command, totals
 from verifier.summary import join_levels
 
@@ -96,6 +96,23 @@ def test_commands_name_the_folder_of_the_runs_where_it_is_not_the_usual_one() ->
     assert replay == "  reproduce: python -m verifier replay a1b2c3d4e5 --out 'my runs'"
     assert "    reproduce: python -m verifier replay a1b2c3d4e5 --out 'my runs'" in out.getvalue().splitlines()
     assert "--out" not in printed(resumable)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("python -m verifier replay 0b4a --import 'a b' --rank-memory 1GiB", " --out x"),
+        ("next: python -m verifier gate --update", " --out x"),
+        ("python -m verifier report shows every op's missing rules", None),
+        ("python -m verifier run, for what level 1 cannot see", ""),
+    ],
+)
+def test_only_commands_that_read_runs_name_the_folder(text: str, expected: str | None) -> None:
+    found = with_folder(text, Path("x"))
+    if expected is None:
+        assert found == "python -m verifier report --out x shows every op's missing rules"
+    else:
+        assert found == text + expected
 
 
 def test_nothing_tested_is_said_and_not_green() -> None:

@@ -34,7 +34,9 @@ from verifier.report.words import (
     replay_command,
     seconds_text,
     totals,
+    with_folder,
 )
+from verifier.runs import DEFAULT_REPORTS
 from verifier.wording import plural
 
 __all__ = ["Banner", "banners", "render_html", "write_html"]
@@ -60,6 +62,8 @@ class _FindingView:
     tensors: tuple[tuple[NamedTensor, Markup | None, str, str], ...]
     """Each tensor with its picture, what the picture leaves out, and its values."""
     call: str
+    lines: list[str]
+    """Those of its message."""
     replay: str
     unfolded: bool
 
@@ -128,7 +132,7 @@ def _verdict_shares(counts: Mapping[str, int]) -> list[_Share]:
     return [_Share(tone, count, 100 * count / whole) for tone, count in by_tone.items() if count]
 
 
-def _finding_view(finding: FindingRecord, unfolded: bool) -> _FindingView:
+def _finding_view(finding: FindingRecord, unfolded: bool, folder: Path) -> _FindingView:
     mesh = MeshSpec.parse(finding.trial.mesh)
     tensors = tuple(
         (
@@ -139,14 +143,16 @@ def _finding_view(finding: FindingRecord, unfolded: bool) -> _FindingView:
         )
         for named in named_tensors(finding)
     )
-    return _FindingView(finding, tensors, call_text(finding), replay_command(finding), unfolded)
+    lines = with_folder(finding.message, folder).split("\n")
+    replay = with_folder(replay_command(finding), folder)
+    return _FindingView(finding, tensors, call_text(finding), lines, replay, unfolded)
 
 
-def _finding_views(findings: Iterable[FindingRecord]) -> list[_FindingView]:
+def _finding_views(findings: Iterable[FindingRecord], folder: Path) -> list[_FindingView]:
     """Return the views, new findings first, otherwise in the order given."""
     views: list[_FindingView] = []
     for finding in sorted(findings, key=lambda finding: finding.known):
-        views.append(_finding_view(finding, not finding.known and len(views) < _OPEN_FINDINGS))
+        views.append(_finding_view(finding, not finding.known and len(views) < _OPEN_FINDINGS, folder))
     return views
 
 
@@ -154,8 +160,8 @@ def _asset(name: str) -> str:
     return resources.files("verifier.report").joinpath(name).read_text(encoding="utf-8").strip()
 
 
-def render_html(run: RunRecord) -> str:
-    """Return ``run`` as one HTML page.
+def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
+    """Return ``run``, which is recorded in ``folder``, as one HTML page.
 
     The page loads nothing, and its content security policy forbids it to; only its own script, named by its hash, may
     run, so that no message and no value can.
@@ -165,10 +171,11 @@ def render_html(run: RunRecord) -> str:
     environment.filters |= {"outcome": outcome, "collective": collective_class}
     environment.filters |= {"rule": rule_text, "call": rule_call_text, "state": state_text}
     environment.filters |= {"held": evidence_for, "saves": saves_text, "unconfirmed": is_unconfirmed}
+    environment.filters["in_folder"] = lambda command: with_folder(command, folder)
     environment.filters["evidence"] = lambda confirmed, level: evidence_text(level, confirmed)
     environment.globals |= {"plural": plural, "most": MOST_OTHERS}
     script, total, by_rules = _asset("page.js.jinja"), totals(run), level_1_only(run)
-    findings = _finding_views(run.findings)
+    findings = _finding_views(run.findings, folder)
     return environment.get_template("page.html.jinja").render(
         run=run,
         total=total,
@@ -191,6 +198,6 @@ def render_html(run: RunRecord) -> str:
     )
 
 
-def write_html(run: RunRecord, path: Path | str) -> None:
+def write_html(run: RunRecord, path: Path | str, folder: Path = DEFAULT_REPORTS) -> None:
     """Write what :func:`render_html` returns."""
-    Path(path).write_text(render_html(run), encoding="utf-8")
+    Path(path).write_text(render_html(run, folder), encoding="utf-8")

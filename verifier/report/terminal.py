@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +19,7 @@ from verifier.report.words import (
     replay_command,
     seconds_text,
     totals,
+    with_folder,
 )
 from verifier.runs import DEFAULT_REPORTS
 from verifier.wording import plural
@@ -43,10 +43,9 @@ def print_summary(
     No line is wrapped, so that a command can be copied whole; without a terminal the same lines come out without
     colour. ``page`` is where the HTML report of this run is, ``folder`` where runs are recorded.
     """
-    where = "" if folder == DEFAULT_REPORTS else f" --out {shlex.quote(str(folder))}"
 
     def say(text: str | Text = "", style: str = "") -> None:
-        line = Text(text, style=style) if isinstance(text, str) else text
+        line = Text(with_folder(text, folder), style=style) if isinstance(text, str) else text
         console.print(line, soft_wrap=True, highlight=False)
 
     total = totals(run)
@@ -61,22 +60,19 @@ def print_summary(
     _say_rules(run, say)
     _say_rule_coverage(run, say)
     _say_edge_coverage(run, say)
-    _say_findings(run, say, where)
+    _say_findings(run, say)
     _say_not_tested(run, say)
     say()
     if not run.complete:
         say("INCOMPLETE: the run ended before it reached everything", "bold yellow")
     parts = [Text(part, style=_STYLES.get(tone, "")) for part, tone in total.parts]
     say(Text(", ").join(parts).append(f"; took {seconds_text(run.seconds)}"))
-    for line_text in next_steps(run, page, where):
+    for line_text in next_steps(run, page):
         say(f"  {line_text}")
 
 
-def next_steps(run: RunRecord, page: Path | str, where: str) -> list[str]:
-    """Return what to do after ``run``, one step a line; the last one is always the page to open.
-
-    ``where`` is the option that names the folder of the runs, if it is not the usual one.
-    """
+def next_steps(run: RunRecord, page: Path | str) -> list[str]:
+    """Return what to do after ``run``, one step a line; the last one is always the page to open."""
     total = totals(run)
     new = [finding for finding in run.findings if not finding.known]
     steps = []
@@ -86,11 +82,11 @@ def next_steps(run: RunRecord, page: Path | str, where: str) -> list[str]:
         steps.append("the verifier failed in places: read its errors before you trust the rest")
     if not run.complete:
         if run.header.request and run.header.time_limit is None:
-            steps.append(f"go on with it: python -m verifier run --resume {run.header.id}{where}")
+            steps.append(f"go on with it: python -m verifier run --resume {run.header.id}")
         else:
             steps.append(f"run it again, with more time if that was short: {run.header.command}")
     if new:
-        steps.append(f"reproduce: {replay_command(new[0])}{where}")
+        steps.append(f"reproduce: {replay_command(new[0])}")
     steps.append(f"open {page}")
     return steps
 
@@ -155,7 +151,7 @@ def _say_edge_coverage(run: RunRecord, say: _Say) -> None:
         say(f"{of} exercised on {ndim}-d meshes, {len(edges.refused)} only refused by DTensor, {never} never asked for")
 
 
-def _say_findings(run: RunRecord, say: _Say, where: str) -> None:
+def _say_findings(run: RunRecord, say: _Say) -> None:
     new = [finding for finding in run.findings if not finding.known]
     known = [finding for finding in run.findings if finding.known]
     if new:
@@ -165,7 +161,7 @@ def _say_findings(run: RunRecord, say: _Say, where: str) -> None:
         say()
         say(Text(f"{finding.verdict} {finding.fingerprint}, {_evidence(finding)}", style="red"))
         for line in finding.message.splitlines():
-            say(f"  {line}{where if line.lstrip().startswith('reproduce: ') else ''}")
+            say(f"  {line}")
     if len(new) > _MOST_IN_FULL:
         say()
         say("and in one line each")

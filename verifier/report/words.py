@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from verifier.cases import VerdictKind
 from verifier.records import FindingRecord, RunRecord
+from verifier.runs import DEFAULT_REPORTS
 from verifier.wording import plural
 
 __all__ = [
@@ -23,6 +27,7 @@ __all__ = [
     "replay_command",
     "seconds_text",
     "totals",
+    "with_folder",
     "worst_verdict",
 ]
 
@@ -223,3 +228,22 @@ def replay_command(finding: FindingRecord) -> str:
     """Return the command that runs the smallest case of ``finding`` again, with the options that its message has."""
     _, found, command = finding.message.rpartition("reproduce: ")
     return command.strip() if found else f"python -m verifier replay {finding.fingerprint}"
+
+
+_OPTION = r" --[a-z-]+ (?:'[^']*'|[^\s']+)"
+_READS_RUNS = re.compile(
+    rf"python -m verifier (?:replay [0-9a-f]+(?:{_OPTION})*|run --resume \S+|gate --update|report\b)"
+)
+
+
+def with_folder(text: str, folder: Path) -> str:
+    """Return ``text`` with each command in it that reads runs told that they are in ``folder``.
+
+    >>> with_folder("reproduce: python -m verifier replay 0b4a15ec4750", Path("nights"))
+    'reproduce: python -m verifier replay 0b4a15ec4750 --out nights'
+    >>> with_folder("reproduce: python -m verifier replay 0b4a15ec4750", Path("reports"))
+    'reproduce: python -m verifier replay 0b4a15ec4750'
+    """
+    if folder == DEFAULT_REPORTS:
+        return text
+    return _READS_RUNS.sub(lambda command: f"{command[0]} --out {shlex.quote(str(folder))}", text)
