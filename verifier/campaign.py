@@ -255,8 +255,15 @@ class Campaign:
         while waiting:
             now, waiting = waiting[:at_once], waiting[at_once:]
             observations = pool.run([trial for _, trial in now])
-            for (position, _), observation in zip(now, observations, strict=True):
-                self._outcomes.take(observation, reference, drawn, position)
+            killed = []
+            for (position, trial), observation in zip(now, observations, strict=True):
+                if observation.killed:
+                    killed.append((position, trial))
+                else:
+                    self._outcomes.take(observation, reference, drawn, position)
+            for position, trial in killed:
+                self.emit(TrialRepeated(trial, combination_rows(case, trial.combination), position))
+                self._outcomes.take(self._run_one(trial), reference, drawn, position)
             if waiting and time.monotonic() >= until:
                 self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", OUT_OF_TIME, len(waiting)))
                 return

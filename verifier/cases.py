@@ -379,6 +379,14 @@ class Observation:
     """For fates other than completed: which ranks were where."""
     seconds: float = 0.0
 
+    @property
+    def killed(self) -> bool:
+        """Whether a process was ended by a signal that no process sends to itself by mistake.
+
+        The kernel does where memory is short, and people do; a call that takes too much memory has it happen again.
+        """
+        return self.fate is Fate.DIED and "ended with signal SIGKILL" in self.detail
+
 
 # ------------------------------------------------------------------------------------------------------------ verdict
 class VerdictKind(StrEnum):

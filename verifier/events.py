@@ -135,7 +135,7 @@ class RunResumed:
 
 @dataclass(frozen=True)
 class TrialRepeated:
-    """The trial that was in flight when the run was cut short; it is tried again."""
+    """A trial is tried again: it was in flight when the run was cut short, or a rank was killed in it."""
 
     trial: Trial
     rows: tuple[tuple[str, str], ...]

@@ -12,7 +12,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from verifier.cases import OpCase
-from verifier.events import Event, FindingReported, MeshStarted, PoolRestarted, RunFinished, RunStarted, TrialFinished
+from verifier.events import (
+    Event,
+    FindingReported,
+    MeshStarted,
+    PoolRestarted,
+    RunFinished,
+    RunStarted,
+    TrialFinished,
+    TrialRepeated,
+)
 from verifier.wording import plural
 
 __all__ = ["ProgressDisplay"]
@@ -117,6 +126,9 @@ class ProgressDisplay:
                 if self._current is not None:
                     self._current.restarts += 1
                 self._say(f"ranks of mesh {mesh} mended in {seconds:.1f} s: {reason.splitlines()[0]}")
+            case TrialRepeated(trial, rows, position):
+                named = ", ".join(f"{name}={placements}" for name, placements in rows)
+                self._say(f"tried again: trial {position}, {trial.case.op}({named}) on mesh {trial.mesh}")
             case RunFinished():
                 self._close_mesh()
                 self._live.stop()

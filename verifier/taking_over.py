@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from verifier.baseline import Baseline
-from verifier.events import Event, Listener, RunResumed, TrialRepeated
+from verifier.events import Event, Listener, RunResumed
 from verifier.journal import JOURNAL_NAME, RECORD_NAME, Journal, is_open, read_journal
 from verifier.meshes import Cluster
 from verifier.past import Past
@@ -116,9 +116,6 @@ def resume_notice(say: Callable[[str], None]) -> Listener:
                 say(f"resumed: {kept} kept; in flight when it ended: {in_flight or 'nothing'}")
                 if torn:
                     say("the last line of the journal was cut off in the middle; it is left out")
-            case TrialRepeated(trial, rows, position):
-                named = ", ".join(f"{name}={placements}" for name, placements in rows)
-                say(f"tried again: trial {position}, {trial.case.op}({named}) on mesh {trial.mesh}")
             case _:
                 pass
 

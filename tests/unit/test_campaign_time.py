@@ -1,4 +1,4 @@
-"""What a time limit leaves to each mesh, family and op, told by a clock that the trials move."""
+"""What a time limit leaves to each mesh, family and op, told by a clock that the trials move; and what kills do."""
 
 from __future__ import annotations
 
@@ -46,11 +46,31 @@ class Slow:
     def start(self) -> None:
         self.started += 1
 
-    def run(self, trials: Sequence[Trial]) -> Iterator[Observation]:
+    def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]:
         for trial in trials:
             self.clock.now += SECONDS
-            reports = tuple(ProcessReport((rank,), Phase.DONE) for rank in range(trial.mesh.world_size))
-            yield Observation(trial, Fate.COMPLETED, reports)
+            yield self.observe(trial)
+
+    def observe(self, trial: Trial) -> Observation:
+        reports = tuple(ProcessReport((rank,), Phase.DONE) for rank in range(trial.mesh.world_size))
+        return Observation(trial, Fate.COMPLETED, reports)
+
+
+class Dying(Slow):
+    """Stands for a pool of which a rank ends in the third trial, so many times."""
+
+    def __init__(self, clock: Clock, ending: str, times: int) -> None:
+        super().__init__(clock)
+        self.ending, self.times = ending, times
+        self.tried: list[Trial] = []
+
+    def observe(self, trial: Trial) -> Observation:
+        self.tried.append(trial)
+        if self.times and len(self.tried) > 2 and trial is self.tried[2]:
+            self.times -= 1
+            detail = f"rank 0 ended with {self.ending} in forward"
+            return Observation(trial, Fate.DIED, (None,) * trial.mesh.world_size, detail)
+        return super().observe(trial)
 
 
 def events_of(
@@ -59,10 +79,11 @@ def events_of(
     max_examples: int = 30,
     past: Past | None = None,
     investigate: Callable[[Campaign, Clock, Slow], None] = lambda *_: None,
+    make_pool: Callable[[Clock], Slow] = Slow,
 ) -> list[Any]:
     """Return what a campaign tells; ``investigate`` takes the place of minimising what failed on a mesh."""
     clock = Clock()
-    pool = Slow(clock)
+    pool = make_pool(clock)
     monkeypatch.setattr(campaign, "time", clock)
     monkeypatch.setattr(campaign, "Spares", lambda *_, **__: SimpleNamespace(close=lambda: None))
     header = RunHeader("run", "", 0, "dev", list(FAMILIES), [*map(str, MESHES)], [], "cpu", 3, time_limit, [], {}, "")
@@ -171,3 +192,31 @@ def test_an_op_whose_time_was_over_gets_none_from_those_after_it(monkeypatch: py
     assert again == sorted(again)
     assert [number for number in again if number <= last.number] == list(kept)
     assert again[-1] > last.number
+
+
+# ---------------------------------------------------------------------------------------------------------------- kills
+@pytest.mark.parametrize(
+    ("ending", "times", "fates", "repeated"),
+    [
+        ("signal SIGKILL", 1, [Fate.COMPLETED], 1),  # by a person, or by the kernel
+        ("signal SIGKILL", 2, [Fate.DIED], 1),  # by what the call does
+        ("signal SIGSEGV", 1, [Fate.DIED], 0),
+    ],
+)
+def test_a_trial_in_which_a_rank_is_killed_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch, ending: str, times: int, fates: list[Fate], repeated: int
+) -> None:
+    pools: list[Dying] = []
+
+    def make_pool(clock: Clock) -> Dying:
+        pools.append(Dying(clock, ending, times))
+        return pools[0]
+
+    events = events_of(monkeypatch, None, max_examples=2, make_pool=make_pool)
+    third = pools[0].tried[2]
+    finished = [event.observation for event in events if isinstance(event, TrialFinished)]
+    assert [observation.fate for observation in finished if observation.trial is third] == fates
+    assert [event.trial for event in events if isinstance(event, TrialRepeated)] == [third] * repeated
+    others = {observation.fate for observation in finished if observation.trial is not third}
+    assert others == {Fate.COMPLETED}
+    assert len({id(observation.trial) for observation in finished}) == len(finished)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,12 +21,35 @@ from verifier.wording import signal_name
 __all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
 
 LOOPBACK = "lo"
+STDERR_READ = 8192
 STDERR_TAIL = 600
 ENDING_LIMIT = 30.0
 """Seconds that a process gets to end that is killed, or whose connection is closed."""
 _SOURCE = "from verifier.meshes.worker import main; main()"
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _PREFIXES_OF_A_LAUNCHER = ("ROLE_", "MASTER_", "TORCHELASTIC_")
+
+
+_LOG_RECORD = re.compile(r"^(\[rank\d+\]:)?[DIWE]\d{4} \d\d:\d\d:\d\d")
+_ENDS = re.compile(r"^(terminate called|Fatal Python error)", re.MULTILINE)
+
+
+def last_words(text: str, cut: bool = False) -> str:
+    """Return what the end of a process's stderr tells of its end: whole lines, some 600 characters at most.
+
+    What torch logs is left out: it warns of this and that before. An abort begins where the runtime says so. ``cut``
+    says that ``text`` begins within a line.
+
+    >>> last_words("[rank0]:W1122 12:05:01.628000 26003 torch/x.py:1] falling back\\nkilled by hand\\n")
+    'killed by hand'
+    """
+    if (end := _ENDS.search(text)) is not None:
+        return text[end.start() :][:STDERR_TAIL].strip()
+    lines = text.splitlines()[1 if cut else 0 :]
+    kept = [line for line in lines if not _LOG_RECORD.match(line)]
+    while len(kept) > 1 and sum(len(line) + 1 for line in kept) > STDERR_TAIL:
+        del kept[0]
+    return "\n".join(kept)[-STDERR_TAIL:].strip()
 
 
 class Program(Protocol):
@@ -158,8 +182,8 @@ class WorkerProgram:
 
     def tail(self) -> str:
         end = os.fstat(self._stderr.fileno()).st_size
-        start = max(0, end - STDERR_TAIL)
-        return os.pread(self._stderr.fileno(), end - start, start).decode(errors="replace").strip()
+        start = max(0, end - STDERR_READ)
+        return last_words(os.pread(self._stderr.fileno(), end - start, start).decode(errors="replace"), cut=start > 0)
 
     def kill(self) -> None:
         self._popen.kill()
