@@ -236,9 +236,11 @@ def is_of_any_op(failure: Failure) -> bool:
 
 
 def is_of_several_ranks(failure: Failure) -> bool:
-    """Return whether ranks did not do the same: they disagree, hang or die, or some raised and others wait for them."""
-    kinds = (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED)
-    return failure.verdict.kind in kinds or failure.observation.fate is Fate.STUCK
+    """Return whether ranks did not do the same: they disagree, hang or die, or some raised and others did not."""
+    if failure.verdict.kind in (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED):
+        return True
+    raised = [report is not None and report.raised is not None for report in failure.observation.reports]
+    return failure.verdict.kind is VerdictKind.CRASH and any(raised) and not all(raised)
 
 
 def _style(case: OpCase) -> str:

@@ -68,6 +68,7 @@ __all__ = [
     "clear_caches",
     "count_collectives",
     "describe_dtensor",
+    "forget_calls",
     "has_decomposition",
     "has_own_handler",
     "install_handler",
@@ -497,6 +498,18 @@ def clear_caches() -> None:
     """Empty DTensor's sharding propagation caches, so that rules registered later are used."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     _decisions.clear()
+
+
+def forget_calls() -> int:
+    """Empty every cache in which DTensor keeps what it has worked out of calls; return how many redistributions it had.
+
+    None of them has a limit: with calls that are ever new, a rank of a mesh 2x2 grows by 20 KB with each trial.
+    """
+    clear_caches()
+    count: int = redistribute_module._gen_transform_infos.cache_info().currsize
+    redistribute_module._gen_transform_infos.cache_clear()
+    redistribute_module.clear_redistribute_planner_cache()
+    return count
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -1235,6 +1248,7 @@ _PARTIAL_REFUSALS = (
     "does not support complex tensors",  # an all-reduce by product, minimum or maximum
 )
 _MIXED_REFUSALS = ("got mixed torch.Tensor and DTensor",)  # as where a function of torch makes plain tensors itself
+_CONVOLUTION_REFUSALS = ("for tensor parallel convolution",)  # of strides, dilations and sizes
 _UNEVEN_REFUSALS = ("cannot be evenly sharded",)  # nll_loss, whose mean would be biased
 _SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
@@ -1249,7 +1263,7 @@ def is_refusal(error: BaseException) -> bool:
         return True
     text = str(error)
     if isinstance(error, RuntimeError):
-        known = (*_VIEW_REFUSALS, *_PARTIAL_REFUSALS, *_MIXED_REFUSALS, *_UNEVEN_REFUSALS)
+        known = (*_VIEW_REFUSALS, *_PARTIAL_REFUSALS, *_MIXED_REFUSALS, *_CONVOLUTION_REFUSALS, *_UNEVEN_REFUSALS)
         if text.startswith(_BACKEND_REFUSALS) or any(refusal in text for refusal in known):
             return True
     return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))

@@ -62,6 +62,12 @@ def stuck(trial: Trial) -> Observation:
     return Observation(trial, Fate.STUCK, reports, "after 2.5 s: rank 0 raised NotImplementedError in backward")
 
 
+def crashes_on_one(trial: Trial) -> Observation:
+    raised = Raised(Phase.FORWARD, "RuntimeError", "targets are between 0 and 1", "__call__ (_ops.py)")
+    others = passes(trial).reports
+    return Observation(trial, Fate.COMPLETED, (*others[:2], ProcessReport((2,), Phase.FORWARD, raised), others[3]))
+
+
 def passes(trial: Trial) -> Observation:
     reports = (ProcessReport((rank,), Phase.DONE, placements=(("output", "R"),)) for rank in range(4))
     return Observation(trial, Fate.COMPLETED, tuple(reports))
@@ -84,15 +90,17 @@ def trial(placements: Placements, op: str = "neg") -> Trial:
     return Trial(case, MESH, (placements,))
 
 
-def findings_of(run: Runner, alike: Runner | None, *failed: Trial) -> list[FindingRecord]:
-    """Return what becomes of trials that hung, when they are run again by ``run`` and by ``alike``."""
-    events = events_of(run, alike, failed)
+def findings_of(run: Runner, alike: Runner | None, *failed: Trial, was: Runner = hangs) -> list[FindingRecord]:
+    """Return what becomes of trials that failed as ``was`` has it, when they are run again by ``run`` and ``alike``."""
+    events = events_of(run, alike, failed, was=was)
     assert not any(isinstance(event, GroupSettled) for event in events)
     return [event.finding for event in events if isinstance(event, FindingReported)]
 
 
-def events_of(run: Runner, alike: Runner | None, failed: Sequence[Trial], known: Sequence[Trial] = ()) -> list[object]:
-    """Return what is told of trials that hung, some of them in the baseline, when they are run again."""
+def events_of(
+    run: Runner, alike: Runner | None, failed: Sequence[Trial], known: Sequence[Trial] = (), was: Runner = hangs
+) -> list[object]:
+    """Return what is told of trials that failed, some of them in the baseline, when they are run again."""
     header = RunHeader("run", "", 0, "dev", [FAMILY.name], [str(MESH)], [], "cpu", 3, None, [], {}, "")
     plan = Plan(
         header, {FAMILY.name: FAMILY}, {FAMILY.name: ("neg",)}, (MESH,), (torch.float64,), seed=0, max_examples=3,
@@ -101,7 +109,7 @@ def events_of(run: Runner, alike: Runner | None, failed: Sequence[Trial], known:
     events: list[object] = []
     outcomes = Outcomes(lambda _: None)
     for number, one in enumerate(failed):
-        outcomes.take(hangs(one), make_reference(one.case), None, f"1/{number}")
+        outcomes.take(was(one), make_reference(one.case), None, f"1/{number}")
     investigation = Investigation(plan, Past(), outcomes, run, alike, events.append, events.append)
     investigation.replay_known()
     investigation.investigate()
@@ -130,6 +138,17 @@ def test_hangs_that_one_hash_seed_avoids_are_one_finding_of_the_op() -> None:
 def test_ranks_with_one_hash_seed_may_all_fail_of_something_else() -> None:
     (found,) = findings_of(hangs, crashes, trial(SHARDED))
     assert CAUSE in found.message
+
+
+def test_what_some_ranks_raise_and_others_do_not_is_asked_too() -> None:
+    """A rank that chose other placements gives its kernel other values."""
+    (found,) = findings_of(crashes_on_one, passes, trial(SHARDED), was=crashes_on_one)
+    assert CAUSE in found.message
+    assert found.message.startswith("rank 2 raised RuntimeError")
+    (found,) = findings_of(crashes_on_one, crashes_on_one, trial(SHARDED), was=crashes_on_one)  # an empty shard, say
+    assert CAUSE not in found.message
+    (found,) = findings_of(crashes, passes, trial(SHARDED), was=crashes)
+    assert CAUSE not in found.message
 
 
 def test_they_may_end_otherwise_each_time() -> None:

@@ -55,3 +55,8 @@ def test_tensors_that_are_no_dtensors_are_refused_whatever_called_the_op() -> No
 def test_a_mean_that_uneven_shards_would_bias_is_refused() -> None:
     text = "The intermediate results of nll_loss cannot be evenly sharded,       resulting in biased mean result."
     assert is_refusal(raised(f"{torch.__path__[0]}/distributed/tensor/parallel/loss.py", RuntimeError(text)))
+
+
+def test_a_convolution_that_cannot_exchange_its_borders_is_refused() -> None:
+    text = "Stride must be 1 when there is padding for tensor parallel convolution."
+    assert is_refusal(raised(f"{torch.__path__[0]}/distributed/tensor/_tp_conv.py", RuntimeError(text)))

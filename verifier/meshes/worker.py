@@ -41,6 +41,7 @@ from verifier.runtime import Exchange, TrialRunner
 from verifier.tasks import Task
 from verifier.torch_internals import (
     clear_caches,
+    forget_calls,
     is_refusal,
     mesh_of_world,
     release_groups,
@@ -49,10 +50,13 @@ from verifier.torch_internals import (
     start_simulated_world,
 )
 
-__all__ = ["PHASE_CODES", "Seat", "WorkerConfig"]
+__all__ = ["PHASE_CODES", "REMEMBERED_TRIALS", "Seat", "WorkerConfig"]
 
 PHASE_CODES: tuple[str, ...] = ("idle", *Phase, "exchange")
 """What the byte that each process keeps in shared memory stands for."""
+
+REMEMBERED_TRIALS = 1000
+"""After so many a rank forgets what DTensor has worked out of them, else it would grow as long as it lives."""
 
 _log = logging.getLogger(__name__)
 
@@ -336,6 +340,7 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
     gc.freeze()  # else each full collection walks all that torch has loaded, for 0.1 s
     messages.send("loaded", None)
     limited = config.memory_limit is None
+    tried = 0
     while True:
         try:
             kind, payload = unpack(messages.connection.recv_bytes())
@@ -345,6 +350,10 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
             if kind == "fresh batch":
                 clear_caches()
             ranks.run_batch(payload)
+            tried += len(payload)
+            if tried >= REMEMBERED_TRIALS:
+                _log.info("forgets %d redistributions after %d trials", forget_calls(), tried)
+                tried = 0
         elif kind == "pause":
             breaker.mend()
             messages.enter("idle")
