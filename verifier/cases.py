@@ -255,6 +255,7 @@ class Phase(StrEnum):
 class DifferenceKind(StrEnum):
     VALUE = "value"
     SHAPE = "shape"
+    STRIDES = "strides"
     DTYPE = "dtype"
     STRUCTURE = "structure"
     PLACEMENT = "placement"

@@ -64,6 +64,14 @@ def compare(
     return DifferenceKind.VALUE, str(got[index].item()), str(expected[index].item()), index
 
 
+def have_same_strides(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return whether two tensors of one shape have the same strides; along a dim of size 1 any stride will do."""
+    if not expected.numel() or not is_comparable(expected):
+        return True
+    pairs = zip(got.shape, got.stride(), expected.stride(), strict=True)
+    return all(size == 1 or one == other for size, one, other in pairs)
+
+
 # --------------------------------------------------------------------------------------------------------------- ranks
 @dataclass(frozen=True)
 class Spot:

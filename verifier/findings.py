@@ -32,7 +32,7 @@ from verifier.cases import (
 from verifier.converter import tensor_arguments, unsupported_reason
 from verifier.flags import facts_of
 from verifier.placements import is_shard_order, sharded_dim
-from verifier.reference import parameter_names, resolve, written_arguments
+from verifier.reference import is_view, parameter_names, resolve, written_arguments
 from verifier.simpler_calls import is_composed
 from verifier.targets import targets
 from verifier.torch_internals import OpOverload, has_own_handler
@@ -206,20 +206,6 @@ _FOR_ANY_OP = (
 
 
 _FOR_VIEWS = "_view_ops.py"
-
-
-def is_view(case: OpCase) -> bool:
-    """Return whether the op gives a view of an argument, by its schema.
-
-    >>> [is_view(OpCase(name, f"torch.ops.{name}")) for name in ("aten.expand.default", "aten.sum.dim_IntList")]
-    [True, False]
-    """
-    try:
-        schema = resolve(f"torch.ops.{case.op}")._schema  # type: ignore[attr-defined]
-    except ValueError:  # a program of several steps
-        return False
-    aliases = [argument.alias_info for argument in schema.arguments]
-    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def is_of_any_op(failure: Failure) -> bool:

@@ -55,6 +55,7 @@ def vacuous(reference: Reference) -> str:
 _KINDS = {
     DifferenceKind.VALUE: VerdictKind.WRONG_VALUE,
     DifferenceKind.SHAPE: VerdictKind.WRONG_SHAPE,
+    DifferenceKind.STRIDES: VerdictKind.WRONG_SHAPE,
     DifferenceKind.DTYPE: VerdictKind.WRONG_DTYPE,
     DifferenceKind.STRUCTURE: VerdictKind.WRONG_SHAPE,
     DifferenceKind.PLACEMENT: VerdictKind.WRONG_PLACEMENT,

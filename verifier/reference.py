@@ -22,9 +22,11 @@ __all__ = [
     "Reference",
     "argument_names",
     "expected_value",
+    "is_view",
     "make_reference",
     "output_names",
     "parameter_names",
+    "promises_strides",
     "resolve",
     "with_written",
     "writes_out",
@@ -207,6 +209,34 @@ def writes_out(case: OpCase) -> bool:
     """
     schema = getattr(resolve(case.call), "_schema", None)
     return schema is not None and any(argument.is_out for argument in schema.arguments)
+
+
+def is_view(case: OpCase) -> bool:
+    """Return whether the op gives a view of an argument, by its schema.
+
+    >>> [is_view(OpCase(name, f"torch.ops.{name}")) for name in ("aten.expand.default", "aten.sum.dim_IntList")]
+    [True, False]
+    """
+    return _is_view(case.op)
+
+
+def promises_strides(case: OpCase) -> bool:
+    """Return whether a user relies on the strides of what the call returns: it is a view, and nothing else.
+
+    >>> promises_strides(OpCase("aten.t.default", "torch.ops.aten.t.default"))
+    True
+    """
+    return case.call == f"torch.ops.{case.op}" and _is_view(case.op)
+
+
+@functools.cache
+def _is_view(op: str) -> bool:
+    try:
+        schema = resolve(f"torch.ops.{op}")._schema  # type: ignore[attr-defined]
+    except ValueError:  # a program of several steps
+        return False
+    aliases = [argument.alias_info for argument in schema.arguments]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def expected_value(

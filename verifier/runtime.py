@@ -28,11 +28,11 @@ from verifier.cases import (
     Redistribution,
     Trial,
 )
-from verifier.comparison import Spot, check_full, check_shards, is_comparable
+from verifier.comparison import Spot, check_full, check_shards, have_same_strides, is_comparable
 from verifier.converter import DTensorConverter
 from verifier.faults import inject
 from verifier.oracle import case_tolerance, unexplained
-from verifier.reference import Reference, output_names, resolve, with_written, writes_out
+from verifier.reference import Reference, output_names, promises_strides, resolve, with_written, writes_out
 from verifier.targets import asked_placements
 from verifier.torch_internals import (
     Recorder,
@@ -257,6 +257,11 @@ class _Steps:
         with self.log.timed("compare"), paused_simulation():
             if tuple(got.shape) != tuple(expected.shape):
                 found = spot.difference(DifferenceKind.SHAPE, list(got.shape), list(expected.shape))
+                self.log.differences.append(found)
+                return
+            strided = spot.phase is Phase.FORWARD and promises_strides(self.trial.case)
+            if strided and not have_same_strides(got, expected):
+                found = spot.difference(DifferenceKind.STRIDES, list(got.stride()), list(expected.stride()))
                 self.log.differences.append(found)
                 return
             shards = local_shards(got)

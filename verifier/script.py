@@ -27,7 +27,14 @@ from verifier.oracle import accepted_error, case_tolerance
 from verifier.placements import split
 from verifier.process_limits import names_limit
 from verifier.program_source import is_program, needs_its_module, program_source
-from verifier.reference import argument_names, make_reference, output_names, resolve, written_arguments
+from verifier.reference import (
+    argument_names,
+    make_reference,
+    output_names,
+    promises_strides,
+    resolve,
+    written_arguments,
+)
 from verifier.script_template import MEMORY, STRIDED_IMPORT, TEMPLATE
 from verifier.targets import asked_placements
 from verifier.torch_internals import strides_of
@@ -158,6 +165,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         unlimit_call="    limit_memory(None)\n" if limited else "",
         resource_import="import resource\n" if limited else "",
         imports=STRIDED_IMPORT if "_StridedShard" in f"{placements_} {call_text}" else "",
+        strided=promises_strides(trial.case),
         asked=f"[{', '.join(map(str, asked))}]",
         version=torch.__version__.partition("+")[0],
         mesh_text=f"mesh {mesh.shape_text}, backend {backend}",

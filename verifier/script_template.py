@@ -145,6 +145,9 @@ def body(rank, mesh, answers):
     for i, (got, where) in enumerate(zip(results, {asked})):
         if where is not None and tuple(got.placements) != tuple(where):
             problems.append(f"output {{i}}: placed as {{got.placements}}, expected {{where}}")
+    for i, (got, wanted) in enumerate(zip(results, expected) if {strided} else ()):
+        if any(n > 1 and a != b for n, a, b in zip(wanted.shape, got.stride(), wanted.stride())):
+            problems.append(f"output {{i}}: has strides {{list(got.stride())}}, expected {{list(wanted.stride())}}")
     if len(results) != len(expected):
         problems.append(f"returned {{len(results)}} tensors, expected {{len(expected)}}")
     for i, (got, wanted, absolute) in enumerate(zip(results, expected, {accepted})):

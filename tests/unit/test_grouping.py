@@ -23,8 +23,9 @@ from verifier.cases import (
     VerdictKind,
 )
 from verifier.finding_records import message
-from verifier.findings import Collector, Failure, group_key, is_view
+from verifier.findings import Collector, Failure, group_key
 from verifier.flags import tell_apart_by
+from verifier.reference import is_view
 
 MESH = MeshSpec((2,))
 R, S, P = Replicate(), Shard(0), Partial()

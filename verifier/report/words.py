@@ -48,7 +48,7 @@ OUTCOMES: dict[str, Outcome] = {
         (VerdictKind.SILENT_ERROR, "E", "fail", "the local call raises, the sharded one returns"),
         (VerdictKind.WRONG_VALUE, "V", "fail", "a rank holds other values than its placements promise"),
         (VerdictKind.WRONG_GRADIENT, "G", "fail", "a gradient is wrong"),
-        (VerdictKind.WRONG_SHAPE, "S", "fail", "an output has another shape"),
+        (VerdictKind.WRONG_SHAPE, "S", "fail", "an output has another shape, or a view other strides"),
         (VerdictKind.WRONG_DTYPE, "T", "fail", "an output has another dtype"),
         (VerdictKind.WRONG_PLACEMENT, "L", "fail", "an output has placements that do not fit what the ranks hold"),
         (VerdictKind.MUTATED_INPUT, "M", "fail", "an input changed that must not"),
