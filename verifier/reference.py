@@ -16,7 +16,7 @@ import torch
 
 from verifier.cases import OpCase, Phase
 from verifier.comparison import compare
-from verifier.torch_internals import pytree
+from verifier.torch_internals import OpOverload, pytree
 
 __all__ = [
     "Reference",
@@ -232,10 +232,12 @@ def promises_strides(case: OpCase) -> bool:
 @functools.cache
 def _is_view(op: str) -> bool:
     try:
-        schema = resolve(f"torch.ops.{op}")._schema  # type: ignore[attr-defined]
+        overload = resolve(f"torch.ops.{op}")
     except ValueError:  # a program of several steps
         return False
-    aliases = [argument.alias_info for argument in schema.arguments]
+    if not isinstance(overload, OpOverload):  # a name of several, as aten.mm
+        return False
+    aliases = [argument.alias_info for argument in overload._schema.arguments]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
