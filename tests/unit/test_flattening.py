@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import pytest
 import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 import strategies
 from strategies.flattening import refuse_another_number
+from verifier.placements import local_shape
 from verifier.torch_internals import ClaimReader
 
 VIEW = torch.ops.aten.view.default
@@ -44,6 +48,10 @@ def test_shards_that_stay_as_large_as_they_were_are_fine(
     shape: tuple[int, ...], sizes: list[int], before: tuple[Placement, ...], after: tuple[Placement, ...]
 ) -> None:
     refuse_another_number(VIEW, [shape, sizes], (2, 2), before, after)
+    viewed = tuple(torch.empty(shape).view(sizes).shape)
+    for at in product(range(2), repeat=2):  # so that a rank can view what it has
+        held, left = (local_shape(*of, (2, 2), at) for of in ((shape, before), (viewed, after)))
+        assert math.prod(held) == math.prod(left)
 
 
 def test_the_guard_is_installed_and_taken_back() -> None:
