@@ -321,7 +321,7 @@ class DTensorConverter:
             known = self._placed[id(value), placements] = self._prepare(value, placements)
         shape, spec = known.mesh_shape, known.spec
         if known.piece is not None:
-            local = known.piece.clone(memory_format=torch.preserve_format).to(self.mesh.device_type)
+            local = known.piece.clone(memory_format=torch.preserve_format)
         elif simulated_ranks() is None:
             local = take_local(value, placements, shape, self._coordinate(), seed).to(self.mesh.device_type)
         else:
@@ -341,7 +341,7 @@ class DTensorConverter:
         spec = describe_dtensor(value, self.mesh, placements) if plain else None
         piece = None
         if plain and simulated_ranks() is None and not any(placement.is_partial() for placement in placements):
-            piece = view_local(value, placements, mesh_shape, self._coordinate(), seed=0)
+            piece = view_local(value, placements, mesh_shape, self._coordinate(), seed=0).to(self.mesh.device_type)
         return _Placed(value, mesh_shape, isinstance(value, nn.Parameter), spec, piece)
 
     def _coordinate(self) -> Sequence[int]:

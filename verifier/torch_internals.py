@@ -145,6 +145,10 @@ def make_rank_tensors(locals_: Sequence[torch.Tensor]) -> torch.Tensor:
     return result
 
 
+_new_dtensor = DTensor.__new__
+"""As DTensor makes the results of its own ops: the constructor does nothing more, at twice the price."""
+
+
 def describe_dtensor(value: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensorSpec:
     """Return the description of a DTensor that stands for ``value``, a global tensor."""
     return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(value.shape, value.stride(), value.dtype))
@@ -157,7 +161,7 @@ def make_dtensor(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
     what :func:`describe_dtensor` returned, as results of DTensor's cached ops do, unless a shard is strided: of these
     DTensor changes descriptions in place (torch 2.13.0).
     """
-    result: torch.Tensor = DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _new_dtensor(DTensor, local, spec, requires_grad=False)
     return result
 
 
@@ -233,7 +237,9 @@ def per_rank(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
         return {int(rank): local.detach() for rank, local in sorted(tensor._local_tensors.items())}
     world = dist.group.WORLD
     assert world is not None, "there is no process group"
-    return {world.rank(): tensor.detach()}  # dist.get_rank() takes ten times as long, and this is called often
+    if type(tensor) is not torch.Tensor or tensor.requires_grad:
+        tensor = tensor.detach()
+    return {world.rank(): tensor}  # dist.get_rank() takes ten times as long, and this is called often
 
 
 def placement_text(placements: Sequence[Placement]) -> str:
@@ -340,8 +346,8 @@ def _install_hooks() -> None:
     def recording_redistribute(
         local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, **options: Any
     ) -> torch.Tensor:
-        if _recorders and current.placements != target.placements:
-            steps = _plan_steps(local, current, target, options.get("use_graph_based_transform"))
+        if _recorders and not current.placements == target.placements:  # noqa: SIM201 - != takes 30 times as long
+            steps = _planned_steps(local, current, target, options.get("use_graph_based_transform"))
             masks = [p.mask_buffer for p in target.placements if isinstance(p, _MaskPartial)]
             for recorder in _recorders:
                 recorder.steps.extend(steps)
@@ -367,6 +373,32 @@ def _install_hooks() -> None:
 def _executed(schema: OpSchema) -> tuple[str, tuple[str, ...]]:
     specs = [arg for arg in schema.args_schema if isinstance(arg, DTensorSpec)]
     return str(schema.op), tuple(placement_text(spec.placements) for spec in specs)
+
+
+_planned: dict[tuple[object, ...], tuple[list[Step], DeviceMesh, DeviceMesh]] = {}
+"""What :func:`_plan_steps` returned, and the meshes, which a key names by their ids. :func:`forget_calls` empties it.
+
+DTensor remembers its plans as well, but by specs, whose hash and comparison are Python's.
+"""
+
+
+def _planned_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
+    """Return what :func:`_plan_steps` does, or did for the same redistribution."""
+    placements = (*current.placements, *target.placements)
+    if isinstance(local, LocalTensor) or any(type(p) not in _COMPARED_BY_TEXT for p in placements):
+        return _plan_steps(local, current, target, graph_based)
+    orders = (current.shard_order, target.shard_order)
+    size = local.numel() * local.element_size()
+    key = (id(current.mesh), id(target.mesh), placements, orders, current.tensor_meta, graph_based, size)
+    known = _planned.get(key)
+    if known is None:
+        steps = _plan_steps(local, current, target, graph_based)
+        known = _planned[key] = (steps, current.mesh, target.mesh)
+    return known[0]
+
+
+_COMPARED_BY_TEXT = PLAIN_PLACEMENTS | {_MaskPartial}
+"""Placements that have the same text if they are equal."""
 
 
 def _plan_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
@@ -509,6 +541,7 @@ def forget_calls() -> int:
     count: int = redistribute_module._gen_transform_infos.cache_info().currsize
     redistribute_module._gen_transform_infos.cache_clear()
     redistribute_module.clear_redistribute_planner_cache()
+    _planned.clear()
     return count
 
 
@@ -668,7 +701,6 @@ class ShardedOp:
         result = op(*local) if plain else self.kernel(decision.view, *local, **extra)
         spec = decision.result
         if isinstance(spec, DTensorSpec) and isinstance(result, torch.Tensor):
-            # as DTensor does for its own rules: the constructor does nothing more, at twice the price
             return _new_dtensor(DTensor, result, spec, requires_grad=result.requires_grad)
         return DTensor._op_dispatcher.wrap(result, spec)
 
@@ -728,7 +760,6 @@ class _Decision:
     meshes: tuple[DeviceMesh, ...]
 
 
-_new_dtensor = DTensor.__new__
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _MOST_DECISIONS = 4096
 _decisions: dict[tuple[object, ...] | None, _Decision] = {}

@@ -6,9 +6,13 @@ import logging
 import re
 
 import pytest
+import torch
 from test_faults import MESH, trial
+from torch.distributed.tensor import Replicate, Shard
 
-from verifier.cases import Fate
+from strategies.embedding.inputs import EMBEDDING, LOOKUP
+from strategies.tensors import filled
+from verifier.cases import Fate, OpCase, Phase, Trial
 from verifier.meshes import Pool, PoolKey
 from verifier.meshes.worker import REMEMBERED_TRIALS
 
@@ -30,3 +34,23 @@ def test_ranks_do_not_remember_calls_for_ever(caplog: pytest.LogCaptureFixture) 
     assert sorted(text.partition(":")[0] for text in said) == ["rank 0", "rank 1"]
     wanted = rf"rank \d: forgets [1-9]\d* redistributions after {REMEMBERED_TRIALS} trials"
     assert [text for text in said if not re.fullmatch(wanted, text)] == []
+
+
+def test_a_redistribution_that_is_remembered_has_the_bytes_of_its_own() -> None:
+    """Lookups alike but for what a rank holds: DTensor gathers [4, width] of width-wise shards, each again later."""
+
+    def lookup(width: int, dtype: torch.dtype) -> Trial:
+        arguments = {"weight": filled((6, width), dtype, 0), "input": torch.arange(4)}
+        return Trial(OpCase(EMBEDDING, LOOKUP, (), arguments), MESH, ((Shard(1),), (Replicate(),)))
+
+    wide, narrow, single = lookup(8, torch.float64), lookup(4, torch.float64), lookup(8, torch.float32)
+    sizes = {}
+    with Pool(PoolKey.of(MESH)) as pool:
+        for number, observation in enumerate(pool.run([wide, narrow, single] * 2)):
+            for report in observation.reports:
+                assert report is not None
+                [step] = [step for step in report.redistributions if step.phase is Phase.GATHER]
+                assert (step.source, step.target, step.collective) == ("S(1)", "R", "all_gather")
+                sizes[number, report.ranks] = step.bytes
+    wanted = [4 * 4 * 8, 4 * 2 * 8, 4 * 4 * 4] * 2
+    assert sizes == {(number, (rank,)): size for number, size in enumerate(wanted) for rank in (0, 1)}
