@@ -44,11 +44,12 @@ from verifier.gate import as_json, decide, render
 from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import Cluster
 from verifier.progress import ProgressDisplay
+from verifier.record_files import DEFAULT_REPORTS
 from verifier.recording import Request, make_plan, parse_rank_memory, record, write_report
 from verifier.records import RunRecord
 from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json, with_folder
-from verifier.runs import DEFAULT_REPORTS, RunStore
+from verifier.runs import RunStore
 from verifier.script import render_script
 from verifier.summary import join_levels
 from verifier.taking_over import merge as merge_shards

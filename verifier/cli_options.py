@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from verifier.logs import LogLevel
+from verifier.record_files import DEFAULT_REPORTS
 from verifier.recording import DEFAULT_MESHES
-from verifier.runs import DEFAULT_REPORTS
 
 __all__ = [
     "DEFAULT_BASELINE",

@@ -19,6 +19,7 @@ from verifier.cli_options import (
     Seed,
 )
 from verifier.logs import LogLevel, log_to_stderr
+from verifier.record_files import DEFAULT_REPORTS
 from verifier.recording import write_report
 from verifier.report.github import github_lines
 from verifier.report.rules_json import render_rules_json
@@ -26,7 +27,7 @@ from verifier.report.rules_text import header_line, op_lines, total_lines
 from verifier.report.words import with_folder
 from verifier.rules.progress import RulesProgress
 from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
-from verifier.runs import DEFAULT_REPORTS, RunStore
+from verifier.runs import RunStore
 
 __all__ = ["rules"]
 

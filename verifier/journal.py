@@ -19,6 +19,7 @@ from verifier.record_files import (
     convert_fields,
     decode_versioned,
     encode_record,
+    out_option,
     refused,
     write_all,
     write_atomically,
@@ -182,9 +183,14 @@ class RunWriter:
         RunStoreError
             If the file system refuses, such as a full disk. The lines written before stay readable.
         """
-        resumable = f"; when there is room: python -m verifier run --resume {self.header.id}"
+        resumable = f"; when there is room: {self.resume_command}"
         rest = resumable if self.header.request else ", and the run can go on without a journal"
         self._append(event, f"its {self._lines()} are kept{rest}")
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with the run."""
+        return f"python -m verifier run --resume {self.header.id}{out_option(self.directory.parent.parent)}"
 
     def _lines(self) -> str:
         return f"first {self._written} lines" if self._written != 1 else "first line"

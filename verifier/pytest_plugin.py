@@ -188,13 +188,14 @@ def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: S
     from verifier.session_record import SessionRecord
     from verifier.verifying import Verifier
 
-    baseline = load_baseline(Path(pytestconfig.getoption("--verifier-out")) / "baseline.toml", missing_ok=True)
+    folder = Path(pytestconfig.getoption("--verifier-out"))
+    baseline = load_baseline(folder / "baseline.toml", missing_ok=True)
     seed = pytestconfig.getoption("--verifier-seed")
     command = shlex.join(["pytest", *map(str, pytestconfig.invocation_params.args)])
     record = SessionRecord(command, seed, tuple(verifier_imports), baseline)
     pytestconfig.stash[_SESSION].own = record
     backend = pytestconfig.getoption("--verifier-backend")
-    return Verifier(mesh_pools, _meshes(pytestconfig)[0], seed, backend, record)
+    return Verifier(mesh_pools, _meshes(pytestconfig)[0], seed, backend, record, folder)
 
 
 @pytest.fixture(scope="session")
@@ -249,11 +250,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     run = config.stash[_SESSION].stored
     if run is None:
         return
+    from verifier.record_files import out_option
     from verifier.wording import plural
 
     counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts.items())
-    out = config.getoption("--verifier-out")
-    rest = "" if out == "reports" else f" --out {shlex.quote(out)}"
     terminalreporter.section("verifier")
     terminalreporter.write_line(
         f"{plural(run.trials, 'trial')}: {counts or 'none'}; {plural(len(run.findings), 'finding')}"
@@ -261,4 +261,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for finding in run.findings:
         first = finding.message.partition("\n")[0]
         terminalreporter.write_line(f"  {finding.fingerprint} {finding.verdict} in {finding.op}: {first}")
+    rest = out_option(Path(config.getoption("--verifier-out")))
     terminalreporter.write_line(f"recorded as {run.header.id}; to see it: python -m verifier report{rest}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,11 +14,13 @@ import msgspec
 from verifier.records import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
 
 __all__ = [
+    "DEFAULT_REPORTS",
     "RunFormatError",
     "RunStoreError",
     "convert_fields",
     "decode_versioned",
     "encode_record",
+    "out_option",
     "read_finding",
     "read_record",
     "refused",
@@ -27,6 +30,19 @@ __all__ = [
 ]
 
 _Record = TypeVar("_Record", RunRecord, FindingRecord, RunHeader)
+
+
+DEFAULT_REPORTS = Path("reports")
+"""Where reports and runs are kept unless another place is named."""
+
+
+def out_option(folder: Path) -> str:
+    """Return what a command that is told to the user ends with, if what it reads is kept in ``folder``.
+
+    >>> out_option(Path("my nights")), out_option(DEFAULT_REPORTS)
+    (" --out 'my nights'", '')
+    """
+    return "" if folder == DEFAULT_REPORTS else f" --out {shlex.quote(str(folder))}"
 
 
 class RunFormatError(ValueError):

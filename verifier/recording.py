@@ -279,9 +279,8 @@ def record(
             opened.finish(run)
         except KeyboardInterrupt:
             kept = f"what was tried is kept in {opened.journal_path}"
-            raise RunInterrupted(
-                f"interrupted before the record was written; {kept}, and `python -m verifier run --resume` goes on"
-            ) from None
+            rest = f"; to go on: {opened.resume_command}" if plan.header.request else ""
+            raise RunInterrupted(f"interrupted before the record was written; {kept}{rest}") from None
     return run
 
 

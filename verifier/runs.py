@@ -19,6 +19,7 @@ from pathlib import Path
 from verifier.journal import JOURNAL_NAME, RECORD_NAME, Journal, RunWriter, read_journal
 from verifier.journal_events import FINDING
 from verifier.record_files import (
+    DEFAULT_REPORTS,
     RunFormatError,
     convert_fields,
     read_finding,
@@ -28,10 +29,7 @@ from verifier.record_files import (
 from verifier.records import FindingRecord, RunHeader, RunRecord
 from verifier.wording import did_you_mean, plural
 
-__all__ = ["DEFAULT_REPORTS", "RunStore", "new_run_id"]
-
-DEFAULT_REPORTS = Path("reports")
-"""Where reports and runs are kept unless another place is named."""
+__all__ = ["RunStore", "new_run_id"]
 
 
 def new_run_id() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Literal, Protocol
 
 from hypothesis import currently_in_test_context, settings
@@ -27,6 +28,7 @@ from verifier.findings import Failure, fingerprint
 from verifier.meshes import Pool, PoolError, PoolSet
 from verifier.oracle import judge
 from verifier.profiles import CAMPAIGN_PROFILES
+from verifier.record_files import DEFAULT_REPORTS, out_option
 from verifier.reference import Reference, make_reference
 from verifier.trials import CasePlan, combination_rows, cotangent_placements, plan_case
 from verifier.verification import ERRORS, NothingVerified, ToolError, Verification
@@ -65,6 +67,8 @@ class Verifier:
         Of meshes that are given as text without one.
     recorder
         Gets every trial, unless a call says otherwise.
+    folder
+        Where what is recorded will be, for the command that reproduces a failure.
     """
 
     def __init__(
@@ -74,12 +78,14 @@ class Verifier:
         seed: int = 0,
         backend: Backend = "gloo",
         recorder: Recorder | None = None,
+        folder: Path = DEFAULT_REPORTS,
     ) -> None:
         self.pools = pools
         self.default_mesh = default_mesh
         self.seed = seed
         self.backend = backend
         self.recorder = recorder
+        self.folder = folder
 
     def __call__(
         self,
@@ -161,7 +167,7 @@ class Verifier:
             if recorder is not None:
                 for failure in failures:
                     recorder.failed(failure, raised=failure is first)
-            raise ERRORS[first.verdict.kind](_message(first, recorder is not None), first)
+            raise ERRORS[first.verdict.kind](_message(first, None if recorder is None else self.folder), first)
         if not allow_nothing and VerdictKind.PASS not in result.counts:
             reasons = dict.fromkeys(f"{verdict.kind}: {verdict.message}" for verdict in result.verdicts)
             raise NothingVerified(f"{result.describe()}; {'; '.join(list(reasons)[:5])}")
@@ -275,6 +281,9 @@ def _families() -> tuple[Family, ...]:
     return tuple(installed_families().values())
 
 
-def _message(failure: Failure, recorded: bool) -> str:
+def _message(failure: Failure, folder: Path | None) -> str:
+    """Return the message of ``failure``; ``folder`` is where it is recorded, None if it is not."""
     text = message(failure, likely_cause(failure.trial, failure.verdict), fingerprint(failure))
-    return text if recorded else text.rpartition("\n")[0]  # what is not recorded cannot be replayed
+    if folder is None:
+        return text.rpartition("\n")[0]  # what is not recorded cannot be replayed
+    return text + out_option(folder)

@@ -230,8 +230,8 @@ def _is_installed() -> bool:
     return any(entry_point.value == "verifier.pytest_plugin" for entry_point in entry_points(group="pytest11"))
 
 
-def newest(pytester: pytest.Pytester) -> RunRecord:
-    run = RunStore(pytester.path / "reports").newest()
+def newest(pytester: pytest.Pytester, folder: str = "reports") -> RunRecord:
+    run = RunStore(pytester.path / folder).newest()
     assert run is not None
     return run
 
@@ -262,20 +262,25 @@ SESSION = """
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "under xdist"])
-def test_a_session_is_recorded(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("options", "folder", "told"),
+    [((), "reports", ""), (("-n", "2", "--verifier-out=nights"), "nights", " --out nights")],
+    ids=["alone", "under xdist, elsewhere"],
+)
+def test_a_session_is_recorded(pytester: pytest.Pytester, options: tuple[str, ...], folder: str, told: str) -> None:
     pytester.makepyfile(SESSION)
-    result = run_session(pytester, "--hypothesis-profile=ci", "--verifier-seed=7", "--verifier-mesh=3", *workers)
+    result = run_session(pytester, "--hypothesis-profile=ci", "--verifier-seed=7", "--verifier-mesh=3", *options)
     result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(
         [
             "*Crash: rank 2 raised RuntimeError: index_select()*",
             "*= verifier =*",
             "* trials: *; 1 finding",
-            "recorded as *; to see it: python -m verifier report",
+            f"recorded as *; to see it: python -m verifier report{told}",
         ]
     )
-    run = newest(pytester)
+    run = newest(pytester, folder)
+    assert f"  reproduce: python -m verifier replay {run.findings[0].fingerprint}{told}\n" in str(result.stdout) + "\n"
     assert run.complete
     assert (run.header.seed, run.header.profile, run.header.meshes) == (7, "ci", ["3"])
     assert run.header.command.startswith("pytest ")
@@ -291,7 +296,7 @@ def test_a_session_is_recorded(pytester: pytest.Pytester, workers: tuple[str, ..
     shapes = [argument["tensor"]["shape"] for argument in finding.trial.case.args]
     assert shapes == [[1], [4, 1]]  # one id, and the fewest rows that leave a rank without one
     assert [edge.collective for edge in run.graph.edges]
-    assert RunStore(pytester.path / "reports").path(run.header.id, "graph.graphml").is_file()
+    assert RunStore(pytester.path / folder).path(run.header.id, "graph.graphml").is_file()
 
 
 def test_a_known_finding_is_recorded_as_known(pytester: pytest.Pytester) -> None:

@@ -76,7 +76,8 @@ def test_one_more_while_a_run_ends_says_what_is_kept(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(recording.Campaign, "run", interrupted_again)
-    header = RunHeader("20260101T000000-000000-aaaaaa", "", 0, "dev", [], [], [], "cpu", 1, None, [], {}, "")
+    run_id = "20260101T000000-000000-aaaaaa"
+    header = RunHeader(run_id, "", 0, "dev", [], [], [], "cpu", 1, None, [], {}, "", request={"patterns": []})
     plan = Plan(header, {}, {}, (), (), seed=0, max_examples=1, combinations=1, time_limit=None)
 
     def run() -> None:
@@ -85,7 +86,7 @@ def test_one_more_while_a_run_ends_says_what_is_kept(
     assert entry._status_of(run) == 130
     said = capsys.readouterr().err
     assert said.startswith("interrupted before the record was written; what was tried is kept in ")
-    assert said.endswith("journal.jsonl, and `python -m verifier run --resume` goes on\n")
+    assert said.endswith(f"journal.jsonl; to go on: python -m verifier run --resume {run_id} --out {tmp_path}\n")
     assert list(tmp_path.rglob("journal.jsonl"))
     assert not list(tmp_path.rglob("run.json"))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from verifier.cases import MeshSpec
+from verifier.record_files import DEFAULT_REPORTS
 from verifier.records import FindingRecord, RunRecord
 from verifier.report.graph_svg import collective_class, draw_graph
 from verifier.report.matrix import matrix_views
@@ -36,7 +37,6 @@ from verifier.report.words import (
     totals,
     with_folder,
 )
-from verifier.runs import DEFAULT_REPORTS
 from verifier.wording import plural
 
 __all__ = ["Banner", "banners", "render_html", "write_html"]

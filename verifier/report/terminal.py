@@ -9,6 +9,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
+from verifier.record_files import DEFAULT_REPORTS
 from verifier.records import NOT_SELECTED, FindingRecord, RunRecord
 from verifier.report.rules_text import totals_block, untested_beside_rules
 from verifier.report.words import (
@@ -21,7 +22,6 @@ from verifier.report.words import (
     totals,
     with_folder,
 )
-from verifier.runs import DEFAULT_REPORTS
 from verifier.wording import plural
 
 __all__ = ["next_steps", "print_summary"]

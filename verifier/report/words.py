@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from verifier.cases import VerdictKind
+from verifier.record_files import out_option
 from verifier.records import FindingRecord, RunRecord
-from verifier.runs import DEFAULT_REPORTS
 from verifier.wording import plural
 
 __all__ = [
@@ -244,6 +243,4 @@ def with_folder(text: str, folder: Path) -> str:
     >>> with_folder("reproduce: python -m verifier replay 0b4a15ec4750", Path("reports"))
     'reproduce: python -m verifier replay 0b4a15ec4750'
     """
-    if folder == DEFAULT_REPORTS:
-        return text
-    return _READS_RUNS.sub(lambda command: f"{command[0]} --out {shlex.quote(str(folder))}", text)
+    return _READS_RUNS.sub(lambda command: command[0] + out_option(folder), text)
