@@ -28,14 +28,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "mutants"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "mesh"))
 
 import bag_programs
+import renorm_programs
 from bag_mutants import MUTANTS, OPS
 from test_embedding_strategy_mutants import MUTANTS as LOOKUP_MUTANTS
 from test_embedding_strategy_mutants import run
 
 from strategies.embedding import FAMILY as EMBEDDINGS
-from strategies.embedding.inputs import EMBEDDING
+from strategies.embedding.inputs import EMBEDDING, NORM_TYPES
 from strategies.embedding_bag import FAMILY as BAGS
 from strategies.embedding_bag.inputs import FORWARD_ONLY, TRAINED
+from strategies.tensors import filled
+from strategies.torchrec.family import FAMILY as TABLES
+from strategies.torchrec.layouts import LAYOUTS
 from verifier.calls import make_combination
 from verifier.cases import MeshSpec, Observation, OpCase, Phase, Trial, VerdictKind, parse_placements
 from verifier.families import DrawContext, Family
@@ -61,6 +65,8 @@ class Rule:
         Of the arguments, by name; what is not named is replicated. An argument that a call does not have is left out.
     needs, without
         Classes of input, as the families name them, that a call must have, and must not have.
+    arguments
+        What arguments of a call, by name, have to be; None for those that it has to leave out.
     cotangent
         Placement of the cotangent of the first backward pass; ``columns`` cuts the last dim of it.
     refused
@@ -71,11 +77,13 @@ class Rule:
     placements: dict[str, str]
     needs: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
+    arguments: dict[str, object] = field(default_factory=dict)
     cotangent: str = "R"
     refused: bool = False
 
     def fits(self, case: OpCase) -> bool:
-        return self.needs <= case.tags and not (self.without | {"out-of-range ids"}) & case.tags
+        same = all(case.kwargs.get(name) == value for name, value in self.arguments.items())
+        return same and self.needs <= case.tags and not (self.without | {"out-of-range ids"}) & case.tags
 
 
 def bag_rules() -> Iterator[Rule]:
@@ -107,6 +115,8 @@ def bag_rules() -> Iterator[Rule]:
     scaled = {"scale_grad_by_freq"}
     for name, placements in (("row-wise", {"weight": "S(0)"}), ("column-wise", {"weight": "S(1)"}), ("by ids", cut)):
         yield from rule(f"{name}, scale_grad_by_freq", placements, "sum", "mean", needs=scaled)
+    bags = {"offsets": "S(0)"}
+    yield from rule("bag-wise by offsets, scale_grad_by_freq", bags, "sum", "mean", needs=scaled, without=flat)
 
 
 def lookup_rules() -> Iterator[Rule]:
@@ -119,14 +129,48 @@ def lookup_rules() -> Iterator[Rule]:
     yield Rule("partial weight", part, without=plain)
     yield Rule("partial gradient", {}, without=plain | {"no grad"}, cotangent="P(sum)")
     yield Rule("by ids, scale_grad_by_freq", ids, frozenset({"scale_grad_by_freq"}), plain)
+    renormed, scalars = frozenset({"max_norm"}), frozenset({"0-d indices"})
     for name, placements in (("row-wise", rows), ("column-wise", columns), ("by ids", ids)):
-        yield Rule(f"max_norm, {name}", placements, frozenset({"max_norm"}), frozenset({"0-d indices"}))
-    yield Rule("max_norm, partial weight", part, frozenset({"max_norm"}), refused=True)
+        for order in NORM_TYPES:
+            given = {"norm_type": None if order == NORM_TYPES[0] else order}
+            yield Rule(f"max_norm, norm {order:g}, {name}", placements, renormed, scalars, given)
+    yield Rule("max_norm, partial weight", part, renormed, refused=True)
 
 
-GROUPS: tuple[tuple[str, Family, str, Callable[[], Iterator[Rule]]], ...] = (
-    ("aten._embedding_bag and its gradients", BAGS, "weight, input, offsets, per_sample_weights", bag_rules),
-    ("aten.embedding, its gradient and embedding_renorm_", EMBEDDINGS, "weight, input", lookup_rules),
+def refused_bags() -> Iterator[Rule]:
+    """Yield what DTensor's own rules refuse of bags, which is all."""
+    flat = frozenset({"ids of two dims"})
+    cuts = ({}, {"weight": "S(0)"}, {"weight": "S(1)"}, {"weight": "P(sum)"}, {"input": "S(0)"})
+    for placements in (*cuts, {"offsets": "S(0)"}):
+        cut = ", ".join(f"{name} {text}" for name, text in placements.items()) or "all replicated"
+        yield Rule(f"ids of one dim, {cut}", placements, without=flat, refused=True)
+    yield Rule("ids of two dims, all replicated", {}, flat, refused=True)
+
+
+def refused_lookups() -> Iterator[Rule]:
+    """Yield what DTensor's own rules refuse of ``max_norm``, which is all."""
+    for placements in ({}, {"weight": "S(0)"}, {"weight": "S(1)"}, {"input": "S(0)"}, {"weight": "P(sum)"}):
+        cut = ", ".join(f"{name} {text}" for name, text in placements.items()) or "all replicated"
+        yield Rule(f"max_norm, {cut}", placements, frozenset({"max_norm"}), refused=True)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A table of rules of one family; ``arguments`` are those whose placements it names."""
+
+    title: str
+    family: Family
+    arguments: str
+    rules: Callable[[], Iterator[Rule]]
+    imports: tuple[str, ...] = ("strategies.install",)
+
+
+_OF_BAGS = "weight, input, offsets, per_sample_weights"
+GROUPS = (
+    Group("aten._embedding_bag and its gradients", BAGS, _OF_BAGS, bag_rules),
+    Group("aten.embedding, its gradient and embedding_renorm_", EMBEDDINGS, "weight, input", lookup_rules),
+    Group("aten._embedding_bag by DTensor's own rules", BAGS, _OF_BAGS, refused_bags, ()),
+    Group("aten.embedding_renorm_ by DTensor's own rules", EMBEDDINGS, "weight, input", refused_lookups, ()),
 )
 
 
@@ -234,6 +278,31 @@ def try_rules(
     return lines
 
 
+def try_layouts(meshes: Sequence[MeshSpec], most: int) -> list[tuple[Line, str]]:
+    """Return what came of training tables in each of TorchRec's layouts, and the classes of input among them.
+
+    A trial puts the table into the layout, has every rank check the chunks, pools bags, takes one step of an optimiser
+    and reads a checkpoint of the table into a drawn layout; all of it is compared with the table as a whole.
+    """
+    made = []
+    pools = PoolSet(lambda key: Pool(key, ()))
+    try:
+        for name, op in zip(LAYOUTS, TABLES.ops, strict=True):
+            line, tags = Line(Rule(name, {})), set[str]()
+            for mesh in meshes:
+                cases = drawn(TABLES, (op,), mesh, most)
+                plans = [
+                    Trial(case, mesh, make_combination({}, case, mesh), (), seed) for seed, case in enumerate(cases)
+                ]
+                for observation in pools.of(mesh).run(plans):
+                    line.take(observation, judge(observation, make_reference(observation.trial.case)).kind)
+                tags.update(*(case.tags for case in cases))
+            made.append((line, ", ".join(sorted(tags))))
+    finally:
+        pools.close()
+    return made
+
+
 # ---------------------------------------------------------------------------------------------------------- wrong forms
 IDS, OFFSETS = torch.tensor([0, 4, 3, 1, 1, 2, 4]), torch.tensor([0, 0, 3, 4])
 TIED = torch.tensor([[1.0, 2.0], [2.0, 1.0], [2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
@@ -254,6 +323,17 @@ def wrong_forms() -> Iterator[tuple[str, str]]:
             where = {"placements": ["(R, S(0))", "(R, R)", "(R, R)"], "exact": True, "record": False}
             calls = (f"bag_programs.{program.__name__}", TIED.clone().requires_grad_(), IDS, OFFSETS)
             yield fault_of(program), found_out(lambda calls=calls, where=where: verify(*calls, **where))
+        table = filled((5, 3), torch.float64, 0)
+        for program, order, where in (
+            (renorm_programs.norm_of_own_columns, 2.0, ["(R, S(1))", "(R, R)"]),
+            (renorm_programs.largest_entries_added, torch.inf, ["(S(1), R)", "(R, R)"]),
+            (renorm_programs.rows_of_own_ids, 2.0, ["(R, R)", "(S(0), R)"]),
+        ):
+            scaled = (f"renorm_programs.{program.__name__}", table, torch.tensor([[0, 4, 3], [4, 1, 0]]), order)
+            yield (
+                fault_of(program),
+                found_out(lambda scaled=scaled, where=where: verify(*scaled, placements=where, record=False)),
+            )
         for function, (call, _) in LOOKUP_MUTANTS.items():
             yield fault_of(function), found_out(lambda function=function, call=call: run(verify, function, call))
     finally:
@@ -273,6 +353,13 @@ def found_out(call: Callable[[], object]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- pages
+LAYOUT_TEXT = (
+    "Each rank gets its chunks as a `LocalShardsWrapper` in a DTensor. A proof is a table of which the chunks cover",
+    "every row and column, whose pooled bags, gradient, rows after one step and checkpoint, read into a layout that is",
+    "drawn, are those of the table as a whole.",
+)
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
 
@@ -302,13 +389,18 @@ def main() -> int:
         "",
     ]
     failed = False
-    for title, family, arguments_of, rules in GROUPS:
-        lines = try_rules(family, list(rules()), meshes, arguments.cases)
-        names = arguments_of.split(", ")
+    for group in GROUPS:
+        lines = try_rules(group.family, list(group.rules()), meshes, arguments.cases, group.imports)
+        names = group.arguments.split(", ")
         gradients = ["weight.grad", "per_sample_weights.grad"][: 1 + (len(names) > 2)]
-        header = ["rule", arguments_of, "result", *gradients, "communication", "verdict"]
-        page += [f"## {title}", "", *table(header, (line.cells(names) for line in lines)), ""]
+        header = ["rule", group.arguments, "result", *gradients, "communication", "verdict"]
+        page += [f"## {group.title}", "", *table(header, (line.cells(names) for line in lines)), ""]
         failed |= not all(line.holds for line in lines)
+    layouts = try_layouts(meshes, arguments.cases)
+    failed |= not all(line.holds for line, _ in layouts)
+    rows = [(line.rule.name, LAYOUTS[line.rule.name].summary, tags or "-", line.verdict) for line, tags in layouts]
+    page += ["## TorchRec's layouts", "", *LAYOUT_TEXT, ""]
+    page += [*table(["layout", "who holds what", "among the cases", "verdict"], rows), ""]
     forms = list(wrong_forms())
     failed |= not all(found for _, found in forms)
     rows = [(name, found or "NOT FOUND OUT") for name, found in forms]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,11 +16,15 @@ from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext
 
-__all__ = ["BACKWARD", "EMBEDDING", "INPUT_CLASSES", "LOOKUP", "embedding_cases"]
+__all__ = ["BACKWARD", "EMBEDDING", "INPUT_CLASSES", "LOOKUP", "MAX_NORM", "NORM_TYPES", "embedding_cases"]
 
 EMBEDDING = "aten.embedding.default"
 BACKWARD = "aten.embedding_dense_backward.default"
 LOOKUP = "torch.nn.functional.embedding"
+
+MAX_NORM = 2.7
+"""No norm of a few small integers is near it, whatever the order: rounding never decides whether a row is scaled."""
+NORM_TYPES = (2.0, 0.0, 0.5, 1.0, 3.0, math.inf)
 
 # Programs by name, with the class of input that each stands for.
 PROGRAMS = {
@@ -46,6 +51,7 @@ INPUT_CLASSES = frozenset(PROGRAMS.values()) | {
     "no grad",
     "non-contiguous gradient",
     "non-contiguous weight",
+    "norm_type",
     "one-row table",
     "out-of-range ids",
     "padding id looked up",
@@ -95,8 +101,10 @@ def _lookups(draw: st.DrawFn, context: DrawContext) -> OpCase:
     flags: dict[str, dict[str, object]] = {
         "scale": {"scale_grad_by_freq": True},
         "sparse": {"sparse": True},
-        "max_norm": {"max_norm": 3.0},
+        "max_norm": {"max_norm": MAX_NORM},
     }
+    if feature == "max_norm" and (order := draw(st.sampled_from(NORM_TYPES))) != NORM_TYPES[0]:
+        flags["max_norm"]["norm_type"] = order
     kwargs = {"weight": table.weight(), "input": indices, **table.padding(), **flags.get(feature, {})}
     tags = table.tags() | _index_tags(table, indices) | set(flags.get(feature, {}))
     if feature == "out of range":

@@ -1,4 +1,7 @@
-"""Lookups with ``max_norm``, under a strategy that is wrong in one way each; plain tensors know nothing of that."""
+"""Lookups with ``max_norm``: by a module, and under a strategy that is wrong in one way each.
+
+Plain tensors know nothing of a strategy.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,13 @@ from verifier.torch_internals import ShardedOp, replaced_handler, replaced_shard
 aten = torch.ops.aten
 
 
+def module(weight: torch.Tensor, input: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """Return what an ``nn.Embedding`` looks up whose weight is ``weight``; it scales rows of that."""
+    made = torch.nn.Embedding(*weight.shape, max_norm=3.0, norm_type=norm_type, device="meta")
+    found: torch.Tensor = torch.func.functional_call(made, {"weight": weight}, (input,))
+    return found
+
+
 def _lookup(sharded: ShardedOp, weight: torch.Tensor, input: torch.Tensor, norm_type: float) -> torch.Tensor:
     with replaced_sharded_op(sharded):
         return torch.nn.functional.embedding(input, weight, max_norm=3.0, norm_type=norm_type)
@@ -26,10 +36,12 @@ def _ruled(rule: list[object]) -> ShardedOp:
 
 
 def norm_of_own_columns(weight: torch.Tensor, input: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """Scale the columns that a rank has by their own norm, and not by that of whole rows."""
     return _lookup(_ruled([Replicate(), Shard(1), Replicate()]), weight, input, norm_type)
 
 
 def largest_entries_added(weight: torch.Tensor, input: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """Add up the largest entries of the column blocks, of which the largest is the norm."""
     assert norm_type == math.inf
     return _lookup(_ruled([Partial("sum"), Shard(1), Replicate()]), weight, input, norm_type)
 

@@ -65,6 +65,16 @@ def test_embedding_bag(verify_ours: Verifier) -> None:
     assert result.counts == {VerdictKind.PASS: 1}
 
 
+@pytest.mark.parametrize("norm_type", [1.0, 2.0])
+def test_the_module(verify_ours: Verifier, norm_type: float) -> None:
+    weight = filled((5, 3), torch.float64, 0)
+    assert bool((weight.norm(norm_type, dim=1)[IDS] > 3).any())
+    combinations = [["(S(0), S(1))", "(R, R)"], ["(R, S(0))", "(S(0), R)"]]
+    for combination in combinations:
+        found = verify_ours("renorm_programs.module", weight, IDS, norm_type, mesh=SQUARE, placements=combination)
+        assert found.counts == {VerdictKind.PASS: 1}
+
+
 def test_a_partial_table_is_refused(verify_ours: Verifier) -> None:
     result = verify_ours(lookup(2.0), placements={"weight": "P(sum)"}, allow_nothing=True)
     assert result.counts == {VerdictKind.UNSUPPORTED: 1}

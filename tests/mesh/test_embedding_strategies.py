@@ -171,13 +171,14 @@ def test_ids_out_of_range_raise_on_every_rank(verify_ours: Verifier, ids: str) -
     assert [(one.type, one.phase) for one in raised if one is not None] == [("IndexError", Phase.FORWARD)] * 3
 
 
-def test_drawn_calls(verify_ours: Verifier) -> None:
-    mesh = MeshSpec.parse(SQUARE)
+@pytest.mark.parametrize(("text", "calls", "cap"), [(SQUARE, 12, 4), ("simulated:2x2x2", 6, 2)])
+def test_drawn_calls(verify_ours: Verifier, text: str, calls: int, cap: int) -> None:
+    mesh = MeshSpec.parse(text)
     context = DrawContext(mesh, (torch.float64, torch.bfloat16), (EMBEDDING, BACKWARD))
 
-    @settings(max_examples=12, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=calls, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(case=FAMILY.cases(context), seed=st.integers(0, 99))
     def check(case: OpCase, seed: int) -> None:
-        verify_ours(case, mesh=mesh, cap=4, allow_nothing=True)
+        verify_ours(case, mesh=mesh, cap=cap, allow_nothing=True)
 
     check()
