@@ -2,7 +2,7 @@
 
 Torch's rule (2.13.0) looks at one mesh dim at a time. It refuses to flatten shards that one mesh dim cuts unevenly, as
 these are no shards of the flattened tensor. Where only several mesh dims together cut unevenly it goes on, and each
-rank is told to view its elements as another number of them.
+rank is told to view its elements as another number of them. And to flatten ``[0, n]`` it takes for ever.
 """
 
 from __future__ import annotations

@@ -29,13 +29,21 @@ from torch.distributed.tensor import _dispatch as dispatch_module
 from torch.distributed.tensor import _redistribute as redistribute_module
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OpStrategy, OutputSharding, RuntimeSchemaInfo
+from torch.distributed.tensor._op_schema import (
+    OpInfo,
+    OpSchema,
+    OpSpec,
+    OpStrategy,
+    OutputSharding,
+    RuntimeSchemaInfo,
+)
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.single_dim_strategy import (
     _PreparedSingleDimStrategy,
     _resolve_foreach_elementwise_overload,
     _SingleDimStrategyInfo,
 )
+from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import (
@@ -910,6 +918,10 @@ class _Guarded:
     guard: Callable[..., None]
 
     def __call__(self, schema: OpSchema) -> Any:
+        given = schema.args_schema[0]
+        assert isinstance(given, OpStrategy)
+        if not math.prod(given.shape):
+            return _replicated(given)
         strategy = self.rules(schema)
         args = [arg.shape if isinstance(arg, OpStrategy) else arg for arg in schema.args_schema]
         for rule in strategy.strategies:
@@ -919,8 +931,20 @@ class _Guarded:
         return strategy
 
 
+def _replicated(given: OpStrategy) -> OpStrategy:
+    """Return the rule of an op with one tensor and one result by which both are replicated."""
+    everywhere = DTensorSpec(
+        given.mesh, (Replicate(),) * given.mesh.ndim, tensor_meta=given.strategies[0].output_spec.tensor_meta
+    )
+    costs = [generate_redistribute_costs(given, everywhere)]
+    return OpStrategy([OpSpec(everywhere, (everywhere,), redistribute_cost=costs)])
+
+
 def install_guard(op: OpOverload, guard: Callable[..., None]) -> None:
     """Let DTensor ask ``guard`` before it goes by a rule of ``op``, an op with one tensor and one result, from now on.
+
+    A tensor without elements is replicated, whatever its rules are: torch's rule of views, asked to flatten one, looks
+    for further dims for ever (2.13.0).
 
     To do so twice changes nothing, nor does it where DTensor has no rules of that op that look at a whole call.
 

@@ -100,7 +100,8 @@ def _bags(draw: st.DrawFn, context: DrawContext) -> OpCase:
 def _shapes(ranks: int, *, broad: bool) -> list[tuple[int, ...]]:
     """Return shapes of ids, the smallest first: of ``[bags, size]`` if ``broad``, else of one dim.
 
-    Ids of two dims are flattened before the op, and flattening a DTensor without elements never ends in torch 2.13.0.
+    Ids of two dims are flattened before the op. There are none without elements among them: to flatten a DTensor
+    ``[0, n]`` never ends in torch 2.13.0, and each such trial would take as long as a hang.
     """
     if broad:
         return [(1, 1), (1, 3), (2, 3), (3, 2), (ranks, 1), (ranks, 3), (ranks + 1, 2), (2 * ranks, 2)]

@@ -126,6 +126,15 @@ def test_ids_of_two_dims_that_are_cut_with_their_bags(verify_ours: Verifier) -> 
     assert result.collectives(Phase.FORWARD) == {}
 
 
+@pytest.mark.parametrize("cut", ["(R, R)", "(S(0), R)", "(S(1), S(0))"])
+def test_ids_of_two_dims_without_elements(verify_ours: Verifier, cut: str) -> None:
+    """Torch's own rule of flattening them never comes to its end."""
+    case = bag("sum", input=torch.empty(0, 3, dtype=torch.int64), offsets=None)
+    result = verify_ours(case, mesh=SQUARE, placements={"weight": "(S(0), S(1))", "input": cut}, allow_nothing=True)
+    assert result.counts == {VerdictKind.INCONCLUSIVE: 1}  # no bags say nothing of values
+    assert not any(report.raised for report in result.observations[0].reports if report is not None)
+
+
 def test_ids_of_two_dims_that_two_mesh_dims_cut_unevenly_are_refused(verify_ours: Verifier) -> None:
     """Torch's rule to flatten them makes each rank view its ids as another number."""
     case = bag("sum", input=IDS[:6].reshape(2, 3), offsets=None)
