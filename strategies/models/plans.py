@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -146,16 +148,17 @@ def sequence_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 # ------------------------------------------------------------------------------------------------------- data parallel
-def data_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Cut tensors over the mesh dim ``tp``, and the batch and what is left of the parameters over ``dp``."""
-    if isinstance(model, Transformer):
-        tensor_parallel(model, mesh["tp"])
-        parts: list[nn.Module] = list(model.layers)
-    else:
-        assert isinstance(model, MLP | StackedMLP)
-        tensor_parallel_mlp(model, mesh["tp"])
-        parts = list(model.layers) if isinstance(model, StackedMLP) else []
-    for part in parts:
+def data_parallel(
+    model: nn.Module, mesh: DeviceMesh, plan: Callable[[nn.Module, DeviceMesh], nn.Module] | None = None
+) -> nn.Module:
+    """Shard the model over the mesh dim ``tp`` by ``plan``, and the batch and all parameters over ``dp``.
+
+    ``plan`` is :func:`tensor_parallel` or, for perceptrons, :func:`tensor_parallel_mlp` unless it is given.
+    """
+    assert isinstance(model, Transformer | MLP | StackedMLP)
+    default = tensor_parallel if isinstance(model, Transformer) else tensor_parallel_mlp
+    (plan or default)(model, mesh["tp"])
+    for part in () if isinstance(model, MLP) else model.layers:
         fully_shard(part, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
     return model

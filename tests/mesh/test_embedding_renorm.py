@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
+from strategies.models import Transformer, TransformerSize, embedding_parallel, next_token_loss
 from strategies.tensors import filled
 from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
 from verifier.meshes import Pool, PoolSet
+from verifier.modules import verify_module
 from verifier.verification import VerificationError
 from verifier.verifying import Verifier
 
@@ -20,11 +23,16 @@ IDS = torch.tensor([[0, 4, 3], [4, 1, 0]])
 
 
 @pytest.fixture(scope="module")
-def verify_ours() -> Iterator[Verifier]:
-    """Return a verifier whose ranks have our own strategies."""
+def our_pools() -> Iterator[PoolSet]:
+    """Return pools whose ranks have our own strategies."""
     pools = PoolSet(lambda key: Pool(key, ["strategies.install"]))
-    yield Verifier(pools, MeshSpec.parse(GLOO))
+    yield pools
     pools.close()
+
+
+@pytest.fixture(scope="module")
+def verify_ours(our_pools: PoolSet) -> Verifier:
+    return Verifier(our_pools, MeshSpec.parse(GLOO))
 
 
 def lookup(norm_type: float, dtype: torch.dtype = torch.float64, call: str = LOOKUP, **more: object) -> OpCase:
@@ -73,6 +81,30 @@ def test_the_module(verify_ours: Verifier, norm_type: float) -> None:
     for combination in combinations:
         found = verify_ours("renorm_programs.module", weight, IDS, norm_type, mesh=SQUARE, placements=combination)
         assert found.counts == {VerdictKind.PASS: 1}
+
+
+def bounded(tied: bool) -> Transformer:
+    """Return a model that scales rows of its table of tokens, for which DTensor itself has no rule."""
+    model = Transformer(TransformerSize(vocabulary=13, width=15, heads=3, layers=1, tied=tied))
+    model.tokens.max_norm = 1.0
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])  # cut by rows or by columns
+def test_whole_model(our_pools: PoolSet, tied: bool) -> None:
+    ids, following = torch.randint(0, 13, (2, 4, 7), generator=torch.Generator().manual_seed(7))
+    result = verify_module(
+        partial(bounded, tied),
+        embedding_parallel,
+        [ids],
+        targets=[following],
+        loss=next_token_loss,
+        mesh=GLOO,
+        steps=2,
+        pools=our_pools,
+    )
+    assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
+    assert result.collectives_of("tokens", "forward")["all_reduce"] == 1  # of the rows, or of norms
 
 
 def test_a_partial_table_is_refused(verify_ours: Verifier) -> None:

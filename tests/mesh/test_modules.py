@@ -115,6 +115,35 @@ def test_with_data_parallel(
     assert result.collectives_of("", "backward")["reduce_scatter_tensor"] > 0
 
 
+@pytest.mark.parametrize(
+    ("plan", "size", "collectives"),
+    [
+        (tensor_parallel, {}, ["all_reduce", "", "all_reduce"]),
+        (sequence_parallel, {"checkpointed": True}, ["reduce_scatter_tensor"] * 3),
+        (embedding_parallel, {}, ["all_reduce", "all_gather_into_tensor", ""]),
+        (embedding_parallel, {"tied": False}, ["all_gather_into_tensor", "all_gather_into_tensor", ""]),
+    ],
+)
+def test_transformer_with_data_parallel(
+    verify_module: Verify, plan: Any, size: dict[str, Any], collectives: list[str]
+) -> None:
+    """``collectives`` are those of tp in the forward pass, by which the plans differ."""
+    result = verify_module(
+        transformer(layers=1, **size),
+        partial(data_parallel, plan=plan),
+        [IDS],
+        targets=[NEXT],
+        loss=next_token_loss,
+        mesh="2x2",
+        placements="(S(0), R)",
+        steps=3,
+    )
+    assert result.losses == pytest.approx(result.local_losses, rel=1e-12)
+    assert result.collectives_of("", "backward")["reduce_scatter_tensor"] > 0
+    modules = ["tokens", "positions", "layers.0.attention.out"]
+    assert [" ".join(result.collectives_of(module, "forward")) for module in modules] == collectives
+
+
 def replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return DistributedDataParallel(model, process_group=mesh.get_group())
 
