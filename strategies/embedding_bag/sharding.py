@@ -26,7 +26,8 @@ aten = torch.ops.aten
 library: Any = torch.ops.sharded_rows
 assert _ops.BAG_OPS
 
-SUM, MEAN, MAX = range(3)
+MODES = {0: "sum", 1: "mean", 2: "max"}
+SUM, MEAN, MAX = MODES
 
 
 # -------------------------------------------------------------------------------------------------------------- lookup
@@ -129,26 +130,112 @@ def weight_gradient(
     Raises
     ------
     NotImplementedError
-        If a sparse gradient is asked for: DTensor has no sparse layout.
+        If a sparse gradient is asked for: DTensor has no sparse layout. And as :func:`dense_weight_gradient`.
     """
     if sparse:
         raise NotImplementedError(f"{op}: sparse=True is not supported, DTensor has no sparse layout")
+    return dense_weight_gradient(
+        op,
+        grad_output,
+        indices,
+        bags,
+        counts,
+        winners,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+
+
+def dense_weight_gradient(
+    op: object,
+    grad_output: torch.Tensor,
+    indices: torch.Tensor,
+    bags: torch.Tensor,
+    counts: torch.Tensor,
+    winners: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> object:
+    """Return the gradient of the table ``[num_weights, D]`` from what :func:`lookup` or the op of aten has returned.
+
+    Under a maximum neither indices nor bags are needed: the winners are those of all ranks together, so that the
+    gradient of a rank that has some of the indices only is all of it, and no Partial.
+
+    Raises
+    ------
+    RuntimeError
+        If an argument is no DTensor, or if shapes or dtypes do not fit each other: on every rank.
+    NotImplementedError
+        If there are per-sample weights in another mode than sum: only a sum has rules for them.
+    """
+    samples = {} if per_sample_weights is None else {"per_sample_weights": per_sample_weights}
+    grad_output, indices, bags, counts, winners, *others = as_dtensors(
+        op, grad=grad_output, indices=indices, offset2bag=bags, bag_size=counts, maximum_indices=winners, **samples
+    )
+    _check_saved(op, grad_output, indices, bags, counts, winners, mode, others)
     if mode == MAX:
-        return library.max_gradient(grad_output, winners, num_weights)
+        winners, of_bags = _with_counts(_reduced(winners), counts)
+        # aten has row 0 where nothing has won
+        won = winners.to_local().long().masked_fill(of_bags == 0, -1)
+        return library.max_gradient(grad_output, _like(winners, won), num_weights)
     if mode == MEAN:
-        # by a positive number, so that every kind of Partial stays what it is; strides are what no counts can follow
-        plain = [p if cut is None else Shard(cut) for p in grad_output.placements for cut in [sharded_dim(p)]]
-        grad_output = _redistributed(grad_output, plain)
-        cuts = [p if p == Shard(0) else Replicate() for p in grad_output.placements]
-        divisors = counts.redistribute(placements=cuts).to_local().clamp(min=1)
-        grad_output = _like(grad_output, grad_output.to_local() / divisors.unsqueeze(-1))
-    samples: torch.Tensor | None = per_sample_weights
+        grad_output, of_bags = _with_counts(grad_output, counts)
+        # by a positive number, so that every kind of Partial stays what it is
+        grad_output = _like(grad_output, grad_output.to_local() / of_bags.clamp(min=1))
+    factors = others[0] if others else None
     if scale_grad_by_freq:
         indices, frequency = share_ids_and_counts(indices, num_weights)
         local = indices.to_local()
-        factors = _like(indices, 1 / frequency[local.long()].to(grad_output.dtype))
-        samples = factors if samples is None else samples * factors
-    return library.weight_gradient(grad_output, indices, bags, samples, num_weights, padding_idx)
+        scales = _like(indices, 1 / frequency[local.long()].to(grad_output.dtype))
+        factors = scales if factors is None else factors * scales  # type: ignore[assignment]
+    return library.weight_gradient(grad_output, indices, bags, factors, num_weights, padding_idx)
+
+
+def _with_counts(tensor: DTensor, counts: DTensor) -> tuple[DTensor, torch.Tensor]:
+    """Return ``tensor``, one row for each bag, and the counts of the bags whose rows this rank has, as a column.
+
+    Cuts with strides become plain ones: counts ``[B]`` cannot follow them.
+    """
+    plain = [p if cut is None else Shard(cut) for p in tensor.placements for cut in [sharded_dim(p)]]
+    tensor = _redistributed(tensor, plain)
+    cuts = [p if p == Shard(0) else Replicate() for p in tensor.placements]
+    return tensor, _redistributed(counts, cuts).to_local().unsqueeze(-1)
+
+
+def _check_saved(
+    op: object,
+    grad_output: DTensor,
+    indices: DTensor,
+    bags: DTensor,
+    counts: DTensor,
+    winners: DTensor,
+    mode: int,
+    samples: Sequence[DTensor],
+) -> None:
+    """Check what a caller may have made itself; aten reads past the end of some that are too short."""
+    if mode not in MODES:
+        raise RuntimeError(f"{op}: mode has to be one of {MODES}, got {mode}")
+    if samples and mode != SUM:
+        raise NotImplementedError(f"{op}: per_sample_weights are not supported in mode {MODES[mode]}, only in mode sum")
+    expected = (
+        {"offset2bag": (bags, indices.shape)} if mode != MAX else {"maximum_indices": (winners, grad_output.shape)}
+    )
+    if mode != SUM:
+        expected["bag_size"] = (counts, grad_output.shape[:1])
+    for one in samples:
+        expected["per_sample_weights"] = (one, indices.shape)
+        if one.dtype != grad_output.dtype:
+            dtypes = f"per_sample_weights of {one.dtype} and a gradient of {grad_output.dtype}"
+            raise RuntimeError(f"{op}: expected one dtype, got {dtypes}")
+    for name, (tensor, shape) in expected.items():
+        if tensor.shape != shape:
+            raise RuntimeError(f"{op}: {name} has to be of shape {list(shape)}, got {list(tensor.shape)}")
 
 
 def sample_gradient(
@@ -174,6 +261,7 @@ HANDLERS: dict[Any, Callable[..., object]] = {
     aten._embedding_bag.default: lookup,
     aten._embedding_bag_forward_only.default: lookup,
     aten._embedding_bag_backward.default: weight_gradient,
+    aten._embedding_bag_dense_backward.default: dense_weight_gradient,
     aten._embedding_bag_per_sample_weights_backward.default: sample_gradient,
     aten.embedding_bag.default: decompose,
     aten.embedding_bag.padding_idx: decompose,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from strategies.embedding_bag.ops import BAG_OPS
-from verifier.torch_internals import RankView, ShardedOp, replaced_sharded_op
+from strategies.embedding_bag.sharding import dense_weight_gradient
+from verifier.torch_internals import RankView, ShardedOp, replaced_handler, replaced_sharded_op
 
 (FIRST_OF_MAX,) = (sharded for sharded in BAG_OPS if "first_of_max" in str(sharded.op))
 R, S0 = Replicate(), Shard(0)
+DENSE: Any = torch.ops.aten._embedding_bag_dense_backward.default
 
 
 def inference(weight: torch.Tensor, input: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -69,3 +73,48 @@ def maximum_of_last(weight: torch.Tensor, input: torch.Tensor, offsets: torch.Te
 
     sharded = replace(FIRST_OF_MAX, kernel=kernel, rules=lambda *_: [[Partial("max"), S0, R, R, R, R]])
     return _maximum(sharded, weight, input, offsets)
+
+
+# -------------------------------------------------------------------------------------------------- gradient by itself
+def scaled_gradient(grad: torch.Tensor, indices: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of sums, scaled by frequency: of plain tensors from counts, as aten's own is wrong."""
+    nothing = bags[:0]
+    sharded = isinstance(grad, DTensor)
+    result: torch.Tensor = DENSE(grad, indices, bags, nothing, nothing, 5, sharded, 0, None, 1)
+    return result if sharded else result / torch.bincount(indices, minlength=5).clamp(min=1).unsqueeze(-1)
+
+
+def _of_maximum(handler: Callable[..., object], *saved: torch.Tensor) -> torch.Tensor:
+    with replaced_handler(DENSE, handler):
+        result: torch.Tensor = DENSE(*saved, 5, False, 2, None, 1)
+    return result
+
+
+def gradient_of_maximum(
+    grad: torch.Tensor, indices: torch.Tensor, bags: torch.Tensor, counts: torch.Tensor, winners: torch.Tensor
+) -> torch.Tensor:
+    return _of_maximum(dense_weight_gradient, grad, indices, bags, counts, winners)
+
+
+def gradient_of_maximum_by_ids(
+    grad: torch.Tensor, indices: torch.Tensor, bags: torch.Tensor, counts: torch.Tensor, winners: torch.Tensor
+) -> torch.Tensor:
+    """Take the gradient for Partial where the ids are cut, as that of a sum is."""
+
+    def handler(op: object, grad: DTensor, indices: DTensor, *rest: object) -> DTensor:
+        result: Any = dense_weight_gradient(op, grad, indices, *rest)  # type: ignore[arg-type]
+        parts = [Partial() if p == S0 else own for p, own in zip(indices.placements, result.placements, strict=True)]
+        return DTensor.from_local(result.to_local(), result.device_mesh, parts, run_check=False)
+
+    return _of_maximum(handler, grad, indices, bags, counts, winners)
+
+
+def gradient_of_empty_bags(
+    grad: torch.Tensor, indices: torch.Tensor, bags: torch.Tensor, counts: torch.Tensor, winners: torch.Tensor
+) -> torch.Tensor:
+    """Give the gradient of a bag without any ids to row 0, which aten has for its winner."""
+
+    def handler(op: object, grad: DTensor, indices: DTensor, bags: DTensor, counts: DTensor, *rest: object) -> object:
+        return dense_weight_gradient(op, grad, indices, bags, counts.clamp(min=1), *rest)  # type: ignore[arg-type]
+
+    return _of_maximum(handler, grad, indices, bags, counts, winners)

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import product
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
+import strategies
 from strategies.embedding_bag import FAMILY
 from strategies.embedding_bag.inputs import BAG, FORWARD_ONLY, SCALED, TRAINED
 from strategies.tensors import filled
 from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
 from verifier.families import DrawContext
 from verifier.meshes import Pool, PoolSet
-from verifier.verification import WrongGradient
+from verifier.torch_internals import start_simulated_world
+from verifier.verification import WrongGradient, WrongValue
 from verifier.verifying import Verifier
 
 GLOO, SQUARE = "2", "simulated:2x2"
 IDS = torch.tensor([0, 4, 3, 1, 1, 2, 4])
 OFFSETS = torch.tensor([0, 0, 3, 4])  # an empty bag, and one of padding alone
+DENSE = "aten._embedding_bag_dense_backward.default"
+BAG_OF_EACH = torch.tensor([1, 1, 1, 2, 3, 3, 3])
+COUNTS = torch.tensor([0, 3, 0, 2])  # of what is not row 1, the padding
+WINNERS = torch.tensor([[0, 0], [4, 0], [0, 0], [2, 2]])  # as aten has them of TIED: row 0 for a bag without any
+MODES = ("sum", "mean", "max")
 TIED = torch.tensor([[1.0, 2.0], [2.0, 1.0], [2.0, 2.0], [1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
 
 
@@ -31,6 +42,14 @@ def verify_ours() -> Iterator[Verifier]:
     pools = PoolSet(lambda key: Pool(key, ["strategies.install"]))
     yield Verifier(pools, MeshSpec.parse(GLOO))
     pools.close()
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """Make two ranks of this process, which move no data."""
+    start_simulated_world(2)
+    yield
+    dist.destroy_process_group()
 
 
 def bag(mode: str, *, trained: bool = True, call: str = BAG, exact: bool = True, **options: object) -> OpCase:
@@ -180,6 +199,118 @@ def test_inference_mode_and_module(verify_ours: Verifier) -> None:
     weight, ids = TIED.clone().requires_grad_(), IDS[:6].reshape(3, 2)
     result = verify_ours("bag_programs.module", weight, ids, placements=["S(0)", "R"], exact=True)
     assert result.counts == {VerdictKind.PASS: 1}
+
+
+def dense(
+    mode: str,
+    samples: torch.Tensor | None = None,
+    counts: torch.Tensor = COUNTS,
+    bags: torch.Tensor = BAG_OF_EACH,
+    winners: torch.Tensor = WINNERS,
+) -> OpCase:
+    gradient = filled((4, 2), torch.float64, 1)
+    args = (gradient, IDS, bags, counts, winners, 5, False, MODES.index(mode), samples, 1)
+    return OpCase(DENSE, f"torch.ops.{DENSE}", args, {}, "embedding_bag", mode != "mean")
+
+
+CUT_AS_BAGS = {"grad": "(S(0), S(1))", "bag_size": "(S(0), R)", "maximum_indices": "(S(0), S(1))"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "placements", "output"),
+    [
+        *((mode, {"grad": "(R, S(1))"}, "(R, S(1))") for mode in MODES),
+        *((mode, {"grad": "(S(0), R)"}, "(P(sum), R)") for mode in MODES),
+        *((mode, CUT_AS_BAGS, "(P(sum), S(1))") for mode in MODES),
+        *((mode, {"grad": "(P(sum), P(avg))"}, "(P(sum), P(avg))") for mode in MODES),
+        ("sum", {"indices": "(S(0), R)"}, "(P(sum), R)"),
+        ("mean", {"indices": "(S(0), S(0))", "offset2bag": "(S(0), S(0))"}, "(P(sum), P(sum))"),
+        ("max", {"indices": "(S(0), S(0))", "offset2bag": "(S(0), R)"}, "(R, R)"),  # who has won is known to all
+        ("max", {"maximum_indices": "(S(0), S(1))"}, "(P(sum), S(1))"),
+    ],
+)
+def test_dense_gradient_by_itself(verify_ours: Verifier, mode: str, placements: dict[str, str], output: str) -> None:
+    result = verify_ours(dense(mode), mesh=SQUARE, placements=placements, cotangents=None, trace=True)
+    assert result.counts == {VerdictKind.PASS: 1}
+    assert result.placements() == [output]
+    assert result.collectives(Phase.FORWARD) == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dense_gradient_of_what_has_to_be_redistributed(verify_ours: Verifier, mode: str) -> None:
+    grads = ["(S(0), S(0))", "(P(max), S(1))", "(_S(0, 2), S(0))"]
+    ids = ["(R, R)", "(S(0), P(sum))"]
+    saved = [("(R, R)", "(R, R)"), ("(S(0), R)", "(S(1), S(0))"), ("(P(sum), S(0))", "(P(max), S(1))")]
+    combinations = [
+        {"grad": g, "indices": i, "bag_size": b, "maximum_indices": m} for g, i, (b, m) in product(grads, ids, saved)
+    ]
+    result = verify_ours(dense(mode), mesh=SQUARE, combinations=combinations, cotangents=None)
+    assert result.counts == {VerdictKind.PASS: len(combinations)}
+
+
+def test_gradient_of_a_maximum_from_what_aten_has_saved(verify_ours: Verifier) -> None:
+    """Winners of empty bags included, which autograd hands over as our own lookup has them."""
+    gradient, *saved, rows, scale, mode, samples, padding_idx = dense("max").args
+    ids, *rest = saved
+    op = "aten._embedding_bag_backward.default"
+    args = (gradient, ids, OFFSETS, *rest, rows, scale, mode, False, samples, padding_idx)
+    case = OpCase(op, f"torch.ops.{op}", args, {}, "embedding_bag")
+    combinations = [{"grad": "(S(0), S(1))"}, {"maximum_indices": "(R, S(0))"}, {"bag_size": "(S(0), R)"}]
+    result = verify_ours(case, mesh=SQUARE, combinations=combinations, cotangents=None)
+    assert result.counts == {VerdictKind.PASS: 3}
+
+
+def test_dense_gradient_with_weights_of_samples(verify_ours: Verifier) -> None:
+    combinations = [
+        {"indices": "(S(0), R)", "per_sample_weights": "(S(0), R)"},
+        {"grad": "(S(0), S(1))", "per_sample_weights": "(R, R)"},
+        {"per_sample_weights": "(P(sum), P(avg))"},
+    ]
+    case = dense("sum", filled((7,), torch.float64, 2))
+    result = verify_ours(case, mesh=SQUARE, combinations=combinations, cotangents=None)
+    assert result.counts == {VerdictKind.PASS: 3}
+
+
+@pytest.mark.parametrize("ids", ["(S(0), R)", "(S(0), S(0))", "(R, P(sum))"])
+def test_frequencies_of_a_dense_gradient_are_those_of_all_ranks(verify_ours: Verifier, ids: str) -> None:
+    args = (filled((4, 2), torch.float64, 1), IDS, BAG_OF_EACH)
+    combination = ["(S(0), S(1))", ids, "(R, R)"]
+    result = verify_ours("bag_programs.scaled_gradient", *args, mesh=SQUARE, placements=combination)
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+def test_a_dense_gradient_of_a_maximum_is_not_partial_by_ids(verify_ours: Verifier) -> None:
+    args = (filled((4, 2), torch.float64, 1), IDS, BAG_OF_EACH, COUNTS, WINNERS)
+    where = {"mesh": SQUARE, "placements": ["(R, R)", "(R, S(0))", *["(R, R)"] * 3], "exact": True, "record": False}
+    assert verify_ours("bag_programs.gradient_of_maximum", *args, **where).counts == {VerdictKind.PASS: 1}
+    with pytest.raises(WrongValue):
+        verify_ours("bag_programs.gradient_of_maximum_by_ids", *args, **where)
+    where["placements"] = ["(R, R)"] * 5
+    with pytest.raises(WrongValue):  # row 0 has won no bag that is empty
+        verify_ours("bag_programs.gradient_of_empty_bags", *args, **where)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (dense("mean", torch.ones(7, dtype=torch.float64)), "per_sample_weights are not supported in mode mean"),
+        (dense("max", torch.ones(7, dtype=torch.float64)), "per_sample_weights are not supported in mode max"),
+        (dense("sum", torch.ones(7)), "per_sample_weights of torch.float32 and a gradient of torch.float64"),
+        (dense("sum", torch.ones(6, dtype=torch.float64)), "per_sample_weights has to be of shape [7], got [6]"),
+        (dense("sum", bags=BAG_OF_EACH[:3]), "offset2bag has to be of shape [7], got [3]"),
+        (dense("mean", counts=COUNTS[:0]), "bag_size has to be of shape [4], got [0]"),
+        (dense("max", winners=WINNERS[:, :1]), "maximum_indices has to be of shape [4, 2], got [4, 1]"),
+    ],
+)
+def test_dense_gradients_that_no_rule_covers_are_refused_in_words(world: None, case: OpCase, message: str) -> None:
+    """Asked directly, without the local call: aten's kernels read past the end of what is too short."""
+    mesh = init_device_mesh("cpu", (2,))
+    args = [
+        DTensor.from_local(arg, mesh, [Replicate()], run_check=False) if isinstance(arg, torch.Tensor) else arg
+        for arg in case.args
+    ]
+    with strategies.installed(), pytest.raises(RuntimeError, match=re.escape(message)):
+        torch.ops.aten._embedding_bag_dense_backward.default(*args)
 
 
 @pytest.mark.parametrize("wrong", ["maximum_of_each_rank", "maximum_without_tie_break", "maximum_of_last"])
