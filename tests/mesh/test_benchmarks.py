@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,3 +118,29 @@ def test_table_of_rules_says_which_do_not_hold() -> None:
     *cells, gradient = true.cells(["weight", "input"])[:4]
     assert cells == ["by ids", "R, S(0)", "S(0)"]
     assert "P(sum)" in gradient
+
+
+def test_a_dispatch_has_a_row_for_each_op_and_layout() -> None:
+    script = BENCHMARKS / "embedding_dispatch.py"
+    done = subprocess.run(
+        [sys.executable, script, "--calls", "1", "--batches", "1", "--markdown"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")][2:]
+    assert {(op, layout) for op, layout, *_ in rows} == {
+        (op, layout)
+        for op in ("lookup", "gradient", "both, with autograd")
+        for layout in ("column-wise", "by batch", "row-wise")
+    }
+    for *_, theirs, ours, ratio in rows:
+        # figures are rounded to a tenth, ratios to a hundredth
+        assert float(ours) / float(theirs) == pytest.approx(float(ratio), rel=0.02, abs=0.01)
+
+
+def test_a_dispatch_needs_a_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import embedding_dispatch
+
+    monkeypatch.setattr(sys, "argv", ["embedding_dispatch.py", "--calls", "0"])
+    with pytest.raises(SystemExit):
+        embedding_dispatch.main()
+    assert capsys.readouterr().err.endswith("--calls and --batches have to be at least 1\n")
