@@ -84,6 +84,14 @@ def trained_wrongly(fault: str, **arguments: Any) -> list[torch.Tensor]:
         return programs.train(**arguments)
 
 
+def _without_a_chunk(*arguments: Any) -> TableLayout:
+    """Make a layout, and leave out the first chunk of the first rank that has one."""
+    made = _MADE(*arguments)
+    first = next(rank for rank, chunks in enumerate(made.chunks) if chunks)
+    chunks = tuple(held[rank == first :] for rank, held in enumerate(made.chunks))
+    return replace(made, chunks=chunks)
+
+
 def _halved(*arguments: Any, **options: Any) -> torch.Tensor:
     """Pool this rank's bags, and divide by the number of ranks, as if they were to be averaged."""
     return lookup.pooled(*arguments, **options) / 2
@@ -97,7 +105,9 @@ def _not_saved(table: DTensor, layout: TableLayout) -> DTensor:
     return result
 
 
+_MADE = programs._made
 _FAULTS: dict[str, dict[str, Any]] = {
+    "a chunk less": {"_made": _without_a_chunk},
     "halved": {"pooled": _halved},
     "not summed": {"sum_gradients": lambda leaves, group: None},
     "not saved": {"reloaded": _not_saved},

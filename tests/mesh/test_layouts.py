@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
 
 from strategies.tensors import filled
-from strategies.torchrec.family import SOURCE, training_case
+from strategies.torchrec.family import FAMILY, SOURCE, training_case
 from strategies.torchrec.layouts import LAYOUTS
-from verifier.cases import MeshSpec, VerdictKind
+from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.families import DrawContext
 from verifier.layouts import LayoutOptions
 from verifier.meshes import Pool, PoolSet
 from verifier.verification import Crash, NothingVerified, WrongValue
@@ -19,6 +21,14 @@ from verifier.verifying import Verifier
 
 TABLE = filled((6, 2), torch.float32, 0)
 FOUR = "4"
+DRAWING = settings(
+    max_examples=12,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +71,24 @@ def test_an_optimizer_with_a_state(on_two: Verifier, dtype: torch.dtype) -> None
     for name in ("table", "cotangent"):
         arguments[name] = arguments[name].to(dtype)  # type: ignore[attr-defined]
     assert on_two(replace(case, kwargs=arguments), placements=["R"] * 4).counts == {VerdictKind.PASS: 1}
+
+
+def test_layouts_that_are_drawn_pass_and_fail_with_a_chunk_less(on_two: Verifier) -> None:
+    """What is drawn at all is a test of its own, which needs no ranks."""
+    passed: list[OpCase] = []
+
+    @DRAWING
+    @given(case=FAMILY.cases(DrawContext(MeshSpec.parse(FOUR), FAMILY.dtypes, FAMILY.ops)))
+    def check(case: OpCase) -> None:
+        assert on_two(case, mesh=FOUR, placements=["R"] * 4).counts == {VerdictKind.PASS: 1}
+        passed.append(case)
+        arguments = {**case.kwargs, "fault": "a chunk less"}
+        wrong = replace(case, call="layout_programs.trained_wrongly", kwargs=arguments)
+        with pytest.raises(Crash, match="LayoutError: a chunk is missing: "):
+            on_two(wrong, mesh=FOUR, placements=["R"] * 4, record=False)
+
+    check()
+    assert len({case.op for case in passed}) > 3
 
 
 # --------------------------------------------------------------------------------------------------------------- faults

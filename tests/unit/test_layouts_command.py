@@ -123,6 +123,11 @@ def test_a_check_that_proves_nothing_is_no_finding(
     assert (status, out.splitlines()[-len(kinds) :]) == (expected, kinds)
 
 
+def test_a_check_runs_on_ranks(command: Command) -> None:
+    status, out, _ = command("row-wise-uneven", "--ranks", "2", "--rows", "5", "--check")
+    assert (status, out.splitlines()[-1]) == (0, "row-wise-uneven on 2 gloo ranks: PASS")
+
+
 def test_a_table_that_fits_no_memory_is_shown(command: Command) -> None:
     status, out, _ = command("row-wise-even", "--ranks", "2", "--rows", str(10**12))
     assert status == 0
