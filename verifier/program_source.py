@@ -29,13 +29,15 @@ def _names(code: CodeType) -> set[str]:
 def _with_helpers(program: Callable[..., object]) -> list[FunctionType]:
     """Return a program and the functions that it calls, of ours and by their own names; helpers first."""
     found: dict[FunctionType, None] = {}
+    seen: set[FunctionType] = set()  # functions may call each other
 
     def visit(function: FunctionType) -> None:
+        seen.add(function)
         for name in sorted(_names(function.__code__)):
             other = function.__globals__.get(name)
             if not isinstance(other, FunctionType) or other.__module__.partition(".")[0] == "torch":
                 continue
-            if other.__name__ == name and other not in (function, program) and other not in found:
+            if other.__name__ == name and other not in seen:
                 visit(other)
         found[function] = None
 
