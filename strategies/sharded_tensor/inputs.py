@@ -31,9 +31,10 @@ else would show."""
 INPUT_CLASSES = frozenset({
     "all-padding bag", "empty bag", "empty shard", "even shard", "ids of one dim", "ids of two dims",
     "ids of three dims", "ids that the dtype rounds", "include_last_offset", "int32 ids", "max", "max_norm", "mean",
-    "negative padding_idx", "norm_type", "offsets of a wrong start",
+    "more bags than ids", "negative padding_idx", "norm_type", "offsets of a wrong start",
     "out-of-range ids", "out-of-range padding_idx", "padding id looked up", "padding_idx", "per_sample_weights",
-    "permuted shards", "several steps", "sum", "unequal batches", "uneven shard", "weights of samples under mean",
+    "permuted shards", "several steps", "several steps with norm_type", "several steps with padding_idx", "sum",
+    "unequal batches", "unequal batches with offsets", "uneven shard", "weights of samples under mean",
 })  # fmt: skip
 """Every tag that a case of this family can have; cuts are cuts of the table."""
 
@@ -44,9 +45,12 @@ _BAG_ERRORS = (*_ERRORS, "offsets of a wrong start", "weights of samples under m
 def _facts(case: OpCase) -> Iterator[str]:
     """Yield what besides the names of its options tells a defect of these kernels from another.
 
-    Only what can be the cause: of a call that the local op refuses, why it does; weights of samples where their dtype
-    or gradient matters; empty bags where there is something to divide by, or to take the largest of.
+    Only what can be the cause: of a call that the local op refuses, why it does; more bags than ids, of which the
+    offsets are lost; weights of samples where their dtype or gradient matters; empty bags where there is something to
+    divide by, or to take the largest of. Ranks die of unequal batches whatever else there is.
     """
+    if "unequal_batches" in case.op:
+        return
     weight, ids, *_ = case.args
     assert isinstance(weight, torch.Tensor)
     assert isinstance(ids, torch.Tensor)
@@ -66,6 +70,9 @@ def _facts(case: OpCase) -> Iterator[str]:
         if padding_idx < 0:
             yield "padding_idx<0"
     hazards = _hazards(weight, ids, case.kwargs)
+    if "more bags than ids" in hazards:
+        yield "more bags than ids"
+        return
     offsets = case.kwargs.get("offsets") is not None
     if offsets:
         yield "offsets"
@@ -107,7 +114,8 @@ def _cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
         return _training(draw, context, op, dim, dtype)
     bags = kernel == "embedding_bag"
     features = ["none"] * 6 + ["max_norm"] * 3 + ["norm_type"] * 2
-    features += ["samples"] * 4 + ["rounded ids"] * 2 + 2 * list(_BAG_ERRORS) if bags else list(_ERRORS)
+    some = ["samples"] * 4 + ["rounded ids", "more bags than ids"] * 2 + 2 * list(_BAG_ERRORS)
+    features += some if bags else list(_ERRORS)
     feature = draw(st.sampled_from(features))
     mode = "sum"
     if bags and feature not in ("samples", "rounded ids"):
@@ -131,8 +139,9 @@ def _cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
     favoured = [padding_idx % rows] if padding_idx is not None and -rows <= padding_idx < rows else []
     favoured += [rows - 1] if rows >= 258 else []
 
-    flat = feature == "offsets of a wrong start" or draw(st.booleans())
-    shape, starts = _bags(draw, ranks, flat) if bags else (_ids_shape(draw, ranks), None)
+    many = feature == "more bags than ids"
+    flat = many or feature == "offsets of a wrong start" or draw(st.booleans())
+    shape, starts = _bags(draw, ranks, flat, many) if bags else (_ids_shape(draw, ranks), None)
     ids = draw(index_tensors(rows, shape, ranks, favoured=favoured, out_of_range=feature == "out-of-range ids"))
     kwargs: dict[str, Any] = {}
     if starts is not None:
@@ -169,16 +178,24 @@ def _training(draw: st.DrawFn, context: DrawContext, op: str, dim: int, dtype: t
     rows, columns = draw(_sizes(ranks, dim == 0)), draw(st.sampled_from(few))
     weight = filled((rows, columns), dtype, draw(seeds()))
     shape = (draw(st.integers(1, 3)), ranks * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
-    ids = draw(index_tensors(rows, shape, ranks))
+    padding_idx = draw(padding_indices(rows, ranks))
+    ids = draw(index_tensors(rows, shape, ranks, favoured=[] if padding_idx is None else [padding_idx % rows]))
     kwargs: dict[str, Any] = {}
     mode = draw(st.sampled_from([None, None, "sum", "mean", "max"]))
     if mode is not None:
         kwargs["mode"] = mode
-    if draw(rarely(3)):
+    if padding_idx is not None:
+        kwargs["padding_idx"] = padding_idx
+    norm = draw(st.sampled_from(["none"] * 4 + ["max_norm", "norm_type"]))
+    if norm != "none":
         kwargs["max_norm"] = draw(st.sampled_from([4.0, 8.0]))
+        if norm == "norm_type":
+            kwargs["norm_type"] = draw(st.sampled_from([inf, 1.0, 3.0]))
     order = _order(draw, ranks)
     tags = _tags(context, weight, ids, dim, order, kwargs) | ({mode} if mode is not None else set())
-    tags |= {"several steps"} if shape[0] > 1 else set()
+    if shape[0] > 1:
+        options = [name for name in ("norm_type", "padding_idx") if name in kwargs]
+        tags |= {"several steps", *(f"several steps with {name}" for name in options)}
     exact = mode not in ("mean",) and not kwargs.get("max_norm") and weight.element_size() >= 8
     return OpCase(op, TRAINED, (weight, ids, dim, order), kwargs, "sharded_tensor", exact, frozenset(tags))
 
@@ -211,18 +228,21 @@ def _ids_shape(draw: st.DrawFn, ranks: int) -> tuple[int, ...]:
     return (ranks * draw(st.integers(1, 2)), *draw(st.sampled_from([(), (2,), (3,), (2, 2)])))
 
 
-def _bags(draw: st.DrawFn, ranks: int, flat: bool) -> tuple[tuple[int, ...], list[int] | None]:
-    """Return the shape of ids, and where bags start if they are ``flat``; each rank gets as many bags and ids."""
+def _bags(draw: st.DrawFn, ranks: int, flat: bool, many: bool) -> tuple[tuple[int, ...], list[int] | None]:
+    """Return the shape of ids, and where bags start if they are ``flat``; each rank gets as many bags and ids.
+
+    There are more bags than ids if there are ``many``, and never else.
+    """
     if not flat:
         return (ranks * draw(st.integers(1, 2)), draw(st.integers(1, 3))), None
     size = draw(st.integers(1, 4))
-    bags = draw(st.integers(1, min(3, size)))  # of more, the kernels read uninitialised memory: each time it is another
+    bags = size + draw(st.integers(1, 2)) if many else draw(st.integers(1, min(3, size)))
     inner = [draw(st.lists(st.integers(0, size), min_size=bags - 1, max_size=bags - 1)) for _ in range(ranks)]
     return (ranks * size,), [rank * size + start for rank in range(ranks) for start in [0, *sorted(inner[rank])]]
 
 
 def _plain(draw: st.DrawFn, context: DrawContext, op: str, dim: int) -> OpCase:
-    """Return a call without any option, in which batches are of unequal sizes if the op says so."""
+    """Return a call without any option but offsets, in which batches are of unequal sizes if the op says so."""
     ranks = context.mesh.shape[-1]
     kernel = op.split(".")[1]
     unequal = kernel == "unequal_batches"
@@ -230,15 +250,19 @@ def _plain(draw: st.DrawFn, context: DrawContext, op: str, dim: int) -> OpCase:
     few = [size for size in (ranks, ranks + 1) if dim == 0 or has_sharded_tensor(size, ranks)]
     rows, columns = draw(_sizes(ranks, dim == 0)), draw(st.sampled_from(few))
     steps = [draw(st.integers(1, 2))] if kernel == "training" else []
-    shape = (*steps, 2 * ranks - unequal, *draw(st.sampled_from([(1,), (3,)] if bags else [(), (3,)])))
+    flat = unequal and bags and draw(st.booleans())
+    inner: list[tuple[int, ...]] = [()] if flat else [(1,), (3,)] if bags else [(), (3,)]
+    shape = (*steps, 2 * ranks - unequal, *draw(st.sampled_from(inner)))
     ids = draw(index_tensors(rows, shape, ranks, dtype=torch.int64))
+    kwargs: dict[str, Any] = {"offsets": list(range(0, len(ids), 2))} if flat else {}  # a bag for each rank
     weight = filled((rows, columns), context.dtypes[0], draw(seeds()))
     order = list(range(ranks))
-    tags = _tags(context, weight, ids, dim, order, {}) | ({"sum"} if bags else set())
+    tags = _tags(context, weight, ids, dim, order, kwargs) | ({"sum"} if bags else set())
     tags |= {"unequal batches"} if unequal else {"several steps"} if steps == [2] else set()
+    tags |= {"unequal batches with offsets"} if flat else set()
     call = TRAINED if steps else BAG if bags else EMBEDDING
     exact = weight.element_size() >= 4
-    return OpCase(op, call, (weight, ids, dim, order), {}, "sharded_tensor", exact, frozenset(tags))
+    return OpCase(op, call, (weight, ids, dim, order), kwargs, "sharded_tensor", exact, frozenset(tags))
 
 
 def _hazards(weight: torch.Tensor, ids: torch.Tensor, kwargs: Mapping[str, Any]) -> set[str]:
@@ -249,12 +273,13 @@ def _hazards(weight: torch.Tensor, ids: torch.Tensor, kwargs: Mapping[str, Any])
     if offsets is not None:
         edges = [*offsets, *([] if kwargs.get("include_last_offset") else [len(ids)])]
         bags = [ids[start:stop].tolist() for start, stop in pairwise(edges)]
-    elif ids.ndim == 2:
-        bags = ids.tolist()
+    elif ids.ndim > 1:
+        bags = ids.flatten(end_dim=-2).tolist()
     largest = {torch.bfloat16: 256, torch.float16: 2048}.get(weight.dtype, rows)
     found = {
         "all-padding bag": any(bag and set(bag) == {padding} for bag in bags),
         "empty bag": any(not bag for bag in bags),
+        "more bags than ids": offsets is not None and len(bags) > len(ids),
         "ids that the dtype rounds": "per_sample_weights" in kwargs and bool((ids > largest).any()),
     }
     return {tag for tag, holds in found.items() if holds}

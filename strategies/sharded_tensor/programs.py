@@ -115,6 +115,21 @@ def embedding(
     return [found] if max_norm is None else [rounded(found, max_norm), rounded(after, max_norm)]
 
 
+def pooled(ids: torch.Tensor, table: Any, starts: torch.Tensor | None, options: dict[str, Any]) -> torch.Tensor:
+    """Return the bags of this rank.
+
+    If they are more than its ids, the kernels read memory that nobody has written to. Torch is asked to fill it then,
+    so that they do the same every time.
+    """
+    before = torch.get_deterministic_debug_mode()
+    if starts is not None and len(starts) - options["include_last_offset"] > len(ids):
+        torch.set_deterministic_debug_mode("warn")
+    try:
+        return F.embedding_bag(ids, table, starts, **options)
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
 def embedding_bag(
     weight: torch.Tensor,
     input: torch.Tensor,
@@ -159,7 +174,7 @@ def embedding_bag(
         samples = samples[first:last]
     table = shard_table(weight, dim, order)
     options["per_sample_weights"] = samples
-    found = F.embedding_bag(ids[first:last], table, starts, **options)
+    found = pooled(ids[first:last], table, starts, options)
     placed = by_batch(rounded(found, max_norm), weight, [bags, weight.shape[1]])
     return [placed] if max_norm is None else [placed, rounded(held_table(table, weight, dim, order), max_norm)]
 
@@ -170,13 +185,16 @@ def trained(
     dim: int,
     order: list[int],
     mode: str | None = None,
+    padding_idx: int | None = None,
     max_norm: float | None = None,
+    norm_type: float = 2.0,
 ) -> torch.Tensor:
     """Return the table after a step of SGD for each of the batches along the first dim of ``input``.
 
     The loss is half the sum of squares of a lookup; of pooled bags, if there is a ``mode``. The optimizer is made once
     of the leaf that each rank has of the table, as torch's own optimizer of sharded tensors is.
     """
+    options: dict[str, Any] = {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type}
     if isinstance(weight, DTensor) and isinstance(input, DTensor):
         mesh = weight.device_mesh
         table = shard_table(weight, dim, order, leaf=True)
@@ -189,9 +207,9 @@ def trained(
     for batch in batches:
         optimizer.zero_grad()
         if mode is None:
-            found = F.embedding(batch, table, max_norm=max_norm)
+            found = F.embedding(batch, table, **options)
         else:
-            found = F.embedding_bag(batch, table, mode=mode, max_norm=max_norm)
+            found = F.embedding_bag(batch, table, mode=mode, **options)
         torch.autograd.backward(found.square().sum() / 2)
         optimizer.step()
     if isinstance(weight, DTensor):

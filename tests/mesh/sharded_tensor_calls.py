@@ -118,6 +118,14 @@ DISCREPANCIES: dict[str, tuple[OpCase, VerdictKind]] = {
         lookup("embedding_bag", COLUMNS, [0, 3], offsets=[0, 1], per_sample_weights=LEARNT),
         VerdictKind.CRASH,
     ),
+    "bag: more bags than ids, rows": (
+        lookup("embedding_bag", ROWS, [0, 3], offsets=[0, 0, 1, 1]),
+        VerdictKind.CRASH,
+    ),
+    "bag: more bags than ids, columns": (
+        lookup("embedding_bag", COLUMNS, [0, 3], offsets=[0, 0, 1, 1]),
+        VerdictKind.CRASH,
+    ),
     "training: max_norm, all ids of one rank, rows": (
         lookup("training", ROWS, [[[0], [1]]], max_norm=1.0),
         VerdictKind.WRONG_VALUE,
@@ -128,6 +136,14 @@ DISCREPANCIES: dict[str, tuple[OpCase, VerdictKind]] = {
     ),
     "training: max_norm, columns": (
         lookup("training", COLUMNS, [[[0], [1]]], max_norm=1.0),
+        VerdictKind.WRONG_VALUE,
+    ),
+    "training: three steps, negative padding_idx, rows": (
+        lookup("training", ROWS, 3 * [[[0], [3]]], padding_idx=-1),  # two steps leave each row as it was
+        VerdictKind.WRONG_VALUE,
+    ),
+    "training: norm_type=inf, columns": (
+        lookup("training", COLUMNS, [[[0], [1]]], max_norm=2.0, norm_type=inf),
         VerdictKind.WRONG_VALUE,
     ),
     "training: two steps with max_norm, columns": (

@@ -43,6 +43,8 @@ def test_every_class_of_input_is_drawn_and_legal() -> None:
         if isinstance(offsets, list):
             bags = len(offsets) - ("include_last_offset" in case.kwargs)
             assert bags % RANKS == 0
+            assert (bags > len(ids)) is ("more bags than ids" in case.tags)
+        if isinstance(offsets, list) and "unequal batches" not in case.tags:
             starts = [span_of(bags, RANKS, rank)[0] for rank in range(1, RANKS)]
             assert [offsets[start] for start in starts] == [len(ids) // RANKS * rank for rank in range(1, RANKS)]
 
@@ -79,6 +81,7 @@ ONES = torch.ones(4, dtype=torch.float64)
         ({"offsets": [0, 0], "mode": "mean"}, {"offsets", "mode=mean", "empty bag"}),
         ({"offsets": [0, 3], "padding_idx": 3}, {"offsets"}),
         ({"offsets": [0, 3], "padding_idx": 3, "mode": "max"}, {"offsets", "mode=max", "all-padding bag"}),
+        ({"offsets": [0, 0, 1, 1, 2], "mode": "mean", "padding_idx": 1}, {"mode=mean", "more bags than ids"}),
         ({"offsets": [0, 2], "per_sample_weights": ONES.clone().requires_grad_()}, {"offsets", "per_sample_weights"}),
         ({"offsets": [0, 0], "per_sample_weights": ONES, "mode": "mean"}, {"mode=mean", "per_sample_weights"}),
     ],
