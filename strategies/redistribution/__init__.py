@@ -7,11 +7,14 @@ from math import prod
 
 import torch
 from hypothesis.strategies import SearchStrategy
+from torch.distributed.tensor import Partial
 
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext, NarrowFamily
 from verifier.placements import Alphabet
+from verifier.targets import targets
+from verifier.torch_internals import strides_of
 
 __all__ = ["FAMILY", "RedistributionFamily"]
 
@@ -28,12 +31,16 @@ class RedistributionFamily(NarrowFamily):
         """Return which placements the tensors of ``case`` begin with.
 
         A redistribution begins with every shard order as well. Other strided shards are left to the cases that have
-        such targets: DTensor's planner fails on them, and would in most of the others, too.
+        such targets: DTensor's planner fails on them, and would in most of the others, too. A sequence that has a
+        Partial target begins with no other kind of Partial, from which DTensor refuses to go there.
         """
+        flat = [placement for target in targets(case) for placement in target]
         if case.op != REDISTRIBUTE:
-            return Alphabet()
+            reductions = {placement.reduce_op for placement in flat if isinstance(placement, Partial)}
+            return Alphabet(partial=tuple(reductions)) if reductions else Alphabet()
         if "strided shard" in case.tags:
-            return Alphabet(strided=(2,))
+            factors = {2, *(strided[1] for strided in map(strides_of, flat) if strided)}
+            return Alphabet(strided=tuple(sorted(factors)))
         suffixes = [prod(mesh.shape[first:last]) for last in range(2, mesh.ndim + 1) for first in range(1, last)]
         factors = {*suffixes, *mesh.shape[1:]} - {1}
         return Alphabet(strided=tuple(sorted(factors)), orders_on=mesh.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.redistribution.programs import CHAIN, SEQUENCE, WRITES, operands, sequence
+from strategies.redistribution.programs import CHAIN, SEQUENCE, WRITES, operands, sequence, spelled
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext
@@ -30,6 +30,7 @@ __all__ = [
     "one_of",
     "redistribution_cases",
     "sequence_case",
+    "target_placements",
 ]
 
 REDISTRIBUTE = "dtensor.redistribute"
@@ -37,6 +38,9 @@ SEQUENCE_OP = "dtensor.sequence"
 
 _MESH_DIMS = 3
 """Targets are drawn for so many mesh dims and then cut to the mesh's, so that the same choices fit a smaller mesh."""
+_ORDERS = tuple(permutations(range(_MESH_DIMS)))
+_SPLIT_FACTORS = (2, 3, 4)
+"""Of strided shards that are no shard order. DTensor takes any: what views leave has the sizes of the dims before."""
 _LONGEST = 5
 _LARGEST_CAT = 32
 _GROWING = ("mul", "mul_", "mm", "square")
@@ -122,30 +126,36 @@ def _chains(draw: st.DrawFn, context: DrawContext) -> OpCase:
     reduction = draw(st.sampled_from(partial_reductions(dtype)))
     count = draw(st.sampled_from([1, 1, 1, 2, 2, 3]))
     odd = draw(rarely(4)) and ndim > 0 and dtype in context.dtypes[:2]
-    targets = [draw(_targets(context.mesh, ndim, reduction, odd)) for _ in range(count)]
+    # seldom what DTensor refuses from most sources, or rewrites before it plans
+    letters = [*_letters(ndim) * 5, *([Shard(-1)] * (ndim > 0)), Partial(reduction)]
+    targets = [draw(target_placements(context.mesh, ndim, letters, odd)) for _ in range(count)]
     tensor = _values(shape, dtype, seed, layout)
     tags = _tensor_tags(tensor, context) | _target_tags(targets, context.mesh)
     return OpCase(REDISTRIBUTE, CHAIN, (tensor, targets), {}, "redistribution", True, frozenset(tags))
 
 
-@st.composite
-def _targets(
-    draw: st.DrawFn, mesh: MeshSpec, ndim: int, reduction: str | None = None, odd: bool = False
-) -> list[Placement]:
-    """Draw the placements of a tensor of ``ndim`` dims, Partial only under ``reduction``.
+def _letters(ndim: int) -> list[Placement]:
+    """Return what one mesh dim can ask of a tensor of ``ndim`` dims: Replicate and Shard."""
+    return [Replicate(), *(Shard(dim) for dim in range(ndim))]
 
-    Without ``reduction`` they are Replicate and Shard alone. With it there are also dims that count from the back, and
-    mesh dims that cut a tensor dim from right to left. If ``odd``, the first mesh dim has a strided shard that may not
-    be the result of any such order.
+
+@st.composite
+def target_placements(
+    draw: st.DrawFn, mesh: MeshSpec, ndim: int, letters: Sequence[Placement], odd: bool = False
+) -> list[Placement]:
+    """Draw the placements of a tensor of ``ndim`` dims, each of ``letters``; mesh dims may cut in any order.
+
+    If ``odd``, a mesh dim has a strided shard that may not be the result of any such order.
     """
-    letters: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(ndim))]
-    if reduction is None:
-        return [draw(st.sampled_from(letters)) for _ in range(_MESH_DIMS)][: mesh.ndim]
-    weighted = [*letters * 5, *([Shard(-1)] * (ndim > 0)), Partial(reduction)]
-    placements = tuple([draw(st.sampled_from(weighted)) for _ in range(_MESH_DIMS)][: mesh.ndim])
-    if draw(rarely(3)):
-        placements = in_order(placements, mesh.shape, range(mesh.ndim - 1, -1, -1))
-    return [strided_shard(0, 2), *placements[1:]] if odd else list(placements)
+    placements = tuple([draw(st.sampled_from(letters)) for _ in range(_MESH_DIMS)][: mesh.ndim])
+    if draw(rarely(2)):
+        order = [mesh_dim for mesh_dim in draw(st.sampled_from(_ORDERS)) if mesh_dim < mesh.ndim]
+        placements = in_order(spelled(placements, ndim), mesh.shape, order)
+    if not odd:
+        return list(placements)
+    mesh_dim = draw(st.integers(0, _MESH_DIMS - 1)) % mesh.ndim
+    strided = strided_shard(draw(st.integers(0, ndim - 1)), draw(st.sampled_from(_SPLIT_FACTORS)))
+    return [*placements[:mesh_dim], strided, *placements[mesh_dim + 1 :]]
 
 
 def _values(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout) -> torch.Tensor:
@@ -172,12 +182,15 @@ def _sequences(draw: st.DrawFn, context: DrawContext) -> OpCase:
     seed = draw(seeds())
     first = filled((rows, columns), dtype, seed, draw(layouts(trainable=True)))
     second = filled(second_shape, dtype, seed + 1, draw(layouts(trainable=True)))
+    # DTensor refuses a Partial target unless the value is Partial already, so not all sequences have any
+    partial = [Partial(draw(st.sampled_from(partial_reductions(dtype))))] if draw(rarely(2)) else []
     steps: list[list[Any]] = []
     values = [first.detach(), second.detach()]
     for _ in range(draw(st.integers(1, _LONGEST))):
         step = draw(one_of(next_steps(values, steps)))
         if step[0] == "redistribute":
-            step = [*step, draw(_targets(context.mesh, values[step[1]].ndim))]
+            ndim = values[step[1]].ndim
+            step = [*step, draw(target_placements(context.mesh, ndim, [*_letters(ndim), *partial]))]
         steps.append(step)
         values.append(sequence(values[0], values[1], steps)[-1])
     return sequence_case(first, second, steps, context)

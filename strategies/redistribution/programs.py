@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from verifier.cases import OpCase, Placements
 from verifier.targets import Move, asks, moves, targets
 
-__all__ = ["CHAIN", "SEQUENCE", "WRITES", "chain", "operands", "sequence"]
+__all__ = ["CHAIN", "SEQUENCE", "WRITES", "chain", "operands", "sequence", "spelled"]
 
 CHAIN = "strategies.redistribution.programs.chain"
 SEQUENCE = "strategies.redistribution.programs.sequence"
@@ -77,7 +77,7 @@ def sequence(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) 
     return [value for position, value in enumerate(values) if position not in used]
 
 
-def _spelled(target: Placements, ndim: int) -> Placements:
+def spelled(target: Placements, ndim: int) -> Placements:
     """Return ``target`` as DTensor spells it: tensor dims count from the front."""
     return tuple(Shard(p.dim % ndim) if isinstance(p, Shard) else p for p in target)
 
@@ -85,13 +85,13 @@ def _spelled(target: Placements, ndim: int) -> Placements:
 def _end_of_chain(case: OpCase) -> tuple[Placements | None, ...]:
     tensor, made = case.args[0], targets(case)
     assert isinstance(tensor, torch.Tensor)
-    return (_spelled(made[-1], tensor.ndim) if made else None,)
+    return (spelled(made[-1], tensor.ndim) if made else None,)
 
 
 def _moves_of_chain(case: OpCase) -> tuple[Move, ...]:
     tensor, made = case.args[0], targets(case)
     assert isinstance(tensor, torch.Tensor)
-    ends = [_spelled(target, tensor.ndim) for target in made]
+    ends = [spelled(target, tensor.ndim) for target in made]
     return tuple(zip((0, *ends), ends, strict=False))
 
 

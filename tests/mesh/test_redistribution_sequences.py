@@ -9,13 +9,14 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from strategies.redistribution.inputs import SEQUENCE_OP, next_steps, one_of, sequence_case
+from strategies.redistribution.inputs import SEQUENCE_OP, next_steps, one_of, sequence_case, target_placements
 from strategies.redistribution.programs import SEQUENCE, sequence
 from strategies.tensors import Layout, filled
 from verifier.cases import MeshSpec, VerdictKind
 from verifier.families import DrawContext
+from verifier.placements import in_order
 from verifier.verification import WrongValue
 from verifier.verifying import Verifier
 
@@ -32,7 +33,7 @@ HOW = settings(
     report_multiple_bugs=False,
     print_blob=False,
 )
-PLACEMENTS = st.lists(st.sampled_from([Replicate(), Shard(0), Shard(1)]), min_size=2, max_size=2)
+PLACEMENTS = target_placements(MESH, 2, [Replicate(), Shard(0), Shard(1)])
 
 
 class Steps(RuleBasedStateMachine):
@@ -115,6 +116,23 @@ def test_a_value_is_used_in_two_placements(verify: Verifier) -> None:
     steps: list[list[Any]] = [["redistribute", 0, rows], ["redistribute", 0, columns], ["add", 2, 3], ["mul", 4, 2]]
     case = sequence_case(tensor, tensor.detach().clone(), steps, CONTEXT)
     result = verify(case, mesh=MESH, placements=["(S(1), P(sum))", "(R, R)"])
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+def test_values_stay_pending_and_in_a_shard_order_between_ops(verify: Verifier) -> None:
+    """A sum that is not reduced yet is redistributed on the other mesh dim alone; rows are cut from right to left."""
+    tensors = [filled((5, 3), torch.float64, seed, Layout(requires_grad=True)) for seed in (0, 1)]
+    steps: list[list[Any]] = [
+        ["redistribute", 0, [Partial(), Replicate()]],
+        ["neg", 2],
+        ["redistribute", 3, [Partial(), Shard(0)]],
+        ["redistribute", 1, list(in_order((Shard(0), Shard(0)), MESH.shape, (1, 0)))],
+        ["add", 4, 5],
+        ["redistribute", 5, [Replicate(), Shard(1)]],
+    ]
+    case = sequence_case(*tensors, steps, CONTEXT)
+    assert case.tags >= {"Partial target", "shard order"}
+    result = verify(case, mesh=MESH, placements=["(P(sum), S(1))", "(S(0), R)"])
     assert result.counts == {VerdictKind.PASS: 1}
 
 

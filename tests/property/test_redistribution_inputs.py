@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from strategies.meshes import mesh_shapes
 from strategies.redistribution import FAMILY
@@ -22,16 +23,18 @@ from strategies.redistribution.inputs import (
     SEQUENCE_OP,
     next_steps,
     redistribution_cases,
+    sequence_case,
+    target_placements,
 )
 from strategies.redistribution.programs import WRITES, sequence
-from verifier.cases import MeshSpec, OpCase
+from verifier.cases import MeshSpec, OpCase, Placements
 from verifier.codec import case_record, load_case
 from verifier.converter import CombinationSpace
 from verifier.families import DrawContext, Family
-from verifier.placements import combine, coordinates, in_order, is_shard_order, split
+from verifier.placements import Alphabet, combine, coordinates, in_order, is_shard_order, split
 from verifier.reference import make_reference
 from verifier.targets import asked_placements, targets
-from verifier.torch_internals import strided_shard
+from verifier.torch_internals import strided_shard, strides_of
 
 QUICK = settings(
     max_examples=150, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
@@ -124,6 +127,39 @@ def test_four_hundred_draws_contain_every_class(shape: tuple[int, ...]) -> None:
     assert min(counts[REDISTRIBUTE], counts[SEQUENCE_OP]) > 80
 
 
+@pytest.mark.parametrize("tag", ["Partial target", "nested cut", "shard order"])
+def test_sequences_have_targets_of_every_kind(tag: str) -> None:
+    drawn = FAMILY.cases(context((2, 2), (SEQUENCE_OP,)))
+    assert find(drawn, lambda case: tag in case.tags, settings=settings(FIND, phases=(Phase.generate,)))
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3, 2)])
+def test_targets_are_in_every_shard_order(shape: tuple[int, ...]) -> None:
+    found: set[Placements] = set()
+
+    @settings(QUICK, phases=(Phase.generate,))
+    @given(target_placements(MeshSpec(shape), 1, [Shard(-1)]))
+    def draw(target: list[Placement]) -> None:
+        found.add(tuple(target))
+
+    draw()
+    orders = itertools.permutations(range(len(shape)))
+    # in the default order, a dim may also count from the back
+    assert found == {(Shard(-1),) * len(shape), *(in_order((Shard(0),) * len(shape), shape, order) for order in orders)}
+
+
+def test_strided_targets_are_on_every_mesh_dim_and_of_several_factors() -> None:
+    found: set[tuple[int, tuple[int, int]]] = set()
+
+    @settings(QUICK, phases=(Phase.generate,))
+    @given(target_placements(MeshSpec((2, 2, 2)), 2, [Replicate()], odd=True))
+    def draw(target: list[Placement]) -> None:
+        found.update((mesh_dim, cut) for mesh_dim, p in enumerate(target) if (cut := strides_of(p)) is not None)
+
+    draw()
+    assert found == set(itertools.product(range(3), itertools.product(range(2), (2, 3, 4))))
+
+
 # ---------------------------------------------------------------------------------------------------------- shrinking
 def test_minimal_redistribution_is_of_one_element() -> None:
     case = minimal(REDISTRIBUTE)
@@ -206,3 +242,15 @@ def test_sources_are_every_shard_order_and_other_strides_only_beside_odd_targets
     odd = FAMILY.alphabet(replace(case, tags=frozenset({"strided shard"})), mesh)
     assert odd.allows((Shard(0), strided_shard(0, 2), Replicate()))
     assert FAMILY.alphabet(replace(case, op=SEQUENCE_OP), mesh).strided == ()
+    made = replace(case, args=(tensor, [[strided_shard(0, 3), Replicate(), Replicate()]]))
+    assert FAMILY.alphabet(replace(made, tags=frozenset({"strided shard"})), mesh).strided == (2, 3)
+
+
+def test_a_sequence_with_a_partial_target_begins_with_no_other_reduction() -> None:
+    """DTensor goes to Partial only from the same Partial."""
+    mesh, (first, second) = MeshSpec((2, 2)), (torch.ones(3, 2), torch.ones(3, 2))
+    for placement, alphabet in ((Partial("max"), Alphabet(partial=("max",))), (Shard(0), Alphabet())):
+        steps = [["neg", 0], ["redistribute", 2, [placement, Replicate()]]]
+        case = sequence_case(first, second, steps, context(mesh.shape))
+        assert ("Partial target" in case.tags) == placement.is_partial()
+        assert FAMILY.alphabet(case, mesh) == alphabet
