@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from strategies.redistribution.programs import WRITES, _ends_of_sequence, sequence
 from verifier.cases import OpCase, Placements
@@ -86,6 +88,37 @@ def doubles_gradient(input: torch.Tensor, targets: list[list[Any]]) -> torch.Ten
     if made is None:
         return plain
     return made * 2 - made.detach()
+
+
+def calls_the_whole_pending(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """What stays Partial is reduced on every rank, and still called Partial."""
+    plain, made = _redistributed(input, targets)
+    if made is None:
+        return plain
+    whole = [Replicate() if placement.is_partial() else placement for placement in made.placements]
+    return _with_local(made, made.redistribute(placements=whole).to_local())
+
+
+def _unstrided(placements: Sequence[Placement]) -> list[Placement]:
+    return [Shard(p.dim) if isinstance(p, _StridedShard) else p for p in placements]
+
+
+def cuts_without_strides(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """A strided shard is cut in one piece, and so mesh dims cut from left to right, whatever the order."""
+    plain, made = _redistributed(input, targets)
+    return (
+        plain if made is None else _with_local(made, input.redistribute(placements=_unstrided(targets[-1])).to_local())
+    )
+
+
+def gathers_without_strides(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """The pieces of a strided shard are put together as if they were next to each other."""
+    if not isinstance(input, DTensor):
+        return input.view_as(input)
+    taken = DTensor.from_local(
+        input.to_local(), input.device_mesh, _unstrided(input.placements), shape=input.shape, stride=input.stride()
+    )
+    return taken.redistribute(placements=targets[-1])
 
 
 def _replaced(first: torch.Tensor, steps: list[list[Any]], wrong: dict[str, Any]) -> list[list[Any]]:

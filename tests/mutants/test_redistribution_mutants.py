@@ -11,13 +11,17 @@ import pytest
 import redistribution_mutants as mutants
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from strategies.redistribution import FAMILY
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, sequence_case
-from strategies.redistribution.programs import SEQUENCE
+from strategies.redistribution.programs import CHAIN, SEQUENCE
 from strategies.tensors import Layout, filled
 from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.families import DrawContext
+from verifier.placements import in_order
+from verifier.torch_internals import strided_shard
 from verifier.verification import VerificationError, WrongGradient, WrongPlacement, WrongValue
 from verifier.verifying import Verifier
 
@@ -32,7 +36,7 @@ MUTANTS: dict[Callable[..., torch.Tensor], type[VerificationError]] = {
 }
 
 
-ROWS = [["clone", 0], ["redistribute", 2, [mutants.Shard(1)]]]
+ROWS = [["clone", 0], ["redistribute", 2, [Shard(1)]]]
 SEQUENCES: dict[Callable[..., list[torch.Tensor]], tuple[list[list[Any]], type[VerificationError]]] = {
     mutants.loses_writes: ([*ROWS, ["add_", 3, 1]], WrongValue),
     mutants.writes_to_the_whole: ([*ROWS, ["add_to_slice", 3, 5.0, 0, 1, 4]], WrongValue),
@@ -40,6 +44,24 @@ SEQUENCES: dict[Callable[..., list[torch.Tensor]], tuple[list[list[Any]], type[V
     mutants.joins_the_other_way_round: ([*ROWS, ["cat", 3, 1, 0]], WrongValue),
     mutants.writes_to_what_it_has_gathered: ([*ROWS, ["mul_", 3, -2.0]], WrongPlacement),
 }
+
+ROWS_IN_REVERSE = list(in_order((Shard(0), Shard(0)), (2, 2), (1, 0)))
+PLACED: dict[Callable[..., torch.Tensor], list[tuple[str, str, list[Placement]]]] = {
+    mutants.calls_the_whole_pending: [
+        ("2x2", "(P(sum), S(0))", [Partial(), Replicate()]),
+        ("2x2", "(S(0), P(product))", [Shard(1), Partial("product")]),
+    ],
+    mutants.cuts_without_strides: [
+        ("2", "R", [strided_shard(0, 2)]),
+        ("2", "S(1)", [strided_shard(0, 4)]),
+        ("2x2", "(S(0), S(0))", ROWS_IN_REVERSE),
+    ],
+    mutants.gathers_without_strides: [
+        ("2", "_S(0, 2)", [Replicate()]),
+        ("2x2", "(_S(0, 2), S(0))", [Replicate(), Shard(1)]),
+    ],
+}
+"""What the cases above leave out: wrong programs, each with meshes, sources and targets for which DTensor is right."""
 
 
 def plain(case: OpCase) -> bool:
@@ -87,7 +109,38 @@ def test_mutant_is_caught(mutant: Callable[..., torch.Tensor], verify: Verifier)
 def test_every_mutant_is_tried() -> None:
     own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
     programs = {f for f in own if f.__module__ == mutants.__name__ and not isinstance(f, type)}
-    assert programs == {*MUTANTS, *SEQUENCES, mutants.right}
+    assert programs == {*MUTANTS, *PLACED, *SEQUENCES, mutants.right}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "mesh", "source", "target"),
+    [
+        pytest.param(mutant, *where, id=f"{mutant.__name__}-{where[1]}-{where[0]}")
+        for mutant, places in PLACED.items()
+        for where in places
+    ],
+)
+def test_wrong_parts_and_strides_are_caught_and_right_ones_are_not(
+    mutant: Callable[..., torch.Tensor], mesh: str, source: str, target: list[Placement], verify: Verifier
+) -> None:
+    tensor = filled((5, 7), torch.float64, 0)
+    case = OpCase(REDISTRIBUTE, CHAIN, (tensor, [target]), family=FAMILY.name)
+    assert verify(case, mesh=mesh, placements=[source], record=False).counts == {VerdictKind.PASS: 1}
+    wrong = replace(case, call=f"{mutants.__name__}.{mutant.__name__}")
+    with pytest.raises(WrongValue):
+        verify(wrong, mesh=mesh, placements=[source], record=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "source"), [(torch.bool, "P(max)"), (torch.int64, "P(sum)"), (torch.complex128, "P(sum)")], ids=str
+)
+def test_one_wrong_element_of_any_dtype_is_caught(dtype: torch.dtype, source: str, verify: Verifier) -> None:
+    tensor = torch.tensor([3, 0, 1, 0, 5]).to(dtype)
+    case = OpCase(REDISTRIBUTE, CHAIN, (tensor, [[Shard(0)]]), family=FAMILY.name)
+    assert verify(case, mesh=MESH, placements=[source], record=False).counts == {VerdictKind.PASS: 1}
+    wrong = replace(case, call=f"{mutants.__name__}.{mutants.drops_last_element.__name__}")
+    with pytest.raises(WrongValue):
+        verify(wrong, mesh=MESH, placements=[source], record=False)
 
 
 @pytest.mark.parametrize("mutant", SEQUENCES, ids=lambda mutant: mutant.__name__)
@@ -112,7 +165,7 @@ def test_nothing_else_sees_a_result_that_ends_elsewhere(verify: Verifier) -> Non
     case = OpCase(
         REDISTRIBUTE,
         "redistribution_mutants.ends_elsewhere",
-        (torch.tensor([3.0, -1.0]), [[mutants.Shard(0)]]),
+        (torch.tensor([3.0, -1.0]), [[Shard(0)]]),
         family=FAMILY.name,
     )
     with pytest.raises(WrongPlacement, match=r"output on rank 0: placement got R, expected S\(0\)"):
