@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_factory import EMBEDDING, ODD, make_empty_run, make_finding, make_long_run, make_matrix, make_run
 
-from verifier.records import GraphRecord, MatrixRecord, RunRecord
+from verifier.records import EdgeCoverageRecord, GraphRecord, MatrixRecord, RuleCoverageRecord, RunRecord
 from verifier.report import render_html, write_html
 from verifier.report.html import banners
 from verifier.report.matrix import matrix_views
@@ -217,6 +217,42 @@ def test_a_matrix_of_one_tensor_argument_is_drawn() -> None:
 def test_colour_is_not_the_only_sign_of_a_verdict() -> None:
     signs = [outcome.sign for outcome in OUTCOMES.values()]
     assert len(set(signs)) == len(signs)
+
+
+# ------------------------------------------------------------------------------------------------------------- coverage
+def rows_under(run: RunRecord, heading: str) -> list[list[str]]:
+    """Return the text of each cell of the table that follows a heading, row by row; empty without the heading."""
+    _, found, after = render_html(run).partition(f"<h3>{heading}</h3>")
+    rows = re.findall(r"<tr>(.*?)</tr>", after.partition("</table>")[0], re.DOTALL) if found else []
+    return [[Page(cell).text for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+
+
+def test_rules_that_never_ran_are_listed() -> None:
+    heading = "Rules that DTensor claims"
+    coverage = {
+        EMBEDDING: RuleCoverageRecord(["R, R", "S(0), R", "S(1), R"], ["R, R"]),
+        f"aten.{ODD}": RuleCoverageRecord(["R"], ["R"]),
+    }
+    assert rows_under(make_run(rule_coverage=coverage), heading) == [
+        ["op", "ran", "claimed", "never ran"],
+        [EMBEDDING, "1", "3", "S(0), R; S(1), R"],
+        [f"aten.{ODD}", "1", "1", ""],
+    ]
+    assert rows_under(make_run(), heading) == []
+
+
+def test_edges_that_no_redistribution_took_are_counted() -> None:
+    heading = "Edges between placements that explicit redistributions took"
+    edges = {
+        "1": EdgeCoverageRecord(132, ["R -> S(0)", "S(0) -> R"], ["P(max) -> P(min)"]),
+        "2": EdgeCoverageRecord(132, [], []),
+    }
+    assert rows_under(make_run(edge_coverage=edges), heading) == [
+        ["mesh dims", "possible", "exercised", "only refused", "never asked for"],
+        ["1", "132", "2", "1", "129"],
+        ["2", "132", "0", "0", "132"],
+    ]
+    assert rows_under(make_run(), heading) == []
 
 
 # --------------------------------------------------------------------------------------------------------- the graph

@@ -20,7 +20,7 @@ from run_factory import (
     make_run,
 )
 
-from verifier.records import RunRecord
+from verifier.records import EdgeCoverageRecord, RuleCoverageRecord, RunRecord
 from verifier.report import print_summary, with_folder
 from verifier.report.words import OUTCOMES, replay_command, totals
 from verifier.summary import join_levels
@@ -151,6 +151,37 @@ def test_numbers_add_up_and_only_pass_counts_as_passed() -> None:
     assert (total.passed, total.unsupported, total.inconclusive, total.tool_errors) == (1, 1, 1, 1)
     assert total.failed == len(OUTCOMES) - 4
     assert total.concluded == total.passed + total.failed
+
+
+def test_rules_that_never_ran_are_named() -> None:
+    rules = ["R, R", *(f"S({dim}), R" for dim in range(8))]
+    run = make_run(
+        rule_coverage={
+            EMBEDDING: RuleCoverageRecord(rules, ["R, R"]),
+            RENORM: RuleCoverageRecord(["P(sum)", "R"], ["R"]),
+            "aten.neg.default": RuleCoverageRecord(["R"], ["R"]),
+        }
+    )
+    lines = printed(run).splitlines()
+    at = lines.index("3 of 12 rules that DTensor claims of these calls ran on a mesh")
+    assert lines[at + 1 : at + 4] == [
+        f"  {EMBEDDING}: 8 of 9 never: {'; '.join(rules[1:7])} and 2 more",
+        f"  {RENORM}: 1 of 2 never: P(sum)",
+        "",
+    ]
+    assert "rules that DTensor claims" not in printed(make_run())
+
+
+def test_edges_that_no_redistribution_took_are_counted() -> None:
+    edges = {"1": EdgeCoverageRecord(132, ["R -> S(0)", "S(0) -> R"], ["P(max) -> P(min)"])}
+    edges["2"] = EdgeCoverageRecord(132, [], [])
+    lines = printed(make_run(edge_coverage=edges)).splitlines()
+    first, second = (line for line in lines if "edges between placements" in line)
+    assert first.startswith("2 of 132 edges between placements exercised on 1-d meshes, 1 only refused by DTensor")
+    assert first.endswith(", 129 never asked for")
+    assert second.startswith("0 of 132 edges between placements exercised on 2-d meshes, 0 only refused by DTensor")
+    assert second.endswith(", 132 never asked for")
+    assert "edges between placements" not in printed(make_run())
 
 
 def test_a_rule_check_is_summed_up_and_not_listed_op_by_op() -> None:

@@ -10,23 +10,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_records import a_finding, a_header
 from run_factory import make_op_rules, make_rules
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, ProcessReport, Trial, Verdict, VerdictKind
+from strategies.redistribution.programs import CHAIN
+from verifier.cases import (
+    Fate,
+    MeshSpec,
+    Observation,
+    OpCase,
+    Phase,
+    ProcessReport,
+    Redistribution,
+    Trial,
+    Verdict,
+    VerdictKind,
+)
 from verifier.events import (
     CaseSkipped,
     Event,
     FindingReported,
     MeshStarted,
     PoolRestarted,
+    RulesClaimed,
     RunFinished,
     RunStarted,
     TrialFinished,
 )
 from verifier.records import (
+    EdgeCoverageRecord,
     EdgeRecord,
     GraphRecord,
     KnownRecord,
+    RuleCoverageRecord,
     RulesRecord,
     RunRecord,
     UntestedRecord,
@@ -139,6 +154,33 @@ def test_skipped_restarts_and_findings_are_recorded() -> None:
     assert [(one.what, one.reason, one.count) for one in run.untested] == [("mesh 8", "only 4 ranks", 3)]
     assert run.pool_restarts == 1
     assert [finding.fingerprint for finding in run.findings] == ["a1", "b2"]
+
+
+def test_rules_that_ran_are_told_from_those_that_are_only_claimed() -> None:
+    claimed = RulesClaimed(OPS[0], ("R", "S(0)"))
+    refused = replace(finished(VerdictKind.UNSUPPORTED), verdict=Verdict(VerdictKind.UNSUPPORTED, phase=Phase.FORWARD))
+    never, ran = summed(claimed, refused), summed(claimed, finished(VerdictKind.PASS))
+    assert never.rule_coverage == {OPS[0]: RuleCoverageRecord(["R", "S(0)"], [])}
+    assert ran.rule_coverage == {OPS[0]: RuleCoverageRecord(["R", "S(0)"], ["S(0)"])}
+    assert merge_records([never, ran]).rule_coverage == merge_records([ran, never]).rule_coverage == ran.rule_coverage
+    other = summed(RulesClaimed(OPS[0], ("P(sum)",)), RulesClaimed(OPS[1], ("R",)))
+    assert merge_records([ran, other]).rule_coverage == {
+        OPS[0]: RuleCoverageRecord(["P(sum)", "R", "S(0)"], ["S(0)"]),
+        OPS[1]: RuleCoverageRecord(["R"], []),
+    }
+
+
+def test_edges_that_redistributions_took_are_recorded() -> None:
+    moved = OpCase("dtensor.redistribute", CHAIN, (torch.ones(3), [[Replicate()]]))
+    step = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 8, ("S(0)", "R"))
+    report = ProcessReport((0,), Phase.DONE, redistributions=(step,))
+    trial = Trial(moved, MESHES[0], ((Shard(0),),))
+    taken = TrialFinished(Observation(trial, Fate.COMPLETED, (report,)), Verdict(VerdictKind.PASS), ())
+    run = summed(taken)
+    (possible,) = (edges.possible for edges in run.edge_coverage.values())
+    assert run.edge_coverage == {"1": EdgeCoverageRecord(possible, ["S(0) -> R"], [])}
+    assert merge_records([summed(), run]).edge_coverage == run.edge_coverage
+    assert summed().edge_coverage == {}
 
 
 def test_interrupted_run_is_not_complete_and_takes_as_long_as_its_trials() -> None:
