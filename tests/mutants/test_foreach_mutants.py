@@ -1,0 +1,73 @@
+"""Calls with lists of tensors are tried on meshes, and what is wrong with one tensor of a list is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import foreach_mutants as mutants
+import pytest
+import torch
+
+from strategies.opinfo.family import FAMILY
+from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.meshes import Pool, PoolSet
+from verifier.verification import MutatedInput, VerificationError, WrongValue
+from verifier.verifying import Verifier
+
+MESH = MeshSpec((2,), "simulated")
+
+
+def tensor(*shape: int, first: int) -> torch.Tensor:
+    """Return small integers of mixed sign, no two of them equal."""
+    numbers = torch.arange(float(first), first + torch.Size(shape).numel(), dtype=torch.float64)
+    numbers[::3] *= -1
+    return numbers.reshape(shape)
+
+
+def listed(op: str) -> OpCase:
+    """Return a call with two lists; the tensors of a list differ in shape, but for two of them."""
+    left, right = ([tensor(4, 3, first=n), tensor(5, first=n + 1), tensor(4, 3, first=n + 2)] for n in (1, 30))
+    return OpCase(f"aten.{op}", f"torch.ops.aten.{op}", (left, right), family=FAMILY.name)
+
+
+PRODUCTS, SUMS = listed("_foreach_mul.List"), listed("_foreach_add_.List")
+CALLS: dict[Callable[..., Any], tuple[OpCase, list[str], type[VerificationError], str]] = {
+    mutants.first_factor_for_all: (PRODUCTS, ["S(0)"] * 6, WrongValue, r"output 2 \[0, 0\]"),
+    mutants.in_another_order: (PRODUCTS, ["R"] * 6, WrongValue, r"output 0 \[0, 0\]"),
+    mutants.leaves_the_last_out: (SUMS, ["S(0)"] * 6, MutatedInput, r"tensors\[2\]"),
+}
+
+
+def call_of(function: Callable[..., Any]) -> str:
+    return f"{mutants.__name__}.{function.__name__}"
+
+
+@pytest.mark.parametrize("case", [PRODUCTS, SUMS], ids=["new tensors", "in place"])
+def test_calls_with_lists_pass(case: OpCase, verify: Verifier) -> None:
+    counts = verify(case, mesh=MESH, cap=24, record=False).counts
+    assert set(counts) <= {VerdictKind.PASS, VerdictKind.UNSUPPORTED}
+    assert counts[VerdictKind.PASS] >= 8  # DTensor writes to nothing that it would have to redistribute first
+
+
+@pytest.mark.parametrize("mutant", CALLS, ids=lambda mutant: mutant.__name__)
+def test_a_tensor_of_a_list_that_is_wrong_is_named(mutant: Callable[..., Any], verify: Verifier) -> None:
+    case, placements, error, subject = CALLS[mutant]
+    assert verify(case, mesh=MESH, placements=placements, record=False).counts == {VerdictKind.PASS: 1}
+    with pytest.raises(error, match=subject):
+        verify(replace(case, call=call_of(mutant)), mesh=MESH, placements=placements, record=False)
+
+
+def test_every_mutant_is_tried() -> None:
+    own = {f for f in vars(mutants).values() if getattr(f, "__module__", "") == mutants.__name__}
+    assert own == {*CALLS, mutants.parts_multiplied}
+
+
+def test_a_wrong_rule_for_lists_is_caught() -> None:
+    pools = PoolSet(lambda key: Pool(key, [call_of(mutants.parts_multiplied)]))
+    try:
+        with pytest.raises(WrongValue, match="output 0"):
+            Verifier(pools, MESH)(PRODUCTS, placements=["P(sum)"] * 6)
+    finally:
+        pools.close()
