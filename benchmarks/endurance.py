@@ -7,8 +7,10 @@ raises, that is killed, that aborts, that hangs in Python, that leaves out a col
 that is killed from outside at whatever moment. Every other trial must have the verdict, and the placements of its
 results, that it had without faults, and no trial with a fault may pass. The memory of the controller and of the ranks,
 and the threads and descriptors of the ranks, are sampled at every batch: once a tenth of the trials are done (1,000 of
-10,000) none of them may grow by more than 10 %. The last line is a row of a Markdown table. Exit status 1 if anything
-is violated, 130 if it was interrupted; what was done until then is compared and printed.
+10,000) none of them may grow by more than 10 %, in either run. Faults have ranks replaced, which start anew; without
+faults the same ranks live throughout, so that what grows slowly shows there. The last line is a row of a Markdown
+table. Exit status 1 if anything is violated, 130 if it was interrupted; what was done until then is compared and
+printed.
 """
 
 from __future__ import annotations
@@ -282,16 +284,22 @@ def compare_runs(
     for number in unseen[:5]:
         print(f"  trial {number}, {trials[number].case.op}: passed in spite of {faulty[number].fault}")
     settled = max(BATCH, len(trials) // 10)
-    grown = growth(faults.samples, settled)
-    for kind, factor in grown.items():
-        print(f"{kind.replace('_', ' ')}: {factor - 1:+.1%} since {settled} trials")
-    failed = bool(wrong or unseen) or max(grown.values(), default=1.0) > GROWTH
-    memory = ", ".join(f"{factor - 1:+.1%}" for factor in grown.values()) or "too few trials"
+    grown = {each.name: growth(each.samples, settled) for each in (faultless, faults)}
+    for name, factors in grown.items():
+        for kind, factor in factors.items():
+            much = ", too much" if factor > GROWTH else ""
+            print(f"{name}, {kind.replace('_', ' ')}: {factor - 1:+.1%} since {settled} trials{much}")
+    leaks = any(factor > GROWTH for factors in grown.values() for factor in factors.values())
+    failed = bool(wrong or unseen) or leaks
+    memory = " | ".join(
+        ", ".join(f"{factor - 1:+.1%}" for factor in factors.values()) or "too few trials" for factors in grown.values()
+    )
     rate = f"{len(got) / faults.seconds:.0f}" if faults.seconds else "-"
     verdict = "fails" if failed else ended or "holds"
     print("\n| trials | ranks | faults | the same verdict | ended by kills from outside | restarts | replaced "
-          "| growth: controller RSS, PSS, rank RSS, PSS, threads, descriptors | trials/s | outcome |")  # fmt: skip
-    print("| --- " * 10 + "|")
+          "| growth without faults: controller RSS, PSS, rank RSS, PSS, threads, descriptors | growth with faults "
+          "| trials/s | outcome |")  # fmt: skip
+    print("| --- " * 11 + "|")
     print(f"| {done} of {len(trials)} | {trials[0].mesh} | {len(injected)} | {same} of {len(others)} | {len(killed)} "
           f"| {faults.restarts} | {faults.replaced} | {memory} | {rate} | {verdict} |")  # fmt: skip
     return failed

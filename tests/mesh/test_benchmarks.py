@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,33 @@ def test_endurance_sees_memory_that_grows() -> None:
     assert factors(115)["rank_rss"] > endurance.GROWTH
     assert set(factors(105).values()) == {1.0, 1.05}
     assert endurance.growth([], 100) == {}
+
+
+@pytest.mark.parametrize("leaks", [None, "faultless", "faults"])
+def test_endurance_fails_where_memory_grows_in_either_run(
+    leaks: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that faults have replaced start anew; what grows slowly shows in those that live throughout."""
+    import endurance
+
+    trials = endurance.draw_trials(MeshSpec((2,)), 10, 0)
+
+    def progress(name: str) -> Any:
+        sizes = [100 << 20] * 10 + [(115 if name == leaks else 105) << 20] * 10
+        samples = [endurance.Sample(50 * n, 100, 100, size, 100, 8, 20) for n, size in enumerate(sizes)]
+        return endurance.Progress(name, [PASSED] * 10, samples, seconds=1.0)
+
+    fails = endurance.compare_runs(trials, trials, progress("faultless"), progress("faults"), "")
+    assert fails is (leaks is not None)
+    *said, columns, _, last = capsys.readouterr().out.rstrip().splitlines()
+    assert "faultless, rank rss: +5.0% since 50 trials" in said or leaks == "faultless"
+    assert [line for line in said if line.endswith("too much")] == (
+        [f"{leaks}, rank rss: +15.0% since 50 trials, too much"] if leaks else []
+    )
+    row = dict(zip(columns.split(" | "), last.split(" | "), strict=True))
+    (without,) = (cell for name, cell in row.items() if name.startswith("growth without faults"))
+    assert without.split(", ")[2] == ("+15.0%" if leaks == "faultless" else "+5.0%")
+    assert row["growth with faults"].split(", ")[2] == ("+15.0%" if leaks == "faults" else "+5.0%")
 
 
 def test_the_clock_in_the_ranks_splits_the_time_of_a_trial() -> None:
