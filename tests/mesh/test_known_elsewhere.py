@@ -1,7 +1,9 @@
-"""What is known of one op and shows in another is reported as known, and never left out."""
+"""What is in the baseline is there: known in other ops as well, and shown by a script of its own."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -14,9 +16,14 @@ from verifier.events import Event, FindingReported, TrialFinished
 from verifier.plan import Plan
 from verifier.records import RunHeader
 
-BASELINE = load_baseline(Path(__file__).parents[2] / "reports" / "baseline.toml")
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 300.0
+"""Seconds that a busy machine may take for a process."""
+BASELINE = load_baseline(ROOT / "reports" / "baseline.toml")
 OUT = "874e495fe12b"
 """The finding that no rule fits what an out= call writes to: found in hardshrink.out, and of any op."""
+COMPLEX_PRODUCT = "bc9e9b89bd1f"
+"""A redistribution: the reduce-scatter of complex parts by product multiplies real and imaginary parts apart."""
 
 
 def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected():
@@ -36,3 +43,20 @@ def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected(
     [finding] = [event.finding for event in events if isinstance(event, FindingReported)]
     assert (finding.fingerprint, finding.known) == (OUT, True)
     assert [known.status for known in campaign.known if known.fingerprint == OUT] == ["known"]
+
+
+def test_the_script_of_a_redistribution_shows_the_defect(tmp_path: Path) -> None:
+    """Written by the command and run by real processes, in a folder where there is nothing else."""
+    entry = BASELINE.get(COMPLEX_PRODUCT)
+    assert entry is not None
+    assert (entry.op, entry.mesh) == ("dtensor.redistribute", "2")
+    command = [sys.executable, "-m", "verifier", "replay", COMPLEX_PRODUCT, "--script"]
+    script = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    assert f"{entry.verdict} in {entry.op}: {entry.summary}" in script
+    (tmp_path / "x.py").write_text(script, encoding="utf-8")
+    shown = subprocess.run(
+        [sys.executable, "x.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert shown.returncode == 1, shown.stdout + shown.stderr
+    assert "FAILS on rank 0: output 0: rank 0 holds [(6-0j)], expected [(6-3j)]" in shown.stdout
+    assert shown.stdout.rstrip().endswith("the defect is there")
