@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import children
 from test_faults import BATCH, FAULTY, MESH, kinds, trial, wait_for_end
-from test_hard_faults import children
 from test_taking_over import comparable
 
 from verifier.cases import Fate, VerdictKind

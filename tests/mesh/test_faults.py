@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from leftovers import nothing_left_behind
 
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
@@ -223,8 +224,15 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fail if there are processes, ports, shared memory or files after the test that were not there before it."""
+    with nothing_left_behind():
+        yield
+
+
 @pytest.mark.parametrize("fault", [None, "hang:1"], ids=["idle", "inside a collective"])
-def test_ranks_end_with_their_controller(fault: str | None) -> None:
+def test_ranks_end_with_their_controller(fault: str | None, nothing_left: None) -> None:
     source = CONTROLLER.format(folder=str(Path(__file__).parent), fault=fault)
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     with subprocess.Popen(

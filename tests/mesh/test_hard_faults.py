@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from leftovers import children, nothing_left_behind
 from test_faults import CASE, MESH, kinds, trial, wait_for_end
 
 from verifier.cases import Fate, MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
@@ -23,77 +23,6 @@ from verifier.reference import make_reference
 
 MIB = 1 << 20
 PHASES = [Phase.SETUP, Phase.FORWARD, Phase.GATHER, Phase.BACKWARD, Phase.GATHER_GRADIENT]
-
-
-# ------------------------------------------------------------------------------------------------------------ leftovers
-@dataclass(frozen=True)
-class Leftovers:
-    """What this process and its children hold that outlives a trial."""
-
-    children: frozenset[int]
-    listening: int
-    descriptors: frozenset[str]
-    files: frozenset[str]
-
-
-def children() -> frozenset[int]:
-    """Return the ids of all processes below this one, zombies included."""
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        parents.setdefault(parent, []).append(int(folder.name))
-    found: list[int] = []
-    todo = [os.getpid()]
-    while todo:
-        below = parents.get(todo.pop(), [])
-        found += below
-        todo += below
-    return frozenset(found)
-
-
-def sockets_of(pids: Sequence[int]) -> set[str]:
-    """Return the inode numbers of the sockets that processes hold."""
-    inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                target = os.readlink(link)
-            except OSError:
-                continue
-            if match := re.fullmatch(r"socket:\[(\d+)\]", target):
-                inodes.add(match[1])
-    return inodes
-
-
-def listening_ports(pids: Sequence[int]) -> int:
-    """Return the number of TCP ports on which processes listen."""
-    inodes = sockets_of(pids)
-    count = 0
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-            fields = line.split()
-            count += fields[3] == "0A" and fields[9] in inodes
-    return count
-
-
-def leftovers() -> Leftovers:
-    """Return what there is now: child processes, ports, shared memory and open files."""
-    below = children()
-    descriptors = []
-    for link in Path("/proc/self/fd").glob("*"):
-        try:
-            target = os.readlink(link)
-        except OSError:
-            continue
-        if "memfd:" in target or "(deleted)" in target or target.startswith("pipe:"):
-            descriptors.append(target)
-    shared = {str(path) for path in Path("/dev/shm").glob("*")}
-    cores = {str(path) for path in Path.cwd().glob("core*")}
-    own = frozenset(descriptors)
-    return Leftovers(below, listening_ports([os.getpid(), *below]), own, frozenset(shared | cores))
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +35,8 @@ def warmed_up() -> None:
 @pytest.fixture
 def nothing_left(warmed_up: None) -> Iterator[None]:
     """Fail if there are processes, ports, shared memory or files after the test that were not there before it."""
-    before = leftovers()
-    yield
-    deadline = time.monotonic() + 5
-    while (after := leftovers()) != before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert sorted(after.children - before.children) == []
-    assert after.listening <= before.listening
-    assert sorted(after.descriptors - before.descriptors) == []
-    # other tests share /dev/shm: what counts is what ours made, and torch names those files by the process
-    assert [name for name in after.files - before.files if "torch_" in name or "core" in name] == []
+    with nothing_left_behind():
+        yield
 
 
 # -------------------------------------------------------------------------------------------------------- single faults

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from leftovers import nothing_left_behind
 from test_faults import wait_for_end
 
 from verifier.journal import read_journal
@@ -121,6 +122,13 @@ def uninterrupted(commands: Commands) -> dict[str, Any]:
     return whole
 
 
+@pytest.fixture
+def nothing_left(uninterrupted: dict[str, Any]) -> Iterator[None]:
+    """Fail if there are processes, ports, shared memory or files after the test that were not there before it."""
+    with nothing_left_behind():
+        yield
+
+
 def children(pid: int) -> list[int]:
     """Return the processes that ``pid`` has started."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
@@ -154,7 +162,10 @@ def count(commands: Commands, out: str, event: str) -> int:
 
 # ------------------------------------------------------------------------------------------------------------- resuming
 def test_killed_and_resumed_is_as_if_nothing_had_happened(
-    commands: Commands, uninterrupted: dict[str, Any], record_property: Callable[[str, object], None]
+    commands: Commands,
+    uninterrupted: dict[str, Any],
+    record_property: Callable[[str, object], None],
+    nothing_left: None,
 ) -> None:
     """Killed twice: after some trial, and while its failures are minimised."""
     moment = random.randrange(1, uninterrupted["trials"] // 2)
@@ -234,7 +245,7 @@ def test_what_was_changed_since_is_refused(commands: Commands, uninterrupted: di
 
 
 def test_ctrl_c_while_minimising_keeps_what_is_done_and_can_be_resumed(
-    commands: Commands, uninterrupted: dict[str, Any]
+    commands: Commands, uninterrupted: dict[str, Any], nothing_left: None
 ) -> None:
     process = commands.start([*REQUEST, "--out", "interrupted"])
     with cut_short(process, lambda: count(commands, "interrupted", "minimising") >= 1, signal.SIGINT):
@@ -252,7 +263,7 @@ def test_ctrl_c_while_minimising_keeps_what_is_done_and_can_be_resumed(
 
 
 def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(
-    commands: Commands, uninterrupted: dict[str, Any]
+    commands: Commands, uninterrupted: dict[str, Any], nothing_left: None
 ) -> None:
     """The kernel lets no file grow further than a few lines of the journal."""
     size = commands.journal("whole").stat().st_size // 4
