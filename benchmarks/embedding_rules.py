@@ -151,7 +151,7 @@ def refused_lookups() -> Iterator[Rule]:
     """Yield what DTensor's own rules refuse of ``max_norm``, which is all."""
     for placements in ({}, {"weight": "S(0)"}, {"weight": "S(1)"}, {"input": "S(0)"}, {"weight": "P(sum)"}):
         cut = ", ".join(f"{name} {text}" for name, text in placements.items()) or "all replicated"
-        yield Rule(f"max_norm, {cut}", placements, frozenset({"max_norm"}), refused=True)
+        yield Rule(f"max_norm, {cut}", placements, frozenset({"max_norm"}), frozenset({"0-d indices"}), refused=True)
 
 
 @dataclass(frozen=True)
