@@ -193,7 +193,7 @@ class Line:
             self.placements.setdefault(subject, set()).add(text)
         forward: Counter[str] = Counter()
         for phase, name, count in report.collectives:
-            if phase is Phase.FORWARD:
+            if phase == Phase.FORWARD:  # as text, which is what comes from the ranks
                 forward[name] += count
         for name, count in forward.items():
             self.collectives[name] = max(count, self.collectives.get(name, 0))

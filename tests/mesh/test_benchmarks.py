@@ -141,8 +141,11 @@ def test_table_of_rules_says_which_do_not_hold() -> None:
     assert "WRONG_GRADIENT" in made[0].verdict
     assert made[1].verdict == "FAILS: 0 proofs"
     assert made[2].verdict.startswith("FAILS: 0 refusals")
-    (true,) = table.try_rules(table.EMBEDDINGS, [rule], [MeshSpec((2,))], 8)
+    scaled = table.Rule("by ids", {"input": "S(0)"}, frozenset({"max_norm"}), frozenset({"0-d indices"}))
+    true, gathers = table.try_rules(table.EMBEDDINGS, [rule, scaled], [MeshSpec((2,))], 8)
     assert true.holds
+    assert gathers.holds
+    assert [line.cells(["weight", "input"])[-2] for line in (true, gathers)] == ["none", "1 all_gather_into_tensor"]
     *cells, gradient = true.cells(["weight", "input"])[:4]
     assert cells == ["by ids", "R, S(0)", "S(0)"]
     assert "P(sum)" in gradient
