@@ -12,9 +12,9 @@ import math
 import operator
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -38,6 +38,8 @@ from verifier.wording import plural
 __all__ = ["CombinationSpace", "DTensorConverter", "sample_pairwise", "tensor_arguments", "unsupported_reason"]
 
 _CANDIDATES = 12
+_ATTEMPTS = 4
+"""So many times a dozen candidates are drawn around a pair before it is given up."""
 
 
 def unsupported_reason(tensor: torch.Tensor) -> str | None:
@@ -70,53 +72,75 @@ def tensor_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> li
 
 
 # ------------------------------------------------------------------------------------------------------------ sampling
-@lru_cache(maxsize=4096)
 def sample_pairwise(
-    levels: tuple[int, ...], cap: int, seed: int, plain: tuple[int, ...] | None = None
-) -> tuple[tuple[int, ...], ...]:
-    """Return up to ``cap`` distinct tuples, the i-th entry below ``levels[i]``, that cover pairs of entries early.
+    levels: Sequence[int],
+    cap: int,
+    seed: int,
+    plain: Sequence[int] | None = None,
+    wanted: Sequence[tuple[int, ...]] = (),
+    allowed: Callable[[tuple[int, ...]], bool] | None = None,
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Return up to ``cap`` distinct tuples, the i-th entry below ``levels[i]``, and whether they cover all pairs.
 
-    Greedy: of a dozen random candidates, each built around a pair that is not covered yet, the one that covers most new
-    pairs is taken. When every pair is covered the rest is random. The same arguments give the same sample.
+    First comes a cover of the pairs of entries, greedily: of a dozen random candidates, each built around a pair that
+    is not covered yet, and of a dozen that are ``wanted``, the one that covers most new pairs is taken, a wanted one if
+    they are equal. When every pair is covered the others that are wanted follow, and random ones. The same arguments
+    give the same sample.
 
     Parameters
     ----------
     plain
         The first ``plain[i]`` levels of factor i are the common ones; pairs of common levels are covered first.
+    wanted
+        Tuples to prefer, in order.
+    allowed
+        Whether a tuple may be taken, as more than ``cap`` may; a pair for which no such tuple is found is not covered.
 
-    >>> len(sample_pairwise((3, 3), 100, seed=0))
-    9
+    >>> sample, complete = sample_pairwise((3, 3), 100, seed=0)
+    >>> len(sample), complete
+    (9, True)
     """
-    total = math.prod(levels)
-    if total <= cap:
-        return tuple(itertools.product(*(range(level) for level in levels)))
-    rng = random.Random(f"{levels}/{seed}")
+    allowed = allowed or (lambda entry: True)
+    if math.prod(levels) <= cap:
+        return [entry for entry in itertools.product(*map(range, levels)) if allowed(entry)], True
+    rng = random.Random(f"{tuple(levels)}/{seed}")
     pairs = list(itertools.combinations(range(len(levels)), 2))
     uncovered = {(i, a, j, b) for i, j in pairs for a in range(levels[i]) for b in range(levels[j])}
     queue = sorted(uncovered)
     rng.shuffle(queue)
     common = plain or levels
     queue.sort(key=lambda pair: (pair[1] >= common[pair[0]]) + (pair[3] >= common[pair[2]]), reverse=True)
+    waiting = [entry for entry in dict.fromkeys(wanted) if allowed(entry)]
     chosen: dict[tuple[int, ...], None] = {}
+    fruitless = 0
     while len(chosen) < cap:
         while queue and queue[-1] not in uncovered:
             queue.pop()
-        best: tuple[int, ...] | None = None
-        best_gain = -1
+        candidates = waiting[:_CANDIDATES]
         for _ in range(_CANDIDATES if queue else 1):
             candidate = [rng.randrange(level) for level in levels]
             if queue:
                 i, a, j, b = queue[-1]
                 candidate[i], candidate[j] = a, b
-            entry = tuple(candidate)
+            candidates.append(tuple(candidate))
+        best: tuple[int, ...] | None = None
+        best_gain = 0 if queue else -1
+        for entry in candidates:
             gain = sum((i, entry[i], j, entry[j]) in uncovered for i, j in pairs) if queue else 0
-            if entry not in chosen and gain > best_gain:
+            if gain > best_gain and entry not in chosen and allowed(entry):
                 best, best_gain = entry, gain
         if best is None:
+            fruitless += 1
+            if queue and fruitless >= _ATTEMPTS:  # the mesh dims cannot do this together, to one tensor
+                uncovered.discard(queue[-1])
+                fruitless = 0
             continue
+        fruitless = 0
         chosen[best] = None
+        if best in waiting:
+            waiting.remove(best)
         uncovered.difference_update((i, best[i], j, best[j]) for i, j in pairs)
-    return tuple(chosen)
+    return list(chosen), not uncovered
 
 
 @dataclass
@@ -135,6 +159,9 @@ class CombinationSpace:
         At most so many combinations; None for all.
     seed
         Fixes the sample where there are more than ``cap``.
+    wanted
+        Combinations that a sample prefers for its cover of pairs of placements, and has after that; if the cover itself
+        does not fit, it makes room for them.
     """
 
     tensors: Sequence[torch.Tensor]
@@ -142,6 +169,7 @@ class CombinationSpace:
     alphabet: Alphabet = field(default_factory=Alphabet)
     cap: int | None = None
     seed: int = 0
+    wanted: Sequence[Combination] = ()
 
     @cached_property
     def _letters(self) -> list[tuple[Placement, ...]]:
@@ -169,19 +197,26 @@ class CombinationSpace:
             yield from itertools.product(*per_tensor)
             return
         # One factor per tensor and mesh dim, so that pairs within one tensor's placements are covered as well.
-        levels = tuple(len(letters) for letters in self._letters for _ in range(self.mesh_ndim))
-        plain = tuple(
+        levels = [len(letters) for letters in self._letters for _ in range(self.mesh_ndim)]
+        plain = [
             sum(not placement.is_partial() or placement == Partial("sum") for placement in letters)
             for letters in self._letters
             for _ in range(self.mesh_ndim)
-        )
-        legal: list[Combination] = []
-        margin = 2 * self.cap + 16  # mixtures of reductions are dropped, so ask for more than the cap
-        while len(legal) < self.cap:
-            sample = map(self._combination, sample_pairwise(levels, margin, self.seed, plain))
-            legal = [c for c in sample if all(self.alphabet.allows(placements) for placements in c)]
-            margin *= 2  # a larger sample begins with the smaller one
-        yield from legal[: self.cap]
+        ]
+        entries = {combination: self._entry(combination) for combination in self.wanted}
+        wanted = [entry for entry in entries.values() if entry is not None]
+        sample, complete = sample_pairwise(levels, self.cap, self.seed, plain, wanted, self._allows)
+        left = [c for c, entry in entries.items() if entry is None or not (complete or entry in sample)]
+        yield from map(self._combination, sample[: max(0, self.cap - len(left))])
+        yield from left[: self.cap]
+
+    def _allows(self, entry: Sequence[int]) -> bool:
+        return all(self.alphabet.allows(placements) for placements in self._combination(entry))
+
+    def _entry(self, combination: Combination) -> tuple[int, ...] | None:
+        """Return the numbers of the letters of ``combination``; None if it has one that is none of them."""
+        given = [(letters, p) for letters, each in zip(self._letters, combination, strict=True) for p in each]
+        return tuple(letters.index(p) for letters, p in given) if all(p in letters for letters, p in given) else None
 
     def _combination(self, entry: Sequence[int]) -> Combination:
         width = self.mesh_ndim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -60,16 +60,14 @@ def plan_case(
 ) -> CasePlan:
     """Return the trials of ``case`` on ``mesh``: all combinations, or at most ``cap``.
 
-    Of too many, those that are ``wanted`` come first, and a pairwise cover fills the rest.
+    Of too many, a pairwise cover comes first, then those that are ``wanted``, then random ones; see
+    :class:`~verifier.converter.CombinationSpace`.
     """
     tensors = tensor_arguments(case.args, case.kwargs)
-    space = CombinationSpace(tensors, mesh.ndim, alphabet or Alphabet(), cap, seed)
-    chosen: Iterable[Combination] = space
-    if cap is not None and space.total > cap:
-        chosen = list(dict.fromkeys([*wanted, *space]))[:cap]
+    space = CombinationSpace(tensors, mesh.ndim, alphabet or Alphabet(), cap, seed, wanted)
     trials = tuple(
         Trial(case, mesh, combination, cotangent_placements(reference, mesh, seed + number), seed + number)
-        for number, combination in enumerate(chosen)
+        for number, combination in enumerate(space)
     )
     return CasePlan(trials, space.total)
 

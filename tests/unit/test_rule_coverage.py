@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -19,6 +22,8 @@ from verifier.cases import (
     Verdict,
     VerdictKind,
 )
+from verifier.converter import CombinationSpace, tensor_arguments
+from verifier.placements import strided_shard
 from verifier.reference import make_reference
 from verifier.rule_coverage import RuleCoverage, columns_run
 from verifier.rules.claims import claimed_rules
@@ -111,12 +116,38 @@ def test_rules_are_news_once() -> None:
     assert steering.news(MM, SQUARE) == ()
 
 
-def test_what_is_wanted_comes_first_where_not_everything_fits() -> None:
+def test_what_is_wanted_is_tried_where_not_everything_fits() -> None:
     reference = make_reference(MM)
-    wanted: list[Combination] = [((Shard(1), Partial()), (Shard(0), R)), ((R, R), (R, R))]
-    plan = plan_case(MM, reference, SQUARE, 6, 0, wanted)
-    assert [trial.combination for trial in plan.trials[:2]] == wanted
-    assert len({trial.combination for trial in plan.trials}) == len(plan.trials) == 6
-    assert plan.total > 6
+    wanted: list[Combination] = [((Shard(1), Partial()), (Shard(0), R)), ((R, R), (R, R)), ((R, R), (R, Shard(0)))]
+    for cap in (6, 60, 200):  # the last has room for a cover of all pairs
+        plan = plan_case(MM, reference, SQUARE, cap, 0, wanted)
+        assert set(wanted) <= {trial.combination for trial in plan.trials}
+        assert len({trial.combination for trial in plan.trials}) == len(plan.trials) == cap
+        assert plan.total > cap
     everything = plan_case(MM, reference, MeshSpec((2,)), None, 0, [((Shard(1),), (Shard(0),))])
     assert len(everything.trials) == everything.total
+
+
+def test_what_is_wanted_need_not_be_what_is_drawn() -> None:
+    strided: Combination = ((strided_shard(0, 2), R), (R, R))
+    plan = plan_case(MM, make_reference(MM), SQUARE, 6, 0, [strided])
+    assert len(plan.trials) == 6
+    assert strided in [trial.combination for trial in plan.trials]
+
+
+def pairs_in(combinations: Iterable[Combination]) -> set[tuple[object, ...]]:
+    """Return which two placements occur together, and where."""
+    rows = [[placement for placements in combination for placement in placements] for combination in combinations]
+    return {(i, row[i], j, row[j]) for row in rows for i, j in itertools.combinations(range(len(row)), 2)}
+
+
+@pytest.mark.parametrize("steered", [False, True])
+def test_what_is_wanted_leaves_no_pair_of_placements_uncovered(steered: bool) -> None:
+    tensors = tensor_arguments(MM.args, MM.kwargs)
+    every = pairs_in(CombinationSpace(tensors, 2))
+    wanted = Steering(64).wanted(MM, SQUARE) if steered else []
+    cap = 150
+    plan = plan_case(MM, make_reference(MM), SQUARE, cap, 0, wanted)
+    assert len(plan.trials) == cap < plan.total
+    assert pairs_in(trial.combination for trial in plan.trials) == every
+    assert pairs_in(itertools.islice(CombinationSpace(tensors, 2), cap)) != every  # it is no accident

@@ -61,7 +61,7 @@ def input_combinations(
             if fit:
                 chosen[combination([letter if i == number else Replicate() for i in range(len(letters))])] = None
     levels = tuple(len(one) for one in letters)
-    for entry in sample_pairwise(levels, cap, seed=0):
+    for entry in sample_pairwise(levels, cap, seed=0)[0]:
         if len(chosen) >= cap:
             break
         chosen[combination([one[i] for one, i in zip(letters, entry, strict=True)])] = None
@@ -86,4 +86,4 @@ def product_choices(rules: int, mesh_ndim: int, cap: int, seed: int) -> tuple[tu
     With two mesh dims a cover of all pairs would be every choice, so that it is cut to ``cap``; each rule is in it on
     each mesh dim as long as ``cap`` allows.
     """
-    return tuple(sample_pairwise((rules,) * mesh_ndim, cap, seed)) if rules else ()
+    return tuple(sample_pairwise((rules,) * mesh_ndim, cap, seed)[0]) if rules else ()
