@@ -20,9 +20,10 @@ from verifier.cases import MeshSpec, OpCase
 from verifier.reference import make_reference, resolve
 from verifier.torch_internals import OpOverload, is_composite, pytree
 
-__all__ = ["COMPOSITIONS", "WRITTEN_VIEW", "composed"]
+__all__ = ["COMPOSITIONS", "WRITTEN_COPY", "WRITTEN_VIEW", "composed"]
 
 _PROGRAMS = "strategies.opinfo.programs."
+WRITTEN_COPY = "write to a copy"
 WRITTEN_VIEW = "write to a view"
 _CLEAR = 1e-3
 """Of the largest magnitude: what is nearer to 0, or to its neighbour, rounding may carry to the other side."""
@@ -314,6 +315,20 @@ def _unfit(call: Call) -> Iterator[tuple[str, object]]:
             yield parameter.name, 9
 
 
+# ------------------------------------------------------------------------------------------------- writing to a copy
+def _written_copy(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
+    written = _written(call)
+    values = call.values
+    names = [p.name for p in written if _kind_of(values.get(p.name)) is not None]
+    if any(p.out for p in written) or not any(map(_may_want, pytree.tree_leaves([values[name] for name in names]))):
+        return None  # a plain call says as much
+    return "written_copy", (str(call.op), names), values
+
+
+def _may_want(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
 # ---------------------------------------------------------------------------------------------------- writing to views
 def _written_view(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     # what autograd takes apart promises a view only where one will do
@@ -345,6 +360,7 @@ COMPOSITIONS: dict[str, _Compose] = {
     "pending argument": _produced,
     "second call": _called_twice,
     "after an exception": _after_exception,
+    WRITTEN_COPY: _written_copy,
     WRITTEN_VIEW: _written_view,
 }
 """The kinds of programs, by the tag that their cases have."""

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from strategies.opinfo.compositions import COMPOSITIONS, WRITTEN_VIEW, composed
+from strategies.opinfo.compositions import COMPOSITIONS, WRITTEN_COPY, WRITTEN_VIEW, composed
 from strategies.opinfo.random_ops import CHECKED, random_case
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind
 from verifier.families import DrawContext
@@ -29,7 +29,7 @@ __all__ = ["FAMILY", "OpInfoFamily"]
 _DRAWS = 16
 """Sets of values of each call at each size; the first draws are of different kinds."""
 _PROGRAMS = (False, True)
-"""Of two calls one is drawn with a program around it, where there is any, as there is none around most writing ones."""
+"""Of two calls one is drawn with a program around it, where there is any."""
 _VARIANTS = 1024
 """Programs around each of these."""
 
@@ -138,7 +138,7 @@ def _drawn(sample: Sample, size: int, draw: int, with_program: bool, variant: in
     kinds = Random(variant).sample(list(COMPOSITIONS), len(COMPOSITIONS)) if with_program else []
     for kind in kinds:
         if (program := composed(case, kind, mesh, variant)) is not None:
-            return _differentiated(program, bool(written_arguments(case)) or kind == WRITTEN_VIEW)
+            return _differentiated(program, bool(written_arguments(case)) and kind != WRITTEN_COPY)
     return _differentiated(case, bool(written_arguments(case)))
 
 

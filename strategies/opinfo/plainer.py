@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.opinfo.calls import Call
+from strategies.opinfo.calls import Call, parameters
 from verifier.cases import Combination, OpCase, Placements, Trial
 from verifier.converter import tensor_arguments
 from verifier.placements import Alphabet
@@ -165,6 +165,41 @@ def _after_exception(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
         yield from _simpler(trial, plain, {}, tuple(range(first, first + count)))
 
 
+def _written_copy(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
+    case = trial.case
+    op: Any = case.args[0]
+    values: Any = pytree.tree_map_only(torch.Tensor, _detached, dict(case.kwargs))  # else it could not be written to
+    known = dict(zip((id(leaf) for leaf in _leaves(values)), _placements_of(trial, dict(case.kwargs)), strict=True))
+    plain = _plain_case(case, op, values)
+    yield from _simpler(trial, plain, known, tuple(range(_count(plain))))
+    # without writing, the gradient is the same, and often the defect
+    if (overload := _without_writing(op)) is not None:
+        unwritten = _plain_case(case, overload, case.kwargs)
+        yield from _simpler(trial, unwritten, {}, tuple(range(_count(unwritten))))
+
+
+def _without_writing(op: str) -> str | None:
+    """Return the overload that gives what the in-place ``op`` writes, if there is one with the same parameters."""
+    written = resolve(f"torch.ops.{op}")
+    assert isinstance(written, OpOverload)
+    wanted = [(parameter.name, parameter.type) for parameter in parameters(written)]
+    namespace, base, _ = op.split(".")
+    packet = getattr(getattr(torch.ops, namespace), base.removesuffix("_"), None)
+    for name in packet.overloads() if packet is not None else ():
+        other = getattr(packet, name)
+        if [(parameter.name, parameter.type) for parameter in parameters(other)] == wanted:
+            return str(other)
+    return None
+
+
+def _leaves(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
 def _written_view(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     case = trial.case
     op: Any = case.args[0]
@@ -184,6 +219,7 @@ PLAINER: dict[str, Callable[[Trial, Known], Iterator[SimplerCall]]] = {
     "consumed": _consumed,
     "one_for_two": _one_for_two,
     "produced": _produced,
+    "written_copy": _written_copy,
     "written_view": _written_view,
 }
 """For each program, by name, the calls that it makes; see :func:`verifier.simpler_calls.simplifies`."""

@@ -15,7 +15,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from strategies.opinfo.plainer import PLAINER
 from verifier.simpler_calls import simplifies
 
-__all__ = ["after_exception", "called_twice", "consumed", "one_for_two", "produced", "sampled", "written_view"]
+__all__ = [
+    "after_exception",
+    "called_twice",
+    "consumed",
+    "one_for_two",
+    "produced",
+    "sampled",
+    "written_copy",
+    "written_view",
+]
 
 
 def one_for_two(op: str, given: str, also: str, /, **arguments: Any) -> list[torch.Tensor]:
@@ -124,12 +133,32 @@ def written_view(op: str, name: str, factor: int, /, **arguments: Any) -> list[t
     return [base, *views]
 
 
+def written_copy(op: str, names: list[str], /, **arguments: Any) -> list[torch.Tensor]:
+    """Return what ``op`` makes where it writes to copies of the arguments ``names``, and the copies.
+
+    What a gradient is wanted of cannot be written to, its copy can.
+    """
+    call: Any = torch.ops
+    for part in op.split("."):
+        call = getattr(call, part)
+    copies: dict[str, Any] = {
+        name: [t.clone() for t in arguments[name]]
+        if isinstance(arguments[name], list | tuple)
+        else arguments[name].clone()
+        for name in names
+    }
+    result = call(**{**arguments, **copies})
+    made = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
+    written = [t for copy in copies.values() for t in (copy if isinstance(copy, list) else [copy])]
+    return [*made, *(t for t in written if not any(t is other for other in made))]
+
+
 def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input: torch.Tensor) -> list[torch.Tensor]:
     """Return ``input`` four times, each doubled where random numbers are not what ``op`` promises.
 
     In the order of the results: replicas hold the same numbers; all are in the range, and for dropout the result is the
-    input where the mask has it, scaled; their mean is as promised; and so is their variance, both within six standard
-    errors.
+    input where the mask has it, scaled, and so is a gradient; their mean is as promised; and so is their variance, both
+    within six standard errors.
 
     Parameters
     ----------
@@ -143,17 +172,23 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
         call = getattr(call, part)
     low, high, mean, deviation, kurtosis = promise
     rounds = -(-4608 // input.numel())
-    drawn, kept = [], []
+    drawn: list[Any] = []
+    kept: list[Any] = []
+    gradients: list[Any] = []
     with torch.random.fork_rng(devices=[]):
         for turn in range(rounds):
             torch.manual_seed(seed + turn)
             target = {"out": torch.zeros_like(input)} if op.endswith("out") else {}
-            result = call(input.clone(), *options, **target)
-            kept.append(result[0] if isinstance(result, list | tuple) else result)
+            with torch.set_grad_enabled(op == "aten.native_dropout.default"):
+                leaf = input.detach().requires_grad_()
+                result = call(leaf.clone(), *options, **target)
+            if isinstance(result, list | tuple):
+                gradients += torch.autograd.grad(result[0], leaf, 3 * torch.ones_like(result[0]))
+                kept.append(result[0].detach())
             drawn.append(result[1] if isinstance(result, list | tuple) else result)
     differ, shards, source = False, 1, input
     wholes = []
-    for made in (drawn, kept):
+    for made in (drawn, kept, gradients) if kept else (drawn,):
         if not isinstance(made[0], DTensor):
             wholes.append(torch.stack(made).double())
             continue
@@ -173,10 +208,10 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
                 shards *= mesh.size(mesh_dim)
         wholes.append(stacked.full_tensor().double())
         source = input.full_tensor() if isinstance(input, DTensor) else input
-    numbers, results = wholes
+    numbers = wholes[0]
     outside = not bool(((numbers >= low) & (numbers <= high)).all())
-    if drawn[0] is not kept[0]:
-        outside |= not torch.allclose(results, source.double() * numbers / mean)
+    for made_of_mask, factor in zip(wholes[1:], (source.double(), torch.tensor(3.0)), strict=False):
+        outside |= not torch.allclose(made_of_mask, factor * numbers / mean)
     scaled = (numbers - (source.double() if mean == "input" else mean)) / deviation
     # the shards may hold the same numbers, which are as good as one of them
     count = numbers.numel() / shards
@@ -185,5 +220,5 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
     return [input * (1 + fault) for fault in (differ, outside, off, spread)]
 
 
-for _program in (one_for_two, consumed, produced, called_twice, after_exception, written_view):
+for _program in (one_for_two, consumed, produced, called_twice, after_exception, written_copy, written_view):
     simplifies(f"{__name__}.{_program.__name__}", PLAINER[_program.__name__])

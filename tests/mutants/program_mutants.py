@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -81,6 +82,15 @@ def stays_held(op: str, name: str, between: bool, /, unfit: Any, **arguments: An
     return [*made, held(**arguments)]
 
 
+def write_is_hidden(op: str, names: list[str], /, **arguments: Any) -> list[torch.Tensor]:
+    """Autograd does not learn of a write, so that the gradient is that of what was there before."""
+    if not isinstance(_tensor(arguments), DTensor):
+        return programs.written_copy(op, names, **arguments)
+    copies = {name: arguments[name].clone() for name in names}
+    _call(op)(**{**arguments, **{name: copy.detach() for name, copy in copies.items()}})
+    return list(copies.values())
+
+
 def view_is_a_copy(op: str, name: str, factor: int, /, **arguments: Any) -> list[torch.Tensor]:
     """What is written to a view is not written to its base."""
     if not isinstance(_tensor(arguments), DTensor):
@@ -103,6 +113,16 @@ def wrong_scale(
     if isinstance(input, DTensor):
         options = [options[0], (options[0] + options[1]) / 2]
     return programs.sampled(op, options, promise, seed, input=input)
+
+
+def gradient_without_mask(
+    op: str, options: list[Any], promise: list[Any], seed: int, /, input: torch.Tensor
+) -> list[torch.Tensor]:
+    """The gradient of what drops elements is that of what drops none."""
+    if not isinstance(input, DTensor):
+        return programs.sampled(op, options, promise, seed, input=input)
+    with mock.patch("torch.autograd.grad", lambda result, leaf, cotangent: (cotangent,)):
+        return programs.sampled(op, options, promise, seed, input=input)
 
 
 def next_category(self: torch.Tensor, num_samples: int, replacement: bool) -> torch.Tensor:

@@ -34,6 +34,7 @@ def plain(op: str, *args: object) -> OpCase:
 MUL = plain("aten.mul.Tensor", tensor(4, 3), tensor(4, 3) + 2)
 SUM = plain("aten.sum.dim_IntList", tensor(4, 3), [0])
 TURNED = plain("aten.transpose.int", tensor(4, 3), 0, 1)
+SQUARED = plain("aten.pow_.Scalar", tensor(4, 3), 2)
 CUMULATED = plain("aten.cumsum.default", tensor(4, 4), 0)
 
 MUTANTS: dict[Callable[..., Any], tuple[str, OpCase, tuple[type[VerificationError], ...]]] = {
@@ -42,11 +43,13 @@ MUTANTS: dict[Callable[..., Any], tuple[str, OpCase, tuple[type[VerificationErro
     mutants.takes_pending_for_whole: ("pending argument", MUL, (WrongValue,)),
     mutants.remembers_first_call: ("second call", CUMULATED, (WrongValue, WrongDtype)),
     mutants.stays_held: ("after an exception", MUL, (Crash,)),
+    mutants.write_is_hidden: ("write to a copy", SQUARED, (WrongGradient,)),
     mutants.view_is_a_copy: ("write to a view", TURNED, (WrongValue,)),
 }
 RANDOM_MUTANTS: dict[Callable[..., Any], str] = {
     mutants.own_seeds: "aten.uniform_.default",
     mutants.wrong_scale: "aten.uniform_.default",
+    mutants.gradient_without_mask: "aten.native_dropout.default",
     mutants.next_category: "aten.multinomial.default",
 }
 
@@ -60,11 +63,11 @@ def wanting(case: OpCase) -> OpCase:
 
 
 def programs_of(kind: str, case: OpCase) -> list[OpCase]:
-    """Return five programs of a kind around a call; what is written to wants no gradient."""
+    """Return five programs of a kind around a call, with gradients."""
     made = [composed(case, kind, MESH, seed) for seed in range(5)]
     found = [program for program in made if program is not None]
     assert found, f"no program of the kind {kind!r} around {case.op}"
-    return found if kind == "write to a view" else [wanting(program) for program in found]
+    return [wanting(program) for program in found]
 
 
 def run(verify: Verifier, cases: list[OpCase]) -> Counter[VerdictKind]:

@@ -44,6 +44,7 @@ NUMBERS = torch.tensor([[3.0, -1.0, 2.0], [5.0, -4.0, 7.0]], dtype=torch.float64
 MUL = OpCase("aten.mul.Tensor", "torch.ops.aten.mul.Tensor", (NUMBERS, NUMBERS + 1), family="opinfo")
 SUM = OpCase("aten.sum.dim_IntList", "torch.ops.aten.sum.dim_IntList", (NUMBERS, [0], True), family="opinfo")
 SELECT = OpCase("aten.select.int", "torch.ops.aten.select.int", (NUMBERS, 0, 1), family="opinfo")
+SQUARED = OpCase("aten.pow_.Scalar", "torch.ops.aten.pow_.Scalar", (NUMBERS, 2), family="opinfo")
 CAT = OpCase("aten.cat.default", "torch.ops.aten.cat.default", ([NUMBERS, NUMBERS], 1), family="opinfo")
 
 
@@ -60,7 +61,7 @@ def outputs(case: OpCase) -> list[torch.Tensor]:
 
 
 def test_every_kind_comes_up_runs_and_can_be_stored() -> None:
-    cases = drawn(context("mm", "cat", "select", "transpose"), 200)
+    cases = drawn(context("mm", "cat", "select", "transpose", "aten.relu_.*"), 250)
     kinds: Counter[str] = Counter()
     for case in cases:
         own = case.tags & set(COMPOSITIONS)
@@ -165,6 +166,33 @@ def test_what_does_not_fit_raises_and_is_caught() -> None:
     assert composed(relu, "after an exception", MESH, 0) is None  # torch takes it whatever it is given
 
 
+def test_what_writes_to_a_copy_has_gradients_and_leaves_its_argument() -> None:
+    case = program(SQUARED, "write to a copy")
+    wanting = replace(case, kwargs={**case.kwargs, "self": NUMBERS.clone().requires_grad_()})
+    reference = make_reference(wanting)
+    (made,), (leaf,) = reference.outputs, reference.inputs
+    assert torch.equal(made, NUMBERS**2)
+    assert torch.equal(leaf, NUMBERS)
+    (slope,) = torch.autograd.grad(made.sum(), leaf)
+    assert torch.equal(slope, 2 * NUMBERS)
+    plain, unwritten = simpler_calls(Trial(wanting, MESH, ((S0,),), (((R,),),)), {})
+    assert (plain.case.op, unwritten.case.op) == ("aten.pow_.Scalar", "aten.pow.Tensor_Scalar")
+    assert (plain.combination, unwritten.combination) == (((S0,),), ((S0,),))
+    assert not any(tensor.requires_grad for tensor in tensors(plain.case))
+    assert all(tensor.requires_grad for tensor in tensors(unwritten.case))
+    assert composed(MUL, "write to a copy", MESH, 0) is None
+
+
+def test_lists_that_are_written_to_are_copied() -> None:
+    scaled = OpCase("aten._foreach_mul_.Scalar", "torch.ops.aten._foreach_mul_.Scalar", ([NUMBERS, NUMBERS], 3))
+    case = program(scaled, "write to a copy")
+    assert all(torch.equal(made, 3 * NUMBERS) for made in outputs(case))
+    assert len(outputs(case)) == 2
+    (plain, unwritten) = simpler_calls(Trial(case, MESH, ((S0,), (R,)), ()), {})
+    assert [each.case.op for each in (plain, unwritten)] == ["aten._foreach_mul_.Scalar", "aten._foreach_mul.Scalar"]
+    assert plain.outputs == unwritten.outputs == (0, 1)
+
+
 def test_a_write_to_a_view_shows_in_the_base() -> None:
     base, view = outputs(program(SELECT, "write to a view"))
     assert torch.equal(base, torch.stack([NUMBERS[0], 3 * NUMBERS[1]]))
@@ -252,10 +280,12 @@ def test_the_calls_of_a_program_are_tried_as_it_makes_them() -> None:
     assert torch.equal(tensors(rest[0].case)[0], NUMBERS * (NUMBERS + 1))
 
 
-@pytest.mark.parametrize(("kind", "case"), [(kind, SELECT if "view" in kind else MUL) for kind in COMPOSITIONS])
-def test_the_plain_call_comes_first(kind: str, case: OpCase) -> None:
-    if kind == "second call":
-        case = SUM
+AROUND = {"write to a view": SELECT, "write to a copy": SQUARED, "second call": SUM}
+
+
+@pytest.mark.parametrize("kind", COMPOSITIONS)
+def test_the_plain_call_comes_first(kind: str) -> None:
+    case = AROUND.get(kind, MUL)
     made = program(case, kind)
     plain = simpler_calls(Trial(made, MESH, tuple((S0,) for _ in tensors(made))), {})[0]
     assert plain.case.op == case.op
