@@ -17,6 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 __all__ = [
+    "BITWISE_REDUCTIONS",
     "Backend",
     "Combination",
     "Contribution",
@@ -50,6 +51,9 @@ Combination = tuple[Placements, ...]
 Backend = Literal["simulated", "gloo", "nccl"]
 BACKENDS: tuple[Backend, ...] = ("simulated", "gloo", "nccl")
 REDUCTIONS = ("sum", "avg", "product", "min", "max")
+"""Reductions that DTensor's rules know."""
+BITWISE_REDUCTIONS = ("band", "bor", "bxor")
+"""Further ones of integers, which only redistributions know."""
 PLAIN_PLACEMENTS = frozenset((Partial, Replicate, Shard))
 """The classes of the placements that DTensor documents. ``isinstance``, which they overload, takes ten times as long as
 to look whether this set has a class: ask here first where it is asked for every tensor."""
@@ -86,12 +90,12 @@ def parse_placement(text: str) -> Placement:
         return Replicate()
     if match := re.fullmatch(r"S\((-?\d+)\)", text):
         return Shard(int(match[1]))
-    if (match := re.fullmatch(r"P\((\w+)\)", text)) and match[1] in REDUCTIONS:
+    if (match := re.fullmatch(r"P\((\w+)\)", text)) and match[1] in (*REDUCTIONS, *BITWISE_REDUCTIONS):
         return Partial(match[1])
     for parse in placement_parsers:
         if (special := parse(text)) is not None:
             return special
-    raise ValueError(f"placement {text!r} is none of R, S(dim) and P({'|'.join(REDUCTIONS)})")
+    raise ValueError(f"placement {text!r} is none of R, S(dim) and P({'|'.join((*REDUCTIONS, *BITWISE_REDUCTIONS))})")
 
 
 def parse_placements(text: str) -> Placements:

@@ -5,13 +5,22 @@ Like :mod:`verifier.placements`, of which it is the part that draws random numbe
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, reduce
 
 import torch
 
-from verifier.cases import REDUCTIONS
+from verifier.cases import BITWISE_REDUCTIONS, REDUCTIONS
 
-__all__ = ["LARGEST_PART", "largest_part", "partial_reductions", "split_index", "split_partial"]
+__all__ = [
+    "LARGEST_PART",
+    "bitwise",
+    "bitwise_reductions",
+    "largest_part",
+    "partial_reductions",
+    "split_index",
+    "split_partial",
+]
 
 # Noise of a Partial split: quarters up to the first number, scaled per rank by one of the others. Quarters, since an op
 # that rounds is linear on integers. The sum of the absolute values over 8 ranks must stay below 2**p for a dtype with p
@@ -41,6 +50,16 @@ def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
     return tuple(reduction for reduction in REDUCTIONS if reduction not in refused)
 
 
+def bitwise_reductions(dtype: torch.dtype) -> tuple[str, ...]:
+    """Return the bitwise reductions for which a tensor of ``dtype`` can be Partial: all three of integers, else none.
+
+    >>> bitwise_reductions(torch.int64), bitwise_reductions(torch.bool)
+    (('band', 'bor', 'bxor'), ())
+    """
+    is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    return BITWISE_REDUCTIONS if is_integer else ()
+
+
 def _unit(dtype: torch.dtype) -> float:
     """Return the difference of neighbouring values of the noise in a tensor of ``dtype``."""
     return 0.25 if dtype in (torch.float64, torch.float32, torch.complex128, torch.complex64) else 1
@@ -67,6 +86,26 @@ def _split_bool(value: torch.Tensor, any_is_true: bool, parts: int, generator: t
     return list(torch.where(decided, pieces, settled).unbind(0))
 
 
+def _split_bits(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Split integers under a bitwise AND, OR or XOR."""
+    limits = torch.iinfo(value.dtype)
+    noise = torch.randint(limits.min, limits.max, (parts, *value.shape), dtype=value.dtype, generator=generator)
+    if reduction == "bxor":
+        closing = int(torch.randint(0, parts, (), generator=generator))
+        noise[closing] = value
+        noise[closing] = bitwise(list(noise), reduction)
+        return list(noise.unbind(0))
+    owner = torch.randint(0, parts, (1, *value.shape), generator=generator)
+    pieces = value | noise if reduction == "band" else value & noise
+    return list(pieces.scatter_(0, owner, value.unsqueeze(0)).unbind(0))
+
+
+def bitwise(pieces: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
+    """Return what integer tensors reduce to under ``reduction``, one of :data:`~verifier.cases.BITWISE_REDUCTIONS`."""
+    combined = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}[reduction]
+    return reduce(combined, pieces)
+
+
 def largest_part(dtype: torch.dtype) -> float:
     """Return the size that no part of a Partial split of small integers exceeds, over up to 8 ranks."""
     return 96.0 if dtype == torch.bfloat16 else LARGEST_PART
@@ -76,21 +115,24 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
     """Return ``parts`` tensors of the shape and dtype of ``value`` that reduce to it.
 
     The parts differ from rank to rank, in size and in sign, and which rank makes them add up is drawn for each tensor
-    (sum, avg) or each element (product, min, max). On small integers the reduction is exact in every dtype.
+    (sum, avg, bxor) or each element (product, min, max, band, bor). On small integers the reduction is exact in every
+    dtype.
 
     Raises
     ------
     ValueError
         If the dtype cannot be Partial under ``reduction``.
     """
-    if reduction not in partial_reductions(value.dtype):
-        allowed = ", ".join(partial_reductions(value.dtype))
+    if reduction not in (possible := (*partial_reductions(value.dtype), *bitwise_reductions(value.dtype))):
+        allowed = ", ".join(possible)
         raise ValueError(f"a {value.dtype} tensor cannot be P({reduction}); it can be Partial under {allowed}")
     value = value.detach()
     if parts == 1:
         return [value.clone()]
     if value.dtype == torch.bool:
         return _split_bool(value, reduction == "max", parts, generator)
+    if reduction in BITWISE_REDUCTIONS:
+        return _split_bits(value, reduction, parts, generator)
 
     if reduction in ("sum", "avg"):
         closing = int(torch.randint(0, parts, (), generator=generator))

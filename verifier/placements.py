@@ -16,8 +16,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import PLAIN_PLACEMENTS, REDUCTIONS, Placements, format_placements
-from verifier.partials import partial_reductions, split_partial
+from verifier.cases import BITWISE_REDUCTIONS, PLAIN_PLACEMENTS, REDUCTIONS, Placements, format_placements
+from verifier.partials import bitwise, bitwise_reductions, partial_reductions, split_partial
 from verifier.torch_internals import norm_order, strided_shard, strides_of
 from verifier.wording import plural
 
@@ -205,6 +205,8 @@ def split(value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int]
 # ------------------------------------------------------------------------------------------------------------ combine
 def _reduce(pieces: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     dtype = pieces[0].dtype
+    if reduction in BITWISE_REDUCTIONS:
+        return bitwise(pieces, reduction)
     stacked = torch.stack(list(pieces))
     if reduction in ("max", "min"):
         if dtype == torch.bool:
@@ -338,7 +340,7 @@ class Alphabet:
         """
         shards: list[Placement] = [Shard(dim) for dim in range(ndim)] if self.shard else []
         shards += [strided_shard(dim, factor) for factor in self.strided for dim in range(ndim)]
-        allowed = partial_reductions(dtype)
+        allowed = (*partial_reductions(dtype), *bitwise_reductions(dtype))
         return (Replicate(), *shards, *(Partial(r) for r in allowed if r in self.partial))
 
     @staticmethod
@@ -349,7 +351,8 @@ class Alphabet:
         (False, True)
         """
         strided = strides_of(placement)
-        return placement in Alphabet().placements(ndim, dtype) if strided is None else strided[0] < ndim
+        everything = Alphabet(partial=(*REDUCTIONS, *BITWISE_REDUCTIONS))
+        return placement in everything.placements(ndim, dtype) if strided is None else strided[0] < ndim
 
     def allows(self, placements: Placements) -> bool:
         """Return whether the mesh dims can do this together."""

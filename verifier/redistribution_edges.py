@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from verifier.cases import (
+    BITWISE_REDUCTIONS,
     REDUCTIONS,
     Combination,
     Observation,
@@ -41,9 +42,9 @@ def possible_edges() -> frozenset[str]:
     """Return every edge on one mesh dim, of tensors of up to three dims.
 
     >>> len(possible_edges()), "P(sum) -> S(1)" in possible_edges(), "R -> R" in possible_edges()
-    (132, True, False)
+    (210, True, False)
     """
-    letters = ["R", *(f"P({reduction})" for reduction in REDUCTIONS)]
+    letters = ["R", *(f"P({reduction})" for reduction in (*REDUCTIONS, *BITWISE_REDUCTIONS))]
     letters += [f"{kind}({dim})" for kind in ("S", "_S") for dim in range(_TENSOR_DIMS)]
     return frozenset(f"{source} -> {target}" for source in letters for target in letters if source != target)
 

@@ -10,13 +10,15 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import Partial
 
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
-from verifier.cases import MeshSpec, OpCase
+from verifier.cases import BITWISE_REDUCTIONS, REDUCTIONS, MeshSpec, OpCase
 from verifier.families import DrawContext, NarrowFamily
 from verifier.placements import Alphabet
 from verifier.targets import targets
 from verifier.torch_internals import strides_of
 
 __all__ = ["FAMILY", "RedistributionFamily"]
+
+_REDUCTIONS = (*REDUCTIONS, *BITWISE_REDUCTIONS)
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,10 @@ class RedistributionFamily(NarrowFamily):
             return Alphabet(partial=tuple(reductions)) if reductions else Alphabet()
         if "strided shard" in case.tags:
             factors = {2, *(strided[1] for strided in map(strides_of, flat) if strided)}
-            return Alphabet(strided=tuple(sorted(factors)))
+            return Alphabet(partial=_REDUCTIONS, strided=tuple(sorted(factors)))
         suffixes = [prod(mesh.shape[first:last]) for last in range(2, mesh.ndim + 1) for first in range(1, last)]
         factors = {*suffixes, *mesh.shape[1:]} - {1}
-        return Alphabet(strided=tuple(sorted(factors)), orders_on=mesh.shape)
+        return Alphabet(partial=_REDUCTIONS, strided=tuple(sorted(factors)), orders_on=mesh.shape)
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of cases; see :func:`strategies.redistribution.inputs.redistribution_cases`."""

@@ -18,7 +18,7 @@ from strategies.redistribution.programs import CHAIN, SEQUENCE, WRITES, operands
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext
-from verifier.partials import partial_reductions
+from verifier.partials import bitwise_reductions, partial_reductions
 from verifier.placements import in_order, is_shard_order, sharded_dim
 from verifier.torch_internals import strided_shard, strides_of
 
@@ -123,7 +123,7 @@ def _chains(draw: st.DrawFn, context: DrawContext) -> OpCase:
     trainable = dtype.is_floating_point or dtype.is_complex
     layout = draw(layouts(trainable=trainable))
     seed = draw(seeds())
-    reduction = draw(st.sampled_from(partial_reductions(dtype)))
+    reduction = draw(st.sampled_from((*partial_reductions(dtype), *bitwise_reductions(dtype))))
     count = draw(st.sampled_from([1, 1, 1, 2, 2, 3]))
     odd = draw(rarely(4)) and ndim > 0 and dtype in context.dtypes[:2]
     # seldom what DTensor refuses from most sources, or rewrites before it plans

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from strategies.redistribution.programs import WRITES, _ends_of_sequence, sequence
@@ -97,6 +97,18 @@ def calls_the_whole_pending(input: torch.Tensor, targets: list[list[Any]]) -> to
         return plain
     whole = [Replicate() if placement.is_partial() else placement for placement in made.placements]
     return _with_local(made, made.redistribute(placements=whole).to_local())
+
+
+def reduces_by_the_next_operation(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
+    """Parts under a bitwise AND are reduced by OR, those under OR by XOR, and those under XOR by AND."""
+    if not isinstance(input, DTensor):
+        return input.view_as(input)
+    following = {"band": "bor", "bor": "bxor", "bxor": "band"}
+    placements = [Partial(following[p.reduce_op]) if isinstance(p, Partial) else p for p in input.placements]
+    taken = DTensor.from_local(
+        input.to_local(), input.device_mesh, placements, run_check=False, shape=input.shape, stride=input.stride()
+    )
+    return taken.redistribute(placements=targets[-1])
 
 
 def _unstrided(placements: Sequence[Placement]) -> list[Placement]:

@@ -18,7 +18,7 @@ from strategies.redistribution import FAMILY
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, sequence_case
 from strategies.redistribution.programs import CHAIN, SEQUENCE
 from strategies.tensors import Layout, filled
-from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.cases import BITWISE_REDUCTIONS, MeshSpec, OpCase, VerdictKind
 from verifier.families import DrawContext
 from verifier.placements import in_order
 from verifier.torch_internals import strided_shard
@@ -109,7 +109,7 @@ def test_mutant_is_caught(mutant: Callable[..., torch.Tensor], verify: Verifier)
 def test_every_mutant_is_tried() -> None:
     own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
     programs = {f for f in own if f.__module__ == mutants.__name__ and not isinstance(f, type)}
-    assert programs == {*MUTANTS, *PLACED, *SEQUENCES, mutants.right}
+    assert programs == {*MUTANTS, *PLACED, *SEQUENCES, mutants.right, mutants.reduces_by_the_next_operation}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,17 @@ def test_one_wrong_element_of_any_dtype_is_caught(dtype: torch.dtype, source: st
     wrong = replace(case, call=f"{mutants.__name__}.{mutants.drops_last_element.__name__}")
     with pytest.raises(WrongValue):
         verify(wrong, mesh=MESH, placements=[source], record=False)
+
+
+@pytest.mark.parametrize("target", [Replicate(), Shard(0), Shard(1)], ids=str)
+@pytest.mark.parametrize("reduction", BITWISE_REDUCTIONS)
+def test_a_wrong_bitwise_reduction_is_caught(reduction: str, target: Placement, verify: Verifier) -> None:
+    tensor = filled((5, 7), torch.int64, 0)
+    case = OpCase(REDISTRIBUTE, CHAIN, (tensor, [[target]]), family=FAMILY.name)
+    assert verify(case, mesh=MESH, placements=[f"P({reduction})"], record=False).counts == {VerdictKind.PASS: 1}
+    wrong = replace(case, call=f"{mutants.__name__}.{mutants.reduces_by_the_next_operation.__name__}")
+    with pytest.raises(WrongValue):
+        verify(wrong, mesh=MESH, placements=[f"P({reduction})"], record=False)
 
 
 @pytest.mark.parametrize("mutant", SEQUENCES, ids=lambda mutant: mutant.__name__)

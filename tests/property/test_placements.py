@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.meshes import mesh_shapes
-from verifier.cases import Placements, format_placements
-from verifier.partials import partial_reductions, split_partial
+from verifier.cases import BITWISE_REDUCTIONS, REDUCTIONS, Placements, format_placements
+from verifier.partials import bitwise_reductions, partial_reductions, split_partial
 from verifier.placements import (
     Alphabet,
     Disagreement,
@@ -94,8 +96,13 @@ def test_parts_are_copies(placed: tuple[torch.Tensor, Placements, tuple[int, ...
 def test_every_reduction_of_every_dtype(dtype: torch.dtype) -> None:
     """No drawing here, so that none is left out: all letters on all orders of two mesh dims."""
     value = values((5, 3), dtype, seed=1)
-    letters = Alphabet().placements(value.ndim, dtype)
-    assert {letter.reduce_op for letter in letters if isinstance(letter, Partial)} == set(partial_reductions(dtype))
+    alphabet = Alphabet(partial=(*REDUCTIONS, *BITWISE_REDUCTIONS))
+    letters = alphabet.placements(value.ndim, dtype)
+    possible = {*partial_reductions(dtype), *bitwise_reductions(dtype)}
+    assert {letter.reduce_op for letter in letters if isinstance(letter, Partial)} == possible
+    usual = {p.reduce_op for p in Alphabet().placements(value.ndim, dtype) if isinstance(p, Partial)}
+    assert usual == set(partial_reductions(dtype))
+    assert all(Alphabet.admits(letter, value.ndim, dtype) for letter in letters)
     tried = 0
     for placements in ((a, b) for a in letters for b in letters if Alphabet.legal((a, b))):
         locals_ = split(value, placements, (2, 3), seed=tried)
@@ -150,12 +157,12 @@ def test_parts_of_a_sum_differ_in_value_size_and_sign(
 
 @given(
     dtype=st.sampled_from(DTYPES),
-    reduction=st.sampled_from(["min", "max", "product"]),
+    reduction=st.sampled_from(["min", "max", "product", *BITWISE_REDUCTIONS]),
     parts=st.integers(2, 8),
     seed=SEEDS,
 )
 def test_no_rank_alone_has_the_result(dtype: torch.dtype, reduction: str, parts: int, seed: int) -> None:
-    assume(reduction in partial_reductions(dtype))
+    assume(reduction in (*partial_reductions(dtype), *bitwise_reductions(dtype)))
     assume(not (reduction == "product" and dtype == torch.uint8))  # no factor but 1 has an inverse
     value = values((8, 8), dtype, seed)
     if dtype == torch.bool:  # an element that no rank can change is the same on all
@@ -166,10 +173,36 @@ def test_no_rank_alone_has_the_result(dtype: torch.dtype, reduction: str, parts:
     assert any(not torch.equal(pieces[0], piece) for piece in pieces[1:])
 
 
-@given(dtype=st.sampled_from(DTYPES), reduction=st.sampled_from(["sum", "avg", "product", "min", "max"]))
+@given(
+    dtype=st.sampled_from([torch.int64, torch.int32, torch.uint8]),
+    reduction=st.sampled_from(BITWISE_REDUCTIONS),
+    parts=st.integers(2, 8),
+    seed=SEEDS,
+)
+def test_parts_under_one_bitwise_operation_are_none_under_another(
+    dtype: torch.dtype, reduction: str, parts: int, seed: int
+) -> None:
+    value = values((8, 8), dtype, seed)
+    pieces = split_partial(value, reduction, parts, torch.Generator().manual_seed(seed))
+    for other in BITWISE_REDUCTIONS:
+        by_element = [functools.reduce(getattr(operator, _OPERATORS[other]), each) for each in _elements(pieces)]
+        assert (by_element == value.flatten().tolist()) == (other == reduction)
+
+
+_OPERATORS = {"band": "and_", "bor": "or_", "bxor": "xor"}
+
+
+def _elements(pieces: list[torch.Tensor]) -> Iterator[tuple[int, ...]]:
+    return zip(*(piece.flatten().tolist() for piece in pieces), strict=True)
+
+
+@given(
+    dtype=st.sampled_from(DTYPES),
+    reduction=st.sampled_from(["sum", "avg", "product", "min", "max", *BITWISE_REDUCTIONS]),
+)
 def test_a_reduction_that_the_dtype_lacks_is_refused(dtype: torch.dtype, reduction: str) -> None:
     value = values((2,), dtype, 0)
-    if reduction in partial_reductions(dtype):
+    if reduction in (*partial_reductions(dtype), *bitwise_reductions(dtype)):
         assert len(split_partial(value, reduction, 2, torch.Generator().manual_seed(0))) == 2
     else:
         with pytest.raises(ValueError, match=r"cannot be P\("):
