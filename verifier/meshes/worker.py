@@ -338,6 +338,7 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
     run_imports(config.imports)
     ranks = _Ranks(messages, breaker, config.memory_limit)
     gc.freeze()  # else each full collection walks all that torch has loaded, for 0.1 s
+    gc.enable()  # who started this process had it off while all that was loaded
     messages.send("loaded", None)
     limited = config.memory_limit is None
     tried = 0
