@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,13 @@ def gradient_by_a_set(input: torch.Tensor) -> torch.Tensor:
 def trial() -> Trial:
     case = OpCase("test.set", f"{__name__}.first_of_a_set", (torch.arange(16.0).reshape(4, 4),))
     return Trial(case, MESH, ((Replicate(),),))
+
+
+@pytest.fixture(scope="module")
+def unharmed() -> Iterator[Pool]:
+    """Ranks that no test harms, so that each has the process, and the hash seed, that it began with."""
+    with Pool(PoolKey.of(MESH)) as pool:
+        yield pool
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
@@ -103,21 +111,19 @@ def test_ranks_with_one_hash_seed_agree():
         spares.close()
 
 
-def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass():
+def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass(unharmed):
     whole = torch.arange(16.0).reshape(4, 4).requires_grad_()
     case = OpCase("test.gradient", f"{__name__}.gradient_by_a_set", (whole,))
     replicated = (Replicate(),)
-    with Pool(PoolKey.of(MESH)) as pool:
-        [observation] = pool.run([Trial(case, MESH, (replicated,), ((replicated,),))])
+    [observation] = unharmed.run([Trial(case, MESH, (replicated,), ((replicated,),))])
     verdict = judge(observation, make_reference(case))
     assert verdict.kind is VerdictKind.RANKS_DISAGREE
     assert (verdict.phase, verdict.subject, verdict.backward) == (Phase.BACKWARD, "input.grad", 0)
 
 
-def test_the_script_of_such_a_finding_shows_it():
+def test_the_script_of_such_a_finding_shows_it(unharmed):
     asked = Trial(trial().case, MESH, (parse_placements("R"),))
-    with Pool(PoolKey.of(MESH)) as pool:
-        [observation] = pool.run([asked])
+    [observation] = unharmed.run([asked])
     source = render_script(asked, judge(observation, make_reference(asked.case)))
     status, output = run_script(source)
     assert status == FAILS
