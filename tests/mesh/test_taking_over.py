@@ -31,11 +31,17 @@ from verifier.wording import plural
 
 RULES = Path(__file__).with_name("wrong_gradient_rule.py")
 PROGRAM = """
+import gc
 import json
 import signal
 import sys
 from unittest.mock import patch
+
+gc.disable()  # as ``python -m verifier`` has it while it loads
 from verifier import entry, investigation
+
+gc.freeze()
+gc.enable()
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that run in the background ignore
 
