@@ -17,15 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.placement_types import Placement
-from torch.testing._internal.distributed._tensor.common_dtensor import DTensorConverter
-from torch.utils import _pytree as pytree
 
 PLACEMENTS: tuple[tuple[Placement, Placement], ...] = (
     (Shard(0), Replicate()),
@@ -118,10 +115,9 @@ class ThreadedRanks:
     """One thread for each rank, under torch's threaded process group; set up as ``MultiThreadedTestCase`` does it."""
 
     def __init__(self, world_size: int) -> None:
-        from torch.distributed.tensor._sharding_prop import ShardingPropagator
         from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg
 
-        ShardingPropagator._fake_mode_lock = threading.Lock()
+        lock_propagation()
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         _install_threaded_pg()
         store = dist.HashStore()
@@ -152,6 +148,13 @@ class ThreadedRanks:
                 raise error
 
 
+def lock_propagation() -> None:
+    """Let one thread at a time propagate shardings on fake tensors, as torch's threaded tests of DTensor do."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    ShardingPropagator._fake_mode_lock = threading.Lock()
+
+
 WAYS: dict[str, type[SimulatedRanks] | type[ThreadedRanks]] = {"simulated": SimulatedRanks, "threads": ThreadedRanks}
 
 
@@ -163,11 +166,8 @@ def _serve(way: str, world_size: int, connection: Connection) -> None:
     connection.send("ready")
     with contextlib.suppress(EOFError):
         while True:
-            task = connection.recv()
-            if isinstance(task[0], bool):
-                connection.send(_timed_lookups(ranks, sources[task[0]], task[1]))
-            else:
-                connection.send(_timed_calls(ranks, task[0]))
+            repeated, seconds = connection.recv()
+            connection.send(_timed_lookups(ranks, sources[repeated], seconds))
     os._exit(0)  # threads of ranks would keep the process
 
 
@@ -200,14 +200,7 @@ class Peer:
 
     def rate(self, repeated: bool, seconds: float) -> float:
         """Return checks per second of lookups, in shapes that repeat or that are new."""
-        return self._ask((repeated, seconds))
-
-    def rate_of_calls(self, calls: Sequence[Call]) -> float:
-        """Return combinations per second of ``calls``, each of them once."""
-        return self._ask((list(calls),))
-
-    def _ask(self, task: tuple[object, ...]) -> float:
-        self._connection.send(task)
+        self._connection.send((repeated, seconds))
         try:
             done, took = self._connection.recv()
         except EOFError:
@@ -240,71 +233,3 @@ def rate_of_spawned(world_size: int) -> float:
     started = time.perf_counter()
     torch.multiprocessing.spawn(spawned_test, (world_size, port), world_size)
     return 1 / (time.perf_counter() - started)
-
-
-# ------------------------------------------------------------------------------------------ as test_dtensor_ops does it
-@dataclass(frozen=True)
-class Call:
-    """A call with plain tensors, whose function is named by a dotted path."""
-
-    call: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-def even_combinations(call: Call, mesh: Any) -> list[tuple[Placement, ...]]:
-    """Return the combinations that torch's ``DTensorConverter`` tries: replicated, and every even shard."""
-    return [tuple(choice) for choice in DTensorConverter(mesh, call.args, call.kwargs).sharding_combs]
-
-
-def _timed_calls(ranks: SimulatedRanks | ThreadedRanks, calls: Sequence[Call]) -> tuple[int, float]:
-    counts: list[int] = []
-
-    def check(mesh: DeviceMesh) -> None:
-        counts.append(sum(check_as_torch_does(mesh, call) for call in calls))
-
-    started = time.perf_counter()
-    ranks.each(check)
-    return counts[0], time.perf_counter() - started
-
-
-def check_as_torch_does(mesh: DeviceMesh, call: Call) -> int:
-    """Run every combination of a call, compare results and gradients, and return how many combinations there were.
-
-    The backward pass starts at the sum of the results, as in torch's ``test_dtensor_ops``.
-    """
-    function = path_to(call.call)
-    flat, spec = pytree.tree_flatten((call.args, call.kwargs))
-    copies = [leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-              for leaf in flat]  # fmt: skip
-    args, kwargs = pytree.tree_unflatten(copies, spec)
-    expected, expected_gradients = _results(function, args, kwargs)
-    count = 0
-    for distributed in DTensorConverter(mesh, call.args, call.kwargs):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _leaf, distributed)
-        results, gradients = _results(function, args, kwargs)
-        for got, wanted in zip([*results, *gradients], [*expected, *expected_gradients], strict=True):
-            torch.testing.assert_close(got.full_tensor(), wanted)
-        count += 1
-    return count
-
-
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _results(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Any], list[Any]]:
-    inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
-    results = [t for t in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(t, torch.Tensor)]
-    total = [t.sum() for t in results if t.requires_grad]
-    gradients = list(torch.autograd.grad(total, inputs, allow_unused=True)) if total and inputs else []
-    return [t.detach() for t in results], [gradient for gradient in gradients if gradient is not None]
-
-
-def path_to(path: str) -> Callable[..., Any]:
-    target: Any = torch
-    for part in path.removeprefix("torch.").split("."):
-        target = getattr(target, part)
-    return target

@@ -28,24 +28,19 @@ from pathlib import Path
 import hypothesis
 import torch
 from hypothesis import Phase, settings
-from other_ways import PLACEMENTS, ROWS, WAYS, Call, Peer, draw_lookup, even_combinations, rate_of_spawned
+from other_ways import PLACEMENTS, ROWS, WAYS, Peer, draw_lookup, rate_of_spawned
 from torch.distributed.tensor import Replicate
 
 from strategies.embedding import FAMILY
 from strategies.embedding.inputs import EMBEDDING
-from verifier.calls import make_case
 from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind
 from verifier.families import DrawContext
 from verifier.meshes import Pool, PoolKey
 from verifier.oracle import judge
 from verifier.reference import Reference, make_reference
-from verifier.torch_internals import opinfo_entries, opinfo_samples
 from verifier.trials import plan_case
 
 BATCH = 32
-OPINFO_OPS = ("add", "sub", "mul", "exp", "sigmoid", "nn.functional.relu", "sum", "mean", "mm", "t", "cat")
-"""Ops of OpInfo that are also measured as torch's test_dtensor_ops tests them; all of them pass there."""
-SAMPLES = 4
 CLOCK = str(Path(__file__).with_name("rank_clock.py"))
 SHAPES = {True: "repeated", False: "new"}
 DRAWN = "drawn"
@@ -128,17 +123,6 @@ class Ours:
             spent += time.perf_counter() - started
             done += len(trials)
         return done / spent
-
-    def rate_of_calls(self, trials: Sequence[Trial]) -> tuple[float, dict[str, int]]:
-        """Return trials per second, and how many had which verdict."""
-        started = time.perf_counter()
-        verdicts: Counter[str] = Counter()
-        reference: Reference | None = None
-        for observation in self.pool.run(trials):
-            if reference is None or reference.case is not observation.trial.case:
-                reference = make_reference(observation.trial.case)
-            verdicts[judge(observation, reference).kind.value] += 1
-        return len(trials) / (time.perf_counter() - started), dict(verdicts)
 
     def close(self) -> None:
         self.pool.close()
@@ -268,73 +252,6 @@ def in_per_cent(spent: Counter[str]) -> dict[str, float]:
     return {name: 100 * part / spent["cycle"] for name, part in parts.items()}
 
 
-# ---------------------------------------------------------------------------------------- as torch's test_dtensor_ops
-def opinfo_cases() -> list[OpCase]:
-    """Return the first samples of each op of :data:`OPINFO_OPS`, in float64, with gradients."""
-    found = []
-    entries = {entry.name: entry for entry in opinfo_entries() if not entry.variant_test_name}
-    for name in OPINFO_OPS:
-        torch.manual_seed(0)
-        entry = entries[name]
-        for number, sample in enumerate(opinfo_samples(entry, torch.float64, requires_grad=entry.supports_autograd)):
-            if number == SAMPLES:
-                break
-            found.append(make_case(entry.op, (sample.input, *sample.args), dict(sample.kwargs), exact=False))
-    return found
-
-
-@dataclass(frozen=True)
-class OpInfoSpeed:
-    """Combinations per second over OpInfo samples; the first pass has every shape new."""
-
-    ranks: int
-    passes: str
-    combinations: int
-    ours: Figure
-    theirs: Figure
-    ratio: Figure
-    verdicts: dict[str, int]
-
-
-def compare_on_opinfo(ranks: int, repeats: int) -> list[OpInfoSpeed]:
-    """Measure the pool, and threads that test as test_dtensor_ops does, on the same combinations."""
-    cases = opinfo_cases()
-    ours, peer = Ours(ranks), Peer("threads", ranks)
-    calls = [Call(case.call, case.args, dict(case.kwargs)) for case in cases]
-    trials: list[Trial] = []
-    for case, call in zip(cases, calls, strict=True):
-        outputs = make_reference(case).differentiable
-        cotangents = (tuple((Replicate(),) for _ in outputs),) if outputs else ()
-        for choice in even_combinations(call, _Extent(ranks)):
-            trials.append(Trial(case, ours.mesh, tuple((p,) for p in choice), cotangents, len(trials)))
-    pairs = []
-    try:
-        ours.rate(True, 0.0)
-        peer.rate(True, 0.0)
-        for _ in range(1 + repeats):
-            rate, verdicts = ours.rate_of_calls(trials)
-            pairs.append((rate, peer.rate_of_calls(calls)))
-    finally:
-        ours.close()
-        peer.close()
-    found = []
-    for passes, part in (("first", pairs[:1]), ("later", pairs[1:])):
-        ratios = [ours_ / theirs for ours_, theirs in part]
-        figures = [Figure.of(values) for values in ([a for a, _ in part], [b for _, b in part], ratios)]
-        found.append(OpInfoSpeed(ranks, passes, len(trials), *figures, verdicts))
-    return found
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """All that torch's converter asks of a mesh before it makes DTensors."""
-
-    extent: int
-
-    def size(self) -> int:
-        return self.extent
-
-
 # -------------------------------------------------------------------------------------------------------------- tables
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool) -> str:
     texts = [[str(cell) for cell in row] for row in rows]
@@ -358,15 +275,6 @@ def share_table(shares: Sequence[Share], markdown: bool) -> str:
         (s.ranks, s.shapes, s.clock, s.milliseconds, *(f"{getattr(s, name).median:.0f}" for name in names[:-1]), s.own)
         for s in shares
     ]
-    return table(header, rows, markdown)
-
-
-def opinfo_table(speeds: Sequence[OpInfoSpeed], markdown: bool) -> str:
-    header = ("ranks", "pass", "combinations", "pool, trials/s", "threads, /s", "pool / threads", "the pool's verdicts")
-    rows = []
-    for s in speeds:
-        verdicts = ", ".join(f"{count} {kind}" for kind, count in s.verdicts.items())
-        rows.append((s.ranks, s.passes, s.combinations, s.ours, s.theirs, s.ratio, verdicts))
     return table(header, rows, markdown)
 
 
@@ -394,7 +302,6 @@ def main() -> None:
     print(f"{machine}, {turns}\n", flush=True)
     speeds: list[Speed] = []
     shares: list[Share] = []
-    on_opinfo: list[OpInfoSpeed] = []
     status = 0
     try:
         for ranks in arguments.ranks:
@@ -402,18 +309,14 @@ def main() -> None:
             speeds += compare_speed(ranks, arguments.seconds, arguments.repeats, arguments.spawned)
             for clock in ("wall", "cpu"):
                 shares += share_time(ranks, arguments.seconds, arguments.repeats, clock)
-        ranks = 4 if 4 in arguments.ranks else arguments.ranks[0]
-        say(f"OpInfo samples of {len(OPINFO_OPS)} ops on {ranks} ranks")
-        on_opinfo += compare_on_opinfo(ranks, arguments.repeats)
     except KeyboardInterrupt:
         say("interrupted: what there is until now")
         status = 130
-    for text in (speed_table(speeds, arguments.markdown), share_table(shares, arguments.markdown),
-                 opinfo_table(on_opinfo, arguments.markdown)):  # fmt: skip
+    for text in (speed_table(speeds, arguments.markdown), share_table(shares, arguments.markdown)):
         print(text, end="\n\n")
     print(f"load at the end {os.getloadavg()[0]:.1f}")
     if arguments.json:
-        parts = {"speeds": speeds, "shares": shares, "opinfo": on_opinfo}
+        parts = {"speeds": speeds, "shares": shares}
         figures = {name: [asdict(each) for each in part] for name, part in parts.items()}
         text = json.dumps({"machine": machine, "turns": turns, "complete": status == 0, **figures}, indent=1)
         arguments.json.write_text(text + "\n", encoding="utf-8")

@@ -114,6 +114,7 @@ __all__ = [
     "start_simulated_world",
     "strided_shard",
     "strides_of",
+    "torch_converter",
 ]
 
 
@@ -1515,6 +1516,16 @@ def opinfo_samples(entry: Any, dtype: torch.dtype, *, requires_grad: bool) -> It
     # not entry.sample_inputs: it seeds by the running test, which it finds by walking the stack for every sample
     samples: Iterator[Any] = iter(entry.sample_inputs_func(entry, "cpu", dtype, requires_grad, **options))
     return samples
+
+
+def torch_converter(mesh: DeviceMesh, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """Return the ``DTensorConverter`` of torch's own tests: an iterator of ``(args, kwargs)`` made of DTensors.
+
+    They are replicated or evenly sharded. It makes them by ``distribute_tensor``, so all ranks have to call it.
+    """
+    from torch.testing._internal.distributed._tensor.common_dtensor import DTensorConverter
+
+    return DTensorConverter(mesh, args, kwargs)
 
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -175,3 +178,72 @@ def test_a_dispatch_needs_a_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     with pytest.raises(SystemExit):
         embedding_dispatch.main()
     assert capsys.readouterr().err.endswith("--calls and --batches have to be at least 1\n")
+
+
+def test_the_database_of_ops_is_run_on_both_sides(tmp_path: Path) -> None:
+    """Of these the threads complete one; one they fail in the middle, and two at once, one of them in its values."""
+    figures = tmp_path / "figures.json"
+    options = ["--ranks", "2", "--ops", "mm,prod,cdist,rand_like", "--samples", "3", "--rest", "60", "--markdown"]
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "whole_database.py", *options, "--json", figures], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    turns = {turn["op"]: turn for turn in json.loads(figures.read_text())["ops"]}
+    assert set(turns) == {"mm", "prod", "cdist", "rand_like"}
+    for turn in turns.values():
+        assert sum(turn["verdicts"].values()) == turn["threads"]["done"]
+        # a combination that fails ends an op of the threads, and no op of the pool
+        assert sum(turn["rest_verdicts"].values()) == turn["combinations"] - turn["threads"]["done"]
+        assert turn["threads"]["whole"] >= turn["threads"]["seconds"]
+    mm, prod, cdist = (turns[op]["threads"] for op in ("mm", "prod", "cdist"))
+    assert mm["failure"] == ""
+    assert mm["done"] == turns["mm"]["combinations"] > 9  # 9 of two matrices, each whole or cut along either dim
+    assert turns["mm"]["verdicts"] == {"PASS": 9, "INCONCLUSIVE": mm["done"] - 9}  # the other samples are empty
+    assert 0 < prod["done"] < turns["prod"]["combinations"]
+    assert prod["failure"].startswith("RuntimeError: aten.cat.default got mixed torch.Tensor and DTensor")
+    assert (cdist["done"], cdist["seconds"]) == (0, 0.0)
+    assert cdist["failure"].startswith("NotImplementedError: Operator aten._cdist_forward.default")
+    assert set(turns["cdist"]["rest_verdicts"]) == {"UNSUPPORTED"}
+    assert turns["rand_like"]["threads"]["done"] == 0
+    assert "are not close" in turns["rand_like"]["threads"]["failure"]
+
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    completed = mm["done"] + prod["done"]
+    assert [row[1:4] for row in rows] == [
+        ["threads", "2", str(completed)],
+        ["pool", "2", str(completed)],
+        ["threads", "4", str(completed + 3)],  # with the one that fails
+        ["pool", "4", str(sum(turn["combinations"] for turn in turns.values()))],
+    ]
+    theirs, ours = mm["seconds"] + prod["seconds"], sum(turn["seconds"] for turn in turns.values())
+    assert float(rows[1][6]) == pytest.approx(theirs / ours, abs=0.006)
+    kinds = "1 AssertionError, 1 NotImplementedError, 1 RuntimeError"
+    assert f"3 of 4 ops fail on the threads, 2 at once: {kinds}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [(None, "hang: nothing in 1 s"), (signal.SIGSEGV, "crash: the process ended with status -11")],
+)
+def test_an_op_that_ends_the_threads_is_named_and_the_next_one_runs(end: signal.Signals | None, failure: str) -> None:
+    import opinfo_ops
+    import threaded_ops
+
+    (sigmoid,) = (place for place, name in opinfo_ops.names().items() if name == "sigmoid")
+    threads = threaded_ops.ThreadedOps(2, backward=True, patience=60.0)
+    try:
+        pid = threads._process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        threads._patience = 1.0
+        if end is not None:
+            os.kill(pid, end)
+        lost = threads.run(sigmoid, 1)
+        assert (lost.done, lost.failure) == (0, failure)
+        threads._patience = 60.0
+        assert threads._process.pid != pid
+        found = threads.run(sigmoid, 1)
+        assert (found.done, found.failure) == (2, "")  # a vector, whole and cut
+    finally:
+        threads.close()
