@@ -6,6 +6,7 @@ modules of this project which the process has loaded by then; which these are de
 
 from __future__ import annotations
 
+import gc
 from importlib.metadata import entry_points
 
 from hypothesis import settings
@@ -22,3 +23,8 @@ settings.load_profile("dev")
 
 _none = providers.Constants()
 providers._get_local_constants = lambda: _none  # no setting turns it off
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # torch and the tests stay; each full collection would look through them

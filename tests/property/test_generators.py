@@ -335,7 +335,7 @@ def test_four_hundred_draws_contain_every_class(shape: tuple[int, ...]) -> None:
     draw()
     assert len(drawn) == 400
     assert INPUT_CLASSES - set(counts) == set()
-    assert counts["out-of-range ids"] + counts["max_norm"] + counts["sparse"] <= 0.2 * len(drawn)
+    assert counts["out-of-range ids"] + counts["max_norm"] + counts["sparse"] <= 0.25 * len(drawn)
     programs = sum(case.call.startswith("strategies.") for case in drawn)
     assert 0.05 * len(drawn) <= programs <= 0.25 * len(drawn)
     assert {case.op for case in drawn} == set(FAMILY.ops)
