@@ -29,7 +29,8 @@ def tolerance(expected: torch.Tensor, terms: int, noise: float, coarsest: float 
     """
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return 0.0
-    finite = expected.detach()[torch.isfinite(expected.detach())].abs()
+    values = with_arithmetic(expected.detach())
+    finite = values[torch.isfinite(values)].abs()
     scale = float(finite.max()) if finite.numel() else 0.0
     return max(torch.finfo(expected.dtype).eps, coarsest) * max(4, terms) * (scale + noise)
 
@@ -37,6 +38,13 @@ def tolerance(expected: torch.Tensor, terms: int, noise: float, coarsest: float 
 def is_comparable(expected: torch.Tensor) -> bool:
     """Return whether values can be compared with those of ``expected``: torch has no equality of sparse tensors."""
     return expected.layout is torch.strided
+
+
+def with_arithmetic(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same values in a dtype in which torch can compare them: it has kernels for little else of some."""
+    if tensor.dtype == torch.complex32:
+        return tensor.to(torch.complex64)
+    return tensor.float() if tensor.dtype.is_floating_point and tensor.itemsize == 1 else tensor
 
 
 def compare(
@@ -52,6 +60,7 @@ def compare(
         return DifferenceKind.SHAPE, str(list(got.shape)), str(list(expected.shape)), None
     if got.layout is not expected.layout:
         return DifferenceKind.STRUCTURE, str(got.layout), str(expected.layout), None
+    got, expected = with_arithmetic(got), with_arithmetic(expected)
     if torch.equal(got, expected):
         return None
     same = (got == expected) | ((got != got) & (expected != expected))

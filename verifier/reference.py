@@ -89,6 +89,17 @@ class Reference:
         return [i for i, tensor in enumerate(self.inputs) if tensor.requires_grad]
 
     @functools.cached_property
+    def has_gradients(self) -> bool:
+        """Whether gradients are wanted and torch has them: of some results it says so when it is asked."""
+        if not self.differentiable or not self.wanted:
+            return False
+        try:
+            self.gradients(0)
+        except RuntimeError:  # NotImplementedError among them
+            return False
+        return True
+
+    @functools.cached_property
     def names(self) -> list[str]:
         """A name for each input, see :func:`argument_names`."""
         return argument_names(self.case)

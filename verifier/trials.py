@@ -28,11 +28,12 @@ class CasePlan:
 def cotangent_placements(reference: Reference, mesh: MeshSpec, seed: int) -> tuple[tuple[Placements, ...], ...]:
     """Return placements for three backward passes: all Replicate, one that shards, one that is Partial.
 
-    On several mesh dims the second and third are drawn mixtures. A 0-d output cannot be sharded.
+    On several mesh dims the second and third are drawn mixtures. A 0-d output cannot be sharded. There is none where
+    torch has no gradient.
     """
     rng = random.Random(f"cotangents/{seed}")
     outputs = [reference.outputs[i] for i in reference.differentiable]
-    if not outputs or not reference.wanted:
+    if not reference.has_gradients:
         return ()
 
     def mixture(ndim: int, lead: Placement) -> Placements:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.distributed.tensor import Partial, Shard
 
 from verifier.cases import DifferenceKind, MeshSpec, Phase
-from verifier.comparison import Spot, check_shards, compare
+from verifier.comparison import Spot, check_shards, compare, tolerance
 
 SPOT = Spot(Phase.FORWARD, "output")
 
@@ -46,3 +47,13 @@ def test_nan_equals_nan_and_a_tolerance_is_absolute() -> None:
     assert compare(torch.tensor([float("nan")]), torch.tensor([float("nan")]), 0.0) is None
     assert compare(torch.tensor([1.5]), torch.tensor([1.0]), 0.5) is None
     assert compare(torch.tensor([1.6]), torch.tensor([1.0]), 0.5) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_what_torch_has_no_comparison_of_is_compared(dtype: torch.dtype) -> None:
+    one, other = torch.tensor([1.0, 2.0]).to(dtype), torch.tensor([1.0, 4.0]).to(dtype)
+    assert compare(one, one.clone(), 0.0) is None
+    kind, got, expected, index = compare(one, other, 0.0) or pytest.fail("no difference")
+    assert (kind, index) == (DifferenceKind.VALUE, (1,))
+    assert (complex(got), complex(expected)) == (2, 4)
+    assert tolerance(other, 4, 0.0) > 0

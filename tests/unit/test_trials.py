@@ -52,6 +52,14 @@ def test_most_cotangents_are_placed_in_two_ways_at_once(passes: list[tuple[Place
         assert len(mixed) > len(SEEDS) // 2
 
 
+@pytest.mark.parametrize("op", ["igamma.default", "floor_divide.default"])
+def test_there_is_no_backward_pass_where_torch_refuses_one(op: str) -> None:
+    called = reference(op, matrix(), matrix())
+    assert called.differentiable
+    assert called.wanted
+    assert cotangent_placements(called, SQUARE, 0) == ()
+
+
 def test_outputs_of_a_call_have_placements_of_their_own() -> None:
     halves = reference("split.Tensor", matrix(), 2)
     drawn = [cotangent_placements(halves, SQUARE, seed) for seed in SEEDS]
