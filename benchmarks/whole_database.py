@@ -67,7 +67,8 @@ def trials_of(name: str, place: int, call: Call, mesh: MeshSpec, backward: bool)
     """Yield a trial for each combination of torch's converter, with one backward pass."""
     case = OpCase(name, f"opinfo_ops.op_{place}", call.args, call.kwargs, exact=False)
     reference = make_reference(case)
-    outputs = reference.differentiable if backward and reference.has_gradients else []
+    backward = backward and bool(reference.wanted) and not reference.no_gradient
+    outputs = reference.differentiable if backward else []
     cotangents = (tuple((Replicate(),) for _ in outputs),) if outputs else ()
     for number, choice in enumerate(even_combinations(call, mesh.world_size)):
         yield Trial(case, mesh, tuple((placement,) for placement in choice), cotangents, number)

@@ -269,7 +269,7 @@ class Campaign:
                 return
 
     def _wanted(self, case: OpCase, mesh: MeshSpec) -> tuple[list[Combination], Alphabet]:
-        """Return what to try first of a case, of which steering takes note, and what its tensors may begin with."""
+        """Return what is wanted of a case, of which steering takes note, and what its tensors may begin with."""
         alphabet = self.plan.families[case.family].alphabet(case, mesh)
         return self._steering.wanted(case, mesh, alphabet), alphabet
 

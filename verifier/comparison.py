@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from verifier.cases import Contribution, Difference, DifferenceKind, MeshSpec, Phase, Placements, format_placements
-from verifier.placements import local_shape, sharded_dim, view_local
+from verifier.placements import local_shape, sharded_dim, view_local, with_arithmetic
 from verifier.wording import plural
 
 __all__ = ["Spot", "check_full", "check_shards", "compare", "is_comparable", "tolerance"]
@@ -38,13 +38,6 @@ def tolerance(expected: torch.Tensor, terms: int, noise: float, coarsest: float 
 def is_comparable(expected: torch.Tensor) -> bool:
     """Return whether values can be compared with those of ``expected``: torch has no equality of sparse tensors."""
     return expected.layout is torch.strided
-
-
-def with_arithmetic(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values in a dtype in which torch can compare them: it has kernels for little else of some."""
-    if tensor.dtype == torch.complex32:
-        return tensor.to(torch.complex64)
-    return tensor.float() if tensor.dtype.is_floating_point and tensor.itemsize == 1 else tensor
 
 
 def compare(

@@ -10,11 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import PLAIN_PLACEMENTS, Combination, Placements
+from verifier.pairwise import Choices, sample_pairwise
 from verifier.placements import Alphabet, coordinates, take_local, view_local
 from verifier.torch_internals import (
     DTensorSpec,
@@ -35,11 +35,7 @@ from verifier.torch_internals import (
 )
 from verifier.wording import plural
 
-__all__ = ["CombinationSpace", "DTensorConverter", "sample_pairwise", "tensor_arguments", "unsupported_reason"]
-
-_CANDIDATES = 12
-_ATTEMPTS = 4
-"""So many times a dozen candidates are drawn around a pair before it is given up."""
+__all__ = ["CombinationSpace", "DTensorConverter", "tensor_arguments", "unsupported_reason"]
 
 
 def unsupported_reason(tensor: torch.Tensor) -> str | None:
@@ -72,75 +68,12 @@ def tensor_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> li
 
 
 # ------------------------------------------------------------------------------------------------------------ sampling
-def sample_pairwise(
-    levels: Sequence[int],
-    cap: int,
-    seed: int,
-    plain: Sequence[int] | None = None,
-    wanted: Sequence[tuple[int, ...]] = (),
-    allowed: Callable[[tuple[int, ...]], bool] | None = None,
-) -> tuple[list[tuple[int, ...]], bool]:
-    """Return up to ``cap`` distinct tuples, the i-th entry below ``levels[i]``, and whether they cover all pairs.
-
-    First comes a cover of the pairs of entries, greedily: of a dozen random candidates, each built around a pair that
-    is not covered yet, and of a dozen that are ``wanted``, the one that covers most new pairs is taken, a wanted one if
-    they are equal. When every pair is covered the others that are wanted follow, and random ones. The same arguments
-    give the same sample.
-
-    Parameters
-    ----------
-    plain
-        The first ``plain[i]`` levels of factor i are the common ones; pairs of common levels are covered first.
-    wanted
-        Tuples to prefer, in order.
-    allowed
-        Whether a tuple may be taken, as more than ``cap`` may; a pair for which no such tuple is found is not covered.
-
-    >>> sample, complete = sample_pairwise((3, 3), 100, seed=0)
-    >>> len(sample), complete
-    (9, True)
-    """
-    allowed = allowed or (lambda entry: True)
-    if math.prod(levels) <= cap:
-        return [entry for entry in itertools.product(*map(range, levels)) if allowed(entry)], True
-    rng = random.Random(f"{tuple(levels)}/{seed}")
-    pairs = list(itertools.combinations(range(len(levels)), 2))
-    uncovered = {(i, a, j, b) for i, j in pairs for a in range(levels[i]) for b in range(levels[j])}
-    queue = sorted(uncovered)
-    rng.shuffle(queue)
-    common = plain or levels
-    queue.sort(key=lambda pair: (pair[1] >= common[pair[0]]) + (pair[3] >= common[pair[2]]), reverse=True)
-    waiting = [entry for entry in dict.fromkeys(wanted) if allowed(entry)]
-    chosen: dict[tuple[int, ...], None] = {}
-    fruitless = 0
-    while len(chosen) < cap:
-        while queue and queue[-1] not in uncovered:
-            queue.pop()
-        candidates = waiting[:_CANDIDATES]
-        for _ in range(_CANDIDATES if queue else 1):
-            candidate = [rng.randrange(level) for level in levels]
-            if queue:
-                i, a, j, b = queue[-1]
-                candidate[i], candidate[j] = a, b
-            candidates.append(tuple(candidate))
-        best: tuple[int, ...] | None = None
-        best_gain = 0 if queue else -1
-        for entry in candidates:
-            gain = sum((i, entry[i], j, entry[j]) in uncovered for i, j in pairs) if queue else 0
-            if gain > best_gain and entry not in chosen and allowed(entry):
-                best, best_gain = entry, gain
-        if best is None:
-            fruitless += 1
-            if queue and fruitless >= _ATTEMPTS:  # the mesh dims cannot do this together, to one tensor
-                uncovered.discard(queue[-1])
-                fruitless = 0
-            continue
-        fruitless = 0
-        chosen[best] = None
-        if best in waiting:
-            waiting.remove(best)
-        uncovered.difference_update((i, best[i], j, best[j]) for i, j in pairs)
-    return list(chosen), not uncovered
+@lru_cache(maxsize=256)
+def _ways(alphabet: Alphabet, ndim: int, dtype: torch.dtype, mesh_ndim: int) -> tuple[tuple[Placement, ...], Choices]:
+    """Return what one mesh dim can do to a tensor of ``ndim`` dims, and what all mesh dims can do to it, by number."""
+    letters = alphabet.placements(ndim, dtype)
+    numbers = itertools.product(range(len(letters)), repeat=mesh_ndim)
+    return letters, Choices(entry for entry in numbers if alphabet.allows(tuple(letters[n] for n in entry)))
 
 
 @dataclass
@@ -160,8 +93,8 @@ class CombinationSpace:
     seed
         Fixes the sample where there are more than ``cap``.
     wanted
-        Combinations that a sample prefers for its cover of pairs of placements, and has after that; if the cover itself
-        does not fit, it makes room for them.
+        Combinations that a sample prefers for its cover of pairs of placements, and has after that; where the cover
+        leaves no room for them, its end makes some.
     """
 
     tensors: Sequence[torch.Tensor]
@@ -173,15 +106,16 @@ class CombinationSpace:
 
     @cached_property
     def _letters(self) -> list[tuple[Placement, ...]]:
-        return [self.alphabet.placements(tensor.ndim, tensor.dtype) for tensor in self.tensors]
+        return [letters for letters, _ in self._ways]
 
-    @property
+    @cached_property
+    def _ways(self) -> list[tuple[tuple[Placement, ...], Choices]]:
+        return [_ways(self.alphabet, tensor.ndim, tensor.dtype, self.mesh_ndim) for tensor in self.tensors]
+
+    @cached_property
     def total(self) -> int:
         """Number of combinations, before any cap."""
-        return math.prod(
-            sum(self.alphabet.allows(choice) for choice in itertools.product(letters, repeat=self.mesh_ndim))
-            for letters in self._letters
-        )
+        return math.prod(len(choices.entries) for _, choices in self._ways)
 
     def describe(self) -> str:
         """Return ``"all n combinations"`` or ``"sampled k of n combinations"``."""
@@ -189,34 +123,38 @@ class CombinationSpace:
         return f"all {total}" if self.cap is None or self.total <= self.cap else f"sampled {self.cap} of {total}"
 
     def __iter__(self) -> Iterator[Combination]:
-        if self.cap is None or self.total <= self.cap:
-            per_tensor = [
-                [choice for choice in itertools.product(letters, repeat=self.mesh_ndim) if self.alphabet.allows(choice)]
-                for letters in self._letters
-            ]
-            yield from itertools.product(*per_tensor)
-            return
         # One factor per tensor and mesh dim, so that pairs within one tensor's placements are covered as well.
-        levels = [len(letters) for letters in self._letters for _ in range(self.mesh_ndim)]
+        choices = [choices for _, choices in self._ways]
+        if self.cap is None or self.total <= self.cap:
+            for parts in itertools.product(*(each.entries for each in choices)):
+                yield self._combination(list(itertools.chain(*parts)))
+            return
         plain = [
             sum(not placement.is_partial() or placement == Partial("sum") for placement in letters)
             for letters in self._letters
             for _ in range(self.mesh_ndim)
         ]
         entries = {combination: self._entry(combination) for combination in self.wanted}
-        wanted = [entry for entry in entries.values() if entry is not None]
-        sample, complete = sample_pairwise(levels, self.cap, self.seed, plain, wanted, self._allows)
-        left = [c for c, entry in entries.items() if entry is None or not (complete or entry in sample)]
-        yield from map(self._combination, sample[: max(0, self.cap - len(left))])
-        yield from left[: self.cap]
-
-    def _allows(self, entry: Sequence[int]) -> bool:
-        return all(self.alphabet.allows(placements) for placements in self._combination(entry))
+        wanted = {entry for entry in entries.values() if entry is not None}
+        sample, _ = sample_pairwise(choices, self.cap, self.seed, plain, [e for e in entries.values() if e in wanted])
+        inside = set(sample)
+        left = [combination for combination, entry in entries.items() if entry not in inside]
+        left = left[: self.cap - len(wanted & inside)]
+        spared = [entry for entry in reversed(sample) if entry not in wanted][: len(left)]
+        yield from (self._combination(entry) for entry in sample if entry not in spared)
+        yield from left
 
     def _entry(self, combination: Combination) -> tuple[int, ...] | None:
-        """Return the numbers of the letters of ``combination``; None if it has one that is none of them."""
-        given = [(letters, p) for letters, each in zip(self._letters, combination, strict=True) for p in each]
-        return tuple(letters.index(p) for letters, p in given) if all(p in letters for letters, p in given) else None
+        """Return the numbers of the placements in ``combination``; None if it is none of those to choose from."""
+        entry: list[int] = []
+        for (letters, choices), placements in zip(self._ways, combination, strict=True):
+            if not all(placement in letters for placement in placements):
+                return None
+            part = tuple(map(letters.index, placements))
+            if part not in choices.entries:
+                return None
+            entry += part
+        return tuple(entry)
 
     def _combination(self, entry: Sequence[int]) -> Combination:
         width = self.mesh_ndim

@@ -27,6 +27,7 @@ __all__ = [
 # significant bits, two of which the quarters take, or the reduction would round.
 _NOISE = (8, (1, 3, 7))
 _NOISE_NARROW = (4, (1, 2, 3))  # bfloat16 and integers have no bits for quarters
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LARGEST_PART = 512.0
 """No part of a Partial split of small integers is larger, over up to 8 ranks."""
 
@@ -53,11 +54,12 @@ def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
 def bitwise_reductions(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the bitwise reductions for which a tensor of ``dtype`` can be Partial: all three of integers, else none.
 
+    Nor of unsigned ones that are wider than a byte, which torch has few kernels for.
+
     >>> bitwise_reductions(torch.int64), bitwise_reductions(torch.bool)
     (('band', 'bor', 'bxor'), ())
     """
-    is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-    return BITWISE_REDUCTIONS if is_integer else ()
+    return BITWISE_REDUCTIONS if dtype in _INTEGERS else ()
 
 
 def _unit(dtype: torch.dtype) -> float:

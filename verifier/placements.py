@@ -35,6 +35,7 @@ __all__ = [
     "split",
     "take_local",
     "view_local",
+    "with_arithmetic",
 ]
 
 
@@ -267,8 +268,16 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
     raise ValueError(f"cannot combine by {placement!r}; Replicate, Shard and Partial are supported")
 
 
+def with_arithmetic(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same values in a dtype in which torch can compare them: of some it can do little but convert them."""
+    if tensor.dtype == torch.complex32:
+        return tensor.to(torch.complex64)
+    return tensor.float() if tensor.dtype.is_floating_point and tensor.itemsize == 1 else tensor
+
+
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal bit for bit, NaN being equal to NaN."""
+    left, right = with_arithmetic(left), with_arithmetic(right)
     return torch.equal(left, right) or bool(((left == right) | ((left != left) & (right != right))).all())
 
 

@@ -89,15 +89,18 @@ class Reference:
         return [i for i, tensor in enumerate(self.inputs) if tensor.requires_grad]
 
     @functools.cached_property
-    def has_gradients(self) -> bool:
-        """Whether gradients are wanted and torch has them: of some results it says so when it is asked."""
-        if not self.differentiable or not self.wanted:
-            return False
-        try:
-            self.gradients(0)
-        except RuntimeError:  # NotImplementedError among them
-            return False
-        return True
+    def no_gradient(self) -> str:
+        """What torch says where it has no gradient of the results, which it says when it is asked; empty otherwise.
+
+        Anything else that a backward pass raises is left for a trial to show.
+        """
+        if self.differentiable and self.wanted:
+            try:
+                self.gradients(0)
+            except RuntimeError as error:  # NotImplementedError among them
+                if any(reason in str(error) for reason in _NO_GRADIENT):
+                    return str(error)
+        return ""
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -138,6 +141,7 @@ class Reference:
 
 
 _COTANGENT_DRAWS = 8
+_NO_GRADIENT = ("is not implemented", "it is ill-defined")  # a missing derivative; eigenvectors up to a factor
 
 
 def _cotangent(output: torch.Tensor, draw: int, position: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which combinations to try first: those that take what was tried least so far.
+"""Which combinations to try if not all are: those that take what was tried least so far.
 
 Of an op these are products of the rules that DTensor claims; of a program that redistributes, what its explicit
 redistributions begin with.
@@ -47,7 +47,7 @@ class Steering:
         self._announced: set[tuple[str, str]] = set()
 
     def wanted(self, case: OpCase, mesh: MeshSpec, alphabet: Alphabet | None = None) -> list[Combination]:
-        """Return the combinations to try first; empty if nothing tells them apart.
+        """Return the combinations to try in any case; empty if nothing tells them apart.
 
         For a call with explicit redistributions these are combinations of the placements in ``alphabet`` from which a
         redistribution takes an edge that was planned least so far; else products of claimed rules, those planned least

@@ -1318,9 +1318,11 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, NotImplementedError):
         return True
     text = str(error)
+    if isinstance(error, RuntimeError | ValueError) and text.startswith(_BACKEND_REFUSALS):
+        return True
     if isinstance(error, RuntimeError):
         known = (*_VIEW_REFUSALS, *_PARTIAL_REFUSALS, *_MIXED_REFUSALS, *_CONVOLUTION_REFUSALS, *_UNEVEN_REFUSALS)
-        if text.startswith(_BACKEND_REFUSALS) or any(refusal in text for refusal in known):
+        if any(refusal in text for refusal in known):
             return True
     return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
 

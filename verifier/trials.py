@@ -33,7 +33,7 @@ def cotangent_placements(reference: Reference, mesh: MeshSpec, seed: int) -> tup
     """
     rng = random.Random(f"cotangents/{seed}")
     outputs = [reference.outputs[i] for i in reference.differentiable]
-    if not reference.has_gradients:
+    if not outputs or not reference.wanted or reference.no_gradient:
         return ()
 
     def mixture(ndim: int, lead: Placement) -> Placements:

@@ -201,6 +201,7 @@ class Verifier:
             for count, reason in (
                 (len(trials) - len(observations), "not run: a combination before it failed"),
                 (total - len(trials), "combinations beyond this profile's budget (pairwise sample taken)"),
+                (len(observations) if reference.no_gradient else 0, f"no backward pass: {reference.no_gradient}"),
             ):
                 if count:
                     recorder(CaseSkipped(f"{case.op} on mesh {mesh}", reason, count))

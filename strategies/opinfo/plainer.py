@@ -169,7 +169,7 @@ def _written_copy(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     case = trial.case
     op: Any = case.args[0]
     values: Any = pytree.tree_map_only(torch.Tensor, _detached, dict(case.kwargs))  # else it could not be written to
-    known = dict(zip((id(leaf) for leaf in _leaves(values)), _placements_of(trial, dict(case.kwargs)), strict=True))
+    known = dict(zip(map(id, tensor_arguments((), values)), trial.combination, strict=True))
     plain = _plain_case(case, op, values)
     yield from _simpler(trial, plain, known, tuple(range(_count(plain))))
     # without writing, the gradient is the same, and often the defect
@@ -187,13 +187,10 @@ def _without_writing(op: str) -> str | None:
     packet = getattr(getattr(torch.ops, namespace), base.removesuffix("_"), None)
     for name in packet.overloads() if packet is not None else ():
         other = getattr(packet, name)
-        if [(parameter.name, parameter.type) for parameter in parameters(other)] == wanted:
+        taken = parameters(other)
+        if [(p.name, p.type) for p in taken] == wanted and not any(p.written for p in taken):
             return str(other)
     return None
-
-
-def _leaves(tree: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

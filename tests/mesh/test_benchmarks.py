@@ -181,7 +181,10 @@ def test_a_dispatch_needs_a_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_the_database_of_ops_is_run_on_both_sides(tmp_path: Path) -> None:
-    """Of these the threads complete one; one they fail in the middle, and two at once, one of them in its values."""
+    """Of these the threads complete one; one they fail in the middle, one at once, and one in its values.
+
+    What they draw may be equal by accident, at first: they take turns at one generator.
+    """
     figures = tmp_path / "figures.json"
     options = ["--ranks", "2", "--ops", "mm,prod,cdist,rand_like", "--samples", "3", "--rest", "60", "--markdown"]
     done = subprocess.run(
@@ -204,22 +207,24 @@ def test_the_database_of_ops_is_run_on_both_sides(tmp_path: Path) -> None:
     assert (cdist["done"], cdist["seconds"]) == (0, 0.0)
     assert cdist["failure"].startswith("NotImplementedError: Operator aten._cdist_forward.default")
     assert set(turns["cdist"]["rest_verdicts"]) == {"UNSUPPORTED"}
-    assert turns["rand_like"]["threads"]["done"] == 0
-    assert "are not close" in turns["rand_like"]["threads"]["failure"]
+    rand = turns["rand_like"]["threads"]
+    assert rand["done"] < turns["rand_like"]["combinations"]
+    assert "are not close" in rand["failure"]
 
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-    completed = mm["done"] + prod["done"]
+    completed = mm["done"] + prod["done"] + rand["done"]
+    by_accident = rand["done"] > 0
     assert [row[1:4] for row in rows] == [
-        ["threads", "2", str(completed)],
-        ["pool", "2", str(completed)],
+        ["threads", str(2 + by_accident), str(completed)],
+        ["pool", str(2 + by_accident), str(completed)],
         ["threads", "4", str(completed + 3)],  # with the one that fails
         ["pool", "4", str(sum(turn["combinations"] for turn in turns.values()))],
     ]
-    theirs, ours = mm["seconds"] + prod["seconds"], sum(turn["seconds"] for turn in turns.values())
+    theirs, ours = mm["seconds"] + prod["seconds"] + rand["seconds"], sum(turn["seconds"] for turn in turns.values())
     assert float(rows[1][6]) == pytest.approx(theirs / ours, abs=0.006)
     kinds = "1 AssertionError, 1 NotImplementedError, 1 RuntimeError"
-    assert f"3 of 4 ops fail on the threads, 2 at once: {kinds}" in done.stdout
+    assert f"3 of 4 ops fail on the threads, {2 - by_accident} at once: {kinds}" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Placements
-from verifier.converter import CombinationSpace, DTensorConverter, sample_pairwise, tensor_arguments, unsupported_reason
+from verifier.converter import CombinationSpace, DTensorConverter, tensor_arguments, unsupported_reason
 from verifier.placements import Alphabet, combine, take_local
 from verifier.torch_internals import (
     count_collectives,
@@ -284,68 +284,6 @@ def test_a_parameter_and_a_plain_tensor_are_supported() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ sampling
-def missing_pairs(entries: Sequence[tuple[int, ...]], levels: Sequence[int]) -> set[tuple[int, int, int, int]]:
-    columns = list(itertools.combinations(range(len(levels)), 2))
-    wanted = {(i, a, j, b) for i, j in columns for a in range(levels[i]) for b in range(levels[j])}
-    return wanted - {(i, entry[i], j, entry[j]) for entry in entries for i, j in columns}
-
-
-@pytest.mark.parametrize("levels", [(8, 7), (8, 8, 8), (8, 7, 6, 3), (5,) * 6])
-def test_a_sample_covers_every_pair_when_the_cap_allows(levels: tuple[int, ...]) -> None:
-    first, second = sorted(levels)[-2:]
-    cap = 3 * first * second
-    sample, complete = sample_pairwise(levels, cap, seed=1)
-    assert complete
-    assert len(sample) == len(set(sample)) == min(cap, torch.Size(levels).numel())
-    assert missing_pairs(sample, levels) == set()
-    assert all(value < level for entry in sample for value, level in zip(entry, levels, strict=True))
-
-
-def test_a_sample_covers_pairs_early() -> None:
-    levels = (8, 8, 8, 8)
-    pairs = 6 * 64
-    sample, complete = sample_pairwise(levels, 60, seed=0)
-    assert not complete
-    half = len(missing_pairs(sample, levels)) / pairs
-    random = len(missing_pairs(list(itertools.product(range(8), repeat=4))[:60], levels)) / pairs
-    assert half < 0.25 < random
-
-
-def test_a_sample_follows_from_its_seed() -> None:
-    levels = (8, 8, 8)
-    assert sample_pairwise(levels, 30, seed=5) == sample_pairwise(levels, 30, seed=5)
-    assert sample_pairwise(levels, 30, seed=5) != sample_pairwise(levels, 30, seed=6)
-
-
-def test_what_is_wanted_is_in_the_cover_where_it_covers_as_much_and_follows_it_where_not() -> None:
-    levels = (6, 6, 6)
-    plainly, _ = sample_pairwise(levels, 150, seed=0)
-    cover = next(n for n in range(150) if not missing_pairs(plainly[:n], levels))
-    diagonal = [(n, n, n) for n in range(6)]  # no two of them share a pair
-    near = [(n, n, (n + 1) % 6) for n in range(6)]  # each shares one with the diagonal
-    sample, complete = sample_pairwise(levels, 150, seed=0, wanted=[*diagonal, *near, (0, 0, 2)])
-    assert complete
-    assert sample[:6] == diagonal
-    assert {*near, (0, 0, 2)} <= set(sample[: cover + 13])
-    assert not missing_pairs(sample[: cover + 13], levels)
-    short, complete = sample_pairwise(levels, 6, seed=0, wanted=[(0, 0, 0), (0, 0, 0), (0, 0, 1), *diagonal])
-    assert not complete
-    assert short == diagonal
-    assert sample_pairwise(levels, 20, seed=0, wanted=diagonal, allowed=lambda entry: entry[0] != entry[1])[1] is False
-
-
-def test_pairs_that_are_allowed_are_covered_whatever_is_not() -> None:
-    def allowed(entry: tuple[int, ...]) -> bool:
-        return entry[0] != entry[1] and entry[1] + entry[2] < 9
-
-    levels = (6, 6, 6)
-    sample, complete = sample_pairwise(levels, 100, seed=0, allowed=allowed)
-    possible = [entry for entry in itertools.product(range(6), repeat=3) if allowed(entry)]
-    assert complete
-    assert all(map(allowed, sample))
-    assert missing_pairs(sample, levels) == missing_pairs(possible, levels)
-
-
 @pytest.mark.parametrize(
     "mesh_ndim",
     [1, 2, 3],

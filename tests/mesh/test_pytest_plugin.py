@@ -85,6 +85,16 @@ def test_a_sample_says_what_it_leaves_out(check: Verifier, log: Log) -> None:
     assert skipped.reason.startswith("combinations beyond this profile's budget")
 
 
+def test_what_torch_has_no_gradient_of_is_said(check: Verifier, log: Log) -> None:
+    numbers = torch.tensor([1.5, 2.5, 4.0, 7.0])
+    result = check(torch.floor_divide, numbers.requires_grad_(), torch.tensor([2.0, 1.0, 3.0, 2.0]), cap=None)
+    assert result.counts[VerdictKind.PASS] > 3
+    assert not any(observation.trial.cotangents for observation in result.observations)
+    (skipped,) = [event for event in log.events if isinstance(event, CaseSkipped)]
+    assert skipped.count == len(result.observations)
+    assert skipped.reason == "no backward pass: derivative for aten::floor_divide is not implemented"
+
+
 @pytest.mark.parametrize(
     "placements",
     [

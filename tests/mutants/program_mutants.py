@@ -125,6 +125,20 @@ def gradient_without_mask(
         return programs.sampled(op, options, promise, seed, input=input)
 
 
+def drops_nothing(
+    op: str, options: list[Any], promise: list[Any], seed: int, /, input: torch.Tensor
+) -> list[torch.Tensor]:
+    """Every element is kept, and scaled as if some were not."""
+
+    def dropout(value: torch.Tensor, share: float, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        return value / (1 - share), torch.ones_like(value)
+
+    if not isinstance(input, DTensor):
+        return programs.sampled(op, options, promise, seed, input=input)
+    with mock.patch.object(torch.ops.aten.native_dropout, "default", dropout):
+        return programs.sampled(op, options, promise, seed, input=input)
+
+
 def next_category(self: torch.Tensor, num_samples: int, replacement: bool) -> torch.Tensor:
     """Ranks count the categories from 1."""
     drawn = torch.multinomial(self, num_samples, replacement)

@@ -102,11 +102,20 @@ def test_wrong_random_numbers_are_caught(mutant: Callable[..., Any], verify: Ver
         run(verify, [replace(case, call=f"{mutants.__name__}.{mutant.__name__}")])
 
 
+def test_a_dropout_that_drops_nothing_is_caught_however_many_ranks_may_hold_the_same_numbers(verify: Verifier) -> None:
+    drawn = (random_case("aten.native_dropout.default", torch.float64, variant) for variant in range(20))
+    case = next(case for case in drawn if len(case.kwargs["input"]) == 8)  # of an empty shard torch makes another mask
+    verify(case, mesh=4, placements=["S(0)"], record=False)
+    wrong = replace(case, call=f"{mutants.__name__}.{mutants.drops_nothing.__name__}")
+    with pytest.raises(WrongValue):
+        verify(wrong, mesh=4, placements=["S(0)"], record=False)
+
+
 def test_every_kind_of_program_has_a_mutant() -> None:
     assert {kind for kind, _, _ in MUTANTS.values()} == set(COMPOSITIONS)
     own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
     tried = {f for f in own if getattr(f, "__module__", "") == mutants.__name__}
-    assert tried == {*MUTANTS, *RANDOM_MUTANTS, mutants.gradient_is_plain}
+    assert tried == {*MUTANTS, *RANDOM_MUTANTS, mutants.gradient_is_plain, mutants.drops_nothing}
     assert RANDOM not in COMPOSITIONS
 
 

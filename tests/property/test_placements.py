@@ -111,6 +111,13 @@ def test_every_reduction_of_every_dtype(dtype: torch.dtype) -> None:
     assert tried >= len(letters)
 
 
+def test_replicas_in_a_dtype_without_equality_are_compared() -> None:
+    one, other = torch.tensor([1 + 2j]).to(torch.complex32), torch.tensor([1 + 3j]).to(torch.complex32)
+    assert combine([one, one.clone()], (Replicate(),), (2,), (1,)) is one
+    with pytest.raises(Disagreement):
+        combine([one, other], (Replicate(),), (2,), (1,))
+
+
 # -------------------------------------------------------------------------------------------------------------- shards
 @given(size=st.integers(0, 40), parts=st.integers(1, 12))
 def test_shards_are_those_of_torch_chunk(size: int, parts: int) -> None:

@@ -60,3 +60,8 @@ def test_a_mean_that_uneven_shards_would_bias_is_refused() -> None:
 def test_a_convolution_that_cannot_exchange_its_borders_is_refused() -> None:
     text = "Stride must be 1 when there is padding for tensor parallel convolution."
     assert is_refusal(raised(f"{torch.__path__[0]}/distributed/tensor/_tp_conv.py", RuntimeError(text)))
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_a_reduction_that_the_backend_lacks_is_refused(kind: type[Exception]) -> None:
+    assert is_refusal(raised(KERNEL, kind("Cannot use ReduceOp.BAND with NCCL")))

@@ -58,6 +58,28 @@ def test_there_is_no_backward_pass_where_torch_refuses_one(op: str) -> None:
     assert called.differentiable
     assert called.wanted
     assert cotangent_placements(called, SQUARE, 0) == ()
+    assert "is not implemented" in called.no_gradient
+
+
+class _Faulty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, input: torch.Tensor) -> torch.Tensor:
+        return input * 2
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a fault")
+
+
+def faulty(input: torch.Tensor) -> torch.Tensor:
+    """Has a backward pass that fails."""
+    return _Faulty.apply(input)
+
+
+def test_a_backward_pass_that_fails_is_tried_all_the_same() -> None:
+    called = make_reference(OpCase("test.faulty", f"{__name__}.faulty", (matrix(),)))
+    assert called.no_gradient == ""
+    assert len(cotangent_placements(called, SQUARE, 0)) == 3
 
 
 def test_outputs_of_a_call_have_placements_of_their_own() -> None:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination
-from verifier.converter import sample_pairwise
+from verifier.pairwise import free_choice, sample_pairwise
 from verifier.placements import Alphabet
 
 __all__ = ["Kind", "combinations_in_all", "input_combinations", "product_choices"]
@@ -60,8 +60,7 @@ def input_combinations(
         for number, fit in enumerate(fits):
             if fit:
                 chosen[combination([letter if i == number else Replicate() for i in range(len(letters))])] = None
-    levels = tuple(len(one) for one in letters)
-    for entry in sample_pairwise(levels, cap, seed=0)[0]:
+    for entry in sample_pairwise([free_choice(len(one)) for one in letters], cap, seed=0)[0]:
         if len(chosen) >= cap:
             break
         chosen[combination([one[i] for one, i in zip(letters, entry, strict=True)])] = None
@@ -86,4 +85,4 @@ def product_choices(rules: int, mesh_ndim: int, cap: int, seed: int) -> tuple[tu
     With two mesh dims a cover of all pairs would be every choice, so that it is cut to ``cap``; each rule is in it on
     each mesh dim as long as ``cap`` allows.
     """
-    return tuple(sample_pairwise((rules,) * mesh_ndim, cap, seed)[0]) if rules else ()
+    return tuple(sample_pairwise([free_choice(rules)] * mesh_ndim, cap, seed)[0]) if rules else ()
