@@ -242,6 +242,9 @@ class Campaign:
                 waiting.append((position, trial))
         for position, observation, verdict in recalled:
             self._outcomes.keep(observation, verdict, drawn, position, self._recall)
+        if waiting and (reason := self._outcomes.too_slow(waiting[0][1])):
+            tell(CaseSkipped(f"{case.op} on mesh {mesh}", reason, len(waiting)))
+            return
         if waiting and self._past.explored:
             self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", "not reached by its shard", len(waiting)))
             return
@@ -256,11 +259,16 @@ class Campaign:
             now, waiting = waiting[:at_once], waiting[at_once:]
             observations = pool.run([trial for _, trial in now])
             killed = []
-            for (position, trial), observation in zip(now, observations, strict=True):
+            for index, ((position, trial), observation) in enumerate(zip(now, observations, strict=True), 1):
                 if observation.killed:
                     killed.append((position, trial))
-                else:
-                    self._outcomes.take(observation, reference, drawn, position)
+                    continue
+                self._outcomes.take(observation, reference, drawn, position)
+                if reason := self._outcomes.too_slow(trial):
+                    if left := len(now) - index + len(waiting):
+                        self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, left))
+                    waiting = []
+                    break
             for position, trial in killed:
                 self.emit(TrialRepeated(trial, combination_rows(case, trial.combination), position))
                 self._outcomes.take(self._run_one(trial), reference, drawn, position)

@@ -370,6 +370,8 @@ class Fate(StrEnum):
     STUCK = "stuck"
     """A rank raised while others waited for it."""
     HANG = "hang"
+    SLOW = "slow"
+    """A rank still computed after it had had a trial's time of a processor."""
     DIED = "died"
 
 

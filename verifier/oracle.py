@@ -82,6 +82,9 @@ def _judge(observation: Observation, reference: Reference) -> Verdict:
         return Verdict(VerdictKind.DIED, observation.detail, _furthest(reports), "process")
     if observation.fate is Fate.HANG:
         return Verdict(VerdictKind.HANG, observation.detail, _furthest(reports), "collective")
+    if observation.fate is Fate.SLOW:
+        message = f"{observation.detail}, still computing: slow, or without an end"
+        return Verdict(VerdictKind.INCONCLUSIVE, message, _furthest(reports))
     for _, error in raised:
         if error.ours:
             return Verdict(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from verifier.cases import Fate, Observation, Trial, Verdict
 from verifier.events import CaseSkipped, Listener, TrialFinished
 from verifier.findings import Collector, Drawn, Failure
@@ -10,6 +12,9 @@ from verifier.reference import Reference
 from verifier.trials import combination_rows
 
 __all__ = ["Outcomes"]
+
+_SLOW_ENOUGH = 2
+"""Of so many calls of an op that ranks computed too long for, no others are tried: each takes a minute."""
 
 
 class Outcomes:
@@ -25,6 +30,7 @@ class Outcomes:
         self._emit = emit
         self.failures = Collector()
         self._costly: dict[tuple[str, str, str], str] = {}
+        self._slow: Counter[tuple[str, str, bool]] = Counter()
 
     def take(
         self, observation: Observation, reference: Reference, drawn: Drawn | None, position: str
@@ -41,6 +47,8 @@ class Outcomes:
         tell(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination), position))
         if observation.fate in (Fate.HANG, Fate.DIED):
             self._costly[self._cost_key(trial)] = observation.fate
+        elif observation.fate is Fate.SLOW:
+            self._slow[self._slow_key(trial)] += 1
         if not verdict.kind.bad:
             return None
         failure = Failure(trial, observation, verdict, drawn)
@@ -48,15 +56,25 @@ class Outcomes:
         return failure
 
     def affordable(self, trial: Trial, tell: Listener) -> bool:
-        """Return False for what has brought the ranks down before: each time costs new processes."""
+        """Return False for what has brought the ranks down before, and tell so: each time costs new processes."""
         fate = self._costly.get(self._cost_key(trial))
-        if fate is None:
+        reason = f"combination that ended {fate} before" if fate is not None else self.too_slow(trial)
+        if not reason:
             return True
-        tell(CaseSkipped(f"{trial.case.op} on mesh {trial.mesh}", f"combination that ended {fate} before"))
+        tell(CaseSkipped(f"{trial.case.op} on mesh {trial.mesh}", reason))
         return False
+
+    def too_slow(self, trial: Trial) -> str:
+        """Return why no more calls of this op are tried, or nothing if they are."""
+        slow = self._slow[self._slow_key(trial)]
+        return f"ranks computed too long for {slow} combinations before" if slow >= _SLOW_ENOUGH else ""
 
     def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
         """Return what trials share that bring the ranks down alike: the placements, mesh dim by mesh dim."""
         case, columns = trial.case, {tuple(map(str, column)) for column in zip(*trial.combination, strict=True)}
         called = f"{case.op} by {case.call}"  # a program is called for many ops
         return called, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
+
+    def _slow_key(self, trial: Trial) -> tuple[str, str, bool]:
+        """Return what trials share that are slow alike: what DTensor plans, which may be a backward pass."""
+        return trial.case.op, str(trial.mesh), bool(trial.cotangents)

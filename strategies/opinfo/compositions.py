@@ -16,8 +16,9 @@ from strategies.opinfo.calls import Call, Parameter, attempt, parameters, quiet
 from strategies.opinfo.names import base_of
 from strategies.opinfo.spellings import spellings, with_value
 from strategies.opinfo.tables import TRUSTING
+from strategies.opinfo.telling import is_finite, is_inexact, is_telling
 from verifier.cases import MeshSpec, OpCase
-from verifier.reference import make_reference, resolve
+from verifier.reference import resolve
 from verifier.torch_internals import OpOverload, is_composite, pytree
 
 __all__ = ["COMPOSITIONS", "WRITTEN_COPY", "WRITTEN_VIEW", "composed"]
@@ -54,20 +55,7 @@ def composed(case: OpCase, kind: str, mesh: MeshSpec, seed: int) -> OpCase | Non
         program = replace(
             case, call=_PROGRAMS + name, args=args, kwargs=kwargs, exact=False, tags=case.tags | {kind}
         )  # fmt: skip
-        return program if _telling(program) else None
-
-
-def _telling(case: OpCase) -> bool:
-    """Return whether torch takes the call and no result of it is infinite, and not each is the same everywhere."""
-    reference = make_reference(case)
-    outputs = [output.detach() for output in reference.outputs]
-    if reference.raised is not None or not outputs or any(output.dtype == torch.complex32 for output in outputs):
-        return False
-    return all(map(_finite, outputs)) and any(bool((t != t.reshape(-1)[0]).any()) for t in outputs if t.numel())
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex()) or bool(torch.isfinite(tensor).all())
+        return program if is_telling(program, constant=kind == WRITTEN_COPY) else None
 
 
 def _written(call: Call) -> list[Parameter]:
@@ -125,7 +113,7 @@ def _kind_of(value: object) -> tuple[object, ...] | None:
 # --------------------------------------------------------------------------------------------- what the result goes to
 def _consumed(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     made = None if _written(call) else attempt(call)
-    if not made or not made[0].numel() or not _finite(made[0]):
+    if not made or not made[0].numel() or not is_finite(made[0]):
         return None
     result = made[0]
     fresh = _fresh(result, rng)
@@ -200,7 +188,7 @@ def _consume(consumer: list[object], values: dict[str, torch.Tensor]) -> torch.T
 
 def _clear_of_cancelling(outcome: torch.Tensor, of: torch.Tensor) -> bool:
     """Return whether terms did not cancel to much less than they were, of which rounding would be all that is left."""
-    if not outcome.numel() or not (of.is_floating_point() or of.is_complex()):
+    if not outcome.numel() or not is_inexact(of):
         return bool(outcome.numel())
     return float(outcome.abs().max()) * 8 >= float(of.abs().max())
 
@@ -221,7 +209,7 @@ def _produced(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
 def _can_be_produced(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or not value.numel():
         return False
-    if value.dtype not in (torch.float64, torch.float32, torch.int64) or not _finite(value):
+    if value.dtype not in (torch.float64, torch.float32, torch.int64) or not is_finite(value):
         return False
     # what the producer adds and takes away must not leave a rounding error that the op has not by itself
     return not value.is_floating_point() or bool((8 * value == (8 * value).round()).all())
@@ -326,7 +314,7 @@ def _written_copy(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
 
 
 def _may_want(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, torch.Tensor) and is_inexact(value)
 
 
 # ---------------------------------------------------------------------------------------------------- writing to views

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from strategies.opinfo.compositions import COMPOSITIONS, WRITTEN_COPY, WRITTEN_VIEW, composed
+from strategies.opinfo.gradients import differentiated
 from strategies.opinfo.random_ops import CHECKED, random_case
+from strategies.opinfo.telling import more_telling
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind
 from verifier.families import DrawContext
 from verifier.placements import Alphabet
-from verifier.reference import make_reference, written_arguments
+from verifier.reference import written_arguments
 from verifier.rules.samples import Sample, SampleOptions, Target
-from verifier.torch_internals import pytree
 
 if TYPE_CHECKING:
     from strategies.opinfo.source import OpInfoSource
@@ -135,11 +136,12 @@ def _drawn(sample: Sample, size: int, draw: int, with_program: bool, variant: in
     case = sample.draw(size, draw)
     if case is None:
         return None
+    case, writes = more_telling(case), bool(written_arguments(case))
     kinds = Random(variant).sample(list(COMPOSITIONS), len(COMPOSITIONS)) if with_program else []
     for kind in kinds:
         if (program := composed(case, kind, mesh, variant)) is not None:
-            return _differentiated(program, bool(written_arguments(case)) and kind != WRITTEN_COPY)
-    return _differentiated(case, bool(written_arguments(case)))
+            return program if writes and kind != WRITTEN_COPY else differentiated(program)
+    return case if writes else differentiated(case)  # a leaf that wants a gradient cannot be written to
 
 
 @lru_cache(maxsize=1)
@@ -156,40 +158,3 @@ def _samples(name: str, dtype: torch.dtype) -> tuple[Sample, ...]:
     targets: tuple[Target, ...] = source.select([name])
     options = SampleOptions(dtype)
     return tuple(sample for target in targets for sample in source.samples(target, options))
-
-
-def _differentiated(case: OpCase, written: bool) -> OpCase:
-    """Return the call with gradients wanted of its floating tensors; as it is if torch has none, or no finite one.
-
-    What is exact on integers may have a gradient that is not, so that the results of such a call are compared within a
-    tolerance. ``written`` says that arguments are written to.
-    """
-    if written:
-        return case  # a leaf that wants a gradient cannot be written to
-    wanting = replace(case, args=_wanting(case.args), kwargs=_wanting(dict(case.kwargs)), exact=False)
-    reference = make_reference(wanting)
-    if reference.raised is not None or not reference.differentiable:
-        return case
-    try:
-        gradients = reference.gradients(0)
-    except (RuntimeError, NotImplementedError):
-        return case
-    some = [gradient for gradient in gradients if gradient is not None]
-    finite = all(bool(torch.isfinite(tensor).all()) for tensor in (*some, *_outputs(reference.outputs)))
-    return wanting if some and finite else case
-
-
-def _outputs(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-
-
-_Tree = TypeVar("_Tree")
-
-
-def _wanting(tree: _Tree) -> _Tree:
-    made: _Tree = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().requires_grad_(_can_want(t)), tree)
-    return made
-
-
-def _can_want(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -115,10 +115,10 @@ def wrong_scale(
     return programs.sampled(op, options, promise, seed, input=input)
 
 
-def gradient_without_mask(
+def gradient_passes(
     op: str, options: list[Any], promise: list[Any], seed: int, /, input: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The gradient of what drops elements is that of what drops none."""
+    """The gradient of what drops elements, or replaces all, is that of what leaves them."""
     if not isinstance(input, DTensor):
         return programs.sampled(op, options, promise, seed, input=input)
     with mock.patch("torch.autograd.grad", lambda result, leaf, cotangent: (cotangent,)):

@@ -46,12 +46,14 @@ MUTANTS: dict[Callable[..., Any], tuple[str, OpCase, tuple[type[VerificationErro
     mutants.write_is_hidden: ("write to a copy", SQUARED, (WrongGradient,)),
     mutants.view_is_a_copy: ("write to a view", TURNED, (WrongValue,)),
 }
-RANDOM_MUTANTS: dict[Callable[..., Any], str] = {
-    mutants.own_seeds: "aten.uniform_.default",
-    mutants.wrong_scale: "aten.uniform_.default",
-    mutants.gradient_without_mask: "aten.native_dropout.default",
-    mutants.next_category: "aten.multinomial.default",
-}
+RANDOM_MUTANTS: list[tuple[Callable[..., Any], str]] = [
+    (mutants.own_seeds, "aten.uniform_.default"),
+    (mutants.wrong_scale, "aten.uniform_.default"),
+    (mutants.gradient_passes, "aten.native_dropout.default"),
+    (mutants.gradient_passes, "aten.uniform_.default"),
+    (mutants.gradient_passes, "aten.bernoulli.default"),
+    (mutants.next_category, "aten.multinomial.default"),
+]
 
 
 def wanting(case: OpCase) -> OpCase:
@@ -92,9 +94,18 @@ def test_mutant_is_caught_and_the_right_program_is_not(mutant: Callable[..., Any
     assert isinstance(caught.value, errors), caught.value
 
 
-@pytest.mark.parametrize("mutant", RANDOM_MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_wrong_random_numbers_are_caught(mutant: Callable[..., Any], verify: Verifier) -> None:
-    op = RANDOM_MUTANTS[mutant]
+@pytest.mark.parametrize("case", [plain("aten.zero_.default", tensor(4, 3)), plain("aten.fill_.Scalar", tensor(4), 3)])
+def test_a_hidden_write_of_what_is_the_same_everywhere_is_caught_by_its_gradient(
+    case: OpCase, verify: Verifier
+) -> None:
+    (right, *_) = programs_of("write to a copy", case)
+    assert set(run(verify, [right])) <= GOOD
+    with pytest.raises(WrongGradient):
+        run(verify, [replace(right, call=f"{mutants.__name__}.{mutants.write_is_hidden.__name__}")])
+
+
+@pytest.mark.parametrize(("mutant", "op"), RANDOM_MUTANTS)
+def test_wrong_random_numbers_are_caught(mutant: Callable[..., Any], op: str, verify: Verifier) -> None:
     drawn = (random_case(op, torch.float64, variant) for variant in range(20))
     case = next(case for case in drawn if not case.call.endswith("called_twice"))  # DTensor fails that one itself
     assert set(run(verify, [case])) == {VerdictKind.PASS}
@@ -115,7 +126,8 @@ def test_every_kind_of_program_has_a_mutant() -> None:
     assert {kind for kind, _, _ in MUTANTS.values()} == set(COMPOSITIONS)
     own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
     tried = {f for f in own if getattr(f, "__module__", "") == mutants.__name__}
-    assert tried == {*MUTANTS, *RANDOM_MUTANTS, mutants.gradient_is_plain, mutants.drops_nothing}
+    random = {mutant for mutant, _ in RANDOM_MUTANTS}
+    assert tried == {*MUTANTS, *random, mutants.gradient_is_plain, mutants.drops_nothing}
     assert RANDOM not in COMPOSITIONS
 
 

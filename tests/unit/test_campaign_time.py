@@ -14,7 +14,7 @@ from strategies.embedding import FAMILY as LOOKUPS
 from strategies.embedding_bag import FAMILY as BAGS
 from verifier import campaign
 from verifier.campaign import Campaign
-from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
+from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial, VerdictKind
 from verifier.events import CaseSkipped, CaseStarted, RunFinished, TrialFinished, TrialRepeated
 from verifier.past import Past
 from verifier.plan import Plan
@@ -70,6 +70,15 @@ class Dying(Slow):
             self.times -= 1
             detail = f"rank 0 ended with {self.ending} in forward"
             return Observation(trial, Fate.DIED, (None,) * trial.mesh.world_size, detail)
+        return super().observe(trial)
+
+
+class Planning(Slow):
+    """Stands for a pool whose ranks compute too long for every backward pass of a lookup on the first mesh."""
+
+    def observe(self, trial: Trial) -> Observation:
+        if trial.case.family == LOOKUPS.name and trial.mesh == MESHES[0] and trial.cotangents:
+            return Observation(trial, Fate.SLOW, (None,) * 2, "after 50 s: ranks 0, 1 in backward")
         return super().observe(trial)
 
 
@@ -220,3 +229,22 @@ def test_a_trial_in_which_a_rank_is_killed_is_tried_once_more(
     others = {observation.fate for observation in finished if observation.trial is not third}
     assert others == {Fate.COMPLETED}
     assert len({id(observation.trial) for observation in finished}) == len(finished)
+
+
+def test_of_what_ranks_compute_too_long_for_little_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = events_of(monkeypatch, None, 4, make_pool=Planning)
+    slow: Counter[str] = Counter()
+    for event in events:
+        if isinstance(event, TrialFinished) and event.observation.fate is Fate.SLOW:
+            assert event.verdict.kind is VerdictKind.INCONCLUSIVE
+            assert "ranks 0, 1 in backward, still computing" in event.verdict.message
+            slow[event.observation.trial.case.op] += 1
+    assert slow
+    assert set(slow.values()) == {2}
+    reason = "ranks computed too long for 2 combinations before"
+    skipped = [event for event in events if isinstance(event, CaseSkipped) and event.reason == reason]
+    assert {event.what for event in skipped} == {f"{op} on mesh 2" for op in slow}
+    trials = [event for event in events if isinstance(event, TrialFinished)]
+    undisturbed = [event for event in events_of(monkeypatch, None, 4) if isinstance(event, TrialFinished)]
+    assert len(trials) + sum(event.count for event in skipped) == len(undisturbed)
+    assert any(event.observation.trial.case.op in slow for event in trials if event.observation.fate is Fate.COMPLETED)

@@ -6,8 +6,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
+from strategies.opinfo.compositions import WRITTEN_COPY
 from strategies.opinfo.family import FAMILY
+from strategies.opinfo.gradients import differentiated
 from strategies.opinfo.random_ops import RANDOM
+from strategies.opinfo.telling import more_telling
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext, Family
 from verifier.reference import make_reference, written_arguments
@@ -83,6 +86,71 @@ def test_gradients_are_wanted_where_torch_has_them() -> None:
             reference = make_reference(case)
             assert any(gradient is not None for gradient in reference.gradients(3))
             assert not case.exact  # the gradient of what is exact need not be
+
+
+X = torch.tensor([[3.0, -1.0, 2.0], [-5.0, 4.0, 1.0]], dtype=torch.float64)
+STATISTICS = torch.ones(3, dtype=torch.float64)
+NORMALISED = (X, STATISTICS + 1, STATISTICS, STATISTICS * 0, STATISTICS * 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "wanted"),
+    [
+        ("_native_batch_norm_legit_functional.default", (*NORMALISED, True, 0.1, 1e-5), [0, 1, 2]),
+        ("native_batch_norm.default", (*NORMALISED, True, 0.1, 1e-5), [0, 1, 2]),
+        ("soft_margin_loss.default", (X, X.sign()), [0]),
+        ("nll_loss_forward.default", (X, torch.tensor([2, 0]), STATISTICS, 1, -100), [0]),
+        ("pow.Tensor_Tensor", (X, X.abs()), [0]),  # that of the exponent is a logarithm, of negative numbers
+        ("mul.Tensor", (X, X), [0, 1]),
+        ("floor_divide.default", (X, X), []),
+        ("log.default", (X,), []),
+    ],
+)
+def test_a_gradient_is_wanted_of_each_argument_that_has_a_finite_one(
+    op: str, args: tuple[object, ...], wanted: list[int]
+) -> None:
+    case = differentiated(OpCase(f"aten.{op}", f"torch.ops.aten.{op}", args, family="opinfo"))
+    assert [number for number, leaf in enumerate(tensors(case)) if leaf.requires_grad] == wanted
+    assert case.exact == (not wanted)
+    if wanted:
+        gradients = make_reference(case).gradients(1)
+        assert len(gradients) == len(wanted)
+        assert all(gradient is not None and bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+
+def test_training_batch_norm_is_differentiated_though_it_writes_its_statistics() -> None:
+    found = [case for case in drawn(context("aten._native_batch_norm_legit.default"), 200) if WRITTEN_COPY in case.tags]
+    assert found
+    for case in found:
+        wanting = {name for name, value in case.kwargs.items() if getattr(value, "requires_grad", False)}
+        assert {"input"} <= wanting <= {"input", "weight", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("op", "inside"),
+    [
+        ("log.default", (0.25, 0.75)),
+        ("acos.default", (0.25, 0.75)),
+        ("atanh_.default", (0.25, 0.75)),
+        ("acosh.default", (2.5, 6.5)),
+        ("frac.default", (0.25, 0.75)),
+        ("relu.default", None),
+        ("isnan.default", None),
+        ("zero_.default", None),
+    ],
+)
+def test_a_call_gets_values_for_which_it_tells_something(op: str, inside: tuple[float, float] | None) -> None:
+    case = more_telling(OpCase(f"aten.{op}", f"torch.ops.aten.{op}", (X,), family="opinfo"))
+    (values,) = tensors(case)
+    if inside is None:
+        assert values is X
+        assert case.exact
+    else:
+        assert (values.min(), values.max()) == inside
+        assert len(values.unique()) == len(X.abs().unique())
+        (result,) = make_reference(case).outputs
+        assert bool(torch.isfinite(result).all())
+        assert len(result.unique()) > 1
 
 
 def test_an_op_that_divides_by_0_is_drawn_without_gradients_that_are_not_finite() -> None:

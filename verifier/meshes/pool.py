@@ -59,7 +59,7 @@ class Pool:
         Modules and files to run in every process first.
     trial_limit
         Seconds after which a trial is a hang, if no rank computes. On a busy machine, or where DTensor has much to
-        plan, ranks get this much of a processor, and ten times as long.
+        plan, ranks get this much of a processor, and ten times as long; who still computes then is slow.
     grace
         Seconds that ranks get to reach the end of their phase after the last of others has raised; more if all of these
         refused, since a rank of a busy machine that is late to refuse would make a crash of it.
@@ -274,7 +274,7 @@ class Pool:
                     if lost:
                         yield self._ended(flight, Fate.DIED, self._who_died(sorted(lost)))
                         return
-                    fate = Fate.STUCK if flight.raised else Fate.HANG
+                    fate = Fate.STUCK if flight.raised else Fate.SLOW if self._computes(flight) else Fate.HANG
                     yield self._ended(flight, fate, self._who_waits(flight))
                     return
                 for connection in ready:
@@ -332,8 +332,8 @@ class Pool:
     def _goes_on(self, flight: _Flight) -> bool:
         """Return whether a trial that has not ended may: it has half of its time left, or ranks that get little of it.
 
-        Who waits for something that does not come computes nothing. Who computes may wait for a processor, and has no
-        end only if that takes as much of one as a trial may take time. The limit of a task is what its caller says.
+        Who waits for something that does not come computes nothing. Who computes may wait for a processor, and is given
+        up only if that takes as much of one as a trial may take time. The limit of a task is what its caller says.
         """
         if isinstance(flight.trial, Task):
             return False
@@ -341,10 +341,19 @@ class Pool:
         looks.append([process.computed for process in self._crew.processes])
         if len(looks) == 1:
             return True
-        lately = max(now - before for now, before in zip(looks[-1], looks[-2], strict=True))
         since = max(now - before for now, before in zip(looks[-1], looks[0], strict=True))
-        at_work = lately > _AT_WORK * self.trial_limit / 2
-        return at_work and since < self.trial_limit and len(looks) < 2 * _LONGEST
+        return self._is_at_work(looks) and since < self.trial_limit and len(looks) < 2 * _LONGEST
+
+    def _is_at_work(self, looks: list[list[float]]) -> bool:
+        lately = max(now - before for now, before in zip(looks[-1], looks[-2], strict=True))
+        return lately > _AT_WORK * self.trial_limit / 2
+
+    def _computes(self, flight: _Flight) -> bool:
+        """Return whether a rank still computes: DTensor may plan for minutes what it has no rule for.
+
+        Ranks that wait for each other on GPUs may do so by asking again and again, which looks the same.
+        """
+        return self.key.device == "cpu" and len(flight.looks) > 1 and self._is_at_work(flight.looks)
 
     def _who_died(self, lost: Sequence[int]) -> str:
         texts = []
