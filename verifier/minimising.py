@@ -92,7 +92,7 @@ class Minimiser:
         """
         reference: Reference = make_reference(trial.case)
         observation = self.run(trial)
-        self.restarts -= observation.fate in (Fate.HANG, Fate.DIED)
+        self.restarts -= observation.fate in (Fate.HANG, Fate.SLOW, Fate.DIED)
         found = Failure(trial, observation, judge(observation, reference), by_hash_seed=like.by_hash_seed)
         if not found.verdict.kind.bad or symptom(found) != symptom(like):
             return None

@@ -103,7 +103,7 @@ class Died(VerificationError, kind=VerdictKind.DIED):
 
 
 class NothingVerified(AssertionError):
-    """Every trial was unsupported or inconclusive, so that nothing was proved; the message says why."""
+    """Every trial was unsupported or inconclusive, or one had no end in its time; the message says why."""
 
 
 class ToolError(RuntimeError):

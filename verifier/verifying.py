@@ -143,7 +143,8 @@ class Verifier:
         VerificationError
             For the first bad verdict: the subclass that stands for its kind.
         NothingVerified
-            If all trials were unsupported or inconclusive.
+            If all trials were unsupported or inconclusive, or ranks still computed when the time of one was over: it
+            may have no end.
         ToolError
             If the verifier itself failed.
         ValueError
@@ -168,8 +169,10 @@ class Verifier:
                 for failure in failures:
                     recorder.failed(failure, raised=failure is first)
             raise ERRORS[first.verdict.kind](_message(first, None if recorder is None else self.folder), first)
-        if not allow_nothing and VerdictKind.PASS not in result.counts:
-            reasons = dict.fromkeys(f"{verdict.kind}: {verdict.message}" for verdict in result.verdicts)
+        slow = any(observation.fate is Fate.SLOW for observation in result.observations)
+        if not allow_nothing and (slow or VerdictKind.PASS not in result.counts):
+            unproved = [verdict for verdict in result.verdicts if verdict.kind is not VerdictKind.PASS]
+            reasons = dict.fromkeys(f"{verdict.kind}: {verdict.message}" for verdict in unproved)
             raise NothingVerified(f"{result.describe()}; {'; '.join(list(reasons)[:5])}")
         return result
 
@@ -183,13 +186,15 @@ class Verifier:
         observations: list[Observation] = []
         verdicts: list[Verdict] = []
         failures: list[Failure] = []
+        slow = False  # what ranks compute too long for takes a minute, and others of the call would, too
         # Hypothesis tries a failure again and again to shrink it, so there it is not worth to go on after the first.
         batch = _BATCH if currently_in_test_context() else len(trials)
-        while len(observations) < len(trials) and not failures:
+        while len(observations) < len(trials) and not failures and not slow:
             for observation in self._observe(pool, trials[len(observations) : len(observations) + batch]):
                 verdict = judge(observation, reference)
                 observations.append(observation)
                 verdicts.append(verdict)
+                slow |= observation.fate is Fate.SLOW
                 if recorder is not None:
                     rows = combination_rows(case, observation.trial.combination)
                     recorder(TrialFinished(observation, verdict, rows))
@@ -199,7 +204,7 @@ class Verifier:
                     failures.append(Failure(observation.trial, observation, verdict))
         if recorder is not None:
             for count, reason in (
-                (len(trials) - len(observations), "not run: a combination before it failed"),
+                (len(trials) - len(observations), f"not run: a combination before it {'was slow' if slow else 'failed'}"),
                 (total - len(trials), "combinations beyond this profile's budget (pairwise sample taken)"),
                 (len(observations) if reference.no_gradient else 0, f"no backward pass: {reference.no_gradient}"),
             ):

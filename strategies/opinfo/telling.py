@@ -11,6 +11,8 @@ from dataclasses import replace
 import torch
 
 from strategies.opinfo.calls import quiet
+from strategies.opinfo.names import base_of
+from strategies.opinfo.tables import KEEP_VALUES
 from verifier.cases import OpCase
 from verifier.reference import make_reference
 from verifier.torch_internals import pytree
@@ -48,9 +50,12 @@ def is_telling(case: OpCase, *, constant: bool = False) -> bool:
 
 
 def more_telling(case: OpCase) -> OpCase:
-    """Return a plain call with other floating values if only these make it tell something, else as it is."""
+    """Return a plain call with other floating values if only these make it tell something, else as it is.
+
+    So is one whose values belong together, as boundaries that are sorted: moved, they no longer do.
+    """
     with quiet():
-        if is_telling(case):
+        if base_of(case.op).rstrip("_") in KEEP_VALUES or is_telling(case):
             return case
         moved = (_moved(case, domain) for domain in _DOMAINS)
         return next(filter(is_telling, moved), case)

@@ -153,6 +153,12 @@ def test_a_call_gets_values_for_which_it_tells_something(op: str, inside: tuple[
         assert len(result.unique()) > 1
 
 
+def test_values_that_belong_together_are_kept() -> None:
+    numbers, boundaries = (torch.tensor(values, dtype=torch.float64) for values in ([4.5, -0.75, 0.5], [-5.5, -1.5, 6.0]))
+    case = OpCase("aten.bucketize.Tensor", "torch.ops.aten.bucketize.Tensor", (numbers, boundaries), family="opinfo")
+    assert more_telling(case) is case  # all the same, but other boundaries would no longer be sorted
+
+
 def test_an_op_that_divides_by_0_is_drawn_without_gradients_that_are_not_finite() -> None:
     for case in drawn(context("div")):
         reference = make_reference(case)
