@@ -83,8 +83,8 @@ def _judge(observation: Observation, reference: Reference) -> Verdict:
     if observation.fate is Fate.HANG:
         return Verdict(VerdictKind.HANG, observation.detail, _furthest(reports), "collective")
     if observation.fate is Fate.SLOW:
-        message = f"{observation.detail}, still computing: slow, or without an end"
-        return Verdict(VerdictKind.INCONCLUSIVE, message, _furthest(reports))
+        message = "ranks still computed when the time was over: slow, or without an end"
+        return Verdict(VerdictKind.INCONCLUSIVE, message, _furthest(reports), detail=observation.detail)
     for _, error in raised:
         if error.ours:
             return Verdict(

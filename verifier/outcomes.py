@@ -14,7 +14,7 @@ from verifier.trials import combination_rows
 __all__ = ["Outcomes"]
 
 _SLOW_ENOUGH = 2
-"""Of so many calls of an op that ranks computed too long for, no others are tried: each takes a minute."""
+"""After so many calls of an op in a row that ranks computed too long for, no others are tried: each takes a minute."""
 
 
 class Outcomes:
@@ -47,8 +47,10 @@ class Outcomes:
         tell(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination), position))
         if observation.fate in (Fate.HANG, Fate.DIED):
             self._costly[self._cost_key(trial)] = observation.fate
-        elif observation.fate is Fate.SLOW:
+        if observation.fate is Fate.SLOW:
             self._slow[self._slow_key(trial)] += 1
+        else:
+            self._slow.pop(self._slow_key(trial), None)
         if not verdict.kind.bad:
             return None
         failure = Failure(trial, observation, verdict, drawn)
@@ -67,7 +69,7 @@ class Outcomes:
     def too_slow(self, trial: Trial) -> str:
         """Return why no more calls of this op are tried, or nothing if they are."""
         slow = self._slow[self._slow_key(trial)]
-        return f"ranks computed too long for {slow} combinations before" if slow >= _SLOW_ENOUGH else ""
+        return f"ranks computed too long for the {slow} combinations before" if slow >= _SLOW_ENOUGH else ""
 
     def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
         """Return what trials share that bring the ranks down alike: the placements, mesh dim by mesh dim."""

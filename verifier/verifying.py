@@ -169,10 +169,13 @@ class Verifier:
                 for failure in failures:
                     recorder.failed(failure, raised=failure is first)
             raise ERRORS[first.verdict.kind](_message(first, None if recorder is None else self.folder), first)
-        slow = any(observation.fate is Fate.SLOW for observation in result.observations)
-        if not allow_nothing and (slow or VerdictKind.PASS not in result.counts):
-            unproved = [verdict for verdict in result.verdicts if verdict.kind is not VerdictKind.PASS]
-            reasons = dict.fromkeys(f"{verdict.kind}: {verdict.message}" for verdict in unproved)
+        slow = [observation for observation in result.observations if observation.fate is Fate.SLOW]
+        if slow and not allow_nothing:
+            last = result.verdicts[-1]
+            places = ", ".join(f"{n}={p}" for n, p in combination_rows(slow[0].trial.case, slow[0].trial.combination))
+            raise NothingVerified(f"{result.describe()}; {places}: {last.message}, {last.detail}")
+        if not allow_nothing and VerdictKind.PASS not in result.counts:
+            reasons = dict.fromkeys(f"{verdict.kind}: {verdict.message}" for verdict in result.verdicts)
             raise NothingVerified(f"{result.describe()}; {'; '.join(list(reasons)[:5])}")
         return result
 
@@ -203,8 +206,9 @@ class Verifier:
                 if verdict.kind.bad:
                     failures.append(Failure(observation.trial, observation, verdict))
         if recorder is not None:
+            ending = "was slow" if slow else "failed"
             for count, reason in (
-                (len(trials) - len(observations), f"not run: a combination before it {'was slow' if slow else 'failed'}"),
+                (len(trials) - len(observations), f"not run: a combination before it {ending}"),
                 (total - len(trials), "combinations beyond this profile's budget (pairwise sample taken)"),
                 (len(observations) if reference.no_gradient else 0, f"no backward pass: {reference.no_gradient}"),
             ):

@@ -12,16 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import spinning_program
 import torch
 from leftovers import children, nothing_left_behind
 from test_faults import CASE, MESH, kinds, trial, wait_for_end
 
 from verifier.cases import Fate, MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
-from verifier.meshes import Pool, PoolKey
+from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.oracle import judge
 from verifier.reference import make_reference
+from verifier.verification import NothingVerified
+from verifier.verifying import Verifier
 
 MIB = 1 << 20
+NUMBERS = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
 PHASES = [Phase.SETUP, Phase.FORWARD, Phase.GATHER, Phase.BACKWARD, Phase.GATHER_GRADIENT]
 
 
@@ -281,3 +285,17 @@ def test_log_lines_of_ranks_come_with_the_rank(tmp_path: Path, caplog: pytest.Lo
     assert texts.count("rank 1: my rules are loaded") == 2  # the one that died, and the one that took its place
     assert [text for text in texts if "rank 1 is lost: process" in text]
     assert [text for text in texts if text.startswith("ranks mended in ") and "SIGKILL in forward" in text]
+
+
+def test_verify_proves_nothing_where_a_call_may_have_no_end(nothing_left: None) -> None:
+    """It passes under some placements, and does not try others once one has taken so long."""
+    program = Path(spinning_program.__file__)
+    pools = PoolSet(lambda key: Pool(key, [str(program)], trial_limit=1.0))
+    verify = Verifier(pools, MESH)
+    try:
+        with pytest.raises(NothingVerified, match=r"x=S\(\d\): ranks still computed .*ranks 0, 1 in forward"):
+            verify(spinning_program.spins, NUMBERS, cap=None, record=False)
+        result = verify(spinning_program.spins, NUMBERS, placements=["R"], record=False)
+        assert set(result.counts) == {VerdictKind.PASS}
+    finally:
+        pools.close()

@@ -154,7 +154,9 @@ def test_a_call_gets_values_for_which_it_tells_something(op: str, inside: tuple[
 
 
 def test_values_that_belong_together_are_kept() -> None:
-    numbers, boundaries = (torch.tensor(values, dtype=torch.float64) for values in ([4.5, -0.75, 0.5], [-5.5, -1.5, 6.0]))
+    numbers, boundaries = (
+        torch.tensor(values, dtype=torch.float64) for values in ([4.5, -0.75, 0.5], [-5.5, -1.5, 6.0])
+    )
     case = OpCase("aten.bucketize.Tensor", "torch.ops.aten.bucketize.Tensor", (numbers, boundaries), family="opinfo")
     assert more_telling(case) is case  # all the same, but other boundaries would no longer be sorted
 

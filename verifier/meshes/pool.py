@@ -29,6 +29,8 @@ _AT_WORK = 0.02
 """The share of a processor from which on a rank computes; one that waits in a collective uses none."""
 _LONGEST = 10
 """So many times its limit a trial may take while ranks compute."""
+_NAP = 0.006
+"""Seconds for which reports are left to gather: who is woken for each takes a processor from the ranks each time."""
 
 
 @dataclass
@@ -267,6 +269,8 @@ class Pool:
                 if self.size > 1 and len(flight.raised) > raised:
                     raised, grace_until = len(flight.raised), time.monotonic() + flight.patience(self.grace)
                 limit = min(flight.started + self._limit(flight), grace_until)
+                if number + 1 < len(trials) and not wait(list(waiting), 0):
+                    time.sleep(_NAP)  # the ranks are at the next trial already
                 ready = wait(list(waiting), max(0.0, limit - time.monotonic()))
                 if not ready:
                     if time.monotonic() < grace_until and self._goes_on(flight):
