@@ -23,7 +23,7 @@ _DOMAINS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda tensor: tensor.abs() / 8 + 0.125,  # of a logarithm, a root, a probability, a sine
     lambda tensor: tensor.abs() + 1.5,  # of a hyperbolic cosine, a zeta function
 )
-"""Small numbers carried to where functions are defined that are not so everywhere; different ones stay different."""
+"""Small numbers carried to where functions are defined that are not so everywhere; other magnitudes stay other ones."""
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:
