@@ -385,7 +385,7 @@ def main() -> int:
         "backward passes. Result and gradients are placed as DTensor did it, gradients for a cotangent that is placed",
         "as the result of the rule is; where several placements stand, they differ by call. Communication is the most",
         "that one forward call needed, training included. A proof is a trial in which all agrees and that could have",
-        "failed; a refusal is DTensor's own, of flattening ids of two dims that are cut unevenly.",
+        "failed. Ids of two dims that are cut unevenly are replicated before they are flattened.",
         "",
     ]
     failed = False

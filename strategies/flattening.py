@@ -1,21 +1,27 @@
-"""A guard of DTensor's rule of ``aten.view``, by which embedding bags flatten ids of two dims before the lookup.
+"""How embedding bags flatten ids of two dims before the lookup: ``ids.reshape(-1)``, which is ``aten.view`` to DTensor.
 
-Torch's rule (2.13.0) looks at one mesh dim at a time. It refuses to flatten shards that one mesh dim cuts unevenly, as
-these are no shards of the flattened tensor. Where only several mesh dims together cut unevenly it goes on, and each
-rank is told to view its elements as another number of them. And to flatten ``[0, n]`` it takes for ever.
+Torch's rule of views (2.13.0) looks at one mesh dim at a time. It refuses to flatten shards that one mesh dim cuts
+unevenly, as these are no shards of the flattened tensor. Where only several mesh dims together cut unevenly it goes on,
+and each rank is told to view its elements as another number of them; a guard refuses that. And to flatten ``[0, n]`` it
+takes for ever.
+
+A view has to alias, so it cannot redistribute. A reshape may copy: what DTensor cannot view is replicated first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verifier.cases import Placements, format_placements
 from verifier.placements import coordinates, local_shape, sharded_dim
+from verifier.torch_internals import strides_of
 
-__all__ = ["GUARDS", "refuse_another_number"]
+__all__ = ["GUARDS", "flattens", "refuse_another_number", "reshape"]
 
 aten = torch.ops.aten
 
@@ -57,3 +63,40 @@ def refuse_another_number(
 
 GUARDS = {aten.view.default: refuse_another_number, aten._unsafe_view.default: refuse_another_number}
 """The ops whose rules are asked about before DTensor goes by them."""
+
+
+# ------------------------------------------------------------------------------------------------------------- reshape
+def flattens(shape: Sequence[int], placements: Placements, mesh_shape: Sequence[int]) -> bool:
+    """Return whether DTensor can flatten a tensor ``[rows, columns]`` that is placed so, each rank its own shard.
+
+    What is Partial is added up as well flattened as not. Strided shards are said to have no flat form here, although
+    some do.
+
+    >>> flattens((4, 3), (Shard(0),), (2,)), flattens((5, 3), (Shard(0),), (2,)), flattens((5, 3), (Shard(1),), (2,))
+    (True, False, True)
+    """
+    rows, columns = shape
+    if not rows * columns:
+        return True
+    if any(strides_of(placement) for placement in placements):
+        return False
+    by_rows, by_columns = (
+        [ranks for placement, ranks in zip(placements, mesh_shape, strict=True) if placement == Shard(dim)]
+        for dim in (0, 1)
+    )
+    if columns == 1:
+        return not by_columns
+    even_columns = len(by_columns) <= 1 or columns % math.prod(by_columns) == 0
+    return even_columns and rows % math.prod(by_rows) == 0
+
+
+def reshape(self: DTensor, *sizes: Any, **options: Any) -> DTensor:
+    """Do what ``torch.Tensor.reshape`` does, also where that is to flatten two dims of which shards are uneven.
+
+    These are replicated first, by one all-gather for each mesh dim that cuts them; the gradient is cut as they were.
+    """
+    tensor, mesh = self, self.device_mesh
+    flattened = tensor.ndim == 2 and sizes in ((-1,), ((-1,),))
+    if flattened and not flattens(tensor.shape, tensor.placements, tuple(mesh.shape)):
+        tensor = tensor.redistribute(placements=[Replicate()] * mesh.ndim)
+    return cast(DTensor, torch.Tensor.reshape(tensor, *sizes, **options))

@@ -154,11 +154,32 @@ def test_ids_of_two_dims_without_elements(verify_ours: Verifier, cut: str) -> No
     assert not any(report.raised for report in result.observations[0].reports if report is not None)
 
 
-def test_ids_of_two_dims_that_two_mesh_dims_cut_unevenly_are_refused(verify_ours: Verifier) -> None:
-    """Torch's rule to flatten them makes each rank view its ids as another number."""
-    case = bag("sum", input=IDS[:6].reshape(2, 3), offsets=None)
-    result = verify_ours(case, mesh=SQUARE, placements={"input": "(S(0), S(0))"}, allow_nothing=True)
-    assert set(result.counts) == {VerdictKind.UNSUPPORTED}
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cut", ["(S(0), R)", "(S(0), S(0))", "(S(0), S(1))", "(S(1), S(1))", "(P(sum), S(0))"])
+def test_ids_of_two_dims_that_are_cut_unevenly(verify_ours: Verifier, cut: str, mode: str) -> None:
+    """DTensor cannot view them as one dim, or makes each rank view its ids as another number."""
+    case = bag(mode, input=IDS[:6].reshape(3, 2), offsets=None, padding_idx=1, exact=False)
+    result = verify_ours(case, mesh=SQUARE, placements={"input": cut, "weight": "(R, S(0))"})
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+def test_weights_of_samples_that_are_cut_unevenly(verify_ours: Verifier) -> None:
+    """Each is replicated by an all-gather of its own, and the gradient is cut as the weights were."""
+    samples = filled((3, 2), torch.float64, 1).requires_grad_()
+    case = bag("sum", input=IDS[:6].reshape(3, 2), offsets=None, per_sample_weights=samples)
+    combinations = [{"input": "S(0)", "per_sample_weights": "S(0)"}, {"per_sample_weights": "S(0)"}]
+    result = verify_ours(case, combinations=combinations, trace=True)
+    assert result.counts == {VerdictKind.PASS: 2}
+    assert result.collectives(Phase.FORWARD) == {"all_gather_into_tensor": 3}
+
+
+def test_each_rank_cannot_flatten_its_own_uneven_shard(verify_ours: Verifier) -> None:
+    weight = filled((5, 3), torch.float64, 0)
+    where = {"placements": ["R", "S(0)"], "exact": True, "record": False}
+    result = verify_ours("bag_programs.flattened_by_shards", weight, IDS[:6].reshape(2, 3), **where)
+    assert result.counts == {VerdictKind.PASS: 1}
+    with pytest.raises(WrongValue):
+        verify_ours("bag_programs.flattened_by_shards", weight, IDS[:6].reshape(3, 2), **where)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

@@ -1,4 +1,4 @@
-"""The guard of the rule by which ids of two dims are flattened."""
+"""How ids of two dims are flattened: the guard of the rule for that, and what is replicated first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import product
 
 import pytest
 import torch
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 import strategies
-from strategies.flattening import refuse_another_number
+from strategies.flattening import flattens, refuse_another_number, reshape
 from verifier.placements import local_shape
 from verifier.torch_internals import ClaimReader
 
@@ -56,10 +56,31 @@ def test_shards_that_stay_as_large_as_they_were_are_fine(
 
 def test_the_guard_is_installed_and_taken_back() -> None:
     assert claimed(6)
+    assert DTensor.reshape is torch.Tensor.reshape
     with strategies.installed():
+        assert DTensor.reshape is reshape
         assert not claimed(6)
         assert claimed(8)
         with strategies.installed():
             assert not claimed(6)
         assert not claimed(6)
     assert claimed(6)
+    assert DTensor.reshape is torch.Tensor.reshape
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (8,), (2, 2), (2, 3)])
+def test_what_is_said_to_have_a_flat_form_is_what_dtensor_flattens(mesh: tuple[int, ...]) -> None:
+    kinds = (Replicate(), Shard(0), Shard(1), Partial())
+    refused = 0
+    with strategies.installed():
+        for shape in product((1, 2, 3, 4, 6, 8), (1, 2, 3, 4)):
+            size = math.prod(shape)
+            reader = ClaimReader(VIEW, (torch.zeros(shape), [size]), {}, torch.zeros(size))
+            for placements in product(kinds, repeat=len(mesh)):
+                claims = reader.at((placements,), mesh) is not None
+                refused += not claims
+                if len(mesh) == 1:
+                    assert flattens(shape, placements, mesh) == claims
+                else:  # a few that DTensor flattens are replicated nevertheless
+                    assert claims or not flattens(shape, placements, mesh)
+    assert refused
