@@ -11,7 +11,8 @@ A view has to alias, so it cannot redistribute. A reshape may copy: what DTensor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from verifier.cases import Placements, format_placements
 from verifier.placements import coordinates, local_shape, sharded_dim
 from verifier.torch_internals import strides_of
 
-__all__ = ["GUARDS", "flattens", "refuse_another_number", "reshape"]
+__all__ = ["GUARDS", "flattens", "install_reshape", "refuse_another_number", "replaced_reshape", "reshape"]
 
 aten = torch.ops.aten
 
@@ -100,3 +101,22 @@ def reshape(self: DTensor, *sizes: Any, **options: Any) -> DTensor:
     if flattened and not flattens(tensor.shape, tensor.placements, tuple(mesh.shape)):
         tensor = tensor.redistribute(placements=[Replicate()] * mesh.ndim)
     return cast(DTensor, torch.Tensor.reshape(tensor, *sizes, **options))
+
+
+def install_reshape() -> None:
+    """Let DTensors be reshaped by :func:`reshape` from now on."""
+    DTensor.reshape = reshape  # type: ignore[method-assign,assignment]
+
+
+@contextmanager
+def replaced_reshape() -> Iterator[None]:
+    """Let DTensors be reshaped by :func:`reshape` inside the block, and as before after it."""
+    kept = vars(DTensor).get("reshape")
+    install_reshape()
+    try:
+        yield
+    finally:
+        if kept is None:
+            del DTensor.reshape
+        else:
+            DTensor.reshape = kept  # type: ignore[method-assign]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from unittest import mock
-
-from torch.distributed.tensor import DTensor
 
 from strategies.embedding import renorm
 from strategies.embedding import sharding as embedding
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag import sharding as embedding_bag
 from strategies.embedding_bag.ops import BAG_OPS
-from strategies.flattening import GUARDS, reshape
+from strategies.flattening import GUARDS, install_reshape, replaced_reshape
 from verifier.torch_internals import (
     guarded,
     install_guard,
@@ -39,7 +36,7 @@ def install() -> None:
         install_handler(op, handler)
     for op, guard in GUARDS.items():
         install_guard(op, guard)
-    DTensor.reshape = reshape  # type: ignore[method-assign,assignment]
+    install_reshape()
 
 
 @contextmanager
@@ -52,5 +49,5 @@ def installed() -> Iterator[None]:
             stack.enter_context(replaced_handler(op, handler))
         for op, guard in GUARDS.items():
             stack.enter_context(guarded(op, guard))
-        stack.enter_context(mock.patch.object(DTensor, "reshape", reshape))
+        stack.enter_context(replaced_reshape())
         yield

@@ -34,18 +34,10 @@ def module(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
 def flattened_by_shards(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     """Return sums of bags of one size, of ids that each rank has flattened by itself: right where shards are even."""
     offsets = torch.arange(0, input.numel(), input.shape[1])
-    flat = (
-        input.reshape(-1)
-        if not isinstance(input, DTensor)
-        else DTensor.from_local(
-            input.to_local().reshape(-1),
-            input.device_mesh,
-            input.placements,
-            run_check=False,
-            shape=torch.Size([input.numel()]),
-            stride=(1,),
-        )
-    )
+    flat = input.to_local().reshape(-1) if isinstance(input, DTensor) else input.reshape(-1)
+    if isinstance(input, DTensor):
+        where, shape = input.placements, torch.Size([input.numel()])
+        flat = DTensor.from_local(flat, input.device_mesh, where, run_check=False, shape=shape, stride=(1,))
     if isinstance(weight, DTensor):
         offsets = DTensor.from_local(offsets, weight.device_mesh, weight.placements, run_check=False)
     return torch.nn.functional.embedding_bag(flat, weight, offsets, mode="sum")
