@@ -43,6 +43,8 @@ __all__ = ["Campaign"]
 
 RESERVED_FOR_FINDINGS = 0.3
 """Part of the time of a mesh that exploring leaves to minimising."""
+MOST_FOR_KNOWN = 0.5
+"""Part of the time that replaying known findings may take: a run is for what is not known."""
 LOOK_AT_CLOCK = 16
 """Under a time limit the clock is looked at after so many trials."""
 
@@ -79,7 +81,7 @@ class Campaign:
         )  # fmt: skip
         self._steering = Steering(plan.combinations // 2)
         self._until = float("inf")
-        self._case_number = 0
+        self._case_number = self._drawn = 0
         self._complete = self._past.complete
 
     @property
@@ -91,7 +93,8 @@ class Campaign:
         """Run the whole plan. A Ctrl-C ends it early, with everything that is known by then."""
         started = time.monotonic() - self._past.seconds
         if self.plan.time_limit is not None:
-            self._until = self._investigation.until = started + self.plan.time_limit
+            self._until = started + self.plan.time_limit
+            self._investigation.until = started + self.plan.time_limit * MOST_FOR_KNOWN
         (self._recall if self._past.resumed else self.emit)(RunStarted(self.plan.header))
         if self._past.resumed:
             self.emit(RunResumed(len(self._past.trials), self._past.in_flight, self._past.torn))
@@ -148,7 +151,13 @@ class Campaign:
             if not begun and time.monotonic() < until:  # what is left of a mesh that was begun may be nothing
                 self._pools.of(mesh).start()
             for unit in units:
-                tried += self._draw(family, DrawContext(mesh, self.plan.dtypes, unit), _first_part(until, left))
+                numbers = range(self._case_number + 1, self._case_number + 1 + self.plan.max_examples)
+                context = DrawContext(mesh, self.plan.dtypes, unit)
+                if self._is_left_out(family, context, numbers, until):
+                    self._tell_left(family, context, self.plan.max_examples)
+                else:
+                    tried += self._draw(family, context, _first_part(until, left), until)
+                self._case_number = numbers[-1]  # a number means the same in every run, whatever becomes of the case
                 left -= 1
         if not tried and time.monotonic() >= until:
             self._complete = False
@@ -158,8 +167,26 @@ class Campaign:
         ops = self.plan.selected[name]
         return [(op,) for op in ops] if self.plan.families[name].broad else [ops]
 
-    def _draw(self, family: Family, context: DrawContext, until: float) -> int:
-        """Let Hypothesis draw cases for ``context`` and try them; return how many there was time for."""
+    def _is_left_out(self, family: Family, context: DrawContext, numbers: range, until: float) -> bool:
+        """Return whether no case of these can be tried or have been, so that there is no need to draw them.
+
+        A broad family may take minutes to draw. Of a shard all are drawn, for the others plan on from them.
+        """
+        past = self._past
+        if self.plan.shard is not None or past.explored or any(number in past.cases for number in numbers):
+            return False
+        given_up = past.over(context.mesh, family.name) or numbers[-1] < max(past.cases, default=0)
+        return given_up or time.monotonic() >= until
+
+    def _tell_left(self, family: Family, context: DrawContext, count: int) -> None:
+        of = f" of {context.ops[0]}" if family.broad else ""
+        self.emit(CaseSkipped(f"cases{of} on mesh {context.mesh}", OUT_OF_TIME, count))
+
+    def _draw(self, family: Family, context: DrawContext, until: float, first_until: float) -> int:
+        """Let Hypothesis draw cases for ``context`` and try them; return how many there was time for.
+
+        The first one has until ``first_until``, or an op whose part is as short as its samples take would get nothing.
+        """
         mesh, past = context.mesh, self._past
         over = past.over(mesh, family.name)
         pool = self._pools.of(mesh)
@@ -187,14 +214,15 @@ class Campaign:
         @hypothesis.given(generator)
         def explore(case: OpCase) -> None:
             nonlocal tried, elsewhere, out_of_time
-            self._case_number += 1  # whatever becomes of the case, so that a number means the same in every run
+            self._case_number += 1
+            self._drawn += 1
             if stopped:
                 return
-            if self.plan.shard is not None and not self.plan.shard.has(self._case_number):
+            if self.plan.shard is not None and not self.plan.shard.has(self._drawn):
                 elsewhere += 1
                 self._wanted(case, mesh)  # what other shards plan decides what this one plans next
                 return
-            given_up = over or self._case_number < reached or time.monotonic() >= until
+            given_up = over or self._case_number < reached or time.monotonic() >= (until if tried else first_until)
             if self._case_number not in past.cases and given_up:
                 out_of_time = True
                 if self.plan.shard is not None or past.explored:  # other shards plan it or planned on from it
@@ -212,9 +240,7 @@ class Campaign:
         if elsewhere:
             self.emit(CaseSkipped(f"cases on mesh {mesh}", f"left to other shards than {self.plan.shard}", elsewhere))
         if out_of_time:
-            of = f" of {context.ops[0]}" if family.broad else ""
-            left = max(1, self.plan.max_examples - tried - elsewhere)
-            self.emit(CaseSkipped(f"cases{of} on mesh {mesh}", OUT_OF_TIME, left))
+            self._tell_left(family, context, max(1, self.plan.max_examples - tried - elsewhere))
         return tried
 
     def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, drawn: Drawn, until: float) -> None:

@@ -16,7 +16,8 @@ from verifier import campaign
 from verifier.campaign import Campaign
 from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial, VerdictKind
 from verifier.events import CaseSkipped, CaseStarted, RunFinished, TrialFinished, TrialRepeated
-from verifier.past import Past
+from verifier.families import DrawContext, Family
+from verifier.past import Past, case_digest
 from verifier.plan import Plan
 from verifier.records import RunHeader
 
@@ -89,8 +90,12 @@ def events_of(
     past: Past | None = None,
     investigate: Callable[[Campaign, Clock, Slow], None] = lambda *_: None,
     make_pool: Callable[[Clock], Slow] = Slow,
+    replay_known: Callable[[Campaign, Clock, Slow], None] = lambda *_: None,
 ) -> list[Any]:
-    """Return what a campaign tells; ``investigate`` takes the place of minimising what failed on a mesh."""
+    """Return what a campaign tells; ``investigate`` takes the place of minimising what failed on a mesh.
+
+    ``replay_known`` takes the place of trying the known findings again.
+    """
     clock = Clock()
     pool = make_pool(clock)
     monkeypatch.setattr(campaign, "time", clock)
@@ -106,6 +111,7 @@ def events_of(
     made._pools = SimpleNamespace(of=lambda _: pool, close=lambda: None)  # type: ignore[assignment]
     # that a trial without outputs fails is no finding
     monkeypatch.setattr(made._investigation, "investigate", lambda: investigate(made, clock, pool))
+    monkeypatch.setattr(made._investigation, "replay_known", lambda: replay_known(made, clock, pool))
     made.run()
     return events
 
@@ -159,6 +165,78 @@ def test_no_ranks_are_started_for_a_mesh_that_has_no_time(monkeypatch: pytest.Mo
     assert seen == [len(FAMILIES)] * len(MESHES)  # once for each family on the first mesh
     (finished,) = [event for event in events if isinstance(event, RunFinished)]
     assert not finished.complete
+
+
+def test_known_findings_leave_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replay_known(made: Campaign, clock: Clock, _: Slow) -> None:
+        assert made._investigation.until - clock.now == 1800.0
+        clock.now += 1800.0
+
+    events = events_of(monkeypatch, 3600.0, replay_known=replay_known)
+    trials = trials_by_unit(events)
+    assert len(trials) == 6
+    assert all(
+        abs(count - 0.7 * 1800 / 6 / SECONDS) <= campaign.LOOK_AT_CLOCK for (m, _), count in trials.items() if m == "2"
+    )
+
+
+def test_what_there_is_no_time_for_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw for an op of the database takes seconds, and a glob may name hundreds."""
+    drawn: list[str] = []
+    draw = Campaign._draw
+
+    def noted(made: Campaign, family: Family, context: DrawContext, until: float, first_until: float) -> int:
+        drawn.append(f"{'+'.join(context.ops)} on {context.mesh}")
+        return draw(made, family, context, until, first_until)
+
+    monkeypatch.setattr(Campaign, "_draw", noted)
+
+    def investigate(made: Campaign, clock: Clock, _: Slow) -> None:
+        clock.now = max(clock.now, made._until)  # all that the second mesh would have had
+
+    events = events_of(monkeypatch, 3600.0, investigate=investigate)
+    assert drawn
+    assert {what.rpartition(" on ")[-1] for what in drawn} == {"2"}
+    left = {e.what: e.count for e in events if isinstance(e, CaseSkipped) and e.what.endswith("on mesh 2x2")}
+    assert left == {"cases on mesh 2x2": 30} | {f"cases of {op} on mesh 2x2": 30 for op in BAGS.ops[:2]}
+
+
+def test_an_op_that_takes_its_part_to_be_drawn_gets_its_first_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock: list[Clock] = []
+    left_out = type(BAGS).left_out
+
+    def slowly(family: Family, context: DrawContext) -> Sequence[tuple[str, str]]:
+        clock[0].now += 400.0  # of the 280 that are its part, and of the 560 that there are
+        return left_out(family, context)
+
+    def replay_known(_: Campaign, now: Clock, __: Slow) -> None:
+        clock.append(now)
+
+    monkeypatch.setattr(type(BAGS), "left_out", slowly)
+    trials = trials_by_unit(events_of(monkeypatch, 2400.0, replay_known=replay_known))
+    assert trials["2", BAGS.ops[0]] == campaign.LOOK_AT_CLOCK
+    assert not trials["2", BAGS.ops[1]]  # now the mesh has no time either
+
+
+def test_what_is_not_drawn_has_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what a resumed run draws would not be what the journal has."""
+
+    def cases(events: Sequence[Any]) -> dict[int, str]:  # whatever steering chooses of their combinations
+        begun = [event for event in events if isinstance(event, CaseStarted)]
+        return {event.number: case_digest(event.case, [], b"") for event in begun}
+
+    whole = cases(events_of(monkeypatch, None, max_examples=4))
+
+    def replay_known(_: Campaign, clock: Clock, __: Slow) -> None:
+        clock.now += 2399.0
+
+    def investigate(made: Campaign, clock: Clock, _: Slow) -> None:
+        made._until = clock.now + 600.0  # the second mesh has time again
+
+    begun = cases(events_of(monkeypatch, 2400.0, max_examples=4, replay_known=replay_known, investigate=investigate))
+    assert 0 < len(begun) < len(whole)
+    assert min(set(whole) - set(begun)) < max(begun)
+    assert begun.items() <= whole.items()
 
 
 def test_the_clock_ends_a_case_before_its_last_trial(monkeypatch: pytest.MonkeyPatch) -> None:
