@@ -18,6 +18,7 @@ from verifier.findings import (
     first_report,
     group_key,
     rule_class,
+    unlike_rules,
 )
 from verifier.process_limits import format_size, names_limit, parse_size
 from verifier.records import FindingRecord
@@ -41,6 +42,8 @@ def message(
         lines.append(f"  with the cotangent placed as {cotangents}")
     if not trial.case.call.endswith(trial.case.op.removeprefix("aten.")):
         lines.append(f"  called as {trial.case.call}")
+    if unlike := unlike_rules(failure.observation):
+        lines.append(f"  ranks chose different rules: {unlike}")
     if cause:
         lines.append(f"  likely: {cause}")
     options = "".join(f" --import {shlex.quote(name)}" for name in imports)

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from torch.distributed.tensor import Shard
@@ -48,6 +49,8 @@ __all__ = [
     "dtype_class",
     "fingerprint",
     "is_of_several_ranks",
+    "shows_on_some_ranks",
+    "unlike_rules",
 ]
 
 Runner = Callable[[Trial], Observation]
@@ -222,11 +225,37 @@ def is_of_any_op(failure: Failure) -> bool:
 
 
 def is_of_several_ranks(failure: Failure) -> bool:
-    """Return whether ranks did not do the same: they disagree, hang or die, or some raised and others did not."""
+    """Return whether ranks did not do the same.
+
+    They disagree, hang or die, or some raised and others did not, or an op ran on other placements on some.
+    """
+    return shows_on_some_ranks(failure) or bool(unlike_rules(failure.observation))
+
+
+def shows_on_some_ranks(failure: Failure) -> bool:
+    """Return whether the verdict itself says that ranks did not do the same."""
     if failure.verdict.kind in (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED):
         return True
     raised = [report is not None and report.raised is not None for report in failure.observation.reports]
     return failure.verdict.kind is VerdictKind.CRASH and any(raised) and not all(raised)
+
+
+def unlike_rules(observation: Observation) -> str:
+    """Return on what ranks ran the first op for which they chose different rules; empty if there is none.
+
+    Only of a trial that came to its end: how far ranks came in another is a matter of time.
+    """
+    reports = [report for report in observation.reports if report is not None]
+    if observation.fate is not Fate.COMPLETED or any(report.raised is not None for report in reports):
+        return ""
+    for at_once in zip_longest(*(report.executed for report in reports)):
+        if len(set(at_once)) > 1:
+            ranks: dict[str, list[int]] = {}
+            for report, one in zip(reports, at_once, strict=True):
+                ran = f"{one.op} on ({', '.join(one.placements)})" if one else "nothing more after redistributing"
+                ranks.setdefault(ran, []).extend(report.ranks)
+            return "; ".join(f"rank{'s' * (len(by) > 1)} {', '.join(map(str, by))}: {ran}" for ran, by in ranks.items())
+    return ""
 
 
 def _style(case: OpCase) -> str:

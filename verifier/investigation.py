@@ -15,7 +15,7 @@ from verifier.codec import load_trial
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
 from verifier.families import DrawContext
 from verifier.finding_records import finding_record
-from verifier.findings import Failure, Group, Runner, fingerprint, group_key, is_of_several_ranks
+from verifier.findings import Failure, Group, Runner, fingerprint, group_key, is_of_several_ranks, shows_on_some_ranks
 from verifier.minimising import Minimiser, confirm
 from verifier.oracle import judge
 from verifier.outcomes import Outcomes
@@ -180,7 +180,7 @@ class Investigation:
             minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until)
             known = failure.by_hash_seed and self._is_handled(failure)
             smallest, minimised = (failure, True) if known else minimiser.minimise(failure, self._is_handled)
-            if smallest.by_hash_seed and smallest is not failure and not self._agree_alike(smallest.trial):
+            if smallest.by_hash_seed and smallest is not failure and not self._agree_alike(smallest):
                 smallest, minimised = failure, False  # on its way it has become something else
             if time.monotonic() > self.until:
                 self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
@@ -203,7 +203,7 @@ class Investigation:
     def _looked_into(self, failure: Failure) -> Failure:
         """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
         of_ranks = is_of_several_ranks(failure) and failure.trial.mesh.backend != "simulated"
-        if not of_ranks or time.monotonic() > self.until or not self._agree_alike(failure.trial):
+        if not of_ranks or time.monotonic() > self.until or not self._agree_alike(failure):
             return failure
         again = Minimiser(self._run, None, self.plan.seed, self.until).replay(
             failure.trial, replace(failure, by_hash_seed=True)
@@ -221,21 +221,22 @@ class Investigation:
                 return
             entry = self.plan.baseline.get(name)
             same = is_of_several_ranks(shown) and group_key(replace(shown, by_hash_seed=True)) == key
-            if same and entry is not None and self._agree_alike(shown.trial):
+            if same and entry is not None and self._agree_alike(shown):
                 self._known_groups[key] = entry
 
-    def _agree_alike(self, trial: Trial) -> bool:
-        """Return whether ranks that all have one hash seed do the same in ``trial``, pass or fail; False without such.
+    def _agree_alike(self, failure: Failure) -> bool:
+        """Return whether ranks that all have one hash seed do the same in its trial; False without such.
 
-        What they fail of then is a defect of its own, which their differences only hid.
+        What they fail of then is a defect of its own, which their differences only hid. Not so of wrong results: they
+        have to pass, since ranks may choose differently and be wrong by a rule that all of them have.
         """
         if self._run_alike is None:
             return False
-        observation = self._run_alike(trial)
-        verdict = judge(observation, make_reference(trial.case))
-        return verdict.kind is not VerdictKind.TOOL_ERROR and not is_of_several_ranks(
-            Failure(trial, observation, verdict)
-        )
+        observation = self._run_alike(failure.trial)
+        verdict = judge(observation, make_reference(failure.trial.case))
+        if verdict.kind is VerdictKind.TOOL_ERROR or is_of_several_ranks(Failure(failure.trial, observation, verdict)):
+            return False
+        return shows_on_some_ranks(failure) or verdict.kind is VerdictKind.PASS
 
     def _tell(self, reported: FindingReported, tell: Listener) -> None:
         """Report what a group of failures turned out to be."""

@@ -13,6 +13,9 @@ import torch
 from strategies.opinfo.family import FAMILY
 from verifier.baseline import Baseline, BaselineEntry
 from verifier.cases import (
+    Difference,
+    DifferenceKind,
+    Executed,
     Fate,
     MeshSpec,
     Observation,
@@ -66,6 +69,27 @@ def crashes_on_one(trial: Trial) -> Observation:
     raised = Raised(Phase.FORWARD, "RuntimeError", "targets are between 0 and 1", "__call__ (_ops.py)")
     others = passes(trial).reports
     return Observation(trial, Fate.COMPLETED, (*others[:2], ProcessReport((2,), Phase.FORWARD, raised), others[3]))
+
+
+def wrong_on(*placements: str) -> Runner:
+    """Return what ranks say of a wrong value, where the op ran on ``placements[rank]`` on each."""
+
+    def wrong(trial: Trial) -> Observation:
+        difference = Difference(DifferenceKind.VALUE, Phase.FORWARD, "output", 0, "1.0", "-1.0", (0, 0))
+        reports = (
+            ProcessReport(
+                (rank,), Phase.DONE, placements=(("output", "R"),), differences=(difference,),
+                executed=(Executed(Phase.FORWARD, None, trial.case.op, (placed,)),) * bool(placed),
+            )
+            for rank, placed in enumerate(placements)
+        )  # fmt: skip
+        return Observation(trial, Fate.COMPLETED, tuple(reports))
+
+    return wrong
+
+
+chosen_differently = wrong_on("(S(0), R)", "(R, R)", "(S(0), R)", "")
+chosen_alike = wrong_on(*["(S(0), R)"] * 4)
 
 
 def passes(trial: Trial) -> Observation:
@@ -149,6 +173,43 @@ def test_what_some_ranks_raise_and_others_do_not_is_asked_too() -> None:
     assert CAUSE not in found.message
     (found,) = findings_of(crashes, passes, trial(SHARDED), was=crashes)
     assert CAUSE not in found.message
+
+
+def test_ranks_that_chose_differently_and_hold_the_same_placements_are_asked_too() -> None:
+    """One reduces what another does not, in one all-reduce; both end with one placement, and a wrong value."""
+    (found,) = findings_of(chosen_differently, passes, trial(SHARDED), was=chosen_differently)
+    assert found.verdict == "WRONG_VALUE"
+    assert CAUSE in found.message
+    chose = "ranks 0, 2: aten.neg.default on ((S(0), R)); rank 1: aten.neg.default on ((R, R)); rank 3: nothing more"
+    assert f"ranks chose different rules: {chose}" in found.message
+
+
+def test_ranks_that_chose_differently_may_all_be_wrong() -> None:
+    """By one rule that all have, say: that they would also be wrong with one hash seed shows it."""
+    for alike in (chosen_alike, crashes, chosen_differently):
+        (found,) = findings_of(chosen_differently, alike, trial(SHARDED), was=chosen_differently)
+        assert CAUSE not in found.message
+        assert "ranks chose different rules" in found.message
+
+
+def test_wrong_values_of_ranks_that_chose_alike_are_not_asked() -> None:
+    asked: list[Trial] = []
+
+    def alike(one: Trial) -> Observation:
+        asked.append(one)
+        return passes(one)
+
+    (found,) = findings_of(chosen_alike, alike, trial(SHARDED), was=chosen_alike)
+    assert not asked
+    assert "ranks chose" not in found.message
+
+
+def test_a_known_finding_of_ranks_that_choose_is_that_of_wrong_values_as_well() -> None:
+    def hangs_or_is_wrong(one: Trial) -> Observation:
+        return hangs(one) if one.combination == (SHARDED,) else chosen_differently(one)
+
+    events = events_of(hangs_or_is_wrong, passes, [trial(PARTIAL)], [trial(SHARDED)], was=hangs_or_is_wrong)
+    assert [event.fingerprint for event in events if isinstance(event, GroupSettled)] == ["neg"]
 
 
 def test_they_may_end_otherwise_each_time() -> None:
