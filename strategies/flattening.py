@@ -99,7 +99,10 @@ def reshape(self: DTensor, *sizes: Any, **options: Any) -> DTensor:
     tensor, mesh = self, self.device_mesh
     flattened = tensor.ndim == 2 and sizes in ((-1,), ((-1,),))
     if flattened and not flattens(tensor.shape, tensor.placements, tuple(mesh.shape)):
-        tensor = tensor.redistribute(placements=[Replicate()] * mesh.ndim)
+        everywhere = [Replicate()] * mesh.ndim
+        tensor = tensor.redistribute(placements=everywhere)
+        if tensor.requires_grad:  # once more: a gradient that is Partial cannot become Partial of another kind
+            tensor = tensor.redistribute(placements=everywhere)
     return cast(DTensor, torch.Tensor.reshape(tensor, *sizes, **options))
 
 

@@ -84,11 +84,10 @@ def _sum_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) 
         # result, weight, indices, starts, stops, samples, counts
         [S1, S1, R, R, R, R, R],
         [SUM, S0, R, R, R, R, R],
-        [S0, R, R, S0, S0, R, S0],
-        [SUM, R, S0, R, R, S0, R],
     ]
-    if args[7]:  # every rank's positions are those of its bags
-        rules.append([S0, R, S0, S0, S0, S0, S0])
+    # Every rank's positions are those of its bags, or they are cut apart from each other: not one on one mesh dim and
+    # the other on another, where a rank would have other positions than its bags'.
+    rules += [[S0, R, S0, S0, S0, S0, S0]] if args[7] else [[S0, R, R, S0, S0, R, S0], [SUM, R, S0, R, R, S0, R]]
     rules += [[Partial(kind), Partial(kind), R, R, R, R, R] for kind in LINEAR]
     if args[4] is not None:
         rules += [[Partial(kind), R, R, R, R, Partial(kind), R] for kind in LINEAR]
@@ -122,11 +121,10 @@ def _max_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) 
         # result, weight, indices, starts, stops, counts
         [S1, S1, R, R, R, R],
         [MAX, S0, R, R, R, R],
-        [S0, R, R, S0, S0, S0],
-        [MAX, R, S0, R, R, R],
         [MAX, MAX, R, R, R, R],
     ]
-    return [*rules, [S0, R, S0, S0, S0, S0]] if args[6] else rules
+    # as for a sum
+    return rules + ([[S0, R, S0, S0, S0, S0]] if args[6] else [[S0, R, R, S0, S0, S0], [MAX, R, S0, R, R, R]])
 
 
 def _max(

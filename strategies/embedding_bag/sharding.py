@@ -60,7 +60,7 @@ def lookup(
     per_sample_weights = others[0] if others else None
     if sparse and has_gradient(weight):
         raise NotImplementedError(f"{op}: sparse=True is not supported, DTensor has no sparse layout")
-    indices, offsets = _with_id_dtype(op, indices, offsets)
+    indices = _with_id_dtype(op, indices, offsets)
     if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
         dtypes = f"per_sample_weights of {per_sample_weights.dtype} and a weight of {weight.dtype}"
         raise RuntimeError(f"{op}: expected one dtype, got {dtypes}")
@@ -340,8 +340,11 @@ class _Spans:
 
 
 # ------------------------------------------------------------------------------------------------------------ DTensors
-def _with_id_dtype(op: object, indices: DTensor, offsets: torch.Tensor) -> tuple[DTensor, torch.Tensor]:
-    """Return ids and offsets of the dtype that aten gives both, where they differ.
+def _with_id_dtype(op: object, indices: DTensor, offsets: torch.Tensor) -> DTensor:
+    """Return ids of the dtype that aten gives them and the offsets, where they differ.
+
+    By hand, since DTensor takes seconds to find a rule for a cast of strided shards on three mesh dims, even to the
+    dtype that they have.
 
     Raises
     ------
@@ -353,7 +356,10 @@ def _with_id_dtype(op: object, indices: DTensor, offsets: torch.Tensor) -> tuple
         expected = " or ".join(map(str, ID_DTYPES))
         got = f"indices of {indices.dtype} and offsets of {offsets.dtype}"
         raise RuntimeError(f"{op}: expected {expected}, got {got}")
-    return indices.to(dtype), offsets.to(dtype)  # type: ignore[return-value]
+    if indices.dtype == dtype:
+        return indices
+    indices = _reduced(indices)
+    return _like(indices, indices.to_local().to(dtype))
 
 
 def _replicated(value: torch.Tensor, mesh: DeviceMesh) -> DTensor:
