@@ -53,6 +53,14 @@ def rules(
             show_default="2x2, or none with --world-size",
         ),
     ] = None,
+    products: Annotated[
+        int | None,
+        typer.Option(
+            "--products",
+            help="Products of rules that are tried of each call on each mesh of several dims, at most.",
+            show_default="12, of the first 2 calls of an overload",
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float64, float32 or bfloat16.")] = "float64",
     max_samples: Annotated[int, typer.Option("--max-samples", help="Calls of one overload of an op, at most.")] = 8,
     sizes: Annotated[int, typer.Option("--sizes", help="Sizes at which each call is drawn.")] = 3,
@@ -75,7 +83,7 @@ def rules(
     refuse_cluster(context)
     request = RulesRequest(
         patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
-        command_line(),
+        command_line(), products,
     )  # fmt: skip
     plan = make_rules_plan(request, load_given_baseline(baseline))
     store = RunStore(out)

@@ -173,6 +173,31 @@ def test_weights_of_samples_that_are_cut_unevenly(verify_ours: Verifier) -> None
     assert result.collectives(Phase.FORWARD) == {"all_gather_into_tensor": 3}
 
 
+def test_the_gradient_of_weights_that_are_replicated_may_be_partial_of_another_kind(verify_ours: Verifier) -> None:
+    samples = filled((3, 2), torch.float64, 1).requires_grad_()
+    case = bag("sum", input=IDS[:6].reshape(3, 2), offsets=None, per_sample_weights=samples)
+    where = {"weight": "(P(avg), R)", "input": "(R, S(0))", "per_sample_weights": "(P(product), S(0))"}
+    result = verify_ours(case, mesh=SQUARE, placements=where)
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bags_keep_their_positions_where_other_mesh_dims_cut_positions(verify_ours: Verifier, mode: str) -> None:
+    """Reducing the third mesh dim gathers all ids, so that DTensor is free to cut them otherwise than the bags."""
+    case = bag(mode, input=(torch.arange(24) * 7 % 5).reshape(8, 3), offsets=None, exact=False)
+    result = verify_ours(case, mesh="simulated:2x2x2", placements={"input": "(S(1), S(0), P(sum))"})
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_are_cast_as_they_are_cut(verify_ours: Verifier, dtype: torch.dtype) -> None:
+    """To the dtype of the offsets, if that is the wider one, and at once."""
+    case = bag("mean", input=IDS.to(dtype), offsets=OFFSETS.to(torch.int64), trained=False, exact=False)
+    placements = {"input": "(P(sum), S(0))", "weight": "(R, S(0))"}
+    result = verify_ours(case, mesh=SQUARE, placements=placements)
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
 def test_each_rank_cannot_flatten_its_own_uneven_shard(verify_ours: Verifier) -> None:
     weight = filled((5, 3), torch.float64, 0)
     where = {"placements": ["R", "S(0)"], "exact": True, "record": False}

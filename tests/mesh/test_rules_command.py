@@ -88,6 +88,18 @@ def test_an_empty_shard_is_found_confirmed_and_known_once_it_is_in_the_baseline(
     assert "1 known" in out
 
 
+def test_products_of_rules_are_tried_of_every_call_on_request(tmp_path: Path) -> None:
+    """DTensor takes long to decide on meshes of several dims, so by default few are, of the first calls."""
+
+    def tried(**options: Any) -> int:
+        rules = recorded(tmp_path, "mm", "aten.neg.default", meshes=["2x2"], claims_only=True, **options).rules
+        assert rules is not None
+        return sum(op.combinations for op in rules.ops.values())
+
+    none, few, all_of_them = tried(products=0), tried(), tried(products=1000)
+    assert none < few < all_of_them
+
+
 def test_missing_rules_fail_only_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +153,7 @@ def test_other_dtypes_accuse_nobody(tmp_path: Path, dtype: str) -> None:
         (["add", "--dtype", "float46"], "did you mean 'float64'?"),
         (["add", "--sizes", "0"], "--sizes 0: must be from 1 to 5"),
         (["add", "--max-samples", "0"], "--max-samples 0: must be at least 1"),
+        (["add", "--products", "-1"], "--products -1: must be at least 0"),
         (["add", "--jobs", "-1"], "--jobs -1: must be from 0 to 256"),
         (["add", "--import", "no/such/file.py"], "no/such/file.py"),
         (["add", "--baseline", "no-such.toml"], "no-such.toml"),

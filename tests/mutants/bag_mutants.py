@@ -31,9 +31,9 @@ def sample_of(name: str, origin: str) -> Sample:
     return next(sample for sample in samples if sample.origin == origin)
 
 
-def check(sharded: ShardedOp, sample: Sample) -> SampleReport:
+def check(sharded: ShardedOp, sample: Sample, products: int = 12) -> SampleReport:
     assert sample.op == str(sharded.op)
-    return check_sample(sample, CheckOptions(MESHES))
+    return check_sample(sample, CheckOptions(MESHES, products=products))
 
 
 def texts(rules: Any) -> set[str]:
@@ -140,6 +140,12 @@ MUTANTS = (
               {"rules": rules([SUM, SUM, R, R, R, SUM])}, "P(sum), R, R, R, P(sum) -> P(sum)"),
     BagMutant("bags and positions cut each by themselves", "sum_bags", "sum",
               {"rules": rules([S0, R, S0, S0, S0])}, "R, S(0), S(0), S(0) -> S(0)"),
+    BagMutant("bags with their positions inside a cut of bags", "sum_bags", "sum, aligned",
+              {"rules": rules([S0, R, S0, S0, S0, S0], [S0, R, R, S0, S0, R])},
+              "(R, R), (R, S(0)), (S(0), S(0)), (S(0), S(0)), (R, S(0)) -> (S(0), S(0))"),
+    BagMutant("bags with their positions inside a cut of positions", "max_bags", "max, aligned",
+              {"rules": rules([S0, R, S0, S0, S0, S0], [MAX, R, S0, R, R, R])},
+              "(R, R), (S(0), S(0)), (R, S(0)), (R, S(0)), (R, S(0)) -> (P(max), S(0))"),
     BagMutant("weight P(max) under sum", "sum_bags", "sum, sample weights", {"rules": rules([MAX, MAX, R, R, R, R])},
               "P(max), R, R, R, R -> P(max)"),
     BagMutant("an empty local bag counts as 0 under max", "max_bags", "max, padding", {"kernel": empty_is_zero},

@@ -74,6 +74,14 @@ def test_rules_hold(name: str, origin: str, expected: set[str]) -> None:
     assert any(rule.inputs[0].startswith("(") for rule in report.confirmed)  # products of rules as well
 
 
+@pytest.mark.parametrize(("name", "origin"), [("sum_bags", "mean, aligned"), ("max_bags", "max, aligned")])
+def test_every_product_of_rules_of_bags_with_their_positions_holds(name: str, origin: str) -> None:
+    report = check(OPS[name], sample_of(name, origin), products=400)
+    assert list(report.wrong) == []
+    both = "(S(0), S(0))"
+    assert f"(R, R), {both}, {both}, {both}, {both} -> {both}" in texts(report.confirmed)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.fault)
 def test_what_is_wrong_is_accused(mutant: BagMutant) -> None:
     assert mutant.accused in mutant.accusations()

@@ -35,6 +35,8 @@ class CheckOptions:
         At most so many input combinations of a call (all of a smaller number, else a pairwise cover).
     products
         At most so many products of one-dim rules on each mesh of several dims.
+    samples_with_products
+        Of how many samples of each overload products are tried, the first ones: DTensor takes long to decide there.
     """
 
     meshes: tuple[MeshSpec, ...]
@@ -43,6 +45,7 @@ class CheckOptions:
     claims_only: bool = False
     cap: int = 256
     products: int = 12
+    samples_with_products: int = 2
 
     @property
     def flat(self) -> tuple[MeshSpec, ...]:

@@ -66,6 +66,7 @@ class RulesRequest:
     jobs: int | None = None
     imports: Sequence[str] = ()
     command: str = ""
+    products: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,16 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     for name, value, least, most in (
         ("--max-samples", request.max_samples, 1, None),
         ("--sizes", request.sizes, 1, MAX_SIZES),
+        ("--products", request.products if request.products is not None else 0, 0, None),
         ("--jobs", request.jobs if request.jobs is not None else 1, 0, 256),
     ):
         if value < least or (most is not None and value > most):
             limits = f"at least {least}" if most is None else f"from {least} to {most}"
             raise ValueError(f"{name} {value}: must be {limits}")
     meshes = _meshes(request)
+    check = CheckOptions(meshes, request.sizes, request.seed, request.claims_only)
+    if request.products is not None:
+        check = replace(check, products=request.products, samples_with_products=request.max_samples)
     targets = _targets(request.patterns)
     header = RunHeader(
         id=new_run_id(),
@@ -121,7 +126,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         header=header,
         targets=targets,
         samples=SampleOptions(DTYPES[request.dtype], request.sizes, request.max_samples, request.seed),
-        check=CheckOptions(meshes, request.sizes, request.seed, request.claims_only),
+        check=check,
         jobs=request.jobs if request.jobs is not None else len(os.sched_getaffinity(0)),
         baseline=baseline,
     )

@@ -16,10 +16,6 @@ from verifier.rules.worker_process import InFlight, Position
 __all__ = ["WorkItem", "check_target", "prepare"]
 
 
-SAMPLES_WITH_PRODUCTS = 2
-"""Samples of each overload whose rules are multiplied on meshes of several dims."""
-
-
 @dataclass(frozen=True)
 class WorkItem:
     """One op, or every so many-th of its samples, and how to check it.
@@ -89,6 +85,6 @@ def check_target(
                 continue
             done += 1
             if done > resume_at:
-                # DTensor takes long to decide on a mesh of several dims: the products of an op's rules need few samples
-                options = item.check if seen[sample.op] <= SAMPLES_WITH_PRODUCTS else replace(item.check, products=0)
+                with_products = seen[sample.op] <= item.check.samples_with_products
+                options = item.check if with_products else replace(item.check, products=0)
                 yield check_sample(sample, options, number, in_flight.enter, skip)
