@@ -141,19 +141,21 @@ class Campaign:
     # ------------------------------------------------------------------------------------------------------- exploring
     def _explore(self, mesh: MeshSpec, until: float) -> None:
         """Draw cases of all families; of a broad one, as many of each op."""
-        tried = 0
+        tried, past = 0, self._past
         units_of = {name: self._units(name) for name in self.plan.selected}
         left = sum(map(len, units_of.values()))
         for name, units in units_of.items():
             family = self.plan.families[name]
-            begun = self._past.begun(mesh, family.name)
+            begun = past.begun(mesh, family.name)
             (self._recall if begun else self.emit)(MeshStarted(mesh, family.name, self.plan.max_examples * len(units)))
             if not begun and time.monotonic() < until:  # what is left of a mesh that was begun may be nothing
                 self._pools.of(mesh).start()
             for unit in units:
                 numbers = range(self._case_number + 1, self._case_number + 1 + self.plan.max_examples)
                 context = DrawContext(mesh, self.plan.dtypes, unit)
-                if self._is_left_out(family, context, numbers, until):
+                # A broad family may take minutes to draw. Of a shard all is drawn, as the others plan on from it,
+                # and of a resumed run, which cannot tell what had no time from what has no cases.
+                if time.monotonic() >= until and self.plan.shard is None and not (past.resumed or past.explored):
                     self._tell_left(family, context, self.plan.max_examples)
                 else:
                     tried += self._draw(family, context, _first_part(until, left), until)
@@ -166,17 +168,6 @@ class Campaign:
         """Return the ops that are selected of a family, those together of which cases are drawn together."""
         ops = self.plan.selected[name]
         return [(op,) for op in ops] if self.plan.families[name].broad else [ops]
-
-    def _is_left_out(self, family: Family, context: DrawContext, numbers: range, until: float) -> bool:
-        """Return whether no case of these can be tried or have been, so that there is no need to draw them.
-
-        A broad family may take minutes to draw. Of a shard all are drawn, for the others plan on from them.
-        """
-        past = self._past
-        if self.plan.shard is not None or past.explored or any(number in past.cases for number in numbers):
-            return False
-        given_up = past.over(context.mesh, family.name) or numbers[-1] < max(past.cases, default=0)
-        return given_up or time.monotonic() >= until
 
     def _tell_left(self, family: Family, context: DrawContext, count: int) -> None:
         of = f" of {context.ops[0]}" if family.broad else ""

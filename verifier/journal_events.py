@@ -109,8 +109,8 @@ def _describe_trial(trial: Trial, rows: tuple[tuple[str, str], ...]) -> dict[str
 def _describe_observation(observation: Observation, verdict: Verdict) -> dict[str, object]:
     """Return what listeners and the grouping of failures take from an observation; never a tensor.
 
-    The steps of redistributions are those of one rank, as the graph counts them; a bad verdict has two reports at most:
-    the first one, and the first one of a process that raised.
+    The steps of redistributions are those of one rank, as the graph counts them; a bad verdict has three reports at
+    most: the first one, the first one of a process that raised, and the first one with another choice of rules.
     """
     reports = [report for report in observation.reports if report is not None]
     shares: dict[str, float] = {}
@@ -120,7 +120,9 @@ def _describe_observation(observation: Observation, verdict: Verdict) -> dict[st
     kept: list[ProcessReport] = []
     if verdict.kind.bad:
         raised = [report for report in reports if report.raised is not None]
-        kept = [*reports[:1], *(report for report in raised[:1] if report is not reports[0])]
+        unlike = [report for report in reports if report.executed != reports[0].executed]
+        telling = {id(report) for report in (*reports[:1], *raised[:1], *unlike[:1])}
+        kept = [report for report in reports if id(report) in telling]
     described: dict[str, object] = {
         "judged": _given(replace(verdict, kind=VerdictKind.PASS, message=""), ("kind",)),
         "fate": "" if observation.fate is Fate.COMPLETED else observation.fate.value,

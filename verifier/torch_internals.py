@@ -14,7 +14,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
@@ -115,6 +116,7 @@ __all__ = [
     "strided_shard",
     "strides_of",
     "torch_converter",
+    "with_local",
 ]
 
 
@@ -724,7 +726,13 @@ class ShardedOp:
         """Run the op as DTensor's rules decide, and remember under ``key`` if nothing is to be redistributed."""
         dispatcher = DTensor._op_dispatcher
         info = dispatcher.unwrap_to_op_info(op, args, kwargs)
-        dispatcher.sharding_propagator.propagate(info)
+        assert info.schema is not None
+        given = {placement for spec in info.schema.args_spec for placement in spec.placements}
+        asked = _given_placements.set(given)
+        try:
+            dispatcher.sharding_propagator.propagate(info)
+        finally:
+            _given_placements.reset(asked)
         sharding = info.output_sharding
         assert isinstance(sharding, OutputSharding)
         if not info.compute_mesh._is_current_rank_part_of_mesh():
@@ -751,9 +759,34 @@ class ShardedOp:
         results = _by_rank(info.compute_mesh, call, local_args, {**info.local_kwargs, **extra})
         return dispatcher.wrap(results, sharding.output_spec)
 
+    def rules_to_decide_by(
+        self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> list[list[Placement | None]]:
+        """Return :attr:`rules`, in a call of the op without those that want a Partial which no argument is.
+
+        To make an argument Partial that is not never costs less than to replicate it. DTensor takes the products of
+        the rules over all mesh dims, ``rules ** 3`` on three, and weighs each.
+        """
+        rules, given = self.rules(op, args, kwargs), _given_placements.get()
+        if given is None:
+            return rules
+        results = len(op._schema.returns)
+        return [rule for rule in rules if all(p is None or not p.is_partial() or p in given for p in rule[results:])]
+
     def at(self, mesh: DeviceMesh, coordinate: Sequence[int], specs: Sequence[DTensorSpec]) -> Callable[..., object]:
         """Return the kernel as the rank at ``coordinate`` runs it on tensors that are placed by ``specs``."""
         return functools.partial(_with_view, self.kernel, mesh, specs, coordinate)
+
+
+def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """Return a DTensor of local tensors ``local``, of any dtype, that is placed and shaped as ``tensor``; no gradient.
+
+    ``DTensor.from_local`` takes strided shards for another order of shards, whatever those of ``tensor`` are.
+    """
+    meta = TensorMeta(tensor.shape, tensor.stride(), local.dtype)
+    spec = replace(tensor._spec, tensor_meta=meta)
+    result: DTensor = _new_dtensor(DTensor, local, spec, requires_grad=False)
+    return result
 
 
 @dataclass(frozen=True)
@@ -768,6 +801,9 @@ class _Decision:
     result: Any
     meshes: tuple[DeviceMesh, ...]
 
+
+_given_placements: ContextVar[set[Placement] | None] = ContextVar("_given_placements", default=None)
+"""Those of the arguments of the call that is being decided."""
 
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _MOST_DECISIONS = 4096
@@ -882,7 +918,7 @@ def install_sharded_op(sharded: ShardedOp) -> None:
     )
     for registry in older:  # of which the dispatcher asks some first
         registry.pop(sharded.op, None)
-    info = _SingleDimStrategyInfo(func=sharded.rules, allow_uneven_sharding=True)
+    info = _SingleDimStrategyInfo(func=sharded.rules_to_decide_by, allow_uneven_sharding=True)
     propagator.register_single_dim_op_strategy(sharded.op, info, RuntimeSchemaInfo(sharded.static_argnum))
     handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
     handlers[sharded.op] = sharded

@@ -19,6 +19,7 @@ from strategies.distributed import as_dtensors
 from strategies.embedding.sharding import ID_DTYPES, check_ids, has_gradient, share_ids_and_counts
 from strategies.embedding_bag import ops as _ops  # defines the library
 from verifier.placements import sharded_dim
+from verifier.torch_internals import with_local
 
 __all__ = ["HANDLERS"]
 
@@ -100,13 +101,13 @@ def _with_winners(
     positions = _reduced(library.first_of_max(weight, ids, starts, stops, result, padding_idx))
     local, all_ids = positions.to_local(), ids.to_local().long()
     padded = torch.cat([all_ids, all_ids.new_full((1,), -1)])  # what is at no position has no row
-    return result, _like(positions, padded[local])
+    return result, with_local(positions, padded[local])
 
 
 def _counts(spans: _Spans, indices: DTensor, starts: DTensor, stops: DTensor, padding_idx: int) -> DTensor:
     if padding_idx >= 0:
         return _reduced(library.count(indices, starts, stops, padding_idx))
-    return _like(starts, stops.to_local() - starts.to_local())
+    return with_local(starts, stops.to_local() - starts.to_local())
 
 
 # ----------------------------------------------------------------------------------------------------------- gradients
@@ -183,16 +184,16 @@ def dense_weight_gradient(
         winners, of_bags = _with_counts(_reduced(winners), counts)
         # aten has row 0 where nothing has won
         won = winners.to_local().long().masked_fill(of_bags == 0, -1)
-        return library.max_gradient(grad_output, _like(winners, won), num_weights)
+        return library.max_gradient(grad_output, with_local(winners, won), num_weights)
     if mode == MEAN:
         grad_output, of_bags = _with_counts(grad_output, counts)
         # by a positive number, so that every kind of Partial stays what it is
-        grad_output = _like(grad_output, grad_output.to_local() / of_bags.clamp(min=1))
+        grad_output = with_local(grad_output, grad_output.to_local() / of_bags.clamp(min=1))
     factors = others[0] if others else None
     if scale_grad_by_freq:
         indices, frequency = share_ids_and_counts(indices, num_weights)
         local = indices.to_local()
-        scales = _like(indices, 1 / frequency[local.long()].to(grad_output.dtype))
+        scales = with_local(indices, 1 / frequency[local.long()].to(grad_output.dtype))
         factors = scales if factors is None else factors * scales  # type: ignore[assignment]
     return library.weight_gradient(grad_output, indices, bags, factors, num_weights, padding_idx)
 
@@ -359,18 +360,11 @@ def _with_id_dtype(op: object, indices: DTensor, offsets: torch.Tensor) -> DTens
     if indices.dtype == dtype:
         return indices
     indices = _reduced(indices)
-    return _like(indices, indices.to_local().to(dtype))
+    return with_local(indices, indices.to_local().to(dtype))
 
 
 def _replicated(value: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-
-def _like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """Return a DTensor of local tensors ``local`` that is placed and shaped as ``tensor``."""
-    return DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
 
 
 def _reduced(tensor: DTensor) -> DTensor:

@@ -31,6 +31,12 @@ def module(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def flattened_first(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Return sums of bags of one size, of ids that are flattened first, by offsets of 64 bits."""
+    offsets = torch.arange(0, input.numel(), input.shape[1])
+    return torch.nn.functional.embedding_bag(input.reshape(-1), weight, offsets, mode="sum")
+
+
 def flattened_by_shards(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     """Return sums of bags of one size, of ids that each rank has flattened by itself: right where shards are even."""
     offsets = torch.arange(0, input.numel(), input.shape[1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis.strategies import nothing
 
 from strategies.embedding import FAMILY as LOOKUPS
 from strategies.embedding_bag import FAMILY as BAGS
@@ -199,6 +200,19 @@ def test_what_there_is_no_time_for_is_not_drawn(monkeypatch: pytest.MonkeyPatch)
     assert {what.rpartition(" on ")[-1] for what in drawn} == {"2"}
     left = {e.what: e.count for e in events if isinstance(e, CaseSkipped) and e.what.endswith("on mesh 2x2")}
     assert left == {"cases on mesh 2x2": 30} | {f"cases of {op} on mesh 2x2": 30 for op in BAGS.ops[:2]}
+
+
+def test_an_op_without_cases_has_none_in_a_resumed_run_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = type(BAGS).cases
+
+    def none_of_the_first(family: Family, context: DrawContext) -> Any:
+        return nothing() if context.ops == BAGS.ops[:1] else cases(family, context)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(BAGS), "cases", none_of_the_first)
+    begun = [event for event in events_of(monkeypatch, None, max_examples=2) if isinstance(event, CaseStarted)]
+    past = Past(resumed=True, cases={event.number: event.digest for event in begun[:-1]})
+    events = events_of(monkeypatch, None, max_examples=2, past=past)
+    assert not [event for event in events if isinstance(event, CaseSkipped) and event.what.startswith("cases of")]
 
 
 def test_an_op_that_takes_its_part_to_be_drawn_gets_its_first_case(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from verifier.events import (
     RunStarted,
     TrialFinished,
 )
-from verifier.findings import Failure, group_key
+from verifier.findings import Failure, group_key, is_of_several_ranks
 from verifier.graph import RedistributionGraph
 from verifier.journal import read_journal
 from verifier.journal_events import journal_listener, load_observation
@@ -67,6 +67,10 @@ OBSERVED = [
     (
         Observation(TRIAL, Fate.COMPLETED, (report(0, executed=(EXECUTED,), placements=(("output 0", "S(0)"),)),)),
         Verdict(VerdictKind.WRONG_GRADIENT, "got 0, expected 1", Phase.BACKWARD, "input.grad", 0, "more"),
+    ),
+    (
+        Observation(TRIAL, Fate.COMPLETED, (report(0), report(1), report(2, executed=(EXECUTED,)))),
+        Verdict(VerdictKind.WRONG_VALUE, "got 0, expected 1", Phase.FORWARD, "output"),
     ),
     (
         Observation(TRIAL, Fate.STUCK, (report(0), report(1, raised=RAISED, executed=(EXECUTED,))), "rank 1 raised"),
@@ -117,6 +121,7 @@ def test_a_trial_from_the_journal_is_as_good_as_the_trial(
     if verdict.kind.bad:
         before, after = Failure(TRIAL, observation, verdict), Failure(TRIAL, again, judged)
         assert group_key(before) == group_key(after)
+        assert is_of_several_ranks(before) == is_of_several_ranks(after)
         assert before.costly == after.costly
     assert past.result("1/2", TRIAL) is None
 

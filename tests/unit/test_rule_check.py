@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 from torch.distributed.tensor._ops.utils import register_op_strategy
 
 from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.rules.check import DRAWS_FOR_MISSING, CheckOptions, Position, check_sample
+from verifier.rules.products import Products
 from verifier.rules.results import SampleReport
 from verifier.torch_internals import replaced_strategy
 
@@ -202,6 +204,16 @@ def test_products_of_rules_are_tried_on_a_mesh_of_two_dims() -> None:
     assert not report.wrong
     both = {rule for rule in report.confirmed if rule.inputs[0].startswith("(")}
     assert len(both) >= 6
+
+
+@pytest.mark.parametrize(("limit", "tried"), [(16, 16), (15, 15), (5, 5)])
+def test_every_product_is_tried_if_the_limit_allows(limit: int, tried: int) -> None:
+    rules = [(Shard(0),), (Shard(1),), (Replicate(),), (Partial(),)]
+    place = SimpleNamespace(ledger=SimpleNamespace(options=SimpleNamespace(products=limit)), mesh=MeshSpec((2, 2)))
+    chosen = Products._chosen(place, rules, seed=0)  # type: ignore[arg-type]
+    assert len(set(chosen)) == len(chosen) <= tried
+    assert len(chosen) == 16 or limit < 16
+    assert {index for choice in chosen for index in choice} == set(range(4)) or limit < 8
 
 
 @pytest.mark.parametrize("dim", range(5))

@@ -266,7 +266,7 @@ def test_whatever_a_shard_has_time_for_all_plan_on_from_the_same_cases(shard: st
     campaign = Campaign(plan, told.append, past)
     steering = Shown()
     campaign._steering = steering  # type: ignore[assignment]
-    tried = campaign._draw(plan.families[name], DrawContext(mesh, plan.dtypes, ops), until=0.0)  # long past
+    tried = campaign._draw(plan.families[name], DrawContext(mesh, plan.dtypes, ops), 0.0, 0.0)  # long past
     assert tried == 0
     assert len(steering.cases) == 4
     late = [event.count for event in told if isinstance(event, CaseSkipped) and "time limit" in event.reason]

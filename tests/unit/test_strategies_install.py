@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import strategies
 from strategies.embedding.sharding import LOOKUP, check_ids, count_ids, owned_ids
 from strategies.installing import SHARDED_OPS
-from verifier.cases import MeshSpec
+from verifier.cases import MeshSpec, Placements
 from verifier.imports import run_imports
-from verifier.placements import shard_bounds
-from verifier.torch_internals import ClaimReader, RankView, pytree
+from verifier.placements import local_shape, shard_bounds
+from verifier.torch_internals import ClaimReader, RankView, ShardedOp, pytree, start_simulated_world
 
 WEIGHT, IDS = torch.zeros(7, 3), torch.zeros(4, dtype=torch.long)
 
@@ -53,6 +59,55 @@ def test_install_is_for_good_and_has_a_name_for_the_command_line() -> None:
 def test_every_op_is_installed_once() -> None:
     ops = [sharded.op for sharded in SHARDED_OPS]
     assert len(set(ops)) == len(ops)
+
+
+# --------------------------------------------------------------------------------------------------- rules to decide by
+@pytest.fixture
+def world() -> Iterator[None]:
+    """Make four ranks of this process, which move no data."""
+    start_simulated_world(4)
+    yield
+    dist.destroy_process_group()
+
+
+def looked_up(weight: Placements, ids: Placements) -> Placements:
+    """Return how DTensor places the result of a lookup on a mesh 2x2."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    given = []
+    for value, placements in ((torch.zeros(8, 4), weight), (torch.zeros(8, dtype=torch.long), ids)):
+        local = torch.zeros(local_shape(value.shape, placements, (2, 2), (0, 0)), dtype=value.dtype)
+        given.append(
+            DTensor.from_local(local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride())
+        )
+    result = torch.nn.functional.embedding(given[1], given[0])
+    assert isinstance(result, DTensor)
+    return result.placements
+
+
+def test_rules_that_want_a_partial_which_nothing_is_decide_nothing(
+    world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = list(product((Replicate(), Shard(0), Shard(1), Partial(), Partial("avg")), repeat=2))
+    calls = list(product(tables, product((Replicate(), Shard(0), Partial()), repeat=2)))
+    numbers: dict[bool, list[int]] = {True: [], False: []}
+    fewer = ShardedOp.rules_to_decide_by
+
+    def noted(all_of_them: bool) -> Any:
+        def rules(self: ShardedOp, *call: Any) -> Any:
+            made = self.rules(*call) if all_of_them else fewer(self, *call)
+            numbers[all_of_them].append(len(made))
+            return made
+
+        return rules
+
+    results = []
+    for all_of_them in (True, False):
+        monkeypatch.setattr(ShardedOp, "rules_to_decide_by", noted(all_of_them))
+        with strategies.installed():
+            results.append([looked_up(*call) for call in calls])
+    assert results[0] == results[1]
+    assert max(numbers[False]) <= min(numbers[True])
+    assert min(numbers[False]) <= min(numbers[True]) / 2
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import torch
 from torch.distributed.tensor.placement_types import Placement
@@ -53,12 +54,14 @@ class Products(Place):
             ledger.report.combinations += 1
 
     def _chosen(self, rules: Sequence[tuple[Placement, ...]], seed: int) -> list[tuple[int, ...]]:
-        """Return which of ``rules`` to take on each mesh dim.
+        """Return which of ``rules`` to take on each mesh dim: every choice if the limit allows.
 
-        Half are rules taken on every mesh dim, which cut one tensor dim several times: a strategy that works out sizes
-        or offsets from one mesh dim alone goes wrong there. The rest is a pairwise cover.
+        Else half are rules taken on every mesh dim, which cut one tensor dim several times: a strategy that works out
+        sizes or offsets from one mesh dim alone goes wrong there. The rest is a pairwise cover.
         """
         most, ndim = self.ledger.options.products, self.mesh.ndim
+        if len(rules) ** ndim <= most:
+            return list(product(range(len(rules)), repeat=ndim))
         sharding = [i for i, rule in enumerate(rules) if any(sharded_dim(placement) is not None for placement in rule)]
         order = torch.randperm(len(sharding), generator=torch.Generator().manual_seed(seed)).tolist()
         repeated = [(sharding[i],) * ndim for i in order[: most // 2]]
