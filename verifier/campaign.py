@@ -151,7 +151,7 @@ class Campaign:
             if not begun and time.monotonic() < until:  # what is left of a mesh that was begun may be nothing
                 self._pools.of(mesh).start()
             for unit in units:
-                numbers = range(self._case_number + 1, self._case_number + 1 + self.plan.max_examples)
+                last = self._case_number + self.plan.max_examples
                 context = DrawContext(mesh, self.plan.dtypes, unit)
                 # A broad family may take minutes to draw. Of a shard all is drawn, as the others plan on from it,
                 # and of a resumed run, which cannot tell what had no time from what has no cases.
@@ -159,7 +159,7 @@ class Campaign:
                     self._tell_left(family, context, self.plan.max_examples)
                 else:
                     tried += self._draw(family, context, _first_part(until, left), until)
-                self._case_number = numbers[-1]  # a number means the same in every run, whatever becomes of the case
+                self._case_number = last  # a number means the same in every run, whatever becomes of the case
                 left -= 1
         if not tried and time.monotonic() >= until:
             self._complete = False
