@@ -95,8 +95,10 @@ def rules(
     elif output is RulesFormat.GITHUB:
         sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in github_lines(made)))
     else:
-        lines = [header_line(), *(line for name, op in made.rules.ops.items() for line in op_lines(name, op)), ""]
-        sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in [*lines, *total_lines(made.rules)]))
+        ops, imported = made.rules.ops, made.header.imports
+        lines = [header_line(), *(line for name, op in ops.items() for line in op_lines(name, op, imported)), ""]
+        lines += total_lines(made.rules, imported)
+        sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in lines))
     for error in made.tool_errors:
         sys.stderr.write(f"error of the verifier: {error}\n")
     status = exit_status(made, baseline)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from verifier.baseline import BaselineEntry
@@ -24,6 +23,7 @@ from verifier.process_limits import format_size, names_limit, parse_size
 from verifier.records import FindingRecord
 from verifier.script import GONE, render_script, run_script
 from verifier.trials import combination_rows
+from verifier.wording import replay_text
 
 __all__ = ["finding_record", "message"]
 
@@ -46,11 +46,11 @@ def message(
         lines.append(f"  ranks chose different rules: {unlike}")
     if cause:
         lines.append(f"  likely: {cause}")
-    options = "".join(f" --import {shlex.quote(name)}" for name in imports)
+    options = ""
     if memory_limit is not None and names_limit(failure.verdict.message):
         size = format_size(memory_limit).replace(" ", "")
-        options += f" --rank-memory {size if parse_size(size) == memory_limit else memory_limit}"
-    lines.append(f"  reproduce: python -m verifier replay {name}{options}")
+        options = f" --rank-memory {size if parse_size(size) == memory_limit else memory_limit}"
+    lines.append(f"  reproduce: {replay_text(name, imports)}{options}")
     return "\n".join(lines)
 
 

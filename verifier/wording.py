@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["did_you_mean", "nearest", "plural", "signal_name"]
+__all__ = ["did_you_mean", "nearest", "plural", "replay_text", "signal_name"]
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
@@ -47,6 +48,15 @@ def plural(count: int, noun: str, many: str = "") -> str:
     ('1 finding', '1,200 findings', '2 classes')
     """
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def replay_text(fingerprint: str, imports: Sequence[str] = ()) -> str:
+    """Return the command that runs a finding again: with the imports of its run, without which it is another's.
+
+    >>> replay_text("0b4a15ec4750", ["my rules.py"])
+    "python -m verifier replay 0b4a15ec4750 --import 'my rules.py'"
+    """
+    return f"python -m verifier replay {fingerprint}" + "".join(f" --import {shlex.quote(name)}" for name in imports)
 
 
 def signal_name(number: int) -> str:

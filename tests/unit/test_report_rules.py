@@ -63,6 +63,20 @@ def test_wrong_rule_says_difference_call_evidence_and_command_in_this_order() ->
     ]
 
 
+def test_commands_that_run_a_wrong_rule_again_import_what_its_run_did() -> None:
+    run = make_rules_run()
+    run.header.imports = ["strategies.install", "my rules.py"]
+    options = " --import strategies.install --import 'my rules.py'"
+    lines = [*op_lines("renorm", make_op_rules(wrong=[make_wrong_rule()]), run.header.imports), *github_lines(run)]
+    assert run.rules is not None
+    lines += total_lines(run.rules, run.header.imports)
+    told = [line for line in lines if "replay 5eed5eed01" in line]
+    assert len(told) == 3, "the rule, its annotation, what to do next"
+    assert all(f"python -m verifier replay 5eed5eed01{options}" in line for line in told)
+    run.findings.clear()  # or the page leads to the finding, which has the command
+    assert f"reproduce: <code>python -m verifier replay 5eed5eed01{options}" in html_escaping.unescape(render_html(run))
+
+
 def test_known_wrong_rule_is_one_line_and_an_unconfirmed_one_accuses_nobody() -> None:
     unsure = make_wrong_rule("", confirmed="unconfirmed: gloo cannot run it")
     first, *lines = op_lines("renorm", make_op_rules(wrong=[make_wrong_rule(known=True)], unconfirmed=[unsure]))

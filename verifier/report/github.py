@@ -7,6 +7,8 @@ annotation has a title and no place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from verifier.records import MissingRuleRecord, RunRecord, WrongRuleRecord
 from verifier.report.rules_text import (
     by_worth,
@@ -19,6 +21,7 @@ from verifier.report.rules_text import (
     totals_block,
 )
 from verifier.report.words import evidence_text
+from verifier.wording import replay_text
 
 __all__ = ["MOST_MISSING", "github_lines"]
 
@@ -35,12 +38,12 @@ def github_lines(run: RunRecord) -> list[str]:
     """
     if run.rules is None:
         return []
-    ops = run.rules.ops.values()
+    ops, imports = run.rules.ops.values(), run.header.imports
     lines = [_command("error", "the verifier itself failed", error) for error in run.tool_errors]
     wrong = {_identity(rule): rule for op in ops for rule in op.wrong if not rule.known}.values()
-    lines += [_command("error", f"wrong rule in {rule.op}", _wrong_text(rule)) for rule in wrong]
+    lines += [_command("error", f"wrong rule in {rule.op}", _wrong_text(rule, imports)) for rule in wrong]
     unsure = {_identity(rule): rule for op in ops for rule in op.unconfirmed}.values()
-    lines += [_command("warning", f"unconfirmed: rule of {rule.op}", _wrong_text(rule)) for rule in unsure]
+    lines += [_command("warning", f"unconfirmed: rule of {rule.op}", _wrong_text(rule, imports)) for rule in unsure]
     missing = by_worth({_identity(rule): rule for op in ops for rule in op.missing}.values())
     lines += [_command("notice", f"missing rule in {rule.op}", _missing_text(rule)) for rule in missing[:MOST_MISSING]]
     summary = totals_block(run.rules)
@@ -56,11 +59,11 @@ def _identity(rule: WrongRuleRecord | MissingRuleRecord) -> tuple[str, ...]:
     return (rule.fingerprint,) if rule.fingerprint else (call_text(rule), rule_text(rule), rule.mesh)
 
 
-def _wrong_text(rule: WrongRuleRecord) -> str:
+def _wrong_text(rule: WrongRuleRecord, imports: Sequence[str]) -> str:
     lines = [f"{rule.verdict} {first_line(rule.message)}", f"in {state_text(rule)}"]
     lines.append(evidence_text(1, rule.confirmed))
     if rule.fingerprint:
-        lines.append(f"reproduce: python -m verifier replay {rule.fingerprint}")
+        lines.append(f"reproduce: {replay_text(rule.fingerprint, imports)}")
     return "\n".join(lines)
 
 

@@ -37,7 +37,7 @@ from verifier.report.words import (
     totals,
     with_folder,
 )
-from verifier.wording import plural
+from verifier.wording import plural, replay_text
 
 __all__ = ["Banner", "banners", "render_html", "write_html"]
 
@@ -172,6 +172,7 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
     environment.filters |= {"rule": rule_text, "call": rule_call_text, "state": state_text}
     environment.filters |= {"held": evidence_for, "saves": saves_text, "unconfirmed": is_unconfirmed}
     environment.filters["in_folder"] = lambda command: with_folder(command, folder)
+    environment.filters["replay"] = lambda fingerprint: replay_text(fingerprint, run.header.imports)
     environment.filters["evidence"] = lambda confirmed, level: evidence_text(level, confirmed)
     environment.globals |= {"plural": plural, "most": MOST_OTHERS}
     script, total, by_rules = _asset("page.js.jinja"), totals(run), level_1_only(run)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from verifier.cases import MeshSpec
 from verifier.records import MissingRuleRecord, OpRulesRecord, RulesRecord, RunRecord, UntestedRecord, WrongRuleRecord
 from verifier.report.words import bytes_text, evidence_text, seconds_text
-from verifier.wording import plural
+from verifier.wording import plural, replay_text
 
 __all__ = [
     "by_worth",
@@ -110,11 +110,11 @@ def header_line() -> str:
     return "op".ljust(_NAME_WIDTH) + "".join(f"  {name:>{width}}" for name, width in _COLUMNS.items())
 
 
-def op_lines(name: str, op: OpRulesRecord) -> list[str]:
+def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = ()) -> list[str]:
     """Return what is said of one op: a line of numbers and why not more was tested, then its rules, indented.
 
     Wrong rules come in full, known ones in a line each, missing rules in a line each up to a limit. A number that is 0
-    is a dash, so that what is there stands out.
+    is a dash, so that what is there stands out. ``imports`` are those of the run, without which none is seen again.
     """
     numbers = (op.combinations, len(op.confirmed), len(op.wrong), len(op.missing), sum(op.untested.values()))
     texts = [*(f"{number:,}" if number else "-" for number in numbers), f"{op.seconds:.2f}"]
@@ -124,9 +124,9 @@ def op_lines(name: str, op: OpRulesRecord) -> list[str]:
     lines = [f"{row}  {'; '.join(_notes(op))}".rstrip()]
     lines += [f"  died: {_flat(text)}" for text in op.died]
     for rule in op.wrong:
-        lines += [_known_line(rule)] if rule.known else _wrong_lines(rule)
+        lines += [_known_line(rule)] if rule.known else _wrong_lines(rule, imports)
     for rule in op.unconfirmed[:_MOST_UNCONFIRMED]:
-        lines += _wrong_lines(rule)
+        lines += _wrong_lines(rule, imports)
     if len(op.unconfirmed) > _MOST_UNCONFIRMED:
         lines.append(f"  and {len(op.unconfirmed) - _MOST_UNCONFIRMED:,} more unconfirmed in run.json")
     for missing in by_worth(op.missing)[:_MOST_MISSING]:
@@ -154,13 +154,13 @@ def _notes(op: OpRulesRecord) -> list[str]:
     return notes
 
 
-def _wrong_lines(rule: WrongRuleRecord) -> list[str]:
+def _wrong_lines(rule: WrongRuleRecord, imports: Sequence[str]) -> list[str]:
     """Return a wrong rule in the order of all messages: the difference, the call, the evidence, how to see it again."""
     lines = [f"  {rule.verdict} {first_line(rule.message)}", f"    in {state_text(rule)}"]
     unsure = rule.confirmed.startswith("unconfirmed")
     lines.append(f"    {_flat(rule.confirmed if unsure else evidence_text(1, rule.confirmed))}")
     if rule.fingerprint:
-        lines.append(f"    reproduce: python -m verifier replay {rule.fingerprint}")
+        lines.append(f"    reproduce: {replay_text(rule.fingerprint, imports)}")
     return lines
 
 
@@ -169,9 +169,9 @@ def _known_line(rule: WrongRuleRecord) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- totals
-def total_lines(rules: RulesRecord) -> list[str]:
+def total_lines(rules: RulesRecord, imports: Sequence[str] = ()) -> list[str]:
     """Return the numbers of the whole rule check, what was not tested and why, and what to do next."""
-    return [*totals_block(rules), *(f"next: {step}" for step in _next_steps(rules))]
+    return [*totals_block(rules), *(f"next: {step}" for step in _next_steps(rules, imports))]
 
 
 def untested_reasons(rules: RulesRecord) -> Counter[str]:
@@ -264,14 +264,14 @@ def _not_tested_lines(rules: RulesRecord) -> list[str]:
     return lines
 
 
-def _next_steps(rules: RulesRecord) -> list[str]:
+def _next_steps(rules: RulesRecord, imports: Sequence[str]) -> list[str]:
     ops = rules.ops.values()
     new = [rule for op in ops for rule in op.wrong if not rule.known]
     steps = []
     if not any(is_tested(op) for op in ops):
         steps.append("nothing was tested, so nothing is proved: see above why, then run again")
     if new:
-        command = f"python -m verifier replay {new[0].fingerprint}"
+        command = replay_text(new[0].fingerprint, imports)
         steps.append(
             f"{command} runs the first wrong rule again; fix it, or accept it: python -m verifier gate --update"
         )

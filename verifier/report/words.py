@@ -10,7 +10,7 @@ from pathlib import Path
 from verifier.cases import VerdictKind
 from verifier.record_files import out_option
 from verifier.records import FindingRecord, RunRecord
-from verifier.wording import plural
+from verifier.wording import plural, replay_text
 
 __all__ = [
     "OUTCOMES",
@@ -226,7 +226,7 @@ def seconds_text(seconds: float) -> str:
 def replay_command(finding: FindingRecord) -> str:
     """Return the command that runs the smallest case of ``finding`` again, with the options that its message has."""
     _, found, command = finding.message.rpartition("reproduce: ")
-    return command.strip() if found else f"python -m verifier replay {finding.fingerprint}"
+    return command.strip() if found else replay_text(finding.fingerprint)
 
 
 _OPTION = r" --[a-z-]+ (?:'[^']*'|[^\s']+)"
