@@ -41,6 +41,7 @@ from verifier.cli_options import (
 from verifier.cli_rules import rules as check_rules
 from verifier.codec import load_trial
 from verifier.gate import as_json, decide, render
+from verifier.imports import run_imports
 from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import Cluster
 from verifier.progress import ProgressDisplay
@@ -291,15 +292,17 @@ def replay(
     if script:
         sys.stdout.write(found.script)
         raise typer.Exit(0)
-    trial = load_trial(found.trial)
-    verdict, fails = replay_trial(trial, found.verdict, imports or found.imports, limit, _cluster(context))
-    _say_replayed(found.message, found.verdict, verdict, fails)
+    imported = imports or found.imports
+    run_imports(imported)  # before the call is made: its op may be of theirs
+    verdict, fails = replay_trial(load_trial(found.trial), found.verdict, imported, limit, _cluster(context))
+    _say_replayed(with_folder(found.message, out), found.verdict, verdict, fails)
 
 
 def _replay_entry(
     entry: BaselineEntry, script: bool, imports: Sequence[str], limit: int | None, cluster: Cluster | None
 ) -> NoReturn:
     """Replay a finding of which only the baseline knows."""
+    run_imports(imports)
     trial = load_trial(entry.trial())
     verdict, fails = replay_trial(trial, entry.verdict, imports, limit, cluster)
     if not script:

@@ -1,11 +1,14 @@
-"""The command ``replay`` where the finding is one of the baseline's and of no run here."""
+"""The command ``replay``: of a finding that only the baseline knows, and of one in an op of the user's own."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+from run_factory import make_finding
 
 from verifier import cli
 from verifier.cases import Trial, Verdict, VerdictKind
@@ -47,3 +50,38 @@ def test_ranks_run_what_is_given_to_import(
     assert asked == ["aten._embedding_bag.default", "CRASH", *imports]
     said = capsys.readouterr().out
     assert ("still fails: CRASH" if status else "does not fail as it did (CRASH): now UNSUPPORTED refused") in said
+
+
+def test_an_op_that_an_import_of_the_run_defines_is_there_to_be_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    definitions = tmp_path / "of_the_user.py"
+    definitions.write_text(
+        "import torch\n"
+        "LIBRARY = torch.library.Library('replayed_by_name', 'DEF')\n"
+        "LIBRARY.define('negated(Tensor x) -> Tensor')\n"
+        "LIBRARY.impl('negated', torch.neg, 'CPU')\n"
+    )
+    finding = make_finding(op="replayed_by_name.negated.default", imports=[str(definitions)], script="")
+    table = finding.trial.case.args[1]
+    case = replace(
+        finding.trial.case, op=finding.op, call="torch.ops.replayed_by_name.negated.default", args=[table], kwargs={}
+    )
+    finding = replace(finding, trial=replace(finding.trial, case=case, combination=["S(0)"]))
+    file = tmp_path / "finding.json"
+    file.write_bytes(msgspec.json.encode(finding))
+    ranks_import: list[str] = []
+
+    def replayed(trial: Trial, expected: str, imports: list[str], *_: object) -> tuple[Verdict, bool]:
+        ranks_import.extend(imports)
+        return Verdict(VerdictKind(expected), f"{trial.case.op} replayed"), True
+
+    monkeypatch.setattr(cli, "replay_trial", replayed)
+    monkeypatch.setattr(sys, "argv", ["verifier", "replay", str(file), "--out", "else where"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 1, said.err
+    assert ranks_import == [str(definitions)]
+    assert "still fails: WRONG_GRADIENT: replayed_by_name.negated.default replayed" in said.out
+    assert "reproduce: python -m verifier replay a1b2c3d4e5 --out 'else where'" in said.out
