@@ -5,15 +5,16 @@ unevenly, as these are no shards of the flattened tensor. Where only several mes
 and each rank is told to view its elements as another number of them; a guard refuses that. And to flatten ``[0, n]`` it
 takes for ever.
 
-A view has to alias, so it cannot redistribute. A reshape may copy: what DTensor cannot view is replicated first.
+A view has to alias, so it cannot redistribute, and what is written to a reshape of a contiguous tensor has to arrive in
+it. So neither is touched: ``torch.nn.functional.embedding_bag`` replicates first what DTensor cannot flatten.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -22,9 +23,18 @@ from verifier.cases import Placements, format_placements
 from verifier.placements import coordinates, local_shape, sharded_dim
 from verifier.torch_internals import strides_of
 
-__all__ = ["GUARDS", "flattens", "install_reshape", "refuse_another_number", "replaced_reshape", "reshape"]
+__all__ = [
+    "GUARDS",
+    "embedding_bag",
+    "flattenable",
+    "flattens",
+    "install_embedding_bag",
+    "refuse_another_number",
+    "replaced_embedding_bag",
+]
 
 aten = torch.ops.aten
+torch_embedding_bag = torch.nn.functional.embedding_bag
 
 
 def refuse_another_number(
@@ -66,7 +76,7 @@ GUARDS = {aten.view.default: refuse_another_number, aten._unsafe_view.default: r
 """The ops whose rules are asked about before DTensor goes by them."""
 
 
-# ------------------------------------------------------------------------------------------------------------- reshape
+# ---------------------------------------------------------------------------------------------------------- flattening
 def flattens(shape: Sequence[int], placements: Placements, mesh_shape: Sequence[int]) -> bool:
     """Return whether DTensor can flatten a tensor ``[rows, columns]`` that is placed so, each rank its own shard.
 
@@ -91,35 +101,68 @@ def flattens(shape: Sequence[int], placements: Placements, mesh_shape: Sequence[
     return even_columns and rows % math.prod(by_rows) == 0
 
 
-def reshape(self: DTensor, *sizes: Any, **options: Any) -> DTensor:
-    """Do what ``torch.Tensor.reshape`` does, also where that is to flatten two dims of which shards are uneven.
+def flattenable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` as DTensor can flatten it: if it cannot, replicated.
 
-    These are replicated first, by one all-gather for each mesh dim that cuts them; the gradient is cut as they were.
+    That is one all-gather for each mesh dim that cuts it; the gradient is cut as it was.
     """
-    tensor, mesh = self, self.device_mesh
-    flattened = tensor.ndim == 2 and sizes in ((-1,), ((-1,),))
-    if flattened and not flattens(tensor.shape, tensor.placements, tuple(mesh.shape)):
-        everywhere = [Replicate()] * mesh.ndim
+    if not isinstance(tensor, DTensor) or tensor.ndim != 2:
+        return tensor
+    mesh = tensor.device_mesh
+    if flattens(tensor.shape, tensor.placements, tuple(mesh.shape)):
+        return tensor
+    everywhere = [Replicate()] * mesh.ndim
+    tensor = tensor.redistribute(placements=everywhere)
+    if tensor.requires_grad:  # once more: a gradient that is Partial cannot become Partial of another kind
         tensor = tensor.redistribute(placements=everywhere)
-        if tensor.requires_grad:  # once more: a gradient that is Partial cannot become Partial of another kind
-            tensor = tensor.redistribute(placements=everywhere)
-    return cast(DTensor, torch.Tensor.reshape(tensor, *sizes, **options))
+    return tensor
 
 
-def install_reshape() -> None:
-    """Let DTensors be reshaped by :func:`reshape` from now on."""
-    DTensor.reshape = reshape  # type: ignore[method-assign,assignment]
+@functools.wraps(torch_embedding_bag)
+def embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    if per_sample_weights is not None:
+        per_sample_weights = flattenable(per_sample_weights)
+    return torch_embedding_bag(
+        flattenable(input),
+        weight,
+        offsets,
+        max_norm,
+        norm_type,
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
+
+
+def install_embedding_bag() -> None:
+    """Let ``torch.nn.functional.embedding_bag`` flatten DTensors whose shards are uneven from now on.
+
+    A name that was bound to torch's function before still refuses them.
+    """
+    torch.nn.functional.embedding_bag = embedding_bag
 
 
 @contextmanager
-def replaced_reshape() -> Iterator[None]:
-    """Let DTensors be reshaped by :func:`reshape` inside the block, and as before after it."""
-    kept = vars(DTensor).get("reshape")
-    install_reshape()
+def replaced_embedding_bag() -> Iterator[None]:
+    """Let it do so inside the block, and what it did before after it."""
+    kept = torch.nn.functional.embedding_bag
+    install_embedding_bag()
     try:
         yield
     finally:
-        if kept is None:
-            del DTensor.reshape
-        else:
-            DTensor.reshape = kept  # type: ignore[method-assign]
+        torch.nn.functional.embedding_bag = kept

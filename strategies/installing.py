@@ -10,7 +10,8 @@ from strategies.embedding import sharding as embedding
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag import sharding as embedding_bag
 from strategies.embedding_bag.ops import BAG_OPS
-from strategies.flattening import GUARDS, install_reshape, replaced_reshape
+from strategies.filling import FILLING_OPS
+from strategies.flattening import GUARDS, install_embedding_bag, replaced_embedding_bag
 from verifier.torch_internals import (
     guarded,
     install_guard,
@@ -22,7 +23,7 @@ from verifier.torch_internals import (
 
 __all__ = ["HANDLERS", "SHARDED_OPS", "install", "installed"]
 
-SHARDED_OPS = (embedding.LOOKUP, embedding.GRADIENT, ROW_POWERS, *BAG_OPS)
+SHARDED_OPS = (embedding.LOOKUP, embedding.GRADIENT, ROW_POWERS, *BAG_OPS, *FILLING_OPS)
 """The ops that DTensor is to run by our own rules and kernels."""
 HANDLERS = renorm.HANDLERS | embedding_bag.HANDLERS
 """The ops for which DTensor is to call a function of ours, which makes them out of others."""
@@ -36,7 +37,7 @@ def install() -> None:
         install_handler(op, handler)
     for op, guard in GUARDS.items():
         install_guard(op, guard)
-    install_reshape()
+    install_embedding_bag()
 
 
 @contextmanager
@@ -49,5 +50,5 @@ def installed() -> Iterator[None]:
             stack.enter_context(replaced_handler(op, handler))
         for op, guard in GUARDS.items():
             stack.enter_context(guarded(op, guard))
-        stack.enter_context(replaced_reshape())
+        stack.enter_context(replaced_embedding_bag())
         yield

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.torch_internals import RankView, ShardedOp
+from verifier.torch_internals import RankView, ShardedOp, is_fake
 
 __all__ = ["sharded_op"]
 
@@ -37,5 +37,8 @@ def sharded_op(
         shapes = tuple(tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor))
         return kernel(RankView((1,), (0,), shapes, ((Replicate(),),) * len(shapes)), *args)
 
+    def part(view: RankView, *args: object) -> torch.Tensor:
+        return shape(*args) if any(map(is_fake, args)) else kernel(view, *args)
+
     torch.library.custom_op(f"sharded_rows::{name}", whole, mutates_args=(), schema=schema).register_fake(shape)
-    return ShardedOp(getattr(torch.ops.sharded_rows, name).default, rules, kernel, static_argnum=static_argnum)
+    return ShardedOp(getattr(torch.ops.sharded_rows, name).default, rules, part, static_argnum=static_argnum)

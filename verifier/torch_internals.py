@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import _local_tensor as local_tensor_module
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
@@ -83,6 +84,7 @@ __all__ = [
     "install_handler",
     "install_sharded_op",
     "is_composite",
+    "is_fake",
     "is_refusal",
     "let_new_rules_win",
     "local_shards",
@@ -710,6 +712,8 @@ class ShardedOp:
             return self._decided(op, args, kwargs, extra, key)
         plain = decision.as_it_is and not extra
         result = op(*local) if plain else self.kernel(decision.view, *local, **extra)
+        if self.in_place:
+            return args[0]
         spec = decision.result
         if isinstance(spec, DTensorSpec) and isinstance(result, torch.Tensor):
             return _new_dtensor(DTensor, result, spec, requires_grad=result.requires_grad)
@@ -757,7 +761,13 @@ class ShardedOp:
             _decisions[key] = _Decision(view, as_it_is, sharding.output_spec, meshes)
         call = functools.partial(_with_view, self.kernel, info.compute_mesh, specs)
         results = _by_rank(info.compute_mesh, call, local_args, {**info.local_kwargs, **extra})
-        return dispatcher.wrap(results, sharding.output_spec)
+        return args[0] if self.in_place else dispatcher.wrap(results, sharding.output_spec)
+
+    @functools.cached_property
+    def in_place(self) -> bool:
+        """Whether the op changes its first argument and returns it; its rules must leave that placed as it is."""
+        alias = self.op._schema.arguments[0].alias_info
+        return alias is not None and alias.is_write
 
     def rules_to_decide_by(
         self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
@@ -776,6 +786,11 @@ class ShardedOp:
     def at(self, mesh: DeviceMesh, coordinate: Sequence[int], specs: Sequence[DTensorSpec]) -> Callable[..., object]:
         """Return the kernel as the rank at ``coordinate`` runs it on tensors that are placed by ``specs``."""
         return functools.partial(_with_view, self.kernel, mesh, specs, coordinate)
+
+
+def is_fake(value: object) -> bool:
+    """Return whether ``value`` is a tensor without values, of which shapes alone are known."""
+    return isinstance(value, FakeTensor)
 
 
 def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:

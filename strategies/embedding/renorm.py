@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from strategies.distributed import as_dtensors
 from strategies.embedding.ops import ROW_POWERS
-from strategies.embedding.sharding import check_ids
+from strategies.embedding.sharding import check_ids, comparable_ids
 from verifier.cases import format_placements
 from verifier.placements import is_shard_order, sharded_dim
 from verifier.torch_internals import RankView, on_each_rank
@@ -49,7 +49,7 @@ def renorm(op: object, weight: torch.Tensor, indices: torch.Tensor, max_norm: fl
         placed = format_placements(weight.placements)
         raise NotImplementedError(f"{op}: a table placed as {placed} is not supported; redistribute it first")
     everywhere = [Replicate()] * mesh.ndim
-    ids = indices.redistribute(placements=everywhere).to_local()
+    ids = comparable_ids(indices.redistribute(placements=everywhere).to_local(), weight.shape[0])
     check_ids(ids, weight.shape[0])
     rows = DTensor.from_local(torch.unique(ids), mesh, everywhere, run_check=False)
     if not any(sharded_dim(placement) == 1 for placement in weight.placements):

@@ -14,15 +14,18 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.torch_internals import RankView, ShardedOp
+from verifier.torch_internals import RankView, ShardedOp, is_fake
 
 __all__ = [
+    "ELEMENTWISE",
     "GRADIENT",
     "ID_DTYPES",
     "LINEAR",
     "LOOKUP",
     "check_ids",
+    "comparable_ids",
     "count_ids",
+    "divided_by_counts",
     "has_gradient",
     "owned_ids",
     "share_ids_and_counts",
@@ -63,6 +66,7 @@ def lookup(view: RankView, weight: torch.Tensor, indices: torch.Tensor, *options
     """
     if has_all_rows(view):
         return cast(torch.Tensor, aten.embedding.default(weight, indices, *options))
+    indices = comparable_ids(indices, view.shapes[0][0])
     check_ids(indices, view.shapes[0][0])
     start, stop = view.bounds(0, 0)
     if start == stop:  # the local kernel refuses a table without rows
@@ -156,8 +160,8 @@ def gradient(
         counts = count_ids(indices, num_weights)
     if counts is not None and num_weights:
         # an id out of range has no row to scale, and the kernel drops it
-        frequency = counts[indices.clamp(0, num_weights - 1).long()].clamp(min=1)
-        grad_output = grad_output / frequency.unsqueeze(-1)
+        frequency = counts[indices.clamp(0, num_weights - 1).long()]
+        grad_output = divided_by_counts(grad_output, frequency.unsqueeze(-1))
     result = aten.embedding_dense_backward.default(grad_output, indices, num_weights, padding_idx, False)
     return cast(torch.Tensor, result)
 
@@ -201,6 +205,15 @@ GRADIENT = ShardedOp(
 )
 
 
+def divided_by_counts(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return ``values`` divided by ``counts``, of the dtype of ``values``; a count of 0 is taken for 1.
+
+    Not in dtypes of 16 bits, in which a count may be infinite: float16 ends at 65504.
+    """
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return (values.to(wide) / counts.clamp(min=1)).to(values.dtype)
+
+
 # ----------------------------------------------------------------------------------------------------------------- ids
 def check_ids(indices: torch.Tensor, rows: int) -> None:
     """Check that all ids are rows of a table of ``rows`` rows.
@@ -211,18 +224,22 @@ def check_ids(indices: torch.Tensor, rows: int) -> None:
         If one is not; on a GPU an assertion there fails instead, as with the op on whole tensors, and in a compiled
         graph one in the graph.
     """
-    if torch.compiler.is_compiling():
-        torch._assert_async(((indices >= 0) & (indices < rows)).all(), "index out of range in self")
+    compiling = torch.compiler.is_compiling() or is_fake(indices)
+    if not compiling and not indices.numel():
         return
-    if not indices.numel():
+    if compiling or indices.device.type != "cpu":
+        ids = comparable_ids(indices, rows)
+        torch._assert_async(((ids >= 0) & (ids < rows)).all(), "index out of range in self")
         return
-    if indices.device.type != "cpu":
-        torch._assert_async(((indices >= 0) & (indices < rows)).all())
-        return
-    smallest, largest = torch.aminmax(indices)
+    smallest, largest = (int(end) for end in torch.aminmax(indices))
     if smallest < 0 or largest >= rows:
-        found = f"ids from {int(smallest)} to {int(largest)}"
+        found = f"ids from {smallest} to {largest}"
         raise IndexError(f"index out of range in self: {found} in a table of {rows} rows")
+
+
+def comparable_ids(indices: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return ids that can be compared with each of ``rows`` rows: int64, where the table has more than int32 counts."""
+    return indices.long() if rows > torch.iinfo(torch.int32).max else indices
 
 
 def owned_ids(indices: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:

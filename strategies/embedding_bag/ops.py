@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.embedding.sharding import LINEAR, check_ids
+from strategies.embedding.sharding import LINEAR, check_ids, comparable_ids, divided_by_counts
 from strategies.library import sharded_op
 from verifier.torch_internals import RankView
 
@@ -47,6 +47,7 @@ def _looked_up(
     These are the positions in its bags that have an id of one of its rows and no padding. The first tensors of the call
     are weight and indices.
     """
+    indices = comparable_ids(indices, view.shapes[0][0])
     check_ids(indices, view.shapes[0][0])
     first_row, last_row = view.bounds(0, 0)
     kept = (indices >= first_row) & (indices < last_row)
@@ -70,7 +71,7 @@ def _pooled(
     bags = edges.numel() - 1
     if not (weight.numel() and bags):  # aten refuses such tables
         return weight.new_zeros(bags, weight.shape[1])
-    pooled = aten._embedding_bag_forward_only.default(weight, ids.long(), edges, False, mode, False, samples, True, -1)
+    pooled = aten._embedding_bag_forward_only.default(weight, ids, edges, False, mode, False, samples, True, -1)
     return cast(torch.Tensor, pooled[0])
 
 
@@ -110,9 +111,9 @@ def _sum(
     The counts are global, so a rank that has a part of a bag only divides its part by what the whole bag has.
     """
     chosen, edges = _looked_up(view, indices, starts, stops, padding_idx)
-    ids = indices[chosen] - view.bounds(0, 0)[0]
+    ids = indices[chosen].long() - view.bounds(0, 0)[0]
     result = _pooled(weight, ids, edges, MODE_SUM, None if samples is None else samples[chosen])
-    return result if counts is None else result / counts.clamp(min=1).unsqueeze(-1)
+    return result if counts is None else divided_by_counts(result, counts.unsqueeze(-1))
 
 
 # ------------------------------------------------------------------------------------------------------------------ max
@@ -142,7 +143,7 @@ def _max(
     Where others have all of a bag that is not empty, the rank has what changes no maximum.
     """
     chosen, edges = _looked_up(view, indices, starts, stops, padding_idx)
-    result = _pooled(weight, indices[chosen] - view.bounds(0, 0)[0], edges, MODE_MAX)
+    result = _pooled(weight, indices[chosen].long() - view.bounds(0, 0)[0], edges, MODE_MAX)
     elsewhere = (edges.diff() == 0) & (counts > 0)
     return result.masked_fill_(elsewhere.unsqueeze(-1), -torch.inf)
 
@@ -265,6 +266,7 @@ def _sample_gradient(
     """Return the gradient of the per-sample weights: each row times the gradient of its bag; 0 for padding."""
     first_bag, last_bag = view.bounds(0, 0)
     first_row, last_row = view.bounds(1, 0)
+    indices = comparable_ids(indices, view.shapes[1][0])
     kept = (bags >= first_bag) & (bags < last_bag) & (indices >= first_row) & (indices < last_row)
     if padding_idx >= 0:
         kept &= indices != padding_idx

@@ -16,10 +16,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.distributed import as_dtensors
-from strategies.embedding.sharding import ID_DTYPES, check_ids, has_gradient, share_ids_and_counts
+from strategies.embedding.sharding import (
+    ID_DTYPES,
+    check_ids,
+    divided_by_counts,
+    has_gradient,
+    share_ids_and_counts,
+)
 from strategies.embedding_bag import ops as _ops  # defines the library
 from verifier.placements import sharded_dim
-from verifier.torch_internals import with_local
+from verifier.torch_internals import is_fake, with_local
 
 __all__ = ["HANDLERS"]
 
@@ -51,8 +57,8 @@ def lookup(
     Raises
     ------
     RuntimeError
-        If an argument is no DTensor, other than the offsets, if the offsets fit no indices, or if a dtype is one that
-        aten does not take: on every rank, also on one that has nothing to look up.
+        If an argument is no DTensor, other than the offsets, if the offsets descend or fit no indices, or if a dtype is
+        one that aten does not take: on every rank, also on one that has nothing to look up.
     NotImplementedError
         If the gradient is to be sparse: DTensor has no sparse layout.
     """
@@ -188,12 +194,13 @@ def dense_weight_gradient(
     if mode == MEAN:
         grad_output, of_bags = _with_counts(grad_output, counts)
         # by a positive number, so that every kind of Partial stays what it is
-        grad_output = with_local(grad_output, grad_output.to_local() / of_bags.clamp(min=1))
+        grad_output = with_local(grad_output, divided_by_counts(grad_output.to_local(), of_bags))
     factors = others[0] if others else None
     if scale_grad_by_freq:
         indices, frequency = share_ids_and_counts(indices, num_weights)
         local = indices.to_local()
-        scales = with_local(indices, 1 / frequency[local.long()].to(grad_output.dtype))
+        ones = torch.ones(local.shape, dtype=grad_output.dtype, device=local.device)
+        scales = with_local(indices, divided_by_counts(ones, frequency[local.long()]))
         factors = scales if factors is None else factors * scales  # type: ignore[assignment]
     return library.weight_gradient(grad_output, indices, bags, factors, num_weights, padding_idx)
 
@@ -310,6 +317,7 @@ class _Spans:
             and all(p.is_replicate() for p in placements)
             and bags > 0
             and bags % mesh.size() == 0
+            and not is_fake(sizes)
             and bool((sizes * bags == self.positions).all())
         )
         self._placements = cut if self.aligned else [p if p == Shard(0) else Replicate() for p in placements]
@@ -320,13 +328,15 @@ class _Spans:
             raise RuntimeError(f"offsets has to be a 1D tensor, got {offsets.ndim} dims")
         if include_last_offset and not offsets.shape[0]:
             raise RuntimeError("include_last_offset: number of offset should be at least 1")
-        if not offsets.shape[0] or offsets.device.type != "cpu":
+        if not offsets.shape[0] or offsets.device.type != "cpu" or is_fake(offsets):
             return
         first, last = int(offsets[0]), int(offsets[-1])
         if first != 0:
             raise RuntimeError(f"offsets[0] has to be 0, got {first}")
         if last > self.positions:
             raise RuntimeError(f"offsets[-1] is {last}, there are {self.positions} indices")
+        if bool((offsets.diff() < 0).any()):  # of which aten reads what is not there
+            raise RuntimeError(f"offsets have to ascend, got {offsets.tolist()}")
 
     def placed(self) -> tuple[DTensor, DTensor]:
         """Return start and stop of each bag ``[B]``, cut as the offsets were, or as the indices are if aligned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
@@ -38,6 +39,27 @@ def plain_arguments(mesh: DeviceMesh) -> list[bool]:
     expected_bags = embedding_bag(IDS, TABLE, OFFSETS, mode="sum")
     expected = embedding(IDS, TABLE.clone(), max_norm=3.0)
     return [torch.equal(bags.full_tensor(), expected_bags), torch.allclose(scaled.full_tensor(), expected)]
+
+
+def without_values(mesh: DeviceMesh) -> list[list[int]]:
+    """Return the shapes of a lookup, of its gradient and of bags of tensors of which nothing else is known."""
+    placements = [Shard(0)]
+    table, ids, offsets = (
+        distribute_tensor(value, mesh, placement, src_data_rank=None).to_local()
+        for value, placement in ((TABLE, placements), (IDS, [Replicate()]), (OFFSETS, [Replicate()]))
+    )
+    with FakeTensorMode() as mode:
+        weight = DTensor.from_local(
+            mode.from_tensor(table), mesh, placements, run_check=False, shape=TABLE.shape, stride=TABLE.stride()
+        ).requires_grad_()
+        rows, starts = (
+            DTensor.from_local(mode.from_tensor(value), mesh, [Replicate()], run_check=False)
+            for value in (ids, offsets)
+        )
+        found = embedding(rows, weight)
+        (gradient,) = torch.autograd.grad(found.sum(), weight)
+        bags = [embedding_bag(rows, weight, starts, mode=pooling) for pooling in ("sum", "mean", "max")]
+    return [list(value.shape) for value in (found, gradient, *bags)]
 
 
 def like_a_call_before(mesh: DeviceMesh) -> list[object]:

@@ -12,3 +12,30 @@ def of_two_tables(weight: torch.Tensor, taller: torch.Tensor, input: torch.Tenso
     The gradients of the two are calls with the same tensors, apart from the number of rows.
     """
     return embedding(input, weight) + 2 * embedding(input, taller, padding_idx=1)
+
+
+def normalized(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Return a lookup, each row of it of length 1."""
+    return torch.nn.functional.normalize(embedding(input, weight), dim=-1)
+
+
+def filled(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Return a lookup beside another whose values have been replaced."""
+    return 2 * embedding(input, weight) + embedding(input, weight).fill_(3.0)
+
+
+def filled_with_a_tensor(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Do as :func:`filled`."""
+    return 2 * embedding(input, weight) + embedding(input, weight).fill_(torch.tensor(3.0))
+
+
+def clamped(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Return a lookup in which 2 stands for what was more."""
+    rows = embedding(input, weight)
+    return rows.masked_fill_(rows > 2, 2.0)
+
+
+def clamped_to_a_tensor(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Do as :func:`clamped`."""
+    rows = embedding(input, weight)
+    return rows.masked_fill_(rows > 2, torch.tensor(2.0))

@@ -22,7 +22,7 @@ from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
 from verifier.families import DrawContext
 from verifier.meshes import Pool, PoolSet
 from verifier.torch_internals import start_simulated_world
-from verifier.verification import WrongGradient, WrongValue
+from verifier.verification import Crash, WrongGradient, WrongValue
 from verifier.verifying import Verifier
 
 GLOO, SQUARE = "2", "simulated:2x2"
@@ -387,6 +387,13 @@ def test_offsets_that_fit_no_indices_raise(verify_ours: Verifier, offsets: list[
     raised = [report.raised for report in observation.reports if report is not None]
     assert len(raised) == 2
     assert all(one is not None and message in one.message for one in raised)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_offsets_that_descend_raise(verify_ours: Verifier, mode: str) -> None:
+    """Aten raises in float32, and in float64 makes of them what it likes."""
+    with pytest.raises(Crash, match=r"every rank raised RuntimeError: offsets have to ascend, got \[0, 5, 2\]"):
+        verify_ours(bag(mode, offsets=torch.tensor([0, 5, 2])), placements={"offsets": "S(0)"})
 
 
 def test_drawn_calls(verify_ours: Verifier) -> None:

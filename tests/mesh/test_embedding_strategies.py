@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -73,6 +74,19 @@ def test_results_are_used_more_than_once(verify_ours: Verifier, program: str) ->
     rows = ["(S(0), R)", "(R, S(0))", "(S(0), S(0))", "(S(0), S(1))", "(S(1), S(0))"]
     result = verify_ours(case, mesh=SQUARE, combinations=[{"weight": placements} for placements in rows])
     assert result.counts == {VerdictKind.PASS: len(rows)}
+
+
+@pytest.mark.parametrize("program", ["normalized", "filled", "filled_with_a_tensor", "clamped", "clamped_to_a_tensor"])
+@pytest.mark.parametrize("table", ["(S(0), R)", "(S(0), S(1))", "(P(avg), S(0))", "(P(product), P(product))"])
+def test_results_may_be_written_to(verify_ours: Verifier, program: str, table: str) -> None:
+    """Torch's own rules fill every part of a Partial with the whole value, or refuse: then a norm has no gradient."""
+    case = replace(lookup(7, some_ids(7, 2, 4), f"lookup_programs.{program}"), exact=program != "normalized")
+    result = verify_ours(case, mesh=SQUARE, placements={"weight": table})
+    assert result.counts == {VerdictKind.PASS: 1}
+
+
+def test_what_is_known_of_shapes_alone(our_pools: PoolSet) -> None:
+    assert called(our_pools, "without_values") == ([[7, 3], [5, 3], [4, 3], [4, 3], [4, 3]],) * 3
 
 
 @pytest.mark.parametrize(("tables", "ids"), [("R", "S(0)"), ("S(1)", "R"), ("S(0)", "R")])

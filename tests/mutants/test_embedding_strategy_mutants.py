@@ -12,6 +12,7 @@ from rule_mutants import check, short
 from torch.distributed.tensor import Shard
 
 from strategies.embedding.sharding import GRADIENT, LOOKUP
+from strategies.filling import FILLING_OPS
 from strategies.tensors import filled
 from verifier.cases import VerdictKind
 from verifier.torch_internals import has_own_handler, replaced_sharded_op
@@ -19,6 +20,7 @@ from verifier.verification import Crash, SilentError, VerificationError, WrongVa
 from verifier.verifying import Verifier
 
 MESH = "simulated:2x2"
+FILL, _, MASKED, _ = FILLING_OPS
 WEIGHT = filled((7, 3), torch.float64, 0)
 GRADIENTS = filled((6, 3), torch.float64, 1)
 IDS = torch.tensor([0, 6, 3, 4, 3, 1])
@@ -88,10 +90,27 @@ def test_rule_check_runs_the_kernel() -> None:
         (replace(LOOKUP, kernel=mutants._foreign_rows_kept), "S(0), R -> P(sum)"),
         (replace(LOOKUP, kernel=mutants._one_mesh_dim), "(S(0), S(0)), (R, R) -> (P(sum), P(sum))"),
         (replace(GRADIENT, rules=lambda *_: [[Shard(0), Shard(0), Shard(0)]]), "S(0), S(0) -> S(0)"),
+        (replace(FILL, kernel=lambda view, tensor, value: tensor.fill_(value)), "P(sum) -> P(sum)"),
+        (replace(MASKED, kernel=lambda view, tensor, *rest: tensor.masked_fill_(*rest)), "P(sum), R -> P(sum)"),
     ],
-    ids=["foreign rows kept", "rows by one mesh dim", "gradient cut by rows"],
+    ids=[
+        "foreign rows kept",
+        "rows by one mesh dim",
+        "gradient cut by rows",
+        "filled on each rank",
+        "filled by a mask",
+    ],
 )
 def test_rule_check_accuses_a_wrong_kernel_or_rule(sharded: mutants.ShardedOp, accused: str) -> None:
     with replaced_sharded_op(sharded):
         reports = check(str(sharded.op), 1, claims_only=True)
     assert accused in {short(wrong.rule) for report in reports for wrong in report.wrong}
+
+
+@pytest.mark.parametrize("sharded", [FILL, MASKED], ids=lambda sharded: str(sharded.op))
+def test_what_is_filled_in_place_is_right_of_every_kind_of_partial(sharded: mutants.ShardedOp) -> None:
+    with replaced_sharded_op(sharded):
+        reports = check(str(sharded.op), 8, claims_only=True)
+    confirmed = {short(rule).split(",")[0].split(" ")[0] for report in reports for rule in report.confirmed}
+    assert {"S(0)", "P(sum)", "P(avg)", "P(max)", "P(min)", "P(product)"} <= confirmed
+    assert not [wrong for report in reports for wrong in report.wrong]

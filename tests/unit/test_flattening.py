@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from itertools import product
+from unittest import mock
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 import strategies
-from strategies.flattening import flattens, refuse_another_number, reshape
+from strategies import flattening
+from strategies.flattening import embedding_bag, flattens, refuse_another_number
 from verifier.placements import local_shape
 from verifier.torch_internals import ClaimReader
 
@@ -55,17 +58,32 @@ def test_shards_that_stay_as_large_as_they_were_are_fine(
 
 
 def test_the_guard_is_installed_and_taken_back() -> None:
+    functional = torch.nn.functional
+    theirs, theirs_of_tensors = functional.embedding_bag, DTensor.reshape
     assert claimed(6)
-    assert DTensor.reshape is torch.Tensor.reshape
     with strategies.installed():
-        assert DTensor.reshape is reshape
+        assert functional.embedding_bag is embedding_bag
+        assert DTensor.reshape is theirs_of_tensors, "what is written to a reshape has to arrive in the tensor"
         assert not claimed(6)
         assert claimed(8)
         with strategies.installed():
             assert not claimed(6)
         assert not claimed(6)
     assert claimed(6)
-    assert DTensor.reshape is torch.Tensor.reshape
+    assert functional.embedding_bag is theirs
+
+
+def test_what_takes_the_place_of_torchs_function_hands_every_argument_on() -> None:
+    given = {name: object() for name in inspect.signature(embedding_bag).parameters}
+    asked: list[object] = []
+    with mock.patch.object(flattening, "torch_embedding_bag", lambda *args: asked.extend(args)):
+        embedding_bag(**given)
+    assert asked == list(given.values())
+    theirs = inspect.signature(flattening.torch_embedding_bag)
+    ours = inspect.signature(embedding_bag, follow_wrapped=False)
+    assert [(p.name, p.default) for p in ours.parameters.values()] == [
+        (p.name, p.default) for p in theirs.parameters.values()
+    ]
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (8,), (2, 2), (2, 3)])
