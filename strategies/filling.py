@@ -14,7 +14,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.embedding.sharding import ELEMENTWISE
-from verifier.torch_internals import RankView, ShardedOp
+from verifier.placements import sharded_dim
+from verifier.torch_internals import RankView, ShardedOp, given_strides, on_dim
 
 __all__ = ["FILLING_OPS"]
 
@@ -30,7 +31,7 @@ NEUTRAL = {"sum": 0, "product": 1}
 def fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
     """Return the rules on one mesh dim: result and tensor, and the value if that is a tensor."""
     value: Rule = [Replicate()] if hasattr(args[1], "shape") else []
-    placements = [*map(Shard, range(_ndim(args[0]))), *map(Partial, ELEMENTWISE)]
+    placements = [*map(Shard, range(_ndim(args[0]))), *given_strides(), *map(Partial, ELEMENTWISE)]
     return [[placement, placement, *value] for placement in placements]
 
 
@@ -39,10 +40,12 @@ def masked_fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, ob
     value: Rule = [Replicate()] if hasattr(args[2], "shape") else []
     ndim, mask = _ndim(args[0]), tuple(args[1].shape)  # type: ignore[attr-defined]
     rules: list[Rule] = [[Partial(kind), Partial(kind), Replicate(), *value] for kind in ELEMENTWISE]
-    for dim in range(ndim):
+    for placement in (*map(Shard, range(ndim)), *given_strides()):
+        dim = sharded_dim(placement)
+        assert dim is not None
         of_mask = dim - ndim + len(mask)
         cut = of_mask >= 0 and mask[of_mask] != 1
-        rules.append([Shard(dim), Shard(dim), Shard(of_mask) if cut else Replicate(), *value])
+        rules.append([placement, placement, on_dim(placement, of_mask) if cut else Replicate(), *value])
     return rules
 
 

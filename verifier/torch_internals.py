@@ -79,6 +79,7 @@ __all__ = [
     "count_collectives",
     "describe_dtensor",
     "forget_calls",
+    "given_strides",
     "has_decomposition",
     "has_own_handler",
     "install_handler",
@@ -94,6 +95,7 @@ __all__ = [
     "mesh_of_world",
     "next_sequence_number",
     "norm_order",
+    "on_dim",
     "on_each_rank",
     "opinfo_entries",
     "opinfo_samples",
@@ -745,6 +747,8 @@ class ShardedOp:
         schema = sharding.redistribute_schema if sharding.needs_redistribute else info.schema
         assert schema is not None
         if sharding.needs_redistribute:
+            if self.in_place and schema.args_spec[0] != info.schema.args_spec[0]:
+                raise NotImplementedError(f"{op}: a tensor placed as {info.schema.args_spec[0]} cannot be written to")
             dispatcher.redistribute_local_args(info, schema, False)
         specs = [leaf for leaf in pytree.tree_leaves(schema.args_schema) if isinstance(leaf, DTensorSpec)]
         local_args: Any = info.local_args
@@ -791,6 +795,17 @@ class ShardedOp:
 def is_fake(value: object) -> bool:
     """Return whether ``value`` is a tensor without values, of which shapes alone are known."""
     return isinstance(value, FakeTensor)
+
+
+def given_strides() -> tuple[Placement, ...]:
+    """Return the strided shards among the placements of the call whose rules DTensor is asking for, if it is."""
+    return tuple(p for p in _given_placements.get() or () if strides_of(p))
+
+
+def on_dim(placement: Placement, tensor_dim: int) -> Placement:
+    """Return the shard that ``placement`` is, strided or not, of another tensor dim."""
+    strides = strides_of(placement)
+    return Shard(tensor_dim) if strides is None else strided_shard(tensor_dim, strides[1])
 
 
 def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:

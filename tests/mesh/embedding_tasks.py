@@ -9,6 +9,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.functional import embedding, embedding_bag
 
+from verifier.torch_internals import strided_shard
+
 IDS = torch.tensor([0, 4, 3, 1, 1, 2, 4])
 OFFSETS = torch.tensor([0, 0, 3, 4])
 TABLE = torch.arange(15.0).reshape(5, 3) - 7
@@ -39,6 +41,21 @@ def plain_arguments(mesh: DeviceMesh) -> list[bool]:
     expected_bags = embedding_bag(IDS, TABLE, OFFSETS, mode="sum")
     expected = embedding(IDS, TABLE.clone(), max_norm=3.0)
     return [torch.equal(bags.full_tensor(), expected_bags), torch.allclose(scaled.full_tensor(), expected)]
+
+
+def filled_with_strides(mesh: DeviceMesh) -> list[bool]:
+    """Return whether strided shards, as those of a model under data and tensor parallelism, are filled in place."""
+    rank = mesh.get_rank()
+    rows = torch.arange(18.0).reshape(6, 3)[[rank, 3 + rank]]
+    tensor = DTensor.from_local(
+        rows.clone(), mesh, [strided_shard(0, 2)], run_check=False, shape=torch.Size((6, 3)), stride=(3, 1)
+    )
+    columns = distribute_tensor(torch.tensor([True, False, True]), mesh, [Replicate()], src_data_rank=None)
+    capped = rows.masked_fill(rows > 9, 1.0)
+    found = [torch.equal(tensor.masked_fill_(tensor > 9, 1.0).to_local(), capped)]
+    found.append(torch.equal(tensor.masked_fill_(columns, 5.0).to_local(), capped.masked_fill(columns.to_local(), 5.0)))
+    found.append(torch.equal(torch.nn.init.constant_(tensor, 2.0).to_local(), torch.full((2, 3), 2.0)))
+    return [*found, tensor.placements == (strided_shard(0, 2),)]
 
 
 def without_values(mesh: DeviceMesh) -> list[list[int]]:

@@ -85,6 +85,10 @@ def test_results_may_be_written_to(verify_ours: Verifier, program: str, table: s
     assert result.counts == {VerdictKind.PASS: 1}
 
 
+def test_strided_shards_may_be_written_to(our_pools: PoolSet) -> None:
+    assert called(our_pools, "filled_with_strides") == ([True] * 4,) * 3
+
+
 def test_what_is_known_of_shapes_alone(our_pools: PoolSet) -> None:
     assert called(our_pools, "without_values") == ([[7, 3], [5, 3], [4, 3], [4, 3], [4, 3]],) * 3
 
