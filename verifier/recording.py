@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -93,8 +94,8 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
     meshes = _meshes(request, cluster)
     if request.max_examples is not None and request.max_examples < 1:
         raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
-    if request.time_limit is not None and request.time_limit <= 0:
-        raise ValueError(f"--time-limit {request.time_limit:g}: the limit must be a positive number of seconds")
+    if request.time_limit is not None and not 0 < request.time_limit < math.inf:
+        raise ValueError(f"--time-limit {request.time_limit:g}: the limit must be a positive, finite number of seconds")
     rank_memory = parse_rank_memory(request.rank_memory)
     if rank_memory is not None and any(mesh.device == "cuda" for mesh in meshes):
         raise ValueError("--rank-memory: CUDA maps far more memory than it uses, so it cannot be limited so")

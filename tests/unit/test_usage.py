@@ -1,0 +1,36 @@
+"""What a user got wrong on the command line is one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from verifier import cli, entry
+
+
+@pytest.fixture(autouse=True)
+def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what is not refused end at once."""
+    monkeypatch.setattr(cli, "record", lambda *_: pytest.fail("a run was begun"))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the command line; return the exit status, and what stands on stdout and on stderr."""
+    monkeypatch.setattr(sys, "argv", ["verifier", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert isinstance(ended.value.code, int)
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0", "-1"])
+def test_a_time_limit_is_positive_and_finite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    status, out, err = run(monkeypatch, capsys, "run", "embedding", "--time-limit", seconds, "--out", str(tmp_path))
+    assert (status, out) == (2, "")
+    assert err == f"error: --time-limit {seconds}: the limit must be a positive, finite number of seconds\n"
+    assert not list(tmp_path.iterdir())
