@@ -226,7 +226,7 @@ def _describe_places(meshes: Sequence[MeshSpec], cluster: Cluster | None) -> str
 
 def _dtypes(names: Sequence[str], families: Sequence[Family]) -> tuple[torch.dtype, ...]:
     known = {str(dtype).removeprefix("torch."): dtype for family in families for dtype in family.dtypes}
-    wanted = [name for text in names for name in text.split(",") if name]
+    wanted = [name for text in names for name in text.split(",")]
     for name in wanted:
         if name not in known:
             raise ValueError(_unknown("dtype", name, list(known)))

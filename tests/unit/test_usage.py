@@ -34,3 +34,13 @@ def test_a_time_limit_is_positive_and_finite(
     assert (status, out) == (2, "")
     assert err == f"error: --time-limit {seconds}: the limit must be a positive, finite number of seconds\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtypes", ["", ",", "float32,"])
+def test_an_empty_dtype_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dtypes: str
+) -> None:
+    status, out, err = run(monkeypatch, capsys, "run", "embedding", "--dtype", dtypes, "--out", str(tmp_path))
+    assert (status, out) == (2, "")
+    assert err.startswith("error: dtype '' is none of float")
+    assert err.count("\n") == 1
