@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from verifier import cli, entry
+from verifier import cli, cli_rules, entry
 
 
 @pytest.fixture(autouse=True)
 def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what is not refused end at once."""
-    monkeypatch.setattr(cli, "record", lambda *_: pytest.fail("a run was begun"))
+    for module, name in ((cli, "record"), (cli_rules, "record_rules")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("a run was begun"))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -44,3 +45,16 @@ def test_an_empty_dtype_is_none(
     assert (status, out) == (2, "")
     assert err.startswith("error: dtype '' is none of float")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command", [["run"], ["merge", "a"], ["rules"], ["report"], ["gate"], ["replay", "a"]], ids=lambda command: command[0]
+)
+def test_an_empty_out_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(monkeypatch, capsys, *command, "--out", "")
+    assert (status, out) == (2, "")
+    assert err == "error: --out '' names no folder; give a path, as . for this one\n"
+    assert not list(tmp_path.iterdir())
