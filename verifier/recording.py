@@ -29,6 +29,7 @@ from verifier.past import Past
 from verifier.plan import Plan
 from verifier.process_limits import format_size, parse_size
 from verifier.profiles import CAMPAIGN_PROFILES
+from verifier.record_files import out_option
 from verifier.records import RunHeader, RunRecord
 from verifier.report import write_html, write_json
 from verifier.runs import RunStore, new_run_id
@@ -286,13 +287,20 @@ def record(
 
 
 def write_report(run: RunRecord, store: RunStore) -> Path:
-    """Write ``latest/index.html`` and ``latest/run.json`` of ``run`` and return the path of the page."""
+    """Write ``latest/index.html`` and ``latest/run.json`` of ``run`` and return the path of the page.
+
+    Raises
+    ------
+    RunStoreError
+        If the file system refuses. Each of the files is then as it was, or new.
+    """
     folder = store.root / "latest"
-    folder.mkdir(parents=True, exist_ok=True)
     page = folder / "index.html"
-    write_html(run, page, store.root)
-    write_json(run, folder / "run.json")
+    command = f"python -m verifier report{out_option(store.root)}"
+    kept = f"the records in {store.directory} are whole; once it can be written: {command}"
+    write_html(run, page, store.root, kept)
+    write_json(run, folder / "run.json", kept)
     graph = RedistributionGraph.from_record(run.graph)
-    graph.write_json(folder / "graph.json")
-    graph.write_graphml(folder / "graph.graphml")
+    graph.write_json(folder / "graph.json", kept)
+    graph.write_graphml(folder / "graph.graphml", kept)
     return page

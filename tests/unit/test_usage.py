@@ -48,7 +48,9 @@ def test_an_empty_dtype_is_none(
 
 
 @pytest.mark.parametrize(
-    "command", [["run"], ["merge", "a"], ["rules"], ["report"], ["gate"], ["replay", "a"]], ids=lambda command: command[0]
+    "command",
+    [["run"], ["merge", "a"], ["rules"], ["report"], ["gate"], ["replay", "a"]],
+    ids=lambda command: command[0],
 )
 def test_an_empty_out_is_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
