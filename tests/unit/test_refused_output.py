@@ -58,3 +58,31 @@ def test_without_room_for_the_page_the_rest_is_said(
     )
     assert (latest / "index.html").read_text() == "the page of before"
     assert [path.name for path in latest.iterdir()] == ["index.html"]
+
+
+@pytest.mark.parametrize(
+    "command", [["report"], ["gate"], ["gate", "--format", "json"], ["layouts", "row-wise-even"]], ids=" ".join
+)
+def test_a_full_stdout_is_a_line_and_status_2(
+    store: RunStore,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+) -> None:
+    place = [] if command[0] == "layouts" else ["--out", str(store.root)]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert status_of(monkeypatch, *command, *place) == 2
+        assert sys.stdout is full
+    assert capsys.readouterr().err == "error: cannot write to standard output: No space left on device\n"
+
+
+def test_a_reader_that_is_gone_costs_no_word(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        status_of(monkeypatch, "gate", "--out", str(store.root))
+    assert capsys.readouterr().err == ""
