@@ -15,6 +15,7 @@ from rich.console import Console
 from verifier.baseline import Baseline, load_baseline
 from verifier.cli_options import DEFAULT_BASELINE
 from verifier.gate import decide
+from verifier.interrupts import ReportInterrupted
 from verifier.record_files import RunStoreError
 from verifier.recording import write_report
 from verifier.records import RunRecord
@@ -46,13 +47,18 @@ def page_written(run: RunRecord, store: RunStore) -> Iterator[Path | None]:
     ------
     RunStoreError
         If the file system refuses.
+    ReportInterrupted
+        If a Ctrl-C comes until the end; the record of the run is kept.
     """
     page, refusal = None, None
     try:
-        page = write_report(run, store)
-    except RunStoreError as error:
-        refusal = error
-    yield page
+        try:
+            page = write_report(run, store)
+        except RunStoreError as error:
+            refusal = error
+        yield page
+    except KeyboardInterrupt:
+        raise ReportInterrupted(f"interrupted; {store.where_kept(run.header.id)}") from None
     if refusal is not None:
         raise refusal
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from verifier.cli import app
-from verifier.interrupts import RunInterrupted
+from verifier.interrupts import ReportInterrupted, RunInterrupted
 from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
 from verifier.record_files import RunStoreError
 from verifier.rules.workers import WorkerError
@@ -129,6 +129,8 @@ def _status_of(work: Callable[[], None]) -> int:
         _say(f"error: {error}")
     except KeyboardInterrupt:
         _say("interrupted")
+    except ReportInterrupted as interrupted:
+        _say(f"{interrupted}")
     except RunInterrupted as interrupted:
         _say(f"{interrupted}")
         return INTERRUPTED

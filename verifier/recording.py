@@ -21,7 +21,7 @@ from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
 from verifier.imports import import_digests, run_imports_with_warnings
-from verifier.interrupts import RunInterrupted, one_interrupt_at_a_time
+from verifier.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
 from verifier.journal import RunWriter
 from verifier.journal_events import journal_listener
 from verifier.meshes import Cluster, Place, gpu_problem, gpus_shared, local_places
@@ -256,6 +256,8 @@ def record(
         If the file system refuses. The journal up to then is kept.
     RunInterrupted
         If a second Ctrl-C comes while the first one ends the run; the journal is kept.
+    ReportInterrupted
+        If it comes when the record is written already.
     """
     graph = RedistributionGraph()
     summary = Summary(graph)
@@ -273,13 +275,18 @@ def record(
             journal(event)
 
         campaign = Campaign(plan, emit, past, recall if writer is not None else emit)
+        recorded = False
         try:
             campaign.run()
             run = summary.record(campaign.known)
-            graph.write_json(store.path(plan.header.id, "graph.json"))
-            graph.write_graphml(store.path(plan.header.id, "graph.graphml"))
             opened.finish(run)
+            recorded = True
+            kept = store.where_kept(plan.header.id)
+            graph.write_json(store.path(plan.header.id, "graph.json"), kept)
+            graph.write_graphml(store.path(plan.header.id, "graph.graphml"), kept)
         except KeyboardInterrupt:
+            if recorded:
+                raise ReportInterrupted(f"interrupted; {store.where_kept(plan.header.id)}") from None
             kept = f"what was tried is kept in {opened.journal_path}"
             rest = f"; to go on: {opened.resume_command}" if plan.header.request else ""
             raise RunInterrupted(f"interrupted before the record was written; {kept}{rest}") from None
