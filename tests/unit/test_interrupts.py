@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,13 @@ from verifier.interrupts import one_interrupt_at_a_time
 from verifier.plan import Plan
 from verifier.records import RunHeader
 from verifier.runs import RunStore
+
+START = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path.insert(0, sys.argv.pop())
+runpy.run_module("verifier", run_name="__main__", alter_sys=True)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +139,15 @@ def test_one_while_the_last_files_of_a_run_are_written_says_the_same(
     assert entry._status_of(run) == 2
     assert capsys.readouterr().err == f"interrupted; {store.where_kept(header.id)}\n"
     assert store.newest() == make_run()
+
+
+def test_one_while_the_program_is_loaded_is_status_2_and_a_line(tmp_path: Path) -> None:
+    """In a process of its own, which has the module that it imports first interrupt it."""
+    (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT); input()")
+    started = subprocess.run(
+        [sys.executable, "-c", START, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert (started.returncode, started.stdout, started.stderr) == (2, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
