@@ -80,6 +80,8 @@ def rules(
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
     log_to_stderr(log_level)
     refuse_cluster(context)
+    if jobs == 0:  # in a plan: in this process, where what an op crashes would be ours
+        raise ValueError("--jobs 0: at least one worker process is needed")
     request = RulesRequest(
         patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
         command_line(), products,

@@ -60,3 +60,28 @@ def test_an_empty_out_is_no_folder(
     assert (status, out) == (2, "")
     assert err == "error: --out '' names no folder; give a path, as . for this one\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--jobs", "0"], "--jobs 0: at least one worker process is needed"),
+        (["--products", "5", "--world-size", "3"], "--products 5: no mesh has several dims; add one, as --mesh 2x2"),
+    ],
+)
+def test_what_a_rule_check_cannot_use_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    status, out, err = run(monkeypatch, capsys, "rules", "add", *options, "--out", str(tmp_path))
+    assert (status, out, err) == (2, "", f"error: {message}\n")
+
+
+def test_an_import_of_pytest_that_is_no_file_is_a_mistake(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_one(): pass")
+    result = pytester.runpytest_inprocess("--verifier-import", "no_such_file.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--verifier-import no_such_file.py: there is no file */no_such_file.py"])
