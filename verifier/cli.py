@@ -17,7 +17,14 @@ from rich.console import Console
 
 from verifier.baseline import BaselineEntry, load_baseline
 from verifier.cases import Verdict
-from verifier.cli_common import command_line, consoles, exit_status, load_given_baseline, refuse_cluster
+from verifier.cli_common import (
+    command_line,
+    consoles,
+    exit_status,
+    load_given_baseline,
+    page_written,
+    refuse_cluster,
+)
 from verifier.cli_layouts import layouts
 from verifier.cli_options import (
     DEFAULT_BASELINE,
@@ -46,7 +53,7 @@ from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import Cluster
 from verifier.progress import ProgressDisplay
 from verifier.record_files import DEFAULT_REPORTS
-from verifier.recording import Request, make_plan, parse_rank_memory, record, write_report
+from verifier.recording import Request, make_plan, parse_rank_memory, record
 from verifier.records import RunRecord
 from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json, with_folder
@@ -120,11 +127,11 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 
 
 def _say(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoReturn:
-    page = write_report(made, RunStore(out))
-    if output is Format.JSON:
-        sys.stdout.write(render_json(made) + "\n")
-    else:
-        print_summary(made, consoles()[0], page, out)
+    with page_written(made, RunStore(out)) as page:
+        if output is Format.JSON:
+            sys.stdout.write(render_json(made) + "\n")
+        else:
+            print_summary(made, consoles()[0], page, out)
     raise typer.Exit(exit_status(made, baseline))
 
 
@@ -218,10 +225,11 @@ def report(
     newest = None if fresh else _newest(store)
     if newest is None:
         newest = _make(Request(command=command_line(), rank_memory=rank_memory), baseline, out, cluster)
-    page = write_report(newest, store)
     console = consoles()[0]
-    print_summary(newest, console, page, out)
-    console.print(f"  the page is {page.absolute().as_uri()}", highlight=False, markup=False)
+    with page_written(newest, store) as page:
+        print_summary(newest, console, page, out)
+        if page is not None:
+            console.print(f"  the page is {page.absolute().as_uri()}", highlight=False, markup=False)
     raise typer.Exit(exit_status(newest, baseline))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,9 +15,13 @@ from rich.console import Console
 from verifier.baseline import Baseline, load_baseline
 from verifier.cli_options import DEFAULT_BASELINE
 from verifier.gate import decide
+from verifier.interrupts import ReportInterrupted
+from verifier.record_files import RunStoreError
+from verifier.recording import write_report
 from verifier.records import RunRecord
+from verifier.runs import RunStore
 
-__all__ = ["command_line", "consoles", "exit_status", "load_given_baseline", "refuse_cluster"]
+__all__ = ["command_line", "consoles", "exit_status", "load_given_baseline", "page_written", "refuse_cluster"]
 
 
 def command_line() -> str:
@@ -31,6 +37,30 @@ def load_given_baseline(path: Path) -> Baseline:
 def consoles() -> tuple[Console, Console]:
     """Return those of stdout and of stderr."""
     return Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def page_written(run: RunRecord, store: RunStore) -> Iterator[Path | None]:
+    """Write the page of ``run`` and have its path; None if it cannot be written, which is raised at the end.
+
+    Raises
+    ------
+    RunStoreError
+        If the file system refuses.
+    ReportInterrupted
+        If a Ctrl-C comes until the end; the record of the run is kept.
+    """
+    page, refusal = None, None
+    try:
+        try:
+            page = write_report(run, store)
+        except RunStoreError as error:
+            refusal = error
+        yield page
+    except KeyboardInterrupt:
+        raise ReportInterrupted(f"interrupted; {store.where_kept(run.header.id)}") from None
+    if refusal is not None:
+        raise refusal
 
 
 def refuse_cluster(context: typer.Context) -> None:

@@ -53,6 +53,16 @@ class Format(StrEnum):
     JSON = "json"
 
 
+def _folder(text: str | Path) -> Path | None:
+    return Path(text) if str(text) else None  # Path("") would be this folder
+
+
+def _refuse_no_folder(folder: Path | None) -> Path:
+    if folder is None:
+        raise ValueError("--out '' names no folder; give a path, as . for this one")
+    return folder
+
+
 Patterns = Annotated[
     list[str] | None,
     typer.Argument(
@@ -79,7 +89,12 @@ Imports = Annotated[
     list[str] | None,
     typer.Option("--import", help="Module or file to run first, here and in every rank; repeatable."),
 ]
-Out = Annotated[Path, typer.Option("--out", help="Folder of the recorded runs.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", metavar="PATH", parser=_folder, callback=_refuse_no_folder, help="Folder of the recorded runs."
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
 RankMemory = Annotated[
     str | None,

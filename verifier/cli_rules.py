@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from verifier.cli_common import command_line, consoles, exit_status, load_given_baseline, refuse_cluster
+from verifier.cli_common import command_line, consoles, exit_status, load_given_baseline, page_written, refuse_cluster
 from verifier.cli_options import (
     DEFAULT_BASELINE,
     BaselineOption,
@@ -20,7 +20,6 @@ from verifier.cli_options import (
 )
 from verifier.logs import LogLevel, log_to_stderr
 from verifier.record_files import DEFAULT_REPORTS
-from verifier.recording import write_report
 from verifier.report.github import github_lines
 from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, total_lines
@@ -81,6 +80,8 @@ def rules(
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
     log_to_stderr(log_level)
     refuse_cluster(context)
+    if jobs == 0:  # in a plan: in this process, where what an op crashes would be ours
+        raise ValueError("--jobs 0: at least one worker process is needed")
     request = RulesRequest(
         patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
         command_line(), products,
@@ -88,19 +89,19 @@ def rules(
     plan = make_rules_plan(request, load_given_baseline(baseline))
     store = RunStore(out)
     made = record_rules(plan, store, RulesProgress(consoles()[1], plan))
-    write_report(made, store)
-    assert made.rules is not None
-    if output is RulesFormat.JSON:
-        sys.stdout.write(render_rules_json(made) + "\n")
-    elif output is RulesFormat.GITHUB:
-        sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in github_lines(made)))
-    else:
-        ops, imported = made.rules.ops, made.header.imports
-        lines = [header_line(), *(line for name, op in ops.items() for line in op_lines(name, op, imported)), ""]
-        lines += total_lines(made.rules, imported)
-        sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in lines))
-    for error in made.tool_errors:
-        sys.stderr.write(f"error of the verifier: {error}\n")
+    with page_written(made, store):
+        assert made.rules is not None
+        if output is RulesFormat.JSON:
+            sys.stdout.write(render_rules_json(made) + "\n")
+        elif output is RulesFormat.GITHUB:
+            sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in github_lines(made)))
+        else:
+            ops, imported = made.rules.ops, made.header.imports
+            lines = [header_line(), *(line for name, op in ops.items() for line in op_lines(name, op, imported)), ""]
+            lines += total_lines(made.rules, imported)
+            sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in lines))
+        for error in made.tool_errors:
+            sys.stderr.write(f"error of the verifier: {error}\n")
     status = exit_status(made, baseline)
     missing = any(op.missing for op in made.rules.ops.values())
     raise typer.Exit(1 if status == 0 and missing and fail_on is FailOn.MISSING else status)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
 
 from verifier.cli import app
-from verifier.interrupts import RunInterrupted
+from verifier.interrupts import ReportInterrupted, RunInterrupted
 from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
 from verifier.record_files import RunStoreError
 from verifier.rules.workers import WorkerError
@@ -16,6 +19,62 @@ __all__ = ["main"]
 
 INTERRUPTED = 130
 """Exit status of what a Ctrl-C ended, as shells have it."""
+
+
+class OutputError(Exception):
+    """Standard output cannot be written; ``__cause__`` is the OSError."""
+
+
+class _Stdout:
+    """Standard output that raises :class:`OutputError`, by which it differs from all other files.
+
+    A reader that is gone is left to typer and rich, which end without a word.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with _output_errors():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _output_errors():
+            self._stream.flush()
+
+
+@contextmanager
+def _output_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
+
+
+@contextmanager
+def _whole_output() -> Iterator[None]:
+    """Have all that is written to standard output there at the end, or raise :class:`OutputError`."""
+    stream = sys.stdout
+    if stream is None:  # it was closed when Python began
+        yield
+        return
+    sys.stdout = output = cast(TextIO, _Stdout(stream))
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+        try:
+            output.flush()
+        except (OutputError, BrokenPipeError) as error:
+            with suppress(OSError):  # or Python would try once more at its end, and complain
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if isinstance(error, OutputError):
+                raise
 
 
 def main() -> None:
@@ -50,7 +109,8 @@ def _lead(rank: TorchrunRank, cluster: Cluster) -> None:
 def _run_app(cluster: Cluster | None) -> None:
     """Run the command line, on the ranks of ``cluster`` if torchrun started us."""
     try:
-        app(obj=cluster)
+        with _whole_output():
+            app(obj=cluster)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # typer makes that of a KeyboardInterrupt, without a word
             raise KeyboardInterrupt from ended
@@ -64,17 +124,23 @@ def _status_of(work: Callable[[], None]) -> int:
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0
-        sys.stderr.write(f"{ended.code}\n")  # Python would print it too, and exit with status 1: findings
-    except (ValueError, PoolError, WorkerError, RunStoreError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        _say(f"{ended.code}")  # Python would print it too, and exit with status 1: findings
+    except (ValueError, PoolError, WorkerError, RunStoreError, OutputError) as error:
+        _say(f"error: {error}")
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        _say("interrupted")
+    except ReportInterrupted as interrupted:
+        _say(f"{interrupted}")
     except RunInterrupted as interrupted:
-        sys.stderr.write(f"{interrupted}\n")
+        _say(f"{interrupted}")
         return INTERRUPTED
     except Exception:  # noqa: BLE001 - Python would exit with status 1, which here means findings
-        traceback.print_exc()
-        sys.stderr.write("error: the verifier itself failed; please report the lines above\n")
+        _say(f"{traceback.format_exc()}error: the verifier itself failed; please report the lines above")
     else:
         return 0
     return 2
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # what cannot be said has its exit status still
+        sys.stderr.write(f"{text}\n")

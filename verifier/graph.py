@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import networkx as nx  # type: ignore[import-untyped]
 
 from verifier.cases import Observation, Phase, Redistribution
+from verifier.record_files import AS_IT_WAS, write_atomically
 from verifier.records import FORMAT_VERSION, EdgeRecord, GraphRecord
 
 __all__ = ["LOCAL", "RedistributionGraph", "split_placements"]
@@ -136,19 +138,24 @@ class RedistributionGraph:
             )
         return graph
 
-    def write_graphml(self, path: Path | str) -> None:
-        """Write GraphML. It knows scalars only, so each phase becomes an attribute, such as ``phase_forward``."""
+    def write_graphml(self, path: Path | str, kept: str = AS_IT_WAS) -> None:
+        """Write GraphML. It knows scalars only, so each phase becomes an attribute, such as ``phase_forward``.
+
+        Raises as :func:`~verifier.record_files.write_atomically` does, and so does :meth:`write_json`.
+        """
         graph = self.to_networkx()
         graph.graph["format_version"] = FORMAT_VERSION
         for _, _, attributes in graph.edges(data=True):
             for phase, count in attributes.pop("phases").items():
                 attributes[f"phase_{phase.replace(' ', '_')}"] = count
-        nx.write_graphml(graph, str(path), named_key_ids=True)
+        written = io.BytesIO()
+        nx.write_graphml(graph, written, named_key_ids=True)
+        write_atomically(Path(path), written.getvalue(), kept)
 
-    def write_json(self, path: Path | str) -> None:
+    def write_json(self, path: Path | str, kept: str = AS_IT_WAS) -> None:
         """Write networkx's node-link JSON, with a ``format_version`` beside its keys."""
         document = {"format_version": FORMAT_VERSION, **nx.node_link_data(self.to_networkx(), edges="edges")}
-        Path(path).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_atomically(Path(path), (json.dumps(document, indent=2) + "\n").encode(), kept)
 
 
 def _by_phase(item: tuple[str, int]) -> tuple[int, str]:

@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["RunInterrupted", "one_interrupt_at_a_time"]
+__all__ = ["ReportInterrupted", "RunInterrupted", "one_interrupt_at_a_time"]
 
 
 class RunInterrupted(Exception):  # noqa: N818 - the user's wish, not an error
     """A run was interrupted once more while it ended; the message says what is kept."""
+
+
+class ReportInterrupted(Exception):  # noqa: N818 - likewise
+    """What follows a run was interrupted, whose record is kept; the message says where, and how to see it."""
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import msgspec
 from verifier.records import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
 
 __all__ = [
+    "AS_IT_WAS",
     "DEFAULT_REPORTS",
     "RunFormatError",
     "RunStoreError",
@@ -34,6 +35,9 @@ _Record = TypeVar("_Record", RunRecord, FindingRecord, RunHeader)
 
 DEFAULT_REPORTS = Path("reports")
 """Where reports and runs are kept unless another place is named."""
+
+AS_IT_WAS = "what was there is as it was"
+"""What still stands if a file cannot be replaced, where nothing else is to be said of it."""
 
 
 def out_option(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
 from verifier.imports import import_digests, run_imports_with_warnings
-from verifier.interrupts import RunInterrupted, one_interrupt_at_a_time
+from verifier.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
 from verifier.journal import RunWriter
 from verifier.journal_events import journal_listener
 from verifier.meshes import Cluster, Place, gpu_problem, gpus_shared, local_places
@@ -28,6 +29,7 @@ from verifier.past import Past
 from verifier.plan import Plan
 from verifier.process_limits import format_size, parse_size
 from verifier.profiles import CAMPAIGN_PROFILES
+from verifier.record_files import out_option
 from verifier.records import RunHeader, RunRecord
 from verifier.report import write_html, write_json
 from verifier.runs import RunStore, new_run_id
@@ -93,8 +95,8 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
     meshes = _meshes(request, cluster)
     if request.max_examples is not None and request.max_examples < 1:
         raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
-    if request.time_limit is not None and request.time_limit <= 0:
-        raise ValueError(f"--time-limit {request.time_limit:g}: the limit must be a positive number of seconds")
+    if request.time_limit is not None and not 0 < request.time_limit < math.inf:
+        raise ValueError(f"--time-limit {request.time_limit:g}: the limit must be a positive, finite number of seconds")
     rank_memory = parse_rank_memory(request.rank_memory)
     if rank_memory is not None and any(mesh.device == "cuda" for mesh in meshes):
         raise ValueError("--rank-memory: CUDA maps far more memory than it uses, so it cannot be limited so")
@@ -225,7 +227,7 @@ def _describe_places(meshes: Sequence[MeshSpec], cluster: Cluster | None) -> str
 
 def _dtypes(names: Sequence[str], families: Sequence[Family]) -> tuple[torch.dtype, ...]:
     known = {str(dtype).removeprefix("torch."): dtype for family in families for dtype in family.dtypes}
-    wanted = [name for text in names for name in text.split(",") if name]
+    wanted = [name for text in names for name in text.split(",")]
     for name in wanted:
         if name not in known:
             raise ValueError(_unknown("dtype", name, list(known)))
@@ -254,6 +256,8 @@ def record(
         If the file system refuses. The journal up to then is kept.
     RunInterrupted
         If a second Ctrl-C comes while the first one ends the run; the journal is kept.
+    ReportInterrupted
+        If it comes when the record is written already.
     """
     graph = RedistributionGraph()
     summary = Summary(graph)
@@ -271,13 +275,18 @@ def record(
             journal(event)
 
         campaign = Campaign(plan, emit, past, recall if writer is not None else emit)
+        recorded = False
         try:
             campaign.run()
             run = summary.record(campaign.known)
-            graph.write_json(store.path(plan.header.id, "graph.json"))
-            graph.write_graphml(store.path(plan.header.id, "graph.graphml"))
             opened.finish(run)
+            recorded = True
+            kept = store.where_kept(plan.header.id)
+            graph.write_json(store.path(plan.header.id, "graph.json"), kept)
+            graph.write_graphml(store.path(plan.header.id, "graph.graphml"), kept)
         except KeyboardInterrupt:
+            if recorded:
+                raise ReportInterrupted(f"interrupted; {store.where_kept(plan.header.id)}") from None
             kept = f"what was tried is kept in {opened.journal_path}"
             rest = f"; to go on: {opened.resume_command}" if plan.header.request else ""
             raise RunInterrupted(f"interrupted before the record was written; {kept}{rest}") from None
@@ -285,13 +294,20 @@ def record(
 
 
 def write_report(run: RunRecord, store: RunStore) -> Path:
-    """Write ``latest/index.html`` and ``latest/run.json`` of ``run`` and return the path of the page."""
+    """Write ``latest/index.html`` and ``latest/run.json`` of ``run`` and return the path of the page.
+
+    Raises
+    ------
+    RunStoreError
+        If the file system refuses. Each of the files is then as it was, or new.
+    """
     folder = store.root / "latest"
-    folder.mkdir(parents=True, exist_ok=True)
     page = folder / "index.html"
-    write_html(run, page, store.root)
-    write_json(run, folder / "run.json")
+    command = f"python -m verifier report{out_option(store.root)}"
+    kept = f"the records in {store.directory} are whole; once it can be written: {command}"
+    write_html(run, page, store.root, kept)
+    write_json(run, folder / "run.json", kept)
     graph = RedistributionGraph.from_record(run.graph)
-    graph.write_json(folder / "graph.json")
-    graph.write_graphml(folder / "graph.graphml")
+    graph.write_json(folder / "graph.json", kept)
+    graph.write_graphml(folder / "graph.graphml", kept)
     return page

@@ -22,6 +22,7 @@ from verifier.record_files import (
     DEFAULT_REPORTS,
     RunFormatError,
     convert_fields,
+    out_option,
     read_finding,
     read_record,
     refused,
@@ -62,6 +63,11 @@ class RunStore:
     def path(self, run_id: str, name: str = RECORD_NAME) -> Path:
         """Return the path of the file ``name`` of a run, such as ``graph.json``; neither has to exist."""
         return self.directory / run_id / name
+
+    def where_kept(self, run_id: str) -> str:
+        """Return where a run is kept that has its record, and what shows it."""
+        command = f"python -m verifier report{out_option(self.root)}"
+        return f"run {run_id} is kept in {self.directory / run_id}; to see it: {command}"
 
     def open_run(self, header: RunHeader) -> RunWriter:
         """Start the run ``header.id``: make its directory, and its journal with the header as the first line.

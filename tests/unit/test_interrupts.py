@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,12 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_factory import make_run
 
-from verifier import cli, entry, recording
+from verifier import cli, cli_common, entry, recording
 from verifier.interrupts import one_interrupt_at_a_time
 from verifier.plan import Plan
 from verifier.records import RunHeader
 from verifier.runs import RunStore
+
+START = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path.insert(0, sys.argv.pop())
+runpy.run_module("verifier", run_name="__main__", alter_sys=True)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +98,56 @@ def test_one_more_while_a_run_ends_says_what_is_kept(
     assert said.endswith(f"journal.jsonl; to go on: python -m verifier run --resume {run_id} --out {tmp_path}\n")
     assert list(tmp_path.rglob("journal.jsonl"))
     assert not list(tmp_path.rglob("run.json"))
+
+
+@pytest.mark.parametrize("meanwhile", ["write_report", "print_summary"])
+def test_one_after_the_record_says_where_that_is_and_how_to_see_it(
+    meanwhile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = make_run()
+    monkeypatch.setattr(cli, "_make", lambda *_: run)
+    monkeypatch.setattr(cli_common if meanwhile == "write_report" else cli, meanwhile, interrupted)
+    monkeypatch.setattr(sys, "argv", ["verifier", "run", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        f"interrupted; run {run.header.id} is kept in {tmp_path}/runs/{run.header.id}; "
+        f"to see it: python -m verifier report --out {tmp_path}\n"
+    )
+
+
+def test_one_while_the_last_files_of_a_run_are_written_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    header = make_run().header
+    monkeypatch.setattr(recording.Campaign, "run", lambda _: None)
+    monkeypatch.setattr(recording.Summary, "record", lambda *_: make_run())
+    monkeypatch.setattr(recording.RedistributionGraph, "write_json", interrupted)
+    plan = Plan(header, {}, {}, (), (), seed=0, max_examples=1, combinations=1, time_limit=None)
+    store = RunStore(tmp_path)
+
+    def run() -> None:
+        recording.record(plan, store)
+
+    assert entry._status_of(run) == 2
+    assert capsys.readouterr().err == f"interrupted; {store.where_kept(header.id)}\n"
+    assert store.newest() == make_run()
+
+
+def test_one_while_the_program_is_loaded_is_status_2_and_a_line(tmp_path: Path) -> None:
+    """In a process of its own, which has the module that it imports first interrupt it."""
+    (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT); input()")
+    started = subprocess.run(
+        [sys.executable, "-c", START, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert (started.returncode, started.stdout, started.stderr) == (2, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(

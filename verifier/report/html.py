@@ -12,7 +12,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from verifier.cases import MeshSpec
-from verifier.record_files import DEFAULT_REPORTS
+from verifier.record_files import AS_IT_WAS, DEFAULT_REPORTS, write_atomically
 from verifier.records import FindingRecord, RunRecord
 from verifier.report.graph_svg import collective_class, draw_graph
 from verifier.report.matrix import matrix_views
@@ -199,6 +199,6 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
     )
 
 
-def write_html(run: RunRecord, path: Path | str, folder: Path = DEFAULT_REPORTS) -> None:
-    """Write what :func:`render_html` returns."""
-    Path(path).write_text(render_html(run, folder), encoding="utf-8")
+def write_html(run: RunRecord, path: Path | str, folder: Path = DEFAULT_REPORTS, kept: str = AS_IT_WAS) -> None:
+    """Write what :func:`render_html` returns; raises as :func:`~verifier.record_files.write_atomically` does."""
+    write_atomically(Path(path), render_html(run, folder).encode(), kept)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from verifier.record_files import AS_IT_WAS, write_atomically
 from verifier.records import FORMAT_VERSION, RunRecord, TensorRecord
 
 __all__ = ["read_json", "render_json", "schema", "write_json"]
@@ -17,9 +18,9 @@ def render_json(run: RunRecord) -> str:
     return msgspec.json.format(msgspec.json.encode(run), indent=2).decode() + "\n"
 
 
-def write_json(run: RunRecord, path: Path | str) -> None:
-    """Write what :func:`render_json` returns."""
-    Path(path).write_text(render_json(run), encoding="utf-8")
+def write_json(run: RunRecord, path: Path | str, kept: str = AS_IT_WAS) -> None:
+    """Write what :func:`render_json` returns; raises as :func:`~verifier.record_files.write_atomically` does."""
+    write_atomically(Path(path), render_json(run).encode(), kept)
 
 
 def read_json(path: Path | str) -> RunRecord:

@@ -36,12 +36,15 @@ class _Say(Protocol):
 
 
 def print_summary(
-    run: RunRecord, console: Console, page: Path | str = "reports/latest/index.html", folder: Path = DEFAULT_REPORTS
+    run: RunRecord,
+    console: Console,
+    page: Path | str | None = "reports/latest/index.html",
+    folder: Path = DEFAULT_REPORTS,
 ) -> None:
     """Print what passed, what failed and what was not tested, the findings, and what to do next.
 
     No line is wrapped, so that a command can be copied whole; without a terminal the same lines come out without
-    colour. ``page`` is where the HTML report of this run is, ``folder`` where runs are recorded.
+    colour. ``page`` is where the HTML report of this run is, if there is one, ``folder`` where runs are recorded.
     """
 
     def say(text: str | Text = "", style: str = "") -> None:
@@ -71,8 +74,8 @@ def print_summary(
         say(f"  {line_text}")
 
 
-def next_steps(run: RunRecord, page: Path | str) -> list[str]:
-    """Return what to do after ``run``, one step a line; the last one is always the page to open."""
+def next_steps(run: RunRecord, page: Path | str | None) -> list[str]:
+    """Return what to do after ``run``, one step a line; the last one is the page to open, if there is one."""
     total = totals(run)
     new = [finding for finding in run.findings if not finding.known]
     steps = []
@@ -87,7 +90,8 @@ def next_steps(run: RunRecord, page: Path | str) -> list[str]:
             steps.append(f"run it again, with more time if that was short: {run.header.command}")
     if new:
         steps.append(f"reproduce: {replay_command(new[0])}")
-    steps.append(f"open {page}")
+    if page is not None:
+        steps.append(f"open {page}")
     return steps
 
 

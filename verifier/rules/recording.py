@@ -103,6 +103,8 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
             limits = f"at least {least}" if most is None else f"from {least} to {most}"
             raise ValueError(f"{name} {value}: must be {limits}")
     meshes = _meshes(request)
+    if request.products is not None and all(mesh.ndim == 1 for mesh in meshes):
+        raise ValueError(f"--products {request.products}: no mesh has several dims; add one, as --mesh 2x2")
     check = CheckOptions(meshes, request.sizes, request.seed, request.claims_only)
     if request.products is not None:
         check = replace(check, products=request.products, samples_with_products=request.max_samples)
