@@ -793,8 +793,11 @@ class ShardedOp:
 
 
 def is_fake(value: object) -> bool:
-    """Return whether ``value`` is a tensor without values, of which shapes alone are known."""
-    return isinstance(value, FakeTensor)
+    """Return whether ``value`` is a tensor without values, of which shapes alone are known.
+
+    Not while torch.compile traces, which has to see what is done with values, or that it cannot.
+    """
+    return isinstance(value, FakeTensor) and not torch.compiler.is_compiling()
 
 
 def given_strides() -> tuple[Placement, ...]:

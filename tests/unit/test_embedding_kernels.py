@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.embedding.sharding import check_ids, divided_by_counts, gradient, lookup
 from strategies.embedding_bag.ops import BAG_OPS
-from verifier.torch_internals import RankView
+from verifier.torch_internals import RankView, is_fake
 
 R, S0 = Replicate(), Shard(0)
 MANY = 70_000
@@ -53,3 +54,13 @@ def test_int32_ids_into_a_table_of_more_rows_than_int32_has(dtype: torch.dtype, 
     check_ids(ids, ROWS)
     with pytest.raises(IndexError, match=r"ids from -1 to -1 in a table"):
         check_ids(torch.tensor([-1], dtype=dtype), ROWS)
+
+
+def test_shapes_stand_for_results_only_where_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is traced would be a graph that makes empty tensors."""
+    with FakeTensorMode():
+        fake = torch.empty(2)
+    assert is_fake(fake)
+    assert not is_fake(torch.empty(2))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not is_fake(fake)
