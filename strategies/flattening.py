@@ -118,6 +118,21 @@ def flattenable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _flat_alike(input: torch.Tensor, samples: torch.Tensor, offsets: object) -> bool:
+    """Return whether ids of two dims and their weights are legal, so that they may be flattened here."""
+    return input.ndim == 2 and input.shape == samples.shape and offsets is None and input.shape[1] > 0
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` reduced, with one dim; its gradient is placed so too, or may have no form of two dims."""
+    tensor = tensor.reshape(-1)
+    if not isinstance(tensor, DTensor):
+        return tensor
+    reduced = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+    tensor = tensor.redistribute(placements=reduced)
+    return tensor.redistribute(placements=reduced)  # for the gradient, as above
+
+
 @functools.wraps(torch_embedding_bag)
 def embedding_bag(
     input: torch.Tensor,
@@ -132,10 +147,14 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> torch.Tensor:
+    input = flattenable(input)
     if per_sample_weights is not None:
         per_sample_weights = flattenable(per_sample_weights)
+        if isinstance(per_sample_weights, DTensor) and _flat_alike(input, per_sample_weights, offsets):
+            offsets = torch.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device)
+            input, per_sample_weights = input.reshape(-1), flat(per_sample_weights)
     return torch_embedding_bag(
-        flattenable(input),
+        input,
         weight,
         offsets,
         max_norm,

@@ -163,6 +163,14 @@ def test_ids_of_two_dims_that_are_cut_unevenly(verify_ours: Verifier, cut: str, 
     assert result.counts == {VerdictKind.PASS: 1}
 
 
+def test_a_gradient_of_weights_of_samples_that_is_even_only_when_flat(verify_ours: Verifier) -> None:
+    """Three ranks cut 6 positions evenly, and the 2 bags of 3 that they are do not have the gradient so."""
+    samples = filled((2, 3), torch.float64, 1).requires_grad_()
+    case = bag("sum", input=IDS[:6].reshape(2, 3), offsets=None, per_sample_weights=samples)
+    result = verify_ours(case, mesh="simulated:3", cap=None)
+    assert set(result.counts) == {VerdictKind.PASS}
+
+
 def test_weights_of_samples_that_are_cut_unevenly(verify_ours: Verifier) -> None:
     """Each is replicated by an all-gather of its own, and the gradient is cut as the weights were."""
     samples = filled((3, 2), torch.float64, 1).requires_grad_()
