@@ -25,7 +25,7 @@ from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, total_lines
 from verifier.report.words import with_folder
 from verifier.rules.progress import RulesProgress
-from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
+from verifier.rules.recording import MAX_JOBS, RulesRequest, make_rules_plan, record_rules
 from verifier.runs import RunStore
 
 __all__ = ["rules"]
@@ -80,8 +80,8 @@ def rules(
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
     log_to_stderr(log_level)
     refuse_cluster(context)
-    if jobs == 0:  # in a plan: in this process, where what an op crashes would be ours
-        raise ValueError("--jobs 0: at least one worker process is needed")
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:  # 0 in a plan: in this process, which an op could crash
+        raise ValueError(f"--jobs {jobs}: must be from 1 to {MAX_JOBS}")
     request = RulesRequest(
         patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
         command_line(), products,

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
 from verifier.cli import app
@@ -60,8 +60,9 @@ def _output_errors() -> Iterator[None]:
 def _whole_output() -> Iterator[None]:
     """Have all that is written to standard output there at the end, or raise :class:`OutputError`."""
     stream = sys.stdout
-    if stream is None:  # it was closed when Python began
-        yield
+    if stream is None:  # it was closed when Python began, as by `>&-`: nobody wants to read it
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            yield
         return
     sys.stdout = output = cast(TextIO, _Stdout(stream))
     try:

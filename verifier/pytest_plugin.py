@@ -109,6 +109,8 @@ def pytest_configure(config: pytest.Config) -> None:
             _meshes(config)
         except ValueError as error:
             raise pytest.UsageError(f"--verifier-mesh: {error}") from error
+    if not config.getoption("--verifier-out"):
+        raise pytest.UsageError("--verifier-out '' names no folder; give a path, as . for this one")
     for name in config.getoption("--verifier-import"):
         if name.endswith(".py") and not Path(name).is_file():
             raise pytest.UsageError(f"--verifier-import {name}: there is no file {Path(name).absolute()}")

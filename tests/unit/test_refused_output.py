@@ -86,3 +86,15 @@ def test_a_reader_that_is_gone_costs_no_word(
         monkeypatch.setattr(sys, "stdout", pipe)
         status_of(monkeypatch, "gate", "--out", str(store.root))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [["report"], ["gate"], ["gate", "--format", "json"]], ids=" ".join)
+def test_a_stdout_that_was_closed_costs_no_word(
+    store: RunStore,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it for `>&-`
+    assert status_of(monkeypatch, *command, "--out", str(store.root)) == 1
+    assert capsys.readouterr().err == ""

@@ -65,7 +65,7 @@ def test_an_empty_out_is_no_folder(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--jobs", "0"], "--jobs 0: at least one worker process is needed"),
+        (["--jobs", "0"], "--jobs 0: must be from 1 to 256"),
         (["--products", "5", "--world-size", "3"], "--products 5: no mesh has several dims; add one, as --mesh 2x2"),
     ],
 )
@@ -85,3 +85,10 @@ def test_an_import_of_pytest_that_is_no_file_is_a_mistake(pytester: pytest.Pytes
     result = pytester.runpytest_inprocess("--verifier-import", "no_such_file.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--verifier-import no_such_file.py: there is no file */no_such_file.py"])
+
+
+def test_an_empty_folder_of_pytest_is_a_mistake(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_one(): pass")
+    result = pytester.runpytest_inprocess("--verifier-out", "")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--verifier-out '' names no folder; give a path, as . for this one"])

@@ -37,12 +37,13 @@ from verifier.rules.workers import Died, Failed, Finished, GaveUp, Outcome, Part
 from verifier.runs import RunStore, new_run_id
 from verifier.wording import did_you_mean
 
-__all__ = ["RulesPlan", "RulesRequest", "make_rules_plan", "record_rules"]
+__all__ = ["MAX_JOBS", "RulesPlan", "RulesRequest", "make_rules_plan", "record_rules"]
 
 DEFAULT_WORLD_SIZES = (2, 3)
 DEFAULT_MESHES = ("2x2",)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_SIZES = 5
+MAX_JOBS = 256
 TRIAL_LIMIT = 8.0
 FEW, PARTS_OF_FEW = 24, 4
 """So few ops are shared out among the workers, each in so many parts; of more ops each worker has some to itself."""
@@ -97,7 +98,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         ("--max-samples", request.max_samples, 1, None),
         ("--sizes", request.sizes, 1, MAX_SIZES),
         ("--products", request.products if request.products is not None else 0, 0, None),
-        ("--jobs", request.jobs if request.jobs is not None else 1, 0, 256),
+        ("--jobs", request.jobs if request.jobs is not None else 1, 0, MAX_JOBS),
     ):
         if value < least or (most is not None and value > most):
             limits = f"at least {least}" if most is None else f"from {least} to {most}"
