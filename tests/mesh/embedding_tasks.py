@@ -125,3 +125,29 @@ def compiled(mesh: DeviceMesh) -> list[bool]:
         torch.equal(result.full_tensor(), 2 * embedding(IDS, TABLE)),
         torch.equal(weight.grad.full_tensor(), local.grad),
     ]
+
+
+def compiled_bags(mesh: DeviceMesh) -> dict[str, list[bool]]:
+    """Return by mode whether row-wise bags and their gradient are right in a function that is compiled."""
+    found = {}
+    for mode in ("sum", "mean", "max"):
+
+        @torch.compile(backend="aot_eager")
+        def doubled(ids: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, mode: str = mode) -> torch.Tensor:
+            return embedding_bag(ids, weight * 2, offsets, mode=mode, padding_idx=1) * 2
+
+        weight = distribute_tensor(TABLE, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+        ids, offsets = (distribute_tensor(v, mesh, [Replicate()], src_data_rank=None) for v in (IDS, OFFSETS))
+        result = doubled(ids, weight, offsets)
+        result.sum().backward()
+        local = TABLE.clone().requires_grad_()
+        expected = embedding_bag(IDS, local * 2, OFFSETS, mode=mode, padding_idx=1) * 2
+        expected.sum().backward()
+        assert isinstance(result, DTensor)
+        assert isinstance(weight.grad, DTensor)
+        assert local.grad is not None
+        found[mode] = [
+            torch.equal(result.full_tensor(), expected),
+            torch.allclose(weight.grad.full_tensor(), local.grad),
+        ]
+    return found

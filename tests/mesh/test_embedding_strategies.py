@@ -133,6 +133,10 @@ def test_a_row_wise_lookup_compiles_to_one_graph(our_pools: PoolSet) -> None:
     assert called(our_pools, "compiled") == ([True, True],) * 3
 
 
+def test_bags_break_the_graph_and_are_right(our_pools: PoolSet) -> None:
+    assert called(our_pools, "compiled_bags") == ({mode: [True, True] for mode in ("sum", "mean", "max")},) * 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int16])
 def test_ids_that_are_no_integers_raise_on_every_rank(verify_ours: Verifier, dtype: torch.dtype) -> None:
     """Also on one without a row, which looks nothing up."""
