@@ -16,7 +16,7 @@ import torch
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag.ops import BAG_OPS
 from verifier.cases import OpCase
-from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
+from verifier.rules.samples import Sample, SampleOptions, Target, Values, names_overload
 from verifier.torch_internals import registered_overloads
 from verifier.wording import did_you_mean
 
@@ -172,10 +172,10 @@ class _RowSample:
     def origin(self) -> str:
         return self.way.label or self.way.op
 
-    def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
         """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none."""
         sizes = _ALIGNED if self.way.aligned else _SIZES
-        if special or not 0 <= size < min(len(sizes), self.options.sizes):
+        if values is not Values.USUAL or not 0 <= size < min(len(sizes), self.options.sizes):
             return None
         text = f"{self.op}|{self.origin}|{size}|{draw}|{self.options.seed}"
         generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
 
-from strategies.opinfo.calls import Call, attempt
+from strategies.opinfo.calls import Call, attempt, parameters
 from strategies.opinfo.names import base_of, stem
 from strategies.opinfo.tables import KEEP_VALUES, RANDOM_BASES, UNINITIALISED, UNIQUE_INDICES, WRITE_ONLY
 from strategies.opinfo.values import (
@@ -21,10 +21,22 @@ from strategies.opinfo.values import (
     Palette,
     Poison,
     Regenerated,
+    beyond_palettes,
     domain_of,
 )
 
-__all__ = ["Level", "Plan", "Regenerate", "fills_of", "make_plan", "refilled", "settled", "why_not_testable"]
+__all__ = [
+    "Level",
+    "Plan",
+    "Regenerate",
+    "fills_of",
+    "make_plan",
+    "refilled",
+    "settled",
+    "thresholds_of",
+    "why_not_testable",
+    "widened",
+]
 
 Regenerate = Callable[[int], Call | None]
 """The same call with the values that OpInfo generates under another seed; None if it cannot be had."""
@@ -51,12 +63,14 @@ class Plan:
     """What was learned about a sample at its first size.
 
     ``domains`` and ``poison`` are by leaf: the domain of each floating tensor, and those whose values are not read.
+    ``beyond`` are values that the palettes have not.
     """
 
     level: Level
     domains: dict[int, Domain]
     poison: frozenset[int]
     exact: bool
+    beyond: tuple[int, ...] = ()
 
 
 def why_not_testable(call: Call) -> str:
@@ -102,7 +116,7 @@ def fills_of(call: Call, plan: Plan, regenerate: Regenerate) -> dict[int, Fill]:
             else:
                 free = level < Level.STRICT and leaf.numel() < _SMALL
                 domain = "any" if free else plan.domains.get(place, "any")
-                fills[place] = Palette(leaf.shape, leaf.dtype, domain, zero=level == Level.PALETTE)
+                fills[place] = Palette(leaf.shape, leaf.dtype, domain, level == Level.PALETTE, plan.beyond)
     return fills
 
 
@@ -179,6 +193,33 @@ def settled(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Gen
             if outcomes is not None:
                 return here if not exact or _integral(outcomes[0]) else Plan(level, plan.domains, plan.poison, False)
     return None
+
+
+def widened(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Generator) -> Plan | None:
+    """Return ``plan`` with values of both signs, and with some on either side of the numbers among the arguments.
+
+    Where torch does not take both signs, or makes NaN of them, the domains stay. None if nothing is wider.
+    """
+    reference = attempt(call)
+    if reference is None or plan.level != Level.PALETTE or _keeps_values(call):
+        return None
+    beyond = beyond_palettes(thresholds_of(call))
+    fills = fills_of(call, plan, regenerate).values()
+    narrow = any(isinstance(fill, Palette) and fill.domain != "any" for fill in fills)
+    wider = [replace(plan, domains={}, beyond=beyond)] if narrow else []
+    wider += [replace(plan, beyond=beyond)] if beyond else []
+    for wide in wider:
+        outcomes = _tried(call, wide, regenerate, generator, reference, _CHECKED_DRAWS)
+        if outcomes is not None:
+            return replace(wide, exact=_is_exact(call, wide, plan.poison, regenerate, generator, outcomes))
+    return None
+
+
+def thresholds_of(call: Call) -> tuple[float, ...]:
+    """Return the scalar arguments that may be thresholds: those that are plain numbers."""
+    named = [(parameter.name, parameter.type) for parameter in parameters(call.op)]
+    values = [call.values.get(name) for name, type_ in named if "number" in type_ or "float" in type_]
+    return tuple(float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _tried(

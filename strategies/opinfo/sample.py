@@ -10,12 +10,23 @@ import torch
 
 from strategies.opinfo.calls import Call, attempt, parameters, quiet
 from strategies.opinfo.names import base_of
-from strategies.opinfo.plans import Plan, Regenerate, fills_of, make_plan, refilled, settled, why_not_testable
+from strategies.opinfo.plans import (
+    Plan,
+    Regenerate,
+    fills_of,
+    make_plan,
+    refilled,
+    settled,
+    thresholds_of,
+    why_not_testable,
+    widened,
+)
 from strategies.opinfo.rows import Row, Template
 from strategies.opinfo.spellings import Variation
 from strategies.opinfo.tables import KEEP_VALUES, TRUSTING
 from strategies.opinfo.values import Chosen, Fill, Palette, with_specials
 from verifier.cases import OpCase
+from verifier.rules.samples import Values
 
 __all__ = ["OpInfoSample"]
 
@@ -31,7 +42,6 @@ class _Prepared:
     plan: Plan
     fills: dict[int, Fill]
     tags: frozenset[str]
-    thresholds: tuple[float, ...]
 
 
 class OpInfoSample:
@@ -40,6 +50,7 @@ class OpInfoSample:
     def __init__(self, row: Row, template: Template, changes: tuple[Variation, ...] = ()) -> None:
         self._row, self._template, self._changes = row, template, changes
         self._prepared: dict[int, _Prepared | None] = {}
+        self._wide: dict[int, _Prepared | None] = {}
         self._takes_specials: bool | None = None
         first = self._changed(template.call)
         assert first is not None
@@ -84,9 +95,10 @@ class OpInfoSample:
             return ""
         return "its kernel trusts sizes: only what DTensor claims is tried"
 
-    def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
         """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none."""
-        prepared = self._at(size)
+        special = values is Values.SPECIAL
+        prepared = self._wide_at(size) if values is Values.WIDE else self._at(size)
         if prepared is None or (special and not self._can_be_special()):
             return None
         leaves = self._leaves(prepared, size, draw, special)
@@ -112,7 +124,7 @@ class OpInfoSample:
                     leaf = leaves[place]
                     assert isinstance(leaf, torch.Tensor)
                     if leaf.is_floating_point():
-                        leaves[place] = with_specials(leaf, prepared.thresholds, generator, draw)
+                        leaves[place] = with_specials(leaf, thresholds_of(prepared.call), generator, draw)
         return leaves
 
     def varied(self, variation: Variation) -> OpInfoSample | None:
@@ -135,6 +147,14 @@ class OpInfoSample:
                 self._prepared[size] = self._prepare(size)
         return self._prepared[size]
 
+    def _wide_at(self, size: int) -> _Prepared | None:
+        prepared = self._at(size)
+        if size not in self._wide and prepared is not None:
+            with quiet():
+                plan = widened(prepared.call, prepared.plan, self._regenerate(size), self._row.generator)
+            self._wide[size] = None if plan is None else self._filled(prepared.call, plan, size)
+        return self._wide.get(size)
+
     def _prepare(self, size: int) -> _Prepared | None:
         call = self.first if size == 0 else self._changed(self._row.at_size(self._template, size))
         if call is None:
@@ -150,7 +170,7 @@ class OpInfoSample:
 
     def _filled(self, call: Call, plan: Plan, size: int) -> _Prepared:
         fills = fills_of(call, plan, self._regenerate(size))
-        return _Prepared(call, plan, fills, _tags(call), _thresholds(call))
+        return _Prepared(call, plan, fills, _tags(call))
 
     def _regenerate(self, size: int) -> Regenerate:
         regenerated = self._row.regenerated(self._template, size)
@@ -195,10 +215,3 @@ def _tags(call: Call) -> frozenset[str]:
     if any(0 in shape for shape in shapes):
         tags.add("empty tensor")
     return frozenset(tags)
-
-
-def _thresholds(call: Call) -> tuple[float, ...]:
-    """Return the scalar arguments that may be thresholds: those that are plain numbers."""
-    named = [(parameter.name, parameter.type) for parameter in parameters(call.op)]
-    values = [call.values.get(name) for name, type_ in named if "number" in type_ or "float" in type_]
-    return tuple(float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import ceil, floor
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ __all__ = [
     "Palette",
     "Poison",
     "Regenerated",
+    "beyond_palettes",
     "domain_of",
     "with_specials",
 ]
@@ -72,14 +74,41 @@ class Fill(Protocol):
         ...
 
 
+_MOST_BEYOND = 64
+"""Exact in every floating dtype, and so are a few of them added up."""
+
+
+def beyond_palettes(numbers: Iterable[float]) -> tuple[int, ...]:
+    """Return the integers next to ``numbers``, below and above, that lie outside of all palettes.
+
+    Next to what lies inside of them there are values of theirs.
+
+    >>> beyond_palettes([10.0, 8.46, 0.5, float("inf")])
+    (8, 9, 11)
+    """
+    low, high = min(_PALETTES["any"][0]), max(_PALETTES["any"][0])
+    near = {n for number in numbers if abs(number) < _MOST_BEYOND for n in (ceil(number) - 1, floor(number) + 1)}
+    return tuple(sorted(n for n in near if not low <= n <= high))
+
+
+_SIGNS: dict[Domain, Callable[[float], bool]] = {
+    "any": lambda value: True,
+    "positive": lambda value: value > 0,
+    "not negative": lambda value: value >= 0,
+    "negative": lambda value: value < 0,
+}
+"""Which values the domains have that have no limit but 0; the others have no integers beyond their palettes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Palette:
-    """Floating values from a few exact ones of a domain."""
+    """Floating values from a few exact ones of a domain, and those of ``beyond`` that lie in it."""
 
     shape: torch.Size
     dtype: torch.dtype
     domain: Domain
     zero: bool = True
+    beyond: tuple[int, ...] = ()
 
     @property
     def is_integral(self) -> bool:
@@ -88,6 +117,8 @@ class Palette:
     def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
         palettes = _palettes(self.domain, self.dtype.to_real(), self.zero)
         palette = palettes[number % len(palettes)]
+        if self.beyond and self.domain in _SIGNS:
+            palette = torch.cat([palette, palette.new_tensor(list(filter(_SIGNS[self.domain], self.beyond)))])
         real = palette.take(torch.randint(len(palette), self.shape, generator=generator))
         if not self.dtype.is_complex:
             return real

@@ -14,7 +14,7 @@ from strategies.opinfo.siblings import family
 from strategies.opinfo.source import SOURCE
 from strategies.opinfo.tables import SAME_AS
 from verifier.cases import OpCase
-from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources
+from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, Values, installed_sources
 from verifier.torch_internals import capture_calls, opinfo_entries, opinfo_sizes, pytree
 
 DRAWS = 6
@@ -28,8 +28,8 @@ def samples(name: str, op: str = "", **options: int) -> tuple[Sample, ...]:
     return tuple(sample for sample in found if op in ("", sample.op))
 
 
-def drawn(sample: Sample, size: int = 0, draw: int = 0, *, special: bool = False) -> OpCase:
-    case = sample.draw(size, draw, special=special)
+def drawn(sample: Sample, size: int = 0, draw: int = 0, values: Values = Values.USUAL) -> OpCase:
+    case = sample.draw(size, draw, values)
     assert case is not None
     return case
 
@@ -276,7 +276,7 @@ def test_special_values() -> None:
     for sample in samples("clamp", "aten.clamp.default"):
         limits = [limit for limit in drawn(sample).args[1:] if isinstance(limit, int | float)]
         for draw in range(8):
-            case = drawn(sample, draw=draw, special=True)
+            case = drawn(sample, draw=draw, values=Values.SPECIAL)
             assert "special" in case.tags
             values.append(first(case).flatten())
             assert torch.isin(values[-1], torch.tensor(limits, dtype=torch.float64)).any() or draw < 4
@@ -288,7 +288,30 @@ def test_special_values() -> None:
 
 
 def test_no_special_values_where_the_op_cannot_take_them() -> None:
-    assert all(sample.draw(0, 0, special=True) is None for sample in samples("grid_sampler_2d"))
+    assert all(sample.draw(0, 0, Values.SPECIAL) is None for sample in samples("grid_sampler_2d"))
+
+
+def test_wide_values_lie_on_both_sides_of_a_number() -> None:
+    for sample in samples("masked_fill", "aten.masked_fill.Scalar"):
+        usual = drawn(sample)
+        if usual.args[2] == 10 and first(usual).numel() > 10:
+            wide = [drawn(sample, draw=draw, values=Values.WIDE) for draw in range(4)]
+            assert first(usual).max() < 10
+            assert max(first(case).max() for case in wide) == 11
+            assert all(case.exact for case in wide)
+
+
+def test_wide_values_are_of_both_signs_where_the_op_takes_them() -> None:
+    of_one_sign = 0
+    for sample in samples("nn.functional.smooth_l1_loss"):
+        wide = sample.draw(0, 0, Values.WIDE)
+        if wide is not None and first(wide).numel() > 10:
+            of_one_sign += bool(first(drawn(sample)).sign().unique().numel() == 1)
+            assert torch.isin(torch.tensor([-1.0, 1.0]), first(wide).sign()).all()
+    assert of_one_sign
+    for sample in samples("log", "aten.log.default"):  # a NaN elsewhere
+        assert first(drawn(sample)).min() > 0
+        assert sample.draw(0, 0, Values.WIDE) is None
 
 
 # ----------------------------------------------------------------------------------------------- spellings and siblings

@@ -17,6 +17,7 @@ from verifier.cases import MeshSpec, OpCase, VerdictKind
 from verifier.rules.check import DRAWS_FOR_MISSING, CheckOptions, Position, check_sample
 from verifier.rules.products import Products
 from verifier.rules.results import SampleReport
+from verifier.rules.samples import Values
 from verifier.torch_internals import replaced_strategy
 
 TWO = MeshSpec((2,))
@@ -29,7 +30,7 @@ Make = Callable[[torch.Generator, tuple[int, int, int]], tuple[tuple[object, ...
 
 @dataclass
 class HandMade:
-    """A sample whose calls a function makes."""
+    """A sample whose calls a function makes; ``wide`` makes those with wide values, if there are any."""
 
     op: str
     make: Make
@@ -38,12 +39,14 @@ class HandMade:
     not_testable: str = ""
     claims_only: str = ""
     sizes: tuple[tuple[int, int, int], ...] = field(default=SIZES)
+    wide: Make | None = None
 
-    def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
-        if size >= len(self.sizes) or special:
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
+        make = {Values.USUAL: self.make, Values.WIDE: self.wide}.get(values)
+        if size >= len(self.sizes) or make is None:
             return None
         generator = torch.Generator().manual_seed(1000 * size + draw)
-        args, kwargs = self.make(generator, self.sizes[size])
+        args, kwargs = make(generator, self.sizes[size])
         return OpCase(self.op, f"torch.ops.{self.op}", args, kwargs, exact=self.exact)
 
 
@@ -116,6 +119,27 @@ def test_claims_alone_are_tried_on_request() -> None:
     assert claims.confirmed == everything.confirmed
     assert not claims.missing
     assert claims.combinations < everything.combinations
+
+
+def masked(most: int) -> Make:
+    """Return what makes calls that fill 10 into values up to ``most``."""
+
+    def make(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        values = torch.randint(-4, most + 1, (s[0], s[1]), generator=g).double()
+        return (values, torch.randint(2, (s[0], s[1]), generator=g).bool(), 10), {}
+
+    return make
+
+
+def test_a_rule_that_holds_because_of_what_is_drawn_is_not_missing() -> None:
+    """Among smaller values the maximum is 10 wherever any rank fills it in; among larger ones it is not."""
+    narrow = check(HandMade("aten.masked_fill.Scalar", masked(4)))
+    wide = check(HandMade("aten.masked_fill.Scalar", masked(4), wide=masked(12)))
+    true = {f"P({kind}), R -> P({kind})" for kind in ("avg", "max", "min")}
+    lucky = {f"R, P({kind}) -> P({result})" for kind, result in (("max", "max"), ("min", "min"), ("product", "min"))}
+    assert texts(narrow, "missing") == true | lucky | {"P(max), P(max) -> P(max)"}
+    assert texts(wide, "missing") == true
+    assert wide.confirmed == narrow.confirmed
 
 
 def test_too_few_sizes_are_not_enough_for_a_missing_rule() -> None:

@@ -15,8 +15,12 @@ from verifier.rules.execute import Results, tensor_groups
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE_FOR_MISSING, Position
 from verifier.rules.place import Place
+from verifier.rules.samples import Values
 
 __all__ = ["Exploration"]
+
+
+_WIDE_DRAWS = 4
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ class Exploration(Place):
         for _ in self.draws():
             tries = [one for one in tries if self._try(one)]
         self._keep(tries)
+        self._try_wide(tries)
         if not ledger.products and self.size == 0:
             ledger.products = {
                 tuple(p for (p,) in c): tuple(p for (p,) in claim.outputs)
@@ -99,12 +104,7 @@ class Exploration(Place):
         if ledger.is_fatal(one.position):
             self.died(one.combination, claim)
             return False
-        ledger.enter(one.position)
-        results = self._run(one)
-        ledger.report.runs += 1
-        for expected in self.expected:
-            expected.expect_parts(bool(one.partial))
-        masks = self._classify(results, one.masks)
+        results, masks = self._run_and_classify(one, one.masks)
         if claim is not None:
             self.try_claim(claim, results if claim.plain else None, masks)
             one.masks = masks or [0] * len(self.expected)
@@ -119,6 +119,14 @@ class Exploration(Place):
             and not any(self._is_one_sided(column) for column in one.partial)
         )
         return True
+
+    def _run_and_classify(self, one: _Try, within: Sequence[int]) -> tuple[list[Results] | Exception, list[int]]:
+        self.ledger.enter(one.position)
+        results = self._run(one)
+        self.ledger.report.runs += 1
+        for expected in self.expected:
+            expected.expect_parts(bool(one.partial))
+        return results, self._classify(results, within)
 
     def _is_one_sided(self, column: int) -> bool:
         """Return whether a Partial argument came out with all parts the same, so that this draw says nothing of it."""
@@ -149,6 +157,26 @@ class Exploration(Place):
                 candidate.world_sizes.add(self.mesh.world_size)
             candidate.claimed |= one.combination[: self.call.in_args] in claimed
 
+    def _try_wide(self, tries: Sequence[_Try]) -> None:
+        """Refute what is not claimed and has held only because of the values that its source draws.
+
+        Where 10 is filled in among smaller numbers, the maximum of ranks is 10 wherever one of them fills it in.
+        """
+        candidates = {one.combination: self.ledger.candidates[one.combination] for one in tries if one.claim is None}
+        told = self.ledger.told
+        for draw in range(_WIDE_DRAWS if any(candidate.masks for candidate in candidates.values()) else 0):
+            case = self.ledger.sample.draw(self.size, draw, Values.WIDE)
+            if case is None:
+                break
+            try:
+                self.take(case, draw)
+            except (RuntimeError, ValueError, IndexError, TypeError):
+                continue
+            for one in tries:
+                if one.claim is None and (candidate := candidates[one.combination]).masks:
+                    candidate.masks = self._run_and_classify(one, candidate.masks)[1]
+        self.ledger.told = told
+
     def _run(self, one: _Try) -> list[Results] | Exception:
         call = self.call
         run = call.without_buffers if call.buffers and one.claim is None else call
@@ -178,7 +206,7 @@ class Exploration(Place):
         """Try the claims that held on values that a Partial cannot always carry."""
         if self.size or not self.claims:
             return
-        case = self.ledger.sample.draw(self.size, 0, special=True)
+        case = self.ledger.sample.draw(self.size, 0, Values.SPECIAL)
         if case is None:
             return
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,6 +19,7 @@ __all__ = [
     "SampleOptions",
     "SampleSource",
     "Target",
+    "Values",
     "installed_sources",
     "names_overload",
 ]
@@ -66,6 +68,24 @@ class SampleOptions:
     seed: int = 0
 
 
+class Values(Enum):
+    """What kind of values a call is drawn with.
+
+    Attributes
+    ----------
+    USUAL
+        Of the kind that its source takes for the op's.
+    WIDE
+        Of both signs, and on both sides of the call's number arguments, as far as the op takes such values.
+    SPECIAL
+        Such as a Partial cannot always carry: infinities, NaN, -0.0, values exactly at a number argument.
+    """
+
+    USUAL = auto()
+    WIDE = auto()
+    SPECIAL = auto()
+
+
 class Sample(Protocol):
     """One way of calling one aten overload: at each size the same structure, with new values at each draw."""
 
@@ -89,11 +109,10 @@ class Sample(Protocol):
         """Why nothing but what DTensor claims can be tried (a kernel that corrupts memory); empty if everything can."""
         ...
 
-    def draw(self, size: int, draw: int, *, special: bool = False) -> OpCase | None:
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
         """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none.
 
-        Shapes and arguments that are not tensors depend on ``size`` alone. ``special`` asks for values that a Partial
-        cannot always carry: infinities, NaN, -0.0, values exactly at a threshold argument.
+        Shapes and arguments that are not tensors depend on ``size`` alone.
         """
         ...
 
