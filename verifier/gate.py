@@ -45,6 +45,7 @@ class GateDecision:
 
     ``trials`` counts all trials, and the rules of level 1 if ``rules`` is true; ``evidence`` those that said something:
     an unsupported or inconclusive trial, or an error of ours, proves nothing. ``errors`` are our own errors.
+    ``imports`` are what the run imported: what is fixed is fixed with these.
     """
 
     run: str
@@ -58,6 +59,7 @@ class GateDecision:
     complete: bool
     errors: tuple[str, ...]
     rules: bool = False
+    imports: tuple[str, ...] = ()
 
     @property
     def _counted(self) -> str:
@@ -138,6 +140,7 @@ def decide(run: RunRecord, baseline: Baseline, today: date) -> GateDecision:
         complete=run.complete,
         errors=errors,
         rules=run.rules is not None,
+        imports=tuple(run.header.imports),
     )
 
 
@@ -230,7 +233,12 @@ def _next_steps(decision: GateDecision) -> list[str]:
     if decision.expired:
         steps.append("fix what has expired, or move its `expires` in the baseline, with a reason that still holds")
     if decision.fixed:
-        steps.append("drop what is fixed from the baseline: `python -m verifier gate --update`")
+        update = "`python -m verifier gate --update`"
+        if decision.imports:
+            options = " ".join(f"--import {name}" for name in decision.imports)
+            steps.append(f"what is fixed is so with {options}; if all runs have that from now on, drop it: {update}")
+        else:
+            steps.append(f"drop what is fixed from the baseline: {update}")
     verdict = {0: "passed: nothing new", 1: "failed: new or expired findings", 2: "could not verify"}
     return [
         *(f"next: {step}" for step in steps),

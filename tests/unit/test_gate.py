@@ -216,6 +216,17 @@ def test_text_of_a_new_finding_ends_with_what_to_do() -> None:
     ]
 
 
+def test_what_is_fixed_by_an_import_is_said_to_be_so() -> None:
+    run = a_run(known={"b2": "fixed"})
+    imported = replace(run, header=replace(run.header, imports=["a.rules", "b.py"]))
+    said = render(decide(imported, a_baseline("b2"), TODAY))
+    assert (
+        "next: what is fixed is so with --import a.rules --import b.py; if all runs have that from now on, drop it: "
+        "`python -m verifier gate --update`\n"
+    ) in said
+    assert "drop what is fixed" in render(decide(run, a_baseline("b2"), TODAY))
+
+
 def test_unconfirmed_finding_counts_and_is_said_to_be_so() -> None:
     decision = decide(a_run(a_finding(confirmed="unconfirmed: did not fail a second time")), Baseline(), TODAY)
     assert decision.exit_status == 1
