@@ -165,17 +165,12 @@ class Exploration(Place):
         candidates = {one.combination: self.ledger.candidates[one.combination] for one in tries if one.claim is None}
         told = self.ledger.told
         for draw in range(_WIDE_DRAWS if any(candidate.masks for candidate in candidates.values()) else 0):
-            case = self.ledger.sample.draw(self.size, draw, Values.WIDE)
-            if case is None:
-                break
-            try:
-                self.take(case, draw)
-            except (RuntimeError, ValueError, IndexError, TypeError):
+            if not self.take_drawn(draw, Values.WIDE):
                 continue
             for one in tries:
                 if one.claim is None and (candidate := candidates[one.combination]).masks:
                     candidate.masks = self._run_and_classify(one, candidate.masks)[1]
-        self.ledger.told = told
+        self.ledger.told = told  # what claims have met, which are not held against these draws
 
     def _run(self, one: _Try) -> list[Results] | Exception:
         call = self.call
@@ -206,12 +201,7 @@ class Exploration(Place):
         """Try the claims that held on values that a Partial cannot always carry."""
         if self.size or not self.claims:
             return
-        case = self.ledger.sample.draw(self.size, 0, Values.SPECIAL)
-        if case is None:
-            return
-        try:
-            self.take(case, 0)
-        except (RuntimeError, ValueError, IndexError, TypeError):
+        if not self.take_drawn(0, Values.SPECIAL):
             return
         for claim in self.claims.values():
             if self.ledger.has_failed(claim.rule):

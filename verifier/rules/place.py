@@ -26,6 +26,7 @@ from verifier.rules.execute import Cuts, LocalCall, Results
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
+from verifier.rules.samples import Values
 from verifier.torch_internals import ClaimReader, has_own_handler, placement_text, pytree
 
 __all__ = ["IMPOSSIBLE", "Place"]
@@ -97,15 +98,19 @@ class Place:
         finite = self.finite
         yield True
         for draw in range(1, self.ledger.options.draws):
-            case = self.ledger.sample.draw(self.size, draw)
-            if case is None:
-                return
-            try:
-                self.take(case, draw)
-            except (RuntimeError, ValueError, IndexError, TypeError):
-                continue
-            if self.finite or not finite:
+            if self.take_drawn(draw) and (self.finite or not finite):
                 yield True
+
+    def take_drawn(self, draw: int, values: Values = Values.USUAL) -> bool:
+        """Make a draw of the sample the call that is run from now on; return whether there is one that runs."""
+        case = self.ledger.sample.draw(self.size, draw, values)
+        if case is None:
+            return False
+        try:
+            self.take(case, draw)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return False
+        return True
 
     # ---------------------------------------------------------------------------------------------------------- claims
     def read_claims(self, combinations: Sequence[Combination]) -> None:
