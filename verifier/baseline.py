@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ from verifier.wording import did_you_mean
 __all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
 
 NOT_EXPLAINED = "not explained yet"
-"""The reason of an entry that nobody has given one."""
+"""What an update writes where a person is to write a reason. It is no reason: the finding stays new."""
 
 VALID_DAYS = 180
 """Days from the day on which a finding enters the baseline to the one on which it expires."""
@@ -35,14 +35,16 @@ VALID_DAYS = 180
 _HEADER = """\
 # Known findings of `python -m verifier`. The gate fails on every finding that is not in here.
 #
-# reason   why the finding is accepted; one with an empty reason counts as new
+# reason   why the finding is accepted; without a person's reason it counts as new
 # link     where it is being dealt with (optional)
 # expires  after this day a finding that still fails counts against the gate again
 # torch    versions of torch on which it was seen
+# imports  the finding is about the rules that these imports register, not about torch's own (optional)
 # groups   what its failures look like before they are minimised: a failure that looks so is this finding
 # replay   the trial by value; the verifier runs it again to see whether the finding is fixed
 #
-# reason, link and expires are yours to edit; an update keeps them. It does not keep comments.
+# reason, link and expires are yours to edit; an update keeps them. It does not keep comments, and writes
+# "not explained yet" where a reason is missing.
 """
 
 
@@ -55,8 +57,8 @@ class BaselineEntry:
     """One known finding.
 
     ``summary`` is the first line of the finding's message, ``torch`` the versions on which it was seen, ``expires`` the
-    last day on which it is accepted, ``groups`` what its failures look like before they are minimised, ``replay`` a
-    TrialRecord as JSON on one line.
+    last day on which it is accepted, ``groups`` what its failures look like before they are minimised, ``imports`` what
+    registered the rules that it is about, empty for torch's own, ``replay`` a TrialRecord as JSON on one line.
     """
 
     fingerprint: str
@@ -72,6 +74,29 @@ class BaselineEntry:
     replay: str
     link: str = ""
     groups: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+    @property
+    def explained(self) -> bool:
+        """Whether a person has given a reason."""
+        return self.reason.strip() not in ("", NOT_EXPLAINED)
+
+    def applies(self, imports: Collection[str], own_rules: Collection[str]) -> bool:
+        """Return whether the entry is about the rules that a run verifies.
+
+        An entry about a rule of torch's says nothing of a rule that the user registered in its place, nor does an entry
+        about the rules of one set of imports of those of another.
+
+        Parameters
+        ----------
+        imports
+            What the run imported.
+        own_rules
+            The ops whose rules these registered.
+        """
+        if self.imports or self.op in own_rules or self.rule.partition(":")[0] in own_rules:
+            return set(self.imports) == set(imports)
+        return True
 
     def trial(self) -> TrialRecord:
         """Return the trial to run again."""
@@ -85,7 +110,7 @@ class Baseline:
     entries: tuple[BaselineEntry, ...] = ()
 
     def __post_init__(self) -> None:
-        in_order = sorted(self.entries, key=lambda entry: (entry.op, entry.verdict, entry.fingerprint))
+        in_order = sorted(self.entries, key=lambda entry: (entry.op, entry.verdict, entry.fingerprint, entry.imports))
         object.__setattr__(self, "entries", tuple(in_order))
 
     def get(self, fingerprint: str) -> BaselineEntry | None:
@@ -99,41 +124,55 @@ class Baseline:
         >>> Baseline().digest
         'e3b0c44298fc1c14'
         """
-        decisive = "".join(f"{entry.fingerprint}{entry.verdict}{entry.groups}{entry.replay}" for entry in self.entries)
+        decisive = "".join(
+            f"{entry.fingerprint}{entry.verdict}{entry.groups}{entry.imports or ''}{entry.replay}"
+            for entry in self.entries
+        )
         return hashlib.sha256(decisive.encode()).hexdigest()[:16]
 
-    def updated(self, run: RunRecord, today: date, keep_untested: bool = True) -> Baseline:
-        """Return the baseline that accepts what ``run`` found.
+    def about(self, imports: Collection[str], own_rules: Collection[str]) -> Baseline:
+        """Return the entries that are about the rules that a run verifies; see :meth:`BaselineEntry.applies`."""
+        return Baseline(tuple(entry for entry in self.entries if entry.applies(imports, own_rules)))
 
-        New findings enter with the reason ``NOT_EXPLAINED`` and expire in ``VALID_DAYS`` days. Entries that the run saw
-        fixed leave. An entry whose finding is still there keeps its reason, link and expiry, even a past one: to accept
-        it for longer is a decision, to be made in the file.
+    def updated(self, runs: Sequence[RunRecord], today: date, keep_untested: bool = True) -> Baseline:
+        """Return the baseline that lists what ``runs`` found.
+
+        New findings enter with the reason ``NOT_EXPLAINED``, which is none, and expire in ``VALID_DAYS`` days. Entries
+        leave that a run saw fixed and none saw fail. An entry whose finding is still there keeps its reason, link and
+        expiry, even a past one: to accept it for longer is a decision, to be made in the file.
 
         Parameters
         ----------
         keep_untested
-            Whether entries that the run did not try again stay. Not observed is not fixed.
+            Whether entries that no run tried again stay. Not observed is not fixed.
         """
-        version = run.header.versions.get("torch", "unknown").partition("+")[0]
-        found = {finding.fingerprint: finding for finding in run.findings}
-        status = {known.fingerprint: known.status for known in run.baseline}
         entries: list[BaselineEntry] = []
+        taken: set[tuple[str, str]] = set()
         for entry in self.entries:
-            if entry.fingerprint in found or status.get(entry.fingerprint) == "known":
+            about = [run for run in runs if entry.applies(run.header.imports, run.header.own_rules)]
+            found = [(run, one) for run in about for one in run.findings if one.fingerprint == entry.fingerprint]
+            status = {one.status for run in about for one in run.baseline if one.fingerprint == entry.fingerprint}
+            taken |= {(run.header.id, entry.fingerprint) for run, _ in found}
+            if found or "known" in status:
+                seen = {_torch(run) for run in about if _shows(run, entry.fingerprint)}
+                groups = {group for _, one in found for group in one.groups}
                 entries.append(
                     replace(
                         entry,
                         reason=entry.reason if entry.reason.strip() else NOT_EXPLAINED,
-                        torch=tuple(sorted({*entry.torch, version}, key=_version_key)),
-                        groups=_groups(entry, found.get(entry.fingerprint)),
+                        torch=tuple(sorted({*entry.torch, *seen}, key=_version_key)),
+                        groups=tuple(sorted({*entry.groups, *groups})),
                     )
                 )
-            elif status.get(entry.fingerprint) != "fixed" and keep_untested:
+            elif "fixed" not in status and keep_untested:
                 entries.append(entry)
-        known = {entry.fingerprint for entry in self.entries}
-        expires = today + timedelta(days=VALID_DAYS)
-        entries += [_entry(finding, version, expires) for name, finding in found.items() if name not in known]
-        return Baseline(tuple(entries))
+        new: dict[tuple[str, tuple[str, ...]], BaselineEntry] = {}
+        for run in runs:
+            for finding in run.findings:
+                if (run.header.id, finding.fingerprint) not in taken:
+                    entry = _entry(finding, run, today + timedelta(days=VALID_DAYS))
+                    new.setdefault((entry.fingerprint, entry.imports), entry)
+        return Baseline((*entries, *new.values()))
 
     def to_toml(self) -> str:
         """Return the text of the file: the same entries always give the same text."""
@@ -143,7 +182,7 @@ class Baseline:
             parts.extend(
                 _line(name, getattr(entry, name))
                 for name in _FILE_ORDER
-                if name not in ("link", "groups") or getattr(entry, name)
+                if name not in _OPTIONAL or getattr(entry, name)
             )
         return "".join(parts)
 
@@ -170,14 +209,26 @@ _FILE_ORDER = (
     "link",
     "torch",
     "expires",
+    "imports",
     "groups",
     "replay",
 )
+_OPTIONAL = ("link", "imports", "groups")
 assert set(_FILE_ORDER) == {field.name for field in fields(BaselineEntry)}
 
 
-def _entry(finding: FindingRecord, version: str, expires: date) -> BaselineEntry:
-    return BaselineEntry(
+def _torch(run: RunRecord) -> str:
+    return run.header.versions.get("torch", "unknown").partition("+")[0]
+
+
+def _shows(run: RunRecord, fingerprint: str) -> bool:
+    """Return whether the run saw the finding fail."""
+    known = any(one.fingerprint == fingerprint and one.status == "known" for one in run.baseline)
+    return known or any(finding.fingerprint == fingerprint for finding in run.findings)
+
+
+def _entry(finding: FindingRecord, run: RunRecord, expires: date) -> BaselineEntry:
+    entry = BaselineEntry(
         fingerprint=finding.fingerprint,
         op=finding.op,
         family=finding.family,
@@ -186,15 +237,13 @@ def _entry(finding: FindingRecord, version: str, expires: date) -> BaselineEntry
         mesh=finding.mesh,
         summary=finding.message.partition("\n")[0],
         reason=NOT_EXPLAINED,
-        torch=(version,),
+        torch=(_torch(run),),
         expires=expires,
         replay=msgspec.json.encode(finding.trial).decode(),
         groups=tuple(finding.groups),
     )
-
-
-def _groups(entry: BaselineEntry, finding: FindingRecord | None) -> tuple[str, ...]:
-    return tuple(sorted({*entry.groups, *(finding.groups if finding is not None else ())}))
+    imports = tuple(sorted(run.header.imports))
+    return entry if entry.applies(imports, run.header.own_rules) else replace(entry, imports=imports)
 
 
 def _version_key(version: str) -> list[tuple[int, str]]:
@@ -259,7 +308,7 @@ def load_baseline(path: Path, missing_ok: bool = False) -> Baseline:
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
         raise BaselineError(f"{path}:{_line_of(text, 'finding')}: findings are written as [[finding]]")
     lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*finding\s*\]\]", line)]
-    seen: dict[str, int] = {}
+    seen: dict[tuple[str, tuple[str, ...]], int] = {}
     entries: list[BaselineEntry] = []
     for position, values in enumerate(raw):
         line = lines[position] if position < len(lines) else 1
@@ -268,10 +317,11 @@ def load_baseline(path: Path, missing_ok: bool = False) -> Baseline:
         except BaselineError as error:
             named = values.get("fingerprint") or "without a fingerprint"
             raise BaselineError(f"{path}:{line}: finding {position + 1} ({named}): {error}") from error
-        if entry.fingerprint in seen:
-            first = seen[entry.fingerprint]
+        key = (entry.fingerprint, tuple(sorted(entry.imports)))
+        if key in seen:
+            first = seen[key]
             raise BaselineError(f"{path}:{line}: fingerprint {entry.fingerprint} stands in line {first} already")
-        seen[entry.fingerprint] = line
+        seen[key] = line
         entries.append(entry)
     return Baseline(tuple(entries))
 
@@ -286,14 +336,15 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     for name in values:
         if name not in _FILE_ORDER:
             raise BaselineError(f"unknown field {name!r}{did_you_mean(name, _FILE_ORDER)}")
-    if missing := [name for name in _FILE_ORDER if name not in values and name not in ("link", "groups")]:
+    if missing := [name for name in _FILE_ORDER if name not in values and name not in _OPTIONAL]:
         raise BaselineError(f"has no {', '.join(missing)}")
     for name in _FILE_ORDER:
-        if name not in ("torch", "expires", "groups") and not isinstance(values.get(name, ""), str):
+        if name not in ("torch", "expires", "groups", "imports") and not isinstance(values.get(name, ""), str):
             raise BaselineError(f"{name} is {values[name]!r}, but has to be a string")
-    groups = values.get("groups", [])
-    if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
-        raise BaselineError(f"groups is {groups!r}, but has to be a list of strings")
+    for name in ("groups", "imports"):
+        texts = values.get(name, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise BaselineError(f"{name} is {texts!r}, but has to be a list of strings")
     versions = values["torch"]
     if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
         raise BaselineError(f'torch is {versions!r}, but has to be a list of versions such as ["2.13.0"]')
@@ -306,7 +357,9 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     if values["verdict"] not in accusing:
         hint = did_you_mean(values["verdict"], accusing, 0.0)
         raise BaselineError(f"verdict {values['verdict']!r} is none of a finding{hint}")
-    entry = BaselineEntry(**{**values, "torch": tuple(versions), "groups": tuple(groups)})
+    entry = BaselineEntry(
+        **{**values, **{name: tuple(values.get(name, ())) for name in ("torch", "groups", "imports")}}
+    )
     try:
         load_trial(entry.trial())
     except (msgspec.DecodeError, ValueError) as error:

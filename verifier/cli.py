@@ -28,6 +28,9 @@ from verifier.cli_common import (
 from verifier.cli_layouts import layouts
 from verifier.cli_options import (
     DEFAULT_BASELINE,
+    AskedImports,
+    AskedMeshes,
+    AskedPatterns,
     BackendOption,
     BaselineOption,
     Device,
@@ -47,7 +50,8 @@ from verifier.cli_options import (
 )
 from verifier.cli_rules import rules as check_rules
 from verifier.codec import load_trial
-from verifier.gate import as_json, decide, render
+from verifier.evidence import Question, asked_by, collect, refuse_unfinished
+from verifier.gate import as_json, decide_all, render
 from verifier.imports import run_imports
 from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import Cluster
@@ -224,6 +228,8 @@ def report(
     store = RunStore(out)
     newest = None if fresh else _newest(store)
     if newest is None:
+        if not fresh:
+            refuse_unfinished(store)
         newest = _make(Request(command=command_line(), rank_memory=rank_memory), baseline, out, cluster)
     console = consoles()[0]
     with page_written(newest, store) as page:
@@ -236,39 +242,61 @@ def report(
 @app.command()
 def gate(
     context: typer.Context,
+    patterns: AskedPatterns = None,
+    mesh: AskedMeshes = None,
+    imports: AskedImports = None,
     baseline: BaselineOption = DEFAULT_BASELINE,
     update: Annotated[
         bool, typer.Option("--update", help="Rewrite the baseline so that it lists what was found.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run even if there is one.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run of what is asked, at the profile ci.")] = False,
     out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     rank_memory: RankMemory = None,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Compare the newest run, and the newest rule check, with the baseline: new, known, fixed, expired, untested."""
+    """Hold all runs that count against the baseline: what is new, known, fixed, expired, untested.
+
+    A run counts if it was made with the torch, the verifier and the imports of now, and no later run has tried the same
+    again. Without a pattern, a mesh or an import everything that was recorded is judged. What is asked about and has no
+    evidence is exit status 2. Where nothing was recorded a run is made.
+    """
     log_to_stderr(log_level)
     parse_rank_memory(rank_memory)
     cluster = _cluster(context, fresh)
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
-    newest = None if fresh else _newest(RunStore(out))
-    if newest is None:
-        request = Request(profile="ci", command=command_line(), baseline=str(baseline), rank_memory=rank_memory)
-        newest = record(make_plan(request, known, cluster), RunStore(out), [ProgressDisplay(consoles()[1])])
+    store = RunStore(out)
+    evidence = (
+        None
+        if fresh
+        else collect(store, Question(_texts(patterns), _texts(mesh), tuple(imports) if imports else None), known)
+    )
+    if evidence is None or evidence.nothing_recorded:
+        request = Request(
+            patterns or (), mesh or (), profile="ci", imports=imports or (), command=command_line(),
+            baseline=str(baseline), rank_memory=rank_memory,
+        )  # fmt: skip
+        plan = make_plan(request, known, cluster)
+        record(plan, store, [ProgressDisplay(consoles()[1])])
+        evidence = collect(store, asked_by(plan.header, _texts(patterns)), known)
     today = datetime.now(UTC).date()
-    decision = decide(newest, known, today)
+    decision = decide_all(evidence, known, today)
     if update:
         if decision.unverified:
             raise ValueError(f"the baseline is left as it is: {decision.unverified}")
-        known = known.updated(newest, today)
+        known = known.updated(evidence.runs, today)
         known.save(baseline)
-        decision = decide(newest, known, today)
+        decision = decide_all(evidence, known, today)
         Console(stderr=True).print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )
     said = as_json(decision) if output is Format.JSON else with_folder(render(decision), out)
     sys.stdout.write(said.rstrip() + "\n")
     raise typer.Exit(decision.exit_status)
+
+
+def _texts(given: list[str] | None) -> tuple[str, ...]:
+    return tuple(given or ())
 
 
 @app.command()

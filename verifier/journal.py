@@ -26,7 +26,7 @@ from verifier.record_files import (
 )
 from verifier.records import FORMAT_VERSION, RunHeader, RunRecord
 
-__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal"]
+__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal", "resume_command"]
 
 RECORD_NAME = "run.json"
 JOURNAL_NAME = "journal.jsonl"
@@ -92,6 +92,11 @@ def _locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def resume_command(run_id: str, folder: Path) -> str:
+    """Return the command that goes on with a run that is kept in ``folder``."""
+    return f"python -m verifier run --resume {run_id}{out_option(folder)}"
 
 
 class RunWriter:
@@ -190,7 +195,7 @@ class RunWriter:
     @property
     def resume_command(self) -> str:
         """The command that goes on with the run."""
-        return f"python -m verifier run --resume {self.header.id}{out_option(self.directory.parent.parent)}"
+        return resume_command(self.header.id, self.directory.parent.parent)
 
     def _lines(self) -> str:
         return f"first {self._written} lines" if self._written != 1 else "first line"

@@ -20,7 +20,7 @@ from verifier.cases import BACKENDS, Backend, MeshSpec
 from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
-from verifier.imports import import_digests, run_imports_with_warnings
+from verifier.imports import imported_modules, own_rules, run_imports_with_warnings
 from verifier.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
 from verifier.journal import RunWriter
 from verifier.journal_events import journal_listener
@@ -32,6 +32,7 @@ from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.record_files import out_option
 from verifier.records import RunHeader, RunRecord
 from verifier.report import write_html, write_json
+from verifier.revision import BASELINE, revision
 from verifier.runs import RunStore, new_run_id
 from verifier.shards import Shard
 from verifier.summary import Summary
@@ -103,6 +104,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
     dtypes = _dtypes(request.dtypes, [families[name] for name in selected])
     max_examples = request.max_examples or profile.max_examples
     time_limit = request.time_limit or profile.time_limit
+    own = own_rules()
     header = RunHeader(
         id=new_run_id(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -119,8 +121,9 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         command=request.command,
         shard=str(shard or ""),
         request=msgspec.to_builtins(replace(request, command="")),
-        digests={"baseline": baseline.digest, **import_digests(request.imports)},
+        digests={BASELINE: baseline.digest, **revision(request.imports, imported_modules(request.imports))},
         places=_describe_places(meshes, cluster),
+        own_rules=own,
     )
     return Plan(
         header=header,
@@ -133,7 +136,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         combinations=profile.combinations_per_case,
         time_limit=time_limit,
         imports=tuple(request.imports),
-        baseline=baseline,
+        baseline=baseline.about(request.imports, own),
         shard=shard,
         rank_memory=rank_memory,
         cluster=cluster,

@@ -290,9 +290,11 @@ class RunHeader:
     request: dict[str, Any] = field(default_factory=dict)
     """What was asked for, as text, of which a run that was cut short is resumed; empty where that cannot be."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Of what else decides what is done: the baseline, and each of ``imports``."""
+    """Of the sources that the outcome depends on (see :mod:`verifier.revision`), and of the baseline."""
     places: str = ""
     """Where the ranks were, if not each a process of this machine with devices of its own."""
+    own_rules: list[str] = field(default_factory=list)
+    """The ops whose rules ``imports`` registered in the place of torch's, or where torch has none."""
 
 
 @dataclass

@@ -16,8 +16,10 @@ from verifier.events import CaseSkipped, Event, FindingReported, RunFinished, Ru
 from verifier.finding_records import finding_record
 from verifier.findings import Collector, Failure, Group, fingerprint
 from verifier.graph import RedistributionGraph
+from verifier.imports import imported_modules, own_rules
 from verifier.recording import versions
 from verifier.records import KnownRecord, RunHeader, RunRecord
+from verifier.revision import BASELINE, revision
 from verifier.runs import RunStore, new_run_id
 from verifier.summary import Summary, merge_records
 from verifier.verifying import likely_cause
@@ -102,6 +104,11 @@ class SessionRecord:
         """
         if self._header is None:
             return None
+        self._header.own_rules = own_rules()
+        self._header.digests = {
+            BASELINE: self.baseline.digest,
+            **revision(self.imports, imported_modules(self.imports)),
+        }
         known: dict[str, int] = {}
         for group in self._collector.groups.values():
             name = fingerprint(group.smallest)
@@ -135,8 +142,10 @@ class SessionRecord:
 
     def _entry(self, group: Group) -> BaselineEntry | None:
         """Return the known finding that ``group`` is, by its fingerprint or by what its failures look like."""
-        looks_like = (entry for entry in self.baseline.entries if group.key in entry.groups)
-        return self.baseline.get(fingerprint(group.smallest)) or next(looks_like, None)
+        assert self._header is not None
+        known = self.baseline.about(self._header.imports, self._header.own_rules)
+        looks_like = (entry for entry in known.entries if group.key in entry.groups)
+        return known.get(fingerprint(group.smallest)) or next(looks_like, None)
 
     def _start(self) -> RunHeader:
         if self._header is None:

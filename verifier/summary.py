@@ -184,9 +184,9 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
     """Return the records of workers that shared one run as the record of that run.
 
     Counts, occurrences, bytes and ``seconds_by`` are added up; ``seconds`` is the longest, because workers run side by
-    side; the run is complete if every part is. The header is the first one's, with the families, meshes, dtypes and
-    imports of all. Of two records of one finding, the confirmed, the minimised, the smaller one is kept; of two records
-    of one op's rules, the later one.
+    side; the run is complete if every part is. The header is the first one's, with the families, meshes, dtypes,
+    imports and digests of all. Of two records of one finding, the confirmed, the minimised, the smaller one is kept; of two
+    records of one op's rules, the later one.
 
     Raises
     ------
@@ -264,6 +264,8 @@ def _merged_header(base: RunHeader, headers: Sequence[RunHeader]) -> RunHeader:
         meshes=_union(header.meshes for header in headers),
         dtypes=_union(header.dtypes for header in headers),
         imports=_union(header.imports for header in headers),
+        own_rules=sorted(_union(header.own_rules for header in headers)),
+        digests={name: digest for header in headers for name, digest in header.digests.items()},
     )
 
 

@@ -317,7 +317,7 @@ def test_a_known_finding_is_recorded_as_known(pytester: pytest.Pytester) -> None
     pytester.makepyfile(SESSION)
     run_session(pytester, "-k", "bad", "--hypothesis-profile=ci", "--verifier-mesh=simulated:3")
     first = newest(pytester)
-    baseline = Baseline().updated(first, datetime.now(UTC).date())
+    baseline = Baseline().updated([first], datetime.now(UTC).date())
     baseline.save(pytester.path / "reports" / "baseline.toml")
     run_session(pytester, "-k", "bad", "--hypothesis-profile=ci", "--verifier-mesh=simulated:3")
     second = newest(pytester)

@@ -40,7 +40,7 @@ def a_run(
 
 def written(tmp_path: Path, *findings: FindingRecord) -> Path:
     path = tmp_path / "baseline.toml"
-    Baseline().updated(a_run(*findings), TODAY).save(path)
+    Baseline().updated([a_run(*findings)], TODAY).save(path)
     return path
 
 
@@ -62,7 +62,7 @@ entries = st.builds(
     reason=text,
     torch=st.lists(text, max_size=3).map(tuple),
     expires=st.dates(),
-    replay=st.just(Baseline().updated(a_run(a_finding()), TODAY).entries[0].replay),
+    replay=st.just(Baseline().updated([a_run(a_finding())], TODAY).entries[0].replay),
     link=text,
 )
 
@@ -135,46 +135,46 @@ def test_full_disk_leaves_the_baseline_as_it_was(tmp_path: Path, monkeypatch: py
 
 # ------------------------------------------------------------------------------------------------------------- update
 def test_new_finding_enters_unexplained_and_expires() -> None:
-    [entry] = Baseline().updated(a_run(a_finding()), TODAY).entries
+    [entry] = Baseline().updated([a_run(a_finding())], TODAY).entries
     assert (entry.reason, entry.link, entry.torch) == (NOT_EXPLAINED, "", ("2.13.0",))
     assert entry.expires == TODAY + timedelta(days=VALID_DAYS)
     assert entry.summary == "weight.grad row 3: got 0.0, expected 1.7"
 
 
 def test_update_keeps_what_people_wrote_even_past_its_day() -> None:
-    [entry] = Baseline().updated(a_run(a_finding()), TODAY).entries
+    [entry] = Baseline().updated([a_run(a_finding())], TODAY).entries
     written = replace(entry, reason="pytorch#190063", link="https://example.org", expires=date(2020, 1, 1))
     run = a_run(a_finding(message="another message", mesh="2x2"), torch_version="2.14.0")
-    [kept] = Baseline((written,)).updated(run, TODAY).entries
+    [kept] = Baseline((written,)).updated([run], TODAY).entries
     assert kept == replace(written, torch=("2.13.0", "2.14.0"))
 
 
 def test_update_sorts_versions_as_numbers() -> None:
-    [entry] = Baseline().updated(a_run(a_finding(), torch_version="2.13.0"), TODAY).entries
-    kept = Baseline((entry,)).updated(a_run(a_finding(), torch_version="2.9.1"), TODAY)
+    [entry] = Baseline().updated([a_run(a_finding(), torch_version="2.13.0")], TODAY).entries
+    kept = Baseline((entry,)).updated([a_run(a_finding(), torch_version="2.9.1")], TODAY)
     assert kept.entries[0].torch == ("2.9.1", "2.13.0")
 
 
 def test_update_explains_that_an_empty_reason_is_none() -> None:
-    [entry] = Baseline().updated(a_run(a_finding()), TODAY).entries
-    [kept] = Baseline((replace(entry, reason=" "),)).updated(a_run(a_finding()), TODAY).entries
+    [entry] = Baseline().updated([a_run(a_finding())], TODAY).entries
+    [kept] = Baseline((replace(entry, reason=" "),)).updated([a_run(a_finding())], TODAY).entries
     assert kept.reason == NOT_EXPLAINED
 
 
 def test_only_what_was_seen_fixed_leaves() -> None:
-    baseline = Baseline().updated(a_run(*(a_finding(name) for name in ("a1", "b2", "c3", "d4", "e5"))), TODAY)
+    baseline = Baseline().updated([a_run(*(a_finding(name) for name in ("a1", "b2", "c3", "d4", "e5")))], TODAY)
     run = a_run(a_finding("e5"), known={"a1": "fixed", "b2": "untested", "c3": "known", "e5": "fixed"})
     # d4 was not mentioned at all; e5 passed when it was replayed, but the campaign met it again.
-    assert names(baseline.updated(run, TODAY)) == ["b2", "c3", "d4", "e5"]
-    assert names(baseline.updated(run, TODAY, keep_untested=False)) == ["c3", "e5"]
+    assert names(baseline.updated([run], TODAY)) == ["b2", "c3", "d4", "e5"]
+    assert names(baseline.updated([run], TODAY, keep_untested=False)) == ["c3", "e5"]
 
 
 def test_update_is_idempotent_and_deterministic() -> None:
     run = a_run(a_finding("b2"), a_finding("a1"))
-    once = Baseline().updated(run, TODAY)
+    once = Baseline().updated([run], TODAY)
     assert names(once) == ["a1", "b2"]
-    assert once.updated(run, TODAY + timedelta(days=30)) == once
-    assert Baseline().updated(a_run(a_finding("a1"), a_finding("b2")), TODAY).to_toml() == once.to_toml()
+    assert once.updated([run], TODAY + timedelta(days=30)) == once
+    assert Baseline().updated([a_run(a_finding("a1"), a_finding("b2"))], TODAY).to_toml() == once.to_toml()
 
 
 # ----------------------------------------------------------------------------------------------------- malformed files
@@ -187,15 +187,15 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("format_version = 1", "format_version = 2", r":11: format_version is 2; this version of the verifier reads 1"),
+        ("format_version = 1", "format_version = 2", r":13: format_version is 2; this version of the verifier reads 1"),
         ("format_version = 1", "", r":1: has no format_version"),
-        ('mesh = "4"', 'mesh = "4', r":19: not TOML: .*line 19"),
-        ("expires = 2026-11-16", "expires = 2026-13-16", r":23: not TOML: "),
-        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":13: finding 1 \(a1\): expires is '2026-11-16', but has"),
+        ('mesh = "4"', 'mesh = "4', r":21: not TOML: .*line 21"),
+        ("expires = 2026-11-16", "expires = 2026-13-16", r":25: not TOML: "),
+        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":15: finding 1 \(a1\): expires is '2026-11-16', but has"),
         ("expires = 2026-11-16", "expires = 2026-11-16T00:00:00", r"expires is '2026-11-16 00:00:00', but has to be"),
         ("expires = 2026-11-16", "expire = 2026-11-16", r"unknown field 'expire'; did you mean 'expires'\?"),
-        ("reason =", "#", r":13: finding 1 \(a1\): has no reason"),
-        ('fingerprint = "a1"', "", r":13: finding 1 \(without a fingerprint\): has no fingerprint"),
+        ("reason =", "#", r":15: finding 1 \(a1\): has no reason"),
+        ('fingerprint = "a1"', "", r":15: finding 1 \(without a fingerprint\): has no fingerprint"),
         ('fingerprint = "a1"', 'fingerprint = ""', r"its fingerprint is empty"),
         ('mesh = "4"', "mesh = 4", r"mesh is 4, but has to be a string"),
         ('["2.13.0"]', '"2.13.0"', r"torch is '2\.13\.0', but has to be a list of versions"),
@@ -203,8 +203,8 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
         ('verdict = "WRONG_GRADIENT"', 'verdict = "PASS"', r"verdict 'PASS' is none of a finding"),
         ("torch.nn", "\\u0000 \\\\", r"replay is no trial that can be run again"),
         ('S(0)\\"', 'S(x)\\"', r"replay is no trial that can be run again: placement 'S\(x\)'"),
-        ("[[finding]]", "[[findings]]", r":13: unknown key 'findings'; findings are \[\[finding\]\]"),
-        ("[[finding]]", "[finding]", r":13: findings are written as \[\[finding\]\]"),
+        ("[[finding]]", "[[findings]]", r":15: unknown key 'findings'; findings are \[\[finding\]\]"),
+        ("[[finding]]", "[finding]", r":15: findings are written as \[\[finding\]\]"),
     ],
 )
 def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -219,7 +219,7 @@ def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, 
 def test_repeated_fingerprint_names_both_lines(tmp_path: Path) -> None:
     path = written(tmp_path, a_finding("a1"), a_finding("b2"))
     path.write_text(path.read_text().replace('"b2"', '"a1"'))
-    with pytest.raises(BaselineError, match=r"baseline\.toml:26: fingerprint a1 stands in line 13 already"):
+    with pytest.raises(BaselineError, match=r"baseline\.toml:28: fingerprint a1 stands in line 15 already"):
         load_baseline(path)
 
 

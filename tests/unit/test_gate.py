@@ -10,7 +10,7 @@ import pytest
 from plain_records import EMBEDDING, a_finding, a_run
 from run_factory import BY_LEVEL_1, make_op_rules, make_rules
 
-from verifier.baseline import Baseline
+from verifier.baseline import NOT_EXPLAINED, Baseline
 from verifier.gate import GateDecision, as_json, decide, render
 from verifier.records import FindingRecord, RunRecord
 
@@ -19,7 +19,7 @@ TODAY = date(2026, 5, 20)
 
 def a_baseline(*fingerprints: str, **changes: object) -> Baseline:
     """Return a baseline that knows the findings of these fingerprints until the day after today."""
-    made = Baseline().updated(a_run(*(a_finding(name) for name in fingerprints)), TODAY)
+    made = Baseline().updated([a_run(*(a_finding(name) for name in fingerprints))], TODAY)
     values = {"reason": "pytorch#190063", "expires": TODAY + timedelta(days=1), **changes}
     return Baseline(tuple(replace(entry, **values) for entry in made.entries))  # type: ignore[arg-type]
 
@@ -60,10 +60,12 @@ def test_entry_expires_after_its_day(days: int, where: str, status: int) -> None
     assert (sorted_out(decision), decision.exit_status) == ({where: ["a1"]}, status)
 
 
-def test_entry_without_a_reason_excuses_nothing() -> None:
-    decision = decide(a_run(a_finding("a1")), a_baseline("a1", reason="  "), TODAY)
+@pytest.mark.parametrize("reason", ["", "  ", NOT_EXPLAINED, f" {NOT_EXPLAINED}\n"])
+def test_entry_without_a_reason_of_a_persons_excuses_nothing(reason: str) -> None:
+    decision = decide(a_run(a_finding("a1")), a_baseline("a1", reason=reason), TODAY)
     assert (sorted_out(decision), decision.exit_status) == ({"new": ["a1"]}, 1)
-    assert decision.new[0].note == "its baseline entry has no reason"
+    assert decision.new[0].note == "its baseline entry has no reason of a person's"
+    assert "write in the baseline why what is new is accepted: 1 entry without a reason" in render(decision)
 
 
 def test_entry_that_failed_when_it_was_replayed_is_known_or_expired() -> None:
@@ -101,6 +103,45 @@ def test_untested_says_why() -> None:
         "b2": "family torchrec was not selected",
         "c3": "aten.sum.default was not tried",
     }
+
+
+# --------------------------------------------------------------------------------------------- rules of the user's own
+def under(run: RunRecord, *imports: str, own_rules: tuple[str, ...] = (EMBEDDING,)) -> RunRecord:
+    """Return ``run`` as one whose imports registered rules."""
+    return replace(run, header=replace(run.header, imports=list(imports), own_rules=list(own_rules)))
+
+
+def test_entry_about_a_rule_of_torchs_does_not_explain_the_users_own_rule() -> None:
+    decision = decide(under(a_run(a_finding("a1")), "my_rules.py"), a_baseline("a1"), TODAY)
+    assert (sorted_out(decision), decision.exit_status) == ({"new": ["a1"], "untested": ["a1"]}, 1)
+    assert decision.new[0].note == "not in the baseline; it is about the rules of --import my_rules.py"
+    said = "--import my_rules.py registers the rules of aten.embedding.default in the place of torch's"
+    assert decision.untested[0].note == said
+
+
+def test_entry_about_a_backward_rule_goes_by_the_op_of_the_rule() -> None:
+    backward = "aten.embedding_dense_backward.default"
+    entry = replace(a_baseline("a1").entries[0], rule=f"{backward}: R,S(0)")
+    run = under(a_run(a_finding("a1", rule=entry.rule)), "my_rules.py", own_rules=(backward,))
+    assert sorted_out(decide(run, Baseline((entry,)), TODAY)) == {"new": ["a1"], "untested": ["a1"]}
+
+
+def test_torchs_own_defects_stay_known_under_imports_that_leave_the_op_alone() -> None:
+    run = under(a_run(a_finding("a1")), "my_rules.py", own_rules=("aten.mm.default",))
+    assert sorted_out(decide(run, a_baseline("a1"), TODAY)) == {"known": ["a1"]}
+
+
+def test_update_keeps_the_users_finding_apart_from_torchs_of_the_same_look() -> None:
+    run = under(a_run(a_finding("a1")), "my_rules.py")
+    torchs = a_baseline("a1")
+    updated = torchs.updated([run], TODAY)
+    assert [(entry.imports, entry.explained) for entry in updated.entries] == [((), True), (("my_rules.py",), False)]
+    reasons = {(): "torch's", ("my_rules.py",): "ours"}
+    explained = Baseline(tuple(replace(entry, reason=reasons[entry.imports]) for entry in updated.entries))
+    assert sorted_out(decide(run, explained, TODAY)) == {"known": ["a1"], "untested": ["a1"]}
+    assert sorted_out(decide(a_run(a_finding("a1")), explained, TODAY)) == {"known": ["a1"], "untested": ["a1"]}
+    other = under(a_run(a_finding("a1")), "other_rules.py")
+    assert sorted_out(decide(other, explained, TODAY)) == {"new": ["a1"], "untested": ["a1", "a1"]}
 
 
 # ------------------------------------------------------------------------------------------------------------- level 1
@@ -191,7 +232,8 @@ def test_text_of_a_new_finding_ends_with_what_to_do() -> None:
     baseline = Baseline((*a_baseline("b2").entries, *a_baseline("c3", expires=date(2026, 1, 1)).entries))
     run = a_run(a_finding("a1"), a_finding("c3"), known={"b2": "fixed"})
     assert render(decide(run, baseline, TODAY)).splitlines() == [
-        "gate on run 20260520T131502-048211-9f3a1c",
+        "gate on python -m verifier run, torch 2.13.0",
+        "  judged   20260520T131502-048211-9f3a1c: 1 op on 4, no imports: python -m verifier run",
         "",
         "NEW a1 WRONG_GRADIENT: not in the baseline",
         "  weight.grad row 3: got 0.0, expected 1.7",

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from verifier import entry
-from verifier.imports import ImportFailedError, import_digests, run_imports
+from verifier.imports import ImportFailedError, run_imports
 from verifier.meshes import PoolError
+from verifier.revision import import_digests
 from verifier.rules.workers import WorkerError
 
 

@@ -14,7 +14,7 @@ import torch
 
 from verifier.baseline import Baseline
 from verifier.cases import MeshSpec, Observation, Trial, VerdictKind
-from verifier.imports import run_imports_with_warnings
+from verifier.imports import imported_modules, own_rules, run_imports_with_warnings
 from verifier.journal import RunWriter
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.recording import versions
@@ -27,6 +27,7 @@ from verifier.records import (
     UntestedRecord,
     WrongRuleRecord,
 )
+from verifier.revision import BASELINE, revision
 from verifier.rules.check import CheckOptions
 from verifier.rules.collect import op_record, wrong_rules
 from verifier.rules.confirm import Confirmer
@@ -110,6 +111,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     if request.products is not None:
         check = replace(check, products=request.products, samples_with_products=request.max_samples)
     targets = _targets(request.patterns)
+    own = own_rules()
     header = RunHeader(
         id=new_run_id(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,6 +126,8 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         imports=list(request.imports),
         versions=versions(),
         command=request.command,
+        digests={BASELINE: baseline.digest, **revision(request.imports, imported_modules(request.imports))},
+        own_rules=own,
     )
     return RulesPlan(
         header=header,
@@ -131,7 +135,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         samples=SampleOptions(DTYPES[request.dtype], request.sizes, request.max_samples, request.seed),
         check=check,
         jobs=request.jobs if request.jobs is not None else len(os.sched_getaffinity(0)),
-        baseline=baseline,
+        baseline=baseline.about(request.imports, own),
     )
 
 
