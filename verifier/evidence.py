@@ -1,9 +1,9 @@
 """What a gate may go by: of all recorded runs, those that say something of what it was asked, as things are now.
 
-A gate is asked a question: which ops, on which meshes, with which imports. A recorded run gives evidence for *cells*: an
-op on a mesh, at one level, with one set of imports. Evidence counts as long as torch's rules, the verifier and the
-imported code have not changed. A cell that a later run has tried again, at least as thoroughly, is judged by that run
-alone. Every other cell stands: a run of something else neither hides a finding nor takes the place of evidence.
+A gate is asked a question: which ops, on which meshes, with which imports. A recorded run gives evidence for *cells*,
+each an op on a mesh, at one level, with one set of imports. Evidence counts as long as torch's rules, the verifier and
+the imported code have not changed. A cell that a later run has tried again, at least as thoroughly, is judged by that
+run alone. Every other cell stands: a run of something else neither hides a finding nor takes the place of evidence.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
 
     Counts, occurrences, bytes and ``seconds_by`` are added up; ``seconds`` is the longest, because workers run side by
     side; the run is complete if every part is. The header is the first one's, with the families, meshes, dtypes,
-    imports and digests of all. Of two records of one finding, the confirmed, the minimised, the smaller one is kept; of two
-    records of one op's rules, the later one.
+    imports and digests of all. Of two records of one finding, the confirmed, the minimised, the smaller one is kept;
+    of two records of one op's rules, the later one.
 
     Raises
     ------

@@ -53,7 +53,7 @@ def stored(
         total.update(counts)  # type: ignore[call-overload]
     values: dict[str, object] = {
         "header": made, "matrices": matrices, "counts": dict(total), "trials": total.total(),
-        "counts_by_op": {op: counts for op in ops}, **changes,
+        "counts_by_op": dict.fromkeys(ops, counts), **changes,
     }  # fmt: skip
     run = a_run(*findings, **values)
     with store.open_run(made) as writer:
