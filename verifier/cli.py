@@ -257,9 +257,13 @@ def gate(
 ) -> None:
     """Hold all runs that count against the baseline: what is new, known, fixed, expired, untested.
 
-    A run counts if it was made with the torch, the verifier and the imports of now, and no later run has tried the same
-    again. Without a pattern, a mesh or an import everything that was recorded is judged. What is asked about and has no
-    evidence is exit status 2. Where nothing was recorded a run is made.
+    A run counts until torch's rules, the verifier or an import changes.
+
+    A later run of the same, at least as thorough, takes its place.
+
+    Everything recorded is judged, or what the pattern, --mesh and --import name.
+
+    If nothing of that was recorded, the gate makes a run.
     """
     log_to_stderr(log_level)
     parse_rank_memory(rank_memory)

@@ -244,6 +244,25 @@ def refuse_unfinished(store: RunStore) -> None:
         raise ValueError(f"{first.why}; {first.remedy}; to make a new run all the same, add --fresh")
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """A finished run, the cells of it that are asked about, and what has changed since."""
+
+    run: RunRecord
+    cells: frozenset[Cell]
+    changes: tuple[Change, ...]
+
+    def left(self, others: Iterable[RunRecord]) -> frozenset[Cell]:
+        """Return the cells that none of ``others`` has tried again."""
+        again = [*others]
+        return frozenset(cell for cell in self.cells if not any(_tries_again(one, self.run, cell) for one in again))
+
+    def findings(self, question: Question, left: frozenset[Cell]) -> list[FindingRecord]:
+        """Return the findings that are asked about, but for those of ops of which no cell is ``left``."""
+        settled = {op for op, _ in self.cells} - {op for op, _ in left}
+        return [one for one in self.run.findings if question.asks_op(one.op) and one.op not in settled]
+
+
 class _Collection:
     """Sorts the runs of a store, from the newest to the oldest."""
 
@@ -253,6 +272,9 @@ class _Collection:
         """The runs that were made with what is there now."""
         self.kept: list[RunRecord] = []
         """What is left of them where later ones have tried the same again."""
+        self.stale: list[_Recorded] = []
+        self.stale_ops: set[str] = set()
+        """The ops that only stale runs have tried."""
         self.cut_short: list[tuple[RunHeader, RunRecord | None]] = []
         self.unanswered: list[NoEvidence] = []
         self.left_out: list[str] = []
@@ -261,6 +283,8 @@ class _Collection:
     def evidence(self) -> Evidence:
         for run_id in self.store.ids():
             self._sort_in(self.store.directory / run_id)
+        for number, recorded in enumerate(self.stale):
+            self._settle_stale(recorded, [later.run for later in self.stale[:number]])
         for header, run in self.cut_short:
             self._settle_cut_short(header, run)
         if self.question.patterns or self.question.meshes:
@@ -287,22 +311,20 @@ class _Collection:
     def _take(self, run: RunRecord) -> None:
         if not self.question.asks_imports(run.header):
             return
-        cells = {cell for cell in _cells(run) if self.question.asks_op(cell[0]) and self.question.asks_mesh(cell[1])}
-        if not cells and (_cells(run) or self.question.patterns):
+        everything = _cells(run)
+        cells = {cell for cell in everything if self.question.asks_op(cell[0]) and self.question.asks_mesh(cell[1])}
+        if not cells and (everything or self.question.patterns):
             return
-        left = {cell for cell in cells if not any(_tries_again(later, run, cell) for later in self.counted)}
-        settled = {op for op, _ in cells} - {op for op, _ in left}
-        asked = [one for one in run.findings if self.question.asks_op(one.op)]
-        findings = [one for one in asked if one.op not in settled]
-        changes = changes_since(run.header)
-        if not changes:
-            self.counted.append(run)
-            if not run.complete:
-                self.cut_short.append((run.header, run))
-            if left or not cells:
-                self.kept.append(self._asked_part(run, findings))
-        elif left or not cells:
-            self._take_stale(run, left, [one for one in findings if not self._accepted(one, run)], changes)
+        recorded = _Recorded(run, frozenset(cells), tuple(changes_since(run.header)))
+        if recorded.changes:
+            self.stale.append(recorded)
+            return
+        left = recorded.left(self.counted)
+        self.counted.append(run)
+        if not run.complete:
+            self.cut_short.append((run.header, run))
+        if left or not cells:
+            self.kept.append(self._asked_part(run, recorded.findings(self.question, left)))
 
     def _asked_part(self, run: RunRecord, findings: list[FindingRecord]) -> RunRecord:
         """Return the run without the ops that are not asked about; what it did not reach is told apart from it."""
@@ -320,19 +342,26 @@ class _Collection:
         entry = self.baseline.about(run.header.imports, run.header.own_rules).get(finding.fingerprint)
         return entry is not None and entry.explained
 
-    def _take_stale(self, run: RunRecord, left: set[Cell], new: list[FindingRecord], changes: list[Change]) -> None:
-        """Take in a run that was made with something else, of which no later run has tried everything again."""
-        if not new and not any(change.under_test for change in changes):
+    def _settle_stale(self, recorded: _Recorded, later: Sequence[RunRecord]) -> None:
+        """Say what is to be made anew of a run that was made with something else, if anything is.
+
+        Nothing is if runs that count have tried the same; nor if a ``later`` stale run has, which is named by itself.
+        """
+        run, left = recorded.run, recorded.left([*self.counted, *later])
+        if not left and recorded.cells:
+            return
+        new = [one for one in recorded.findings(self.question, left) if not self._accepted(one, run)]
+        if not new and not any(change.under_test for change in recorded.changes):
             self.other_versions.append(run.header.id)
             return
-        parts = [change.text for change in changes]
+        ops = sorted({op for op, _ in left})
+        parts = [change.text for change in recorded.changes]
         if new:
             parts.append(f"it has {plural(len(new), 'finding')} that the baseline does not accept")
-        if ops := sorted({op for op, _ in left}):
+        if ops:
             parts.append(f"no later run has tried {_some(ops)} again")
-        self.unanswered.append(
-            NoEvidence(f"run {run.header.id} is stale: {'; '.join(parts)}", f"again: {run.header.command}")
-        )
+        self.stale_ops.update(ops)
+        self.unanswered.append(NoEvidence(f"run {run.header.id} is stale: {'; '.join(parts)}", _again(run.header)))
 
     def _take_unfinished(self, path: Path) -> None:
         """Take in a run that has a journal only: it goes on, or it was killed."""
@@ -355,7 +384,7 @@ class _Collection:
             self.left_out.append(f"run {header.id} was cut short; a complete run has tried all that it was to try")
             return
         goes_on = bool(header.request) and (run is None or any(one.reason == INTERRUPTED for one in run.untested))
-        remedy = f"to go on: {resume_command(header.id, self.store.root)}" if goes_on else f"again: {header.command}"
+        remedy = f"to go on: {resume_command(header.id, self.store.root)}" if goes_on else _again(header)
         ended = "was cut short and has no record" if run is None else "is incomplete: it stopped before its end"
         self.unanswered.append(NoEvidence(f"run {header.id} {ended}", remedy))
 
@@ -371,6 +400,8 @@ class _Collection:
             mine = {cell: counts for cell, counts in cells.items() if _names(pattern, cell[0])}
             if not mine and _selected((pattern,)) is None:
                 select_ops((pattern,), _families())  # raises, with the nearest name
+            if any(_names(pattern, op) for op in self.stale_ops):
+                continue  # the stale run is named
             if not any(map(proves, mine.values())):
                 trials = sum(counts.total() for counts in mine.values())
                 none = f": all {plural(trials, 'trial')} are unsupported or inconclusive" if trials else ""
@@ -400,6 +431,10 @@ class _Collection:
     def _command(self, command: str) -> str:
         imports = "".join(f" --import {shlex.quote(name)}" for name in self.question.imports or ())
         return f"python -m verifier {command}{imports}{out_option(self.store.root)}"
+
+
+def _again(header: RunHeader) -> str:
+    return f"again: {header.command}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -167,6 +167,21 @@ def test_stale_evidence_stays_in_question_beside_an_unrelated_run(store: RunStor
     assert judged(store)[0] == 0, "it was made anew"
 
 
+def test_only_the_newest_of_several_stale_runs_is_to_be_made_anew(store: RunStore, tmp_path: Path) -> None:
+    name, digests = changed_file(tmp_path)
+    stored(store, header("1", imports=[name], digests=digests), a_finding("a1"))
+    stored(store, header("2", imports=[name], digests={**digests, name: "0123456789abcdef"}))
+    evidence = judged(store, Question(("embedding",)))[1]
+    assert [one.why.split(":")[0] for one in evidence.unanswered] == ["run 2 is stale"]
+
+
+def test_a_run_counts_again_once_the_import_is_as_it_was(store: RunStore, tmp_path: Path) -> None:
+    name, digests = changed_file(tmp_path)
+    stored(store, header("1", imports=[name], digests=revision([name])))
+    stored(store, header("2", imports=[name], digests=digests), a_finding("a1"))
+    assert judged(store)[0] == 0
+
+
 def test_a_finding_of_a_stale_run_is_neither_new_nor_settled(store: RunStore, tmp_path: Path) -> None:
     name, digests = changed_file(tmp_path)
     stored(store, header("1", imports=[name], digests=digests), a_finding("a1"))
