@@ -50,12 +50,13 @@ from verifier.cli_options import (
 )
 from verifier.cli_rules import rules as check_rules
 from verifier.codec import load_trial
-from verifier.evidence import Question, asked_by, collect, refuse_unfinished
+from verifier.evidence import collect, refuse_unfinished
 from verifier.gate import as_json, decide_all, render
 from verifier.imports import run_imports
 from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import Cluster
 from verifier.progress import ProgressDisplay
+from verifier.question import Question, asked_by
 from verifier.record_files import DEFAULT_REPORTS
 from verifier.recording import Request, make_plan, parse_rank_memory, record
 from verifier.records import RunRecord

@@ -13,22 +13,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cache
 from pathlib import Path
 
 from verifier.baseline import Baseline
-from verifier.cases import MeshSpec, VerdictKind
-from verifier.families import Family, installed_families, matches, select_ops
+from verifier.cases import VerdictKind
+from verifier.families import select_ops
 from verifier.journal import JOURNAL_NAME, RECORD_NAME, is_open, read_journal, resume_command
 from verifier.journal_events import FINDING
 from verifier.profiles import CAMPAIGN_PROFILES
+from verifier.question import Question, families, names_op, selected
 from verifier.record_files import RunFormatError, out_option, read_record
 from verifier.records import INTERRUPTED, FindingRecord, RunHeader, RunRecord
 from verifier.revision import Change, changes_since
 from verifier.runs import RunStore
 from verifier.wording import plural
 
-__all__ = ["Evidence", "NoEvidence", "Question", "asked_by", "collect", "imports_text", "proves", "refuse_unfinished"]
+__all__ = ["Evidence", "NoEvidence", "collect", "proves", "refuse_unfinished"]
 
 _PROVES_NOTHING = (VerdictKind.UNSUPPORTED, VerdictKind.INCONCLUSIVE, VerdictKind.TOOL_ERROR)
 
@@ -36,81 +36,6 @@ _PROVES_NOTHING = (VerdictKind.UNSUPPORTED, VerdictKind.INCONCLUSIVE, VerdictKin
 def proves(counts: Mapping[str, int]) -> int:
     """Return how many of the trials or rules with these verdicts said something about a rule."""
     return sum(count for name, count in counts.items() if VerdictKind(name) not in _PROVES_NOTHING)
-
-
-# ------------------------------------------------------------------------------------------------------------- question
-@dataclass(frozen=True)
-class Question:
-    """What a gate is asked about: nothing named is everything that was recorded.
-
-    Parameters
-    ----------
-    patterns
-        Families and globs of ops, as for ``run``.
-    meshes
-        As for ``run``.
-    imports
-        The imports under which the rules are to hold, None for all that occur in the runs.
-    """
-
-    patterns: tuple[str, ...] = ()
-    meshes: tuple[str, ...] = ()
-    imports: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "meshes", tuple(str(MeshSpec.parse(mesh)) for mesh in self.meshes))
-
-    def asks_mesh(self, mesh: str) -> bool:
-        """Return whether ``mesh`` is among those that are asked about."""
-        return not self.meshes or mesh in self.meshes
-
-    def asks_imports(self, header: RunHeader) -> bool:
-        """Return whether a run had the imports that are asked about."""
-        return self.imports is None or set(self.imports) == set(header.imports)
-
-    def asks_op(self, op: str) -> bool:
-        """Return whether an aten overload, or an op by the name of its sample, is asked about."""
-        return not self.patterns or any(_names(pattern, op) for pattern in self.patterns)
-
-    def describe(self) -> str:
-        """Return the question on one line."""
-        what = " ".join(self.patterns) or "everything that was recorded"
-        where = f" on {' '.join(self.meshes)}" if self.meshes else ""
-        how = "" if self.imports is None else f" with {imports_text(self.imports)}"
-        return f"{what}{where}{how}"
-
-
-def asked_by(header: RunHeader, patterns: tuple[str, ...] = ()) -> Question:
-    """Return the question that a run was made to answer: its ops, on its meshes, with its imports."""
-    return Question(patterns or tuple(header.families), tuple(header.meshes), tuple(header.imports))
-
-
-def imports_text(imports: Sequence[str]) -> str:
-    """Return what a run imported, as options."""
-    return " ".join(f"--import {name}" for name in imports) or "no imports"
-
-
-@cache
-def _families() -> dict[str, Family]:
-    return installed_families()
-
-
-@cache
-def _selected(patterns: tuple[str, ...]) -> dict[str, tuple[str, ...]] | None:
-    """Return what ``patterns`` select of each family; None where there is no such op, as if it came with an import."""
-    try:
-        return select_ops(patterns, _families())
-    except ValueError:
-        return None
-
-
-@cache
-def _names(pattern: str, op: str) -> bool:
-    """Return whether ``pattern`` names ``op``: as a glob, or as an op or a family that draws it."""
-    if matches(op, pattern):
-        return True
-    selected = _selected((pattern,)) or {}
-    return any(_families()[name].covers(ops, op) for name, ops in selected.items())
 
 
 # ---------------------------------------------------------------------------------------------------------------- cells
@@ -171,7 +96,7 @@ def _as_thorough(new: RunRecord, old: RunHeader, old_run: RunRecord | None, cell
 def _asked(header: RunHeader) -> tuple[dict[str, tuple[str, ...]], set[str]]:
     """Return the ops of each family, and the meshes, that a run on meshes was to try."""
     patterns = header.request.get("patterns") or ()
-    return _selected(tuple(patterns)) or {}, set(header.meshes)
+    return selected(tuple(patterns)) or {}, set(header.meshes)
 
 
 def _tries_again(new: RunRecord, old: RunRecord, cell: Cell) -> bool:
@@ -368,7 +293,7 @@ class _Collection:
         journal = read_journal(path)
         header = journal.header
         ops, meshes = _asked(header)
-        asked = not ops or any(self.question.asks_op(op) for selected in ops.values() for op in selected)
+        asked = not ops or any(self.question.asks_op(op) for names in ops.values() for op in names)
         if not asked or not self.question.asks_imports(header) or not any(map(self.question.asks_mesh, meshes)):
             return
         if is_open(path):
@@ -397,10 +322,10 @@ class _Collection:
                 if self.question.asks_op(cell[0]) and self.question.asks_mesh(cell[1]):
                     cells.setdefault(cell, Counter()).update(counts)
         for pattern in self.question.patterns:
-            mine = {cell: counts for cell, counts in cells.items() if _names(pattern, cell[0])}
-            if not mine and _selected((pattern,)) is None:
-                select_ops((pattern,), _families())  # raises, with the nearest name
-            if any(_names(pattern, op) for op in self.stale_ops):
+            mine = {cell: counts for cell, counts in cells.items() if names_op(pattern, cell[0])}
+            if not mine and selected((pattern,)) is None:
+                select_ops((pattern,), families())  # raises, with the nearest name
+            if any(names_op(pattern, op) for op in self.stale_ops):
                 continue  # the stale run is named
             if not any(map(proves, mine.values())):
                 trials = sum(counts.total() for counts in mine.values())
@@ -418,10 +343,10 @@ class _Collection:
         asked = [_asked(run.header)[0] for run in self.counted if run.complete]
         return [
             op
-            for name, ops in (_selected((pattern,)) or {}).items()
+            for name, ops in (selected((pattern,)) or {}).items()
             for op in ops
-            if not any(op in selected.get(name, ()) for selected in asked)
-            and not any(_families()[name].covers((op,), one) for one in tried)
+            if not any(op in of_run.get(name, ()) for of_run in asked)
+            and not any(families()[name].covers((op,), one) for one in tried)
         ]
 
     def _miss(self, what: str, command: str) -> None:

@@ -11,7 +11,8 @@ import msgspec
 
 from verifier.baseline import Baseline, BaselineEntry
 from verifier.cases import VerdictKind
-from verifier.evidence import Evidence, NoEvidence, imports_text, proves
+from verifier.evidence import Evidence, NoEvidence, proves
+from verifier.question import imports_text
 from verifier.records import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
 from verifier.wording import plural
 

@@ -12,8 +12,9 @@ from plain_records import EMBEDDING, a_finding, a_header, a_run
 from run_factory import make_op_rules, make_rules
 
 from verifier.baseline import Baseline
-from verifier.evidence import Evidence, Question, collect
+from verifier.evidence import Evidence, collect
 from verifier.gate import decide_all
+from verifier.question import Question
 from verifier.records import INTERRUPTED, FindingRecord, MatrixRecord, RunHeader, RunRecord, UntestedRecord
 from verifier.revision import TORCH_RULES, VERIFIER, revision
 from verifier.runs import RunStore
