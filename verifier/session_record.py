@@ -45,7 +45,7 @@ class SessionRecord:
     seed
         Of the sampled combinations, the splits and the cotangents.
     imports
-        What the ranks import first.
+        What the ranks import, as far as it is known; the record has what it is at its end.
     baseline
         Tells which findings are known.
     """
@@ -102,6 +102,7 @@ class SessionRecord:
         """
         if self._header is None:
             return None
+        self._header.imports[:] = self.imports
         known: dict[str, int] = {}
         for group in self._collector.groups.values():
             name = fingerprint(group.smallest)
@@ -110,7 +111,7 @@ class SessionRecord:
                 known[entry.fingerprint] = known.get(entry.fingerprint, 0) + group.occurrences
             raised = self._raised.get(name)
             smallest = raised.failure if raised is not None else group.smallest
-            trial = smallest.trial
+            trial, imports = smallest.trial, smallest.imports
             ranks = f"{trial.mesh.backend}, {plural(trial.mesh.world_size, 'rank')}"
             simulated = trial.mesh.backend == "simulated"
             try:
@@ -123,6 +124,7 @@ class SessionRecord:
                     family=trial.case.family or "tests",
                     cause=likely_cause(trial, smallest.verdict),
                     check_script=False,
+                    imports=imports,
                 )
             except TypeError as error:  # a test may pass arguments that no file can hold
                 self._summary(CaseSkipped(f"finding {name} in {trial.case.op}", f"cannot be stored: {error}"))

@@ -14,7 +14,7 @@ import torch
 
 from verifier.baseline import Baseline
 from verifier.cases import MeshSpec, Observation, Trial, VerdictKind
-from verifier.imports import run_imports_with_warnings
+from verifier.imports import imports_beside, run_imports_with_warnings
 from verifier.journal import RunWriter
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.recording import versions
@@ -109,7 +109,8 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     check = CheckOptions(meshes, request.sizes, request.seed, request.claims_only)
     if request.products is not None:
         check = replace(check, products=request.products, samples_with_products=request.max_samples)
-    targets = _targets(request.patterns)
+    with imports_beside(request.imports) as imports:
+        targets = _targets(request.patterns)
     header = RunHeader(
         id=new_run_id(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -121,7 +122,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         device="cpu",
         max_examples=request.max_samples,
         time_limit=None,
-        imports=list(request.imports),
+        imports=imports,
         versions=versions(),
         command=request.command,
     )
