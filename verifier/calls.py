@@ -19,7 +19,7 @@ from verifier.cases import (
 from verifier.converter import tensor_arguments, unsupported_reason
 from verifier.placements import Alphabet
 from verifier.reference import Reference, argument_names, resolve
-from verifier.torch_internals import pytree
+from verifier.torch_internals import pytree, selected_overload
 from verifier.wording import did_you_mean, plural
 
 __all__ = ["CombinationLike", "PlacementsLike", "cotangent_passes", "make_case", "make_combination"]
@@ -37,6 +37,9 @@ def make_case(
 ) -> OpCase:
     """Return the case of a call as a user writes it.
 
+    Of an operator by its name alone, and of a function that was made a custom op, it is the overload that the arguments
+    select.
+
     Raises
     ------
     ValueError
@@ -44,9 +47,11 @@ def make_case(
 
     >>> make_case(torch.ops.aten.mm.default, (torch.eye(2), torch.eye(2)), {}, exact=True).op
     'aten.mm.default'
+    >>> make_case(torch.ops.aten.sum, (torch.eye(2),), {"dim": [0]}, exact=True).op
+    'aten.sum.dim_IntList'
     """
     if not isinstance(op, OpCase):
-        call = _dotted_path(op)
+        call = _dotted_path(op, args, kwargs)
         case = OpCase(call.removeprefix("torch.ops."), call, args, kwargs, exact=exact)
     elif args or kwargs:
         raise ValueError("an OpCase has its own arguments; give none beside it")
@@ -59,12 +64,15 @@ def make_case(
 _NAMESPACES = ("torch", "torch.nn.functional", "torch.linalg", "torch.special", "torch.fft", "torch.Tensor")
 
 
-def _dotted_path(op: Callable[..., object] | str) -> str:
-    """Return a path under which every rank finds ``op``."""
+def _dotted_path(op: Callable[..., object] | str, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+    """Return a path under which every rank finds what ``op`` runs with these arguments."""
+    path = ""
     if isinstance(op, str):
         path = f"torch.ops.{op}" if op.startswith("aten.") else op
-        resolve(path)
-        return path
+        op = resolve(path)
+    overload = selected_overload(op, args, kwargs)
+    if overload is not None or path:
+        return path if overload is None else f"torch.ops.{overload}"
     paths = [f"torch.ops.{op}", f"{getattr(op, '__module__', '')}.{getattr(op, '__qualname__', '')}"]
     paths += [f"{namespace}.{getattr(op, '__name__', '')}" for namespace in _NAMESPACES]
     for path in paths:

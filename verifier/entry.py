@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
@@ -78,6 +79,27 @@ def _whole_output() -> Iterator[None]:
                 raise
 
 
+@contextmanager
+def _plain_notices() -> Iterator[None]:
+    """Have a warning that names a line of ours written as a plain line: that line says nothing to a user."""
+    shown, ours = warnings.showwarning, os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:  # fmt: skip
+        if os.path.abspath(filename).startswith(ours):
+            _say(f"warning: {message}")
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit status 2.
 
@@ -110,7 +132,7 @@ def _lead(rank: TorchrunRank, cluster: Cluster) -> None:
 def _run_app(cluster: Cluster | None) -> None:
     """Run the command line, on the ranks of ``cluster`` if torchrun started us."""
     try:
-        with _whole_output():
+        with _whole_output(), _plain_notices():
             app(obj=cluster)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # typer makes that of a KeyboardInterrupt, without a word

@@ -76,6 +76,8 @@ class Failure:
     """How Hypothesis drew the case, where it did."""
     by_hash_seed: bool = False
     """It does not show where all ranks have one hash seed."""
+    imports: tuple[str, ...] = ()
+    """What the ranks of a test had imported, as a command takes it; the ranks of a run have what its plan names."""
 
     @property
     def size(self) -> tuple[int, int, int]:

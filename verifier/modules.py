@@ -13,7 +13,7 @@ from torch import nn
 
 from verifier.cases import MeshSpec, Placements, parse_placements
 from verifier.codec import unpack
-from verifier.meshes import Pool, PoolError, PoolKey, PoolSet
+from verifier.meshes import Pool, PoolError, PoolKey, PoolSet, RulesNotInRanks
 from verifier.module_arguments import (
     DIM_NAMES,
     Plan,
@@ -172,7 +172,8 @@ def verify_module(
     ToolError
         If the ranks could not be started.
     ValueError
-        If an argument does not fit, or the ranks cannot import it; or if the local model raises.
+        If an argument does not fit, or the ranks cannot import it; if the local model raises; or if this process has
+        registered a sharding rule that the ranks cannot have, with the option that gives it to them.
     """
     __tracebackhide__ = True
     spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(str(mesh))
@@ -224,6 +225,8 @@ def verify_module(
         pool = stack.enter_context(Pool(PoolKey.of(spec))) if pools is None else pools.of(spec)
         try:
             outcome = pool.call(Task("verifier.module_observing.on_rank", (packed,), spec, names, limit))
+        except RulesNotInRanks as error:
+            raise ValueError(error.text("--verifier-import FILE")) from error
         except PoolError as error:
             raise ToolError(f"{error}; in {call}") from error
     if not outcome.ok:

@@ -7,6 +7,7 @@ fixture of its own is used or one of its profiles is asked for by name, and leav
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,12 +37,16 @@ class _Session:
     """What this process has of the session: its own record, and what the workers of pytest-xdist handed over."""
 
     own: SessionRecord | None = None
+    verify: Verifier | None = None
     others: list[RunRecord] = field(default_factory=list)
     lost_workers: int = 0
     stored: RunRecord | None = None
 
 
 _SESSION = pytest.StashKey[_Session]()
+_PATH = tuple(sys.path)
+"""Where modules are found before pytest adds the folders of tests: by a command that is typed where pytest was."""
+_PATH_HANDED_OUT = "dtensor_verifier_path"
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -150,10 +155,13 @@ def mesh_pools(pytestconfig: pytest.Config, verifier_imports: Sequence[str]) -> 
     """The processes that play ranks: this process's own, started when needed, ended with the session."""
     from verifier.cases import MeshSpec
     from verifier.events import PoolRestarted
-    from verifier.imports import run_imports
+    from verifier.imports import ImportFailedError, run_imports
     from verifier.meshes import Pool, PoolSet
 
-    run_imports(verifier_imports)
+    try:
+        run_imports(verifier_imports)
+    except ImportFailedError as error:
+        pytest.fail(f"{error}".replace("--import", "--verifier-import", 1), pytrace=False)
 
     def make(key: PoolKey) -> Pool:
         def restarted(reason: str, seconds: float) -> None:
@@ -161,7 +169,7 @@ def mesh_pools(pytestconfig: pytest.Config, verifier_imports: Sequence[str]) -> 
             if record is not None and record.used:
                 record(PoolRestarted(MeshSpec((key.world_size,), key.backend, key.device), reason, seconds))  # type: ignore[arg-type]
 
-        return Pool(key, verifier_imports, on_restart=restarted)
+        return Pool(key, verifier_imports, on_restart=restarted, imported_here=True)
 
     pools = PoolSet(make, keep=_LIVE_POOLS)
     yield pools
@@ -190,6 +198,7 @@ def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: S
     set ``deadline=None``, since the first call starts the ranks.
     """
     from verifier.baseline import load_baseline
+    from verifier.imports import command_names
     from verifier.session_record import SessionRecord
     from verifier.verifying import Verifier
 
@@ -197,10 +206,14 @@ def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: S
     baseline = load_baseline(folder / "baseline.toml", missing_ok=True)
     seed = pytestconfig.getoption("--verifier-seed")
     command = shlex.join(["pytest", *map(str, pytestconfig.invocation_params.args)])
-    record = SessionRecord(command, seed, tuple(verifier_imports), baseline)
-    pytestconfig.stash[_SESSION].own = record
+    path = getattr(pytestconfig, "workerinput", {}).get(_PATH_HANDED_OUT, _PATH)
+    named = partial(command_names, path=path, folder=pytestconfig.invocation_params.dir)
+    record = SessionRecord(command, seed, (), baseline)
     backend = pytestconfig.getoption("--verifier-backend")
-    return Verifier(mesh_pools, _meshes(pytestconfig)[0], seed, backend, record, folder)
+    verifier = Verifier(mesh_pools, _meshes(pytestconfig)[0], seed, backend, record, folder, named)
+    session = pytestconfig.stash[_SESSION]
+    session.own, session.verify = record, verifier
+    return verifier
 
 
 @pytest.fixture(scope="session")
@@ -216,6 +229,12 @@ def verify_module(pytestconfig: pytest.Config, mesh_pools: PoolSet) -> Callable[
 
 
 # ----------------------------------------------------------------------------------------------------------- recording
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist what was to be found before the folders of tests, which its path begins with."""
+    node.workerinput[_PATH_HANDED_OUT] = list(_PATH)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
     """Take over what a worker of pytest-xdist recorded."""
@@ -235,6 +254,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
     """Hand what ``verify`` did to the controller, or, there, write the run of the whole session."""
     mine = session.config.stash[_SESSION]
     complete = exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+    if mine.own is not None and mine.verify is not None:
+        mine.own.imports = mine.verify.imports
     own = mine.own.record(complete) if mine.own is not None else None
     if hasattr(session.config, "workeroutput"):
         if own is not None:

@@ -20,7 +20,7 @@ from verifier.cases import BACKENDS, Backend, MeshSpec
 from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
-from verifier.imports import imported_modules, own_rules, run_imports_with_warnings
+from verifier.imports import imports_beside, modules_of_rules, own_rules, run_imports_with_warnings
 from verifier.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
 from verifier.journal import RunWriter
 from verifier.journal_events import journal_listener
@@ -81,7 +81,8 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         If anything in it does not exist or does not fit, with the nearest valid name.
     """
     run_imports_with_warnings(request.imports)
-    families = installed_families()
+    with imports_beside(request.imports) as imports:
+        families = installed_families()
     if not families:
         raise ValueError("no family is installed; install the distribution (pip install -e .), not the folder alone")
     selected = select_ops(request.patterns, families)
@@ -116,12 +117,12 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         device=request.device,
         max_examples=max_examples,
         time_limit=time_limit,
-        imports=list(request.imports),
+        imports=imports,
         versions=versions(),
         command=request.command,
         shard=str(shard or ""),
         request=msgspec.to_builtins(replace(request, command="")),
-        digests={BASELINE: baseline.digest, **revision(request.imports, imported_modules(request.imports))},
+        digests={BASELINE: baseline.digest, **revision(imports, modules_of_rules())},
         places=_describe_places(meshes, cluster),
         own_rules=own,
     )
@@ -135,8 +136,8 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         max_examples=max_examples,
         combinations=profile.combinations_per_case,
         time_limit=time_limit,
-        imports=tuple(request.imports),
-        baseline=baseline.about(request.imports, own),
+        imports=tuple(imports),
+        baseline=baseline.about(imports, own),
         shard=shard,
         rank_memory=rank_memory,
         cluster=cluster,

@@ -100,11 +100,14 @@ def _torch_rules() -> str:
 
 @cache
 def _verifier() -> str:
-    packages = {__name__.partition(".")[0]}
-    packages |= {
-        one.value.partition(":")[0].partition(".")[0] for group in _GROUPS for one in entry_points(group=group)
-    }
-    return _digest([file for name in sorted(packages) for file in _sources(name)])
+    return _digest([file for name in _packages() for file in _sources(name)])
+
+
+@cache
+def _packages() -> list[str]:
+    """Return the names of the verifier's package and of those that declare families and samples."""
+    declared = [one.value.partition(":")[0] for group in _GROUPS for one in entry_points(group=group)]
+    return sorted({module.partition(".")[0] for module in (__name__, *declared)})
 
 
 def _digest(files: Sequence[Path]) -> str:
@@ -184,6 +187,6 @@ def _own_path(module: ModuleType) -> str | None:
 def _others() -> tuple[Path, ...]:
     """Return where code is that is not the user's: installed packages, the standard library, torch and the verifier."""
     places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    specs = [_spec("torch"), _spec(__name__.partition(".")[0])]
+    specs = [_spec("torch"), *map(_spec, _packages())]
     places |= {str(Path(spec.origin).parent) for spec in specs if spec is not None and spec.origin is not None}
     return tuple(map(Path, sorted(places)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import ModuleType
 
 from hypothesis import currently_in_test_context, settings
 from hypothesis.control import current_build_context
@@ -16,9 +18,10 @@ from verifier.events import CaseSkipped, Event, FindingReported, RunFinished, Ru
 from verifier.finding_records import finding_record
 from verifier.findings import Collector, Failure, Group, fingerprint
 from verifier.graph import RedistributionGraph
-from verifier.imports import imported_modules, own_rules
+from verifier.imports import modules_of_rules, own_rules
 from verifier.recording import versions
 from verifier.records import KnownRecord, RunHeader, RunRecord
+from verifier.registrations import Registered, registered_rules
 from verifier.revision import BASELINE, revision
 from verifier.runs import RunStore, new_run_id
 from verifier.summary import Summary, merge_records
@@ -47,7 +50,7 @@ class SessionRecord:
     seed
         Of the sampled combinations, the splits and the cotangents.
     imports
-        What the ranks import first.
+        What the ranks import, as far as it is known; the record has what it is at its end.
     baseline
         Tells which findings are known.
     """
@@ -62,6 +65,9 @@ class SessionRecord:
         self._summary = Summary(RedistributionGraph())
         self._collector = Collector()
         self._raised: dict[str, _Raised] = {}
+        self._rules: Mapping[str, Registered] = {}
+        self._own_rules: set[str] = set()
+        self._modules: dict[str, ModuleType] = {}
         self._began = time.monotonic()
 
     @property
@@ -72,6 +78,7 @@ class SessionRecord:
     def __call__(self, event: Event) -> None:
         """Take in an event; the first one starts the run."""
         header = self._start()
+        self._note_rules()
         if isinstance(event, TrialFinished):
             trial = event.observation.trial
             for known, name in (
@@ -83,6 +90,14 @@ class SessionRecord:
                     known.append(name)
             header.device = trial.mesh.device
         self._summary(event)
+
+    def _note_rules(self) -> None:
+        """Take note of the rules that are registered now: a test may take them back at its end."""
+        rules = registered_rules()
+        if rules is not self._rules:
+            self._rules = rules
+            self._own_rules.update(own_rules())
+            self._modules |= {module.__name__: module for module in modules_of_rules()}
 
     def failed(self, failure: Failure, *, raised: bool) -> None:
         """Take in a bad verdict; of those of a fingerprint that were raised the last is kept.
@@ -104,11 +119,10 @@ class SessionRecord:
         """
         if self._header is None:
             return None
-        self._header.own_rules = own_rules()
-        self._header.digests = {
-            BASELINE: self.baseline.digest,
-            **revision(self.imports, imported_modules(self.imports)),
-        }
+        self._header.imports[:] = self.imports
+        self._note_rules()
+        self._header.own_rules = sorted(self._own_rules)
+        self._header.digests = {BASELINE: self.baseline.digest, **revision(self.imports, self._modules.values())}
         known: dict[str, int] = {}
         for group in self._collector.groups.values():
             name = fingerprint(group.smallest)
@@ -117,7 +131,7 @@ class SessionRecord:
                 known[entry.fingerprint] = known.get(entry.fingerprint, 0) + group.occurrences
             raised = self._raised.get(name)
             smallest = raised.failure if raised is not None else group.smallest
-            trial = smallest.trial
+            trial, imports = smallest.trial, smallest.imports
             ranks = f"{trial.mesh.backend}, {plural(trial.mesh.world_size, 'rank')}"
             simulated = trial.mesh.backend == "simulated"
             try:
@@ -130,6 +144,7 @@ class SessionRecord:
                     family=trial.case.family or "tests",
                     cause=likely_cause(trial, smallest.verdict),
                     check_script=False,
+                    imports=imports,
                 )
             except TypeError as error:  # a test may pass arguments that no file can hold
                 self._summary(CaseSkipped(f"finding {name} in {trial.case.op}", f"cannot be stored: {error}"))

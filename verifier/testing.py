@@ -10,10 +10,8 @@ import atexit
 import contextlib
 import functools
 import importlib
-import importlib.util
 import inspect
 import itertools
-import sys
 import traceback
 import unittest
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +25,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from verifier.cases import Backend, Fate, MeshSpec
-from verifier.meshes import Pool, PoolSet
+from verifier.imports import run_file
+from verifier.meshes import Pool, PoolSet, RulesNotInRanks
 from verifier.tasks import Task, TaskOutcome
 from verifier.torch_internals import run_in_threads
 
@@ -122,7 +121,11 @@ class ProcessTestCase(_RankTestCase):
             )
         mesh = MeshSpec((self.world_size,), self.backend, self.device_type)
         arguments = (cls.__module__, inspect.getfile(cls), cls.__qualname__, method)
-        outcome = _pools().of(mesh).call(Task("verifier.testing.run_on_rank", arguments, mesh, limit=self.limit))
+        task = Task("verifier.testing.run_on_rank", arguments, mesh, limit=self.limit)
+        try:
+            outcome = _pools().of(mesh).call(task)
+        except RulesNotInRanks as error:
+            raise ValueError(f"{error.text('an import in this test file')}; or register it in rank_setup") from error
         _raise_for(outcome, f"{cls.__qualname__}.{method} on {self.world_size} ranks, backend {self.backend}")
 
 
@@ -207,14 +210,7 @@ def _imported(module: str, file: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if not f"{module}.".startswith(f"{error.name}."):  # the module or its package is found, and imports another
                 raise
-    name = f"verifier_tests_{Path(file).stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    return run_file(Path(file))
 
 
 # ---------------------------------------------------------------------------------------------------------- decorators

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._ops import OpOverload
+from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import _local_tensor as local_tensor_module
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -77,6 +78,7 @@ __all__ = [
     "chunk_sharded",
     "clear_caches",
     "count_collectives",
+    "definition_of",
     "describe_dtensor",
     "forget_calls",
     "given_strides",
@@ -106,11 +108,13 @@ __all__ = [
     "pytree",
     "raised_in",
     "registered_overloads",
+    "registries_of_rules",
     "release_groups",
     "replaced_handler",
     "replaced_sharded_op",
     "replaced_strategy",
     "run_in_threads",
+    "selected_overload",
     "simulated_mode",
     "simulated_ranks",
     "special_placement",
@@ -561,6 +565,22 @@ def forget_calls() -> int:
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
+def registries_of_rules() -> tuple[dict[OpOverload, Any], ...]:
+    """Return what DTensor runs each op by, in whatever way it was registered.
+
+    These are handlers, prop rules, strategies, and last the strategies for one mesh dim, which DTensor asks before the
+    two kinds before them.
+    """
+    dispatcher = DTensor._op_dispatcher
+    propagator = dispatcher.sharding_propagator
+    return (
+        dispatcher._custom_op_handlers,
+        propagator.op_to_rules,
+        propagator.op_strategy_funcs,
+        propagator.op_single_dim_strategy_funcs,
+    )
+
+
 @contextlib.contextmanager
 def let_new_rules_win() -> Iterator[list[str]]:
     """Let rules that are registered inside the block replace torch's own; yield the ops for which that took our help.
@@ -1510,6 +1530,35 @@ def registered_overloads() -> frozenset[OpOverload]:
             *dispatcher._random_ops,
         ]
     )
+
+
+def selected_overload(op: object, args: Sequence[object], kwargs: Mapping[str, object]) -> OpOverload | None:
+    """Return the overload that a call of ``op`` runs: of ``torch.ops.aten.sum``, or of a function made a custom op.
+
+    None if ``op`` is neither, and if the arguments fit no overload.
+    """
+    if isinstance(op, CustomOpDef):
+        return op._opoverload
+    if not isinstance(op, OpOverloadPacket):
+        return None
+    names: list[str] = op.overloads()  # type: ignore[no-untyped-call]
+    if len(names) > 1:
+        try:
+            names = [torch._C._jit_resolve_packet(op._qualified_op_name, *args, **kwargs) or "default"]
+        except RuntimeError:  # it says what fits none, which the call itself will do
+            return None
+    overload: OpOverload = getattr(op, names[0])
+    return overload
+
+
+def definition_of(op: OpOverload) -> Callable[..., object] | str:
+    """Return the function that was made a custom op; of an operator of a library, the file that defines it."""
+    name = op._schema.name
+    if (made := OPDEFS.get(name)) is not None:
+        function: Callable[..., object] = made._init_fn
+        return function
+    found = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(name), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def has_decomposition(op: OpOverload) -> bool:

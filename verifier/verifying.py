@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -25,11 +26,13 @@ from verifier.events import CaseSkipped, Event, TrialFinished
 from verifier.families import Family, installed_families
 from verifier.finding_records import message
 from verifier.findings import Failure, fingerprint
-from verifier.meshes import Pool, PoolError, PoolSet
+from verifier.meshes import Pool, PoolError, PoolSet, RulesNotInRanks
 from verifier.oracle import judge
 from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.record_files import DEFAULT_REPORTS, out_option
-from verifier.reference import Reference, make_reference
+from verifier.reference import Reference, make_reference, resolve
+from verifier.registrations import as_option, module_of_op
+from verifier.torch_internals import OpOverload
 from verifier.trials import CasePlan, combination_rows, cotangent_placements, plan_case
 from verifier.verification import ERRORS, NothingVerified, ToolError, Verification
 
@@ -69,6 +72,13 @@ class Verifier:
         Gets every trial, unless a call says otherwise.
     folder
         Where what is recorded will be, for the command that reproduces a failure.
+    named
+        Makes of what the ranks have imported what a command takes, which may start elsewhere.
+
+    Attributes
+    ----------
+    imports
+        What the ranks have imported so far, as a command takes it.
     """
 
     def __init__(
@@ -79,6 +89,7 @@ class Verifier:
         backend: Backend = "gloo",
         recorder: Recorder | None = None,
         folder: Path = DEFAULT_REPORTS,
+        named: Callable[[Sequence[str]], Sequence[str]] = tuple,
     ) -> None:
         self.pools = pools
         self.default_mesh = default_mesh
@@ -86,6 +97,8 @@ class Verifier:
         self.backend = backend
         self.recorder = recorder
         self.folder = folder
+        self.imports: tuple[str, ...] = ()
+        self._named = named
 
     def __call__(
         self,
@@ -109,8 +122,8 @@ class Verifier:
         Parameters
         ----------
         op
-            An ``OpOverload``, a function that the ranks can import, its dotted path, or an :class:`OpCase` with its own
-            arguments.
+            An ``OpOverload``, an operator of several such (``torch.ops.aten.sum``), a function that was made a custom
+            op, another one that the ranks can import, its dotted path, or an :class:`OpCase` with its own arguments.
         args, kwargs
             Arguments with global values. Gradients are checked of those that require one.
         mesh
@@ -148,7 +161,8 @@ class Verifier:
         ToolError
             If the verifier itself failed.
         ValueError
-            If an argument of this call does not fit, with what would.
+            If an argument of this call does not fit, with what would; or if this process has registered a sharding rule
+            that the ranks cannot have, with the option that gives it to them.
         """
         __tracebackhide__ = True
         case = make_case(op, args, kwargs, exact)
@@ -185,7 +199,9 @@ class Verifier:
     ) -> tuple[Verification, list[Failure]]:
         """Run the trials, not much further than a failure; return what came of them, and the bad ones."""
         case, mesh = reference.case, trials[0].mesh
-        pool = self.pools.of(mesh)
+        pool = self._started(mesh, case)
+        imports = tuple(self._named(pool.imports))
+        self.imports = tuple(dict.fromkeys((*self.imports, *imports)))
         observations: list[Observation] = []
         verdicts: list[Verdict] = []
         failures: list[Failure] = []
@@ -204,7 +220,7 @@ class Verifier:
                 if verdict.kind is VerdictKind.TOOL_ERROR:
                     raise ToolError(f"{verdict.message}\n{verdict.detail}".rstrip())
                 if verdict.kind.bad:
-                    failures.append(Failure(observation.trial, observation, verdict))
+                    failures.append(Failure(observation.trial, observation, verdict, imports=imports))
         if recorder is not None:
             ending = "was slow" if slow else "failed"
             for count, reason in (
@@ -215,6 +231,18 @@ class Verifier:
                 if count:
                     recorder(CaseSkipped(f"{case.op} on mesh {mesh}", reason, count))
         return Verification(case, mesh, tuple(observations), tuple(verdicts), total), failures
+
+    def _started(self, mesh: MeshSpec, case: OpCase) -> Pool:
+        """Return the ranks of ``mesh``, with the op of ``case`` and the rules that this process has by now."""
+        __tracebackhide__ = True
+        pool = self.pools.of(mesh)
+        try:
+            pool.start(_definition(case.call))
+        except RulesNotInRanks as error:
+            raise ValueError(error.text("--verifier-import FILE")) from error
+        except PoolError as error:
+            raise ToolError(f"{error}; can every rank import what --verifier-import names?") from error
+        return pool
 
     def _observe(self, pool: Pool, trials: Sequence[Trial]) -> Iterator[Observation]:
         """Yield the observations up to the first that brings the ranks down: each further one might do so, too."""
@@ -269,6 +297,15 @@ def _profile_cap() -> int:
     return CAMPAIGN_PROFILES[name if name in CAMPAIGN_PROFILES else "dev"].combinations_per_case
 
 
+@cache
+def _definition(call: str) -> tuple[str, ...]:
+    """Return what ranks import to have the operator of a call, if it is not torch's."""
+    op = resolve(call)
+    source = module_of_op(op) if isinstance(op, OpOverload) and op.namespace != "aten" else None
+    option = "" if source is None else as_option(source.module, source.file, sys.path)
+    return (option,) if option else ()
+
+
 def _check_local_call(reference: Reference, raises: bool) -> None:
     __tracebackhide__ = True
     if raises and reference.raised is None:
@@ -293,7 +330,8 @@ def _families() -> tuple[Family, ...]:
 
 def _message(failure: Failure, folder: Path | None) -> str:
     """Return the message of ``failure``; ``folder`` is where it is recorded, None if it is not."""
-    text = message(failure, likely_cause(failure.trial, failure.verdict), fingerprint(failure))
+    cause = likely_cause(failure.trial, failure.verdict)
+    text = message(failure, cause, fingerprint(failure), failure.imports)
     if folder is None:
         return text.rpartition("\n")[0]  # what is not recorded cannot be replayed
     return text + out_option(folder)

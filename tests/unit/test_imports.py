@@ -71,7 +71,7 @@ def test_a_file_that_quits_does_not_end_the_run_as_if_all_were_well(
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"error: --import {file}: {said}\n"
+    assert capsys.readouterr().err == f"error: --import {file}: {said} ({file}:2)\n"
     assert not out.exists()
     with pytest.raises(ImportFailedError, match=said):  # in a rank, which reports exceptions and no exits
         run_imports([str(file)])

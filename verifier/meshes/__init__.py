@@ -5,7 +5,7 @@ from verifier.meshes.crew import PoolKey
 from verifier.meshes.keeper import keep_place
 from verifier.meshes.places import Place, gpu_problem, gpus_shared, local_places
 from verifier.meshes.pool import Pool, PoolSet
-from verifier.meshes.processes import PoolError, Spares
+from verifier.meshes.processes import PoolError, RulesNotInRanks, Spares
 from verifier.meshes.torchrun import TorchrunRank
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "PoolError",
     "PoolKey",
     "PoolSet",
+    "RulesNotInRanks",
     "Spares",
     "TorchrunRank",
     "gpu_problem",

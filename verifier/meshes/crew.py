@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from verifier.cases import MeshSpec
 from verifier.meshes.places import Place, gpu_problem, gpus_shared
-from verifier.meshes.processes import Gone, PoolError, RankProcess, Spares
+from verifier.meshes.processes import Gone, PoolError, RankProcess, RulesNotInRanks, Spares
 from verifier.meshes.worker import Seat
+from verifier.registrations import Registered, registered_rules
 
 __all__ = ["Crew", "PoolKey"]
 
@@ -61,12 +62,18 @@ class Crew:
     ----------
     replaced
         How many processes have taken the place of another one.
+    brought
+        What the processes have imported beside what they were to import, for rules that this process has.
     """
 
     def __init__(self, key: PoolKey, spares: Spares) -> None:
         self.key = key
         self.size = 1 if key.backend == "simulated" else key.world_size
         self.replaced = 0
+        self.brought: tuple[str, ...] = ()
+        self._rules: Mapping[str, Registered] = {}
+        self._refused: RulesNotInRanks | None = None
+        self._also: list[str] = []
         self._spares = spares
         self._seats: list[RankProcess | None] = [None] * self.size
         self._places: tuple[Place, ...] = ()
@@ -80,16 +87,38 @@ class Crew:
         present = [process for process in self._seats if process is not None]
         return present if len(present) == self.size else []
 
-    def start(self) -> None:
-        """Bring the ranks together if they are not.
+    def start(self, also: Sequence[str] = ()) -> bool:
+        """Bring the ranks together if they are not, and anew if they lack a rule that was registered here since.
+
+        Returns whether they were started.
+
+        Parameters
+        ----------
+        also
+            What they are to import from now on beside what they were to.
 
         Raises
         ------
         PoolError
             If that does not succeed, with what the ranks said.
+        RulesNotInRanks
+            If there is a rule here that they cannot have.
         """
+        if new := [name for name in also if name not in self._also]:
+            self._also += new
+            self.close()
+        rules = registered_rules()
+        if rules is not self._rules:
+            self._rules, self._refused = rules, None
+            lacking = [one for process in self.processes for one in process.lacks(rules, self._spares.imported_here)]
+            if lacking:
+                _log.info("ranks start anew, since the rules of %s have changed here", lacking[0].op)
+                self.close()
         if self.processes:
-            return
+            return False
+        if self._refused is not None:  # Hypothesis may ask hundreds of times
+            raise self._refused
+        self.brought = ()
         self._places = self._spares.places(self.size)
         if self.key.device == "cuda":
             if problem := gpu_problem(self._places, self.key.backend):
@@ -103,6 +132,7 @@ class Crew:
             )  # it listens on every interface
         self._assemble()
         _log.info("%d ranks of %s started in %.2f s", self.size, self.key.backend, time.monotonic() - started)
+        return True
 
     def mend(self, lost: Collection[int] = ()) -> None:
         """Bring the ranks together again; those in ``lost`` are replaced, and those that do not react.
@@ -202,6 +232,11 @@ class Crew:
             process.name = f"rank {index}"
             try:
                 process.await_loaded()
+                process.follow(self._rules, self._spares.imported_here, self._also)
+                self.brought = tuple(dict.fromkeys((*self.brought, *process.brought)))
+            except RulesNotInRanks as refused:
+                self._refused = refused
+                raise
             except Gone as gone:
                 failed[index] = str(gone) or self._end_of(process)
                 self._dismiss(index, failed[index])

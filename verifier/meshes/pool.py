@@ -15,6 +15,7 @@ from typing import cast
 
 from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
 from verifier.codec import pack
+from verifier.imports import is_importing
 from verifier.meshes.crew import Crew, PoolKey
 from verifier.meshes.processes import Gone, PoolError, Spares
 from verifier.process_limits import memory_note
@@ -58,7 +59,8 @@ class Pool:
     key
         World size, backend and device; ``simulated`` is one process, the others are one per rank.
     imports
-        Modules and files to run in every process first.
+        Modules and files to run in every process first. Rules that this process has registered are brought along: what
+        defines them is imported, too.
     trial_limit
         Seconds after which a trial is a hang, if no rank computes. On a busy machine, or where DTensor has much to
         plan, ranks get this much of a processor, and ten times as long; who still computes then is slow.
@@ -73,6 +75,8 @@ class Pool:
     spares
         Processes that take the place of lost ones, to be shared with other pools; made with the same ``imports`` and
         ``memory_limit``. Without it the pool keeps one of its own, from the first loss on.
+    imported_here
+        This process has run ``imports``, too; so ranks whose rules differ for that are wrong.
 
     Attributes
     ----------
@@ -83,6 +87,8 @@ class Pool:
     ------
     PoolError
         From :meth:`run`, if the processes do not start.
+    RulesNotInRanks
+        The PoolError of ranks that cannot have a rule that this process has registered, or that have another.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class Pool:
         on_restart: Callable[[str, float], None] | None = None,
         memory_limit: int | None = None,
         spares: Spares | None = None,
+        imported_here: bool = False,
     ) -> None:
         self.key = key
         self.trial_limit = trial_limit
@@ -102,7 +109,8 @@ class Pool:
         self.memory_limit = memory_limit
         self.restarts = 0
         self._own_spares = spares is None
-        self._spares = Spares(imports, memory_limit) if spares is None else spares
+        own = Spares(imports, memory_limit, imported_here=imported_here) if spares is None else spares
+        self._spares = own
         self._crew = Crew(key, self._spares)
         self._engaged = False
         self._lost: set[int] = set()
@@ -112,6 +120,11 @@ class Pool:
     def size(self) -> int:
         """Number of processes."""
         return self._crew.size
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """What the processes have imported: what they were to, and what was brought along once they had started."""
+        return (*self._spares.imports, *self._crew.brought)
 
     @property
     def pids(self) -> list[int]:
@@ -128,15 +141,25 @@ class Pool:
         """How many processes have taken the place of another one."""
         return self._crew.replaced
 
-    def start(self) -> None:
+    def start(self, also: Sequence[str] = ()) -> None:
         """Start the processes if they are not running; :meth:`run` does so by itself.
+
+        They start anew if they lack rules that this process has by now.
+
+        Parameters
+        ----------
+        also
+            Modules and files that they are to run from now on beside the ``imports``.
 
         Raises
         ------
         PoolError
             If they do not start.
         """
-        self._crew.start()
+        if is_importing():  # a rank that runs it would start ranks in turn, without end
+            raise PoolError("a file that is imported starts ranks; have it do so under if __name__ == '__main__'")
+        if self._crew.start(also):
+            self._engaged = False
 
     def close(self) -> None:
         """End all processes; the next :meth:`run` starts new ones."""

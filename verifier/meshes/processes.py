@@ -6,8 +6,9 @@ import logging
 import os
 import socket
 import struct
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 
 from verifier.codec import pack
@@ -15,17 +16,76 @@ from verifier.logs import own_level
 from verifier.meshes.places import Place, local_places
 from verifier.meshes.program import Program, ProgramSpec, WorkerProgram
 from verifier.meshes.reports import unpack_message
+from verifier.registrations import Lacking, Registered, as_option, defining_modules, lacking, referring_modules
+from verifier.wording import plural
 
-__all__ = ["Gone", "PoolError", "RankProcess", "Spares"]
+__all__ = ["Gone", "PoolError", "RankProcess", "RulesNotInRanks", "Spares"]
 
 LOAD_LIMIT = 180.0
 SEND_LIMIT = 20
+_SHOWN = 200
+"""Characters of what an op is run by that a message shows."""
 
 _log = logging.getLogger(__name__)
 
 
 class PoolError(RuntimeError):
     """The processes of a pool could not be started; nothing was tried."""
+
+
+class RulesNotInRanks(PoolError):  # noqa: N818 - says what is wrong, as the verdicts do
+    """The ranks would run an op by other rules than this process has, and there is nothing to import that mends it.
+
+    Parameters
+    ----------
+    found
+        The op, and what each side has for it.
+    tried
+        What the ranks have imported for it.
+    refused
+        What a rank said that could not import it.
+    others
+        Number of further ops of which the same is true.
+    """
+
+    def __init__(self, found: Lacking, tried: Sequence[str], refused: str, others: int) -> None:
+        self.found = found
+        self.tried = tuple(tried)
+        self.refused = refused
+        self.others = others
+        super().__init__(self.text("--import FILE"))
+
+    def text(self, option: str) -> str:
+        """Return the message to somebody who can name what to import by ``option``."""
+        found, sources = self.found, self.found.ours.sources if self.found.ours is not None else ()
+        others = f"; the same is true of {plural(self.others, 'other op')}" if self.others else ""
+        remedy = f"register what is to be verified in a module of its own, and name that by {option}"
+        if not found.untouched and (found.ours is None or not sources):
+            return (
+                f"{found.op}: the ranks have a rule that this process does not have, {_short(found.theirs)}: it was "
+                f"taken back or replaced here{others}; {remedy}"
+            )
+        if found.ours is None:
+            return f"{found.op}: torch's own rule was taken back here, and the ranks have it{others}; {remedy}"
+        if not sources:
+            return (
+                f"{found.op}: this process has a rule that the ranks do not have, {_short(found.ours.text)}, and no "
+                f"module is known that registers it{others}; {remedy}"
+            )
+        source = sources[-1]
+        if self.refused:
+            why = f"a rank cannot import it ({self.refused})"
+        elif not source.file:
+            why = "it is in no file that a rank could import"
+        elif "<locals>" in source.name:
+            why = "a rank that imports the module does not register it, since it is made inside a function"
+        else:
+            why = f"a rank that imports {', '.join(self.tried) or source.module} does not register it"
+        return f"{found.op}: this process has a rule that the ranks do not have, {source}: {why}{others}; {remedy}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 class Gone(Exception):  # noqa: N818 - an event, not an error: the process has ended, or does not read
@@ -50,12 +110,18 @@ class RankProcess:
         What it is called in messages, such as ``rank 1``.
     loaded
         Whether it has said that it is ready to take a seat.
+    brought
+        What it has imported since, for rules that this process has; see :meth:`follow`.
     """
 
     def __init__(self, connection: Connection, program: Program, hash_seed: int) -> None:
         self.name = "spare"
         self.hash_seed = hash_seed
         self.loaded = False
+        self.brought: list[str] = []
+        self._torchs: Mapping[str, str] = {}
+        self._changes: Mapping[str, str] = {}
+        self._given: frozenset[str] = frozenset()
         self.connection = connection
         self._program = program
         self._limit_sending()
@@ -150,6 +216,67 @@ class RankProcess:
             if message is not None and message[0] == "failed":
                 raise PoolError(f"a rank did not start: {message[2]}")
             self.loaded = message is not None and message[0] == "loaded"
+            if self.loaded:
+                assert message is not None
+                assert isinstance(message[2], tuple)
+                self._torchs, self._changes = message[2]
+                self._given = frozenset(self._changes)
+
+    def lacks(self, rules: Mapping[str, Registered], alike: bool) -> list[Lacking]:
+        """Return the ops for which it has other rules; see :meth:`follow`."""
+        return lacking(rules, self._torchs, self._changes, () if alike else self._given)
+
+    def follow(self, rules: Mapping[str, Registered], alike: bool, also: Sequence[str] = ()) -> None:
+        """Have it register what this process has registered, by importing the modules that do so.
+
+        Parameters
+        ----------
+        rules
+            What this process has.
+        alike
+            Whether it must have torch's own rules wherever this process has; else its imports may have replaced some.
+        also
+            What it is to import first.
+
+        Raises
+        ------
+        RulesNotInRanks
+            If no import has it register the same.
+        Gone
+            If it ends, or takes too long.
+        """
+        if refused := self._import(also):
+            raise PoolError(f"a rank did not start: {refused}")
+        for modules in (defining_modules, referring_modules):
+            found = self.lacks(rules, alike)
+            options = [as_option(source.module, source.file, sys.path) for source in modules(found)]
+            if refused := self._import(options):
+                raise RulesNotInRanks(found[0], options, refused, len(found) - 1)
+        if found := self.lacks(rules, alike):
+            raise RulesNotInRanks(found[0], self.brought, "", len(found) - 1)
+
+    def _import(self, options: Sequence[str]) -> str:
+        """Have the process import what it has not been told to yet; return what keeps it from that."""
+        names = [name for name in dict.fromkeys(options) if name and name not in self.brought]
+        if not names:
+            return ""
+        _log.info("%s imports %s, too", self.name, ", ".join(names))
+        self.brought += names
+        self.send("import", names)
+        kind, _, payload = self._answer("imported", "refused")
+        if kind == "refused":
+            return str(payload)
+        assert isinstance(payload, dict)
+        self._changes = payload
+        return ""
+
+    def _answer(self, *kinds: str) -> tuple[str, int, object]:
+        deadline = time.monotonic() + LOAD_LIMIT
+        while wait([self.connection], max(0.0, deadline - time.monotonic())):
+            message = self.receive()
+            if message is not None and message[0] in kinds:
+                return message
+        raise Gone(f"did not answer within {LOAD_LIMIT:.0f} s")
 
     def ending(self) -> str:
         """Return how the process ended, as ``signal SIGKILL`` or ``exit status 1``."""
@@ -186,6 +313,8 @@ class Spares:
         Have them from the start; otherwise from the first loss on, since most pools never lose a process.
     one_hash_seed
         Have all ranks hash texts with the same seed, and not each with its own.
+    imported_here
+        This process has run ``imports``, too; so ranks whose rules differ for that are wrong.
     """
 
     store_host = "127.0.0.1"
@@ -200,11 +329,13 @@ class Spares:
         count: int = 1,
         eager: bool = False,
         one_hash_seed: bool = False,
+        imported_here: bool = False,
     ) -> None:
         self.imports = tuple(imports)
         self.memory_limit = memory_limit
         self.count = count
         self.one_hash_seed = one_hash_seed
+        self.imported_here = imported_here
         self._wanted = {self._waiting_room(0): count} if eager else {}
         self._lost: dict[int, list[int]] = {}
         self._recent: dict[int, dict[int, None]] = {}

@@ -31,12 +31,13 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from verifier.cases import OpCase, Phase, ProcessReport, Raised, Trial
 from verifier.codec import unpack
-from verifier.imports import run_imports
+from verifier.imports import ImportFailedError, run_imports
 from verifier.logs import log_through
 from verifier.meshes.agreement import Agreement, AllReduces, Datagrams
 from verifier.meshes.reports import pack_message, pack_report
 from verifier.process_limits import die_with, limit_memory
 from verifier.reference import Reference, make_reference, resolve
+from verifier.registrations import changes, registered_rules
 from verifier.runtime import Exchange, TrialRunner
 from verifier.tasks import Task
 from verifier.torch_internals import (
@@ -335,11 +336,12 @@ def _failed(ranks: tuple[int, ...], phase: Phase, error: Exception, what: str = 
 
 def _serve(config: WorkerConfig, messages: _Messages) -> None:
     breaker = _Breaker(config.breaker_fd, config.connection_fd)
+    torchs = registered_rules()
     run_imports(config.imports)
     ranks = _Ranks(messages, breaker, config.memory_limit)
     gc.freeze()  # else each full collection walks all that torch has loaded, for 0.1 s
     gc.enable()  # who started this process had it off while all that was loaded
-    messages.send("loaded", None)
+    messages.send("loaded", ({op: rule.text for op, rule in torchs.items()}, changes(torchs, registered_rules())))
     limited = config.memory_limit is None
     tried = 0
     while True:
@@ -355,6 +357,13 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
             if tried >= REMEMBERED_TRIALS:
                 _log.info("forgets %d redistributions after %d trials", forget_calls(), tried)
                 tried = 0
+        elif kind == "import":
+            try:
+                run_imports(payload)
+            except ImportFailedError as error:  # the controller says for which rule it was, and ends this process
+                messages.send("refused", str(error))
+                continue
+            messages.send("imported", changes(torchs, registered_rules()))
         elif kind == "pause":
             breaker.mend()
             messages.enter("idle")

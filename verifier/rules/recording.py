@@ -14,7 +14,7 @@ import torch
 
 from verifier.baseline import Baseline
 from verifier.cases import MeshSpec, Observation, Trial, VerdictKind
-from verifier.imports import imported_modules, own_rules, run_imports_with_warnings
+from verifier.imports import imports_beside, modules_of_rules, own_rules, run_imports_with_warnings
 from verifier.journal import RunWriter
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.recording import versions
@@ -110,7 +110,8 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     check = CheckOptions(meshes, request.sizes, request.seed, request.claims_only)
     if request.products is not None:
         check = replace(check, products=request.products, samples_with_products=request.max_samples)
-    targets = _targets(request.patterns)
+    with imports_beside(request.imports) as imports:
+        targets = _targets(request.patterns)
     own = own_rules()
     header = RunHeader(
         id=new_run_id(),
@@ -123,10 +124,10 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         device="cpu",
         max_examples=request.max_samples,
         time_limit=None,
-        imports=list(request.imports),
+        imports=imports,
         versions=versions(),
         command=request.command,
-        digests={BASELINE: baseline.digest, **revision(request.imports, imported_modules(request.imports))},
+        digests={BASELINE: baseline.digest, **revision(imports, modules_of_rules())},
         own_rules=own,
     )
     return RulesPlan(
@@ -135,7 +136,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         samples=SampleOptions(DTYPES[request.dtype], request.sizes, request.max_samples, request.seed),
         check=check,
         jobs=request.jobs if request.jobs is not None else len(os.sched_getaffinity(0)),
-        baseline=baseline.about(request.imports, own),
+        baseline=baseline.about(imports, own),
     )
 
 

@@ -22,7 +22,7 @@ from typing import IO, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from verifier.imports import run_imports
+from verifier.imports import follow, rules_of_the_user, run_imports
 from verifier.process_limits import die_with, limit_memory
 from verifier.wording import signal_name
 
@@ -147,7 +147,7 @@ class WorkerProcess:
             theirs.close()
             os.close(lifeline_read)
             os.close(memory_fd)
-        self._send((list(imports), memory_limit, prepare))
+        self._send((list(imports), memory_limit, prepare, rules_of_the_user()))
         self.pid = self._popen.pid
         self.ready = False
         self.served = 0
@@ -244,10 +244,11 @@ def main() -> None:
     connection = Connection(connection_fd)
     in_flight = InFlight(mmap.mmap(memory_fd, 0))
     torch.set_num_threads(1)
-    imports, memory_limit, prepare = pickle.loads(connection.recv_bytes())
+    imports, memory_limit, prepare, rules = pickle.loads(connection.recv_bytes())
     run_imports(imports)  # an exception ends the process, and the controller quotes its last line
     if prepare is not None:
         prepare()
+    follow(rules)
     gc.collect()
     gc.freeze()  # what is loaded stays, and what a check makes is seldom a cycle: collecting takes a tenth of the time
     gc.set_threshold(100_000, 50, 50)
