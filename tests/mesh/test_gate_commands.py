@@ -79,8 +79,10 @@ def test_a_strategy_of_ones_own_is_judged_by_what_it_is_now(project: Path, gate:
     assert status == 0, said
     assert gate()[0] == 0
 
+    rules.write_text(f"{RIGHT}\n# now with a comment\n")
+    assert gate()[0] == 2, "it may be wrong now"
     rules.write_text(WRONG)
-    assert gate()[0] == 2, "it was right when it was tried"
+    assert gate()[0] == 1, "the first run was made with just this"
 
 
 def test_what_an_update_writes_is_accepted_by_a_persons_reason_alone(project: Path, gate: Gate) -> None:
