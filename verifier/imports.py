@@ -9,10 +9,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from verifier.torch_internals import let_new_rules_win
 
-__all__ = ["ImportFailedError", "import_digests", "run_imports", "run_imports_with_warnings"]
+__all__ = ["ImportFailedError", "import_digests", "imported_module", "run_imports", "run_imports_with_warnings"]
 
 
 class ImportFailedError(ValueError):
@@ -85,12 +86,27 @@ def _sources(name: str) -> list[Path]:
     return [Path(file)] if file else []
 
 
+def imported_module(name: str) -> ModuleType | None:
+    """Return the module that :func:`run_imports` loaded under ``name``; of a function it is the one that has it.
+
+    None if there is none; nothing is imported.
+    """
+    path = Path(name)
+    if name.endswith(".py") or path.is_file():
+        return sys.modules.get(_module_name(path))
+    return sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
+
+
+def _module_name(path: Path) -> str:
+    return f"verifier_import_{path.stem}_{abs(hash(str(path.resolve())))}"
+
+
 def _import(name: str) -> None:
     path = Path(name)
     if name.endswith(".py") or path.is_file():
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path.absolute()}")
-        module_name = f"verifier_import_{path.stem}_{abs(hash(str(path.resolve())))}"
+        module_name = _module_name(path)
         if module_name in sys.modules:
             return
         spec = importlib.util.spec_from_file_location(module_name, path)

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._ops import OpOverload
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import _local_tensor as local_tensor_module
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -62,11 +63,13 @@ from verifier.cases import PLAIN_PLACEMENTS, Combination, Placements, placement_
 __all__ = [
     "ClaimReader",
     "CollectiveWatch",
+    "CustomOpDef",
     "DTensorSpec",
     "LocalShards",
     "LocalShardsWrapper",
     "NarrowingWatch",
     "OpOverload",
+    "OpOverloadPacket",
     "Propagation",
     "RankView",
     "Recorder",
