@@ -116,8 +116,14 @@ def _refused_path(path: str, imports: Sequence[str]) -> str:
     return f"calls {path}, which is no op of torch and no program of an installed family{remedy}"
 
 
+@functools.cache
+def _load_families() -> None:
+    """Have the installed families declare their programs, as they do when they are loaded."""
+    installed_families()
+
+
 def _is_declared(path: str) -> bool:
-    installed_families()  # which declare their programs when they are loaded
+    _load_families()
     return path in _declared
 
 
@@ -143,7 +149,7 @@ def _is_op(parts: list[str], imported: bool) -> bool:
 
 
 def _declared_namespace(name: str) -> bool:
-    installed_families()
+    _load_families()
     return any(call == f"torch.ops.{name}" for call in _declared)
 
 

@@ -52,7 +52,7 @@ from verifier.imports import run_imports
 from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import Cluster
 from verifier.progress import ProgressDisplay
-from verifier.record_files import DEFAULT_REPORTS, out_option
+from verifier.record_files import DEFAULT_REPORTS, RunFormatError, out_option
 from verifier.recording import Request, make_plan, parse_rank_memory, record
 from verifier.records import RunRecord, TrialRecord
 from verifier.replay import replay as replay_trial
@@ -301,6 +301,8 @@ def replay(
     store = RunStore(out)
     try:
         found = store.find_finding(finding)
+    except RunFormatError:  # the file of a finding, which is what was meant
+        raise
     except ValueError:
         entries = [e for e in load_given_baseline(baseline).entries if e.fingerprint.startswith(finding)]
         if len(entries) != 1 or not finding:

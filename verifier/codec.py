@@ -45,7 +45,7 @@ _DEEPEST = 100
 """Levels of lists, tuples and dicts that an argument may have; torch's own walks of them end in a RecursionError."""
 _MOST_DIMS = 64
 """Tensor dims that torch's views have."""
-_SEEDS = 1 << 62
+_SEEDS = 1 << 64
 _TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", "placement", "device", *_TORCH_NAMES)
 _STORABLE = (
     "None, bool, int, float, complex, str, torch dtypes, devices, placements, dense tensors, "
@@ -127,7 +127,7 @@ def load_trial(record: TrialRecord) -> Trial:
         If the record is not one that :func:`trial_record` writes.
     """
     if not -_SEEDS < record.seed < _SEEDS:
-        raise ValueError("seed: no seed of a trial has 62 bits or more")
+        raise ValueError("seed: the seed of a trial has 64 bits at most")
     return Trial(
         case=load_case(record.case),
         mesh=MeshSpec.parse(record.mesh, device=record.device),

@@ -29,7 +29,7 @@ __all__ = ["check_name", "check_record"]
 
 _VERDICTS = tuple(kind.value for kind in VerdictKind)
 _ACCUSING = tuple(kind.value for kind in VerdictKind if kind.bad)
-_LARGEST = 1 << 62
+_LARGEST = 1 << 64
 """Counts and bytes are below; so is every number that a float or a page can show."""
 
 

@@ -12,21 +12,22 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import typer
 from run_factory import make_finding
 
 from strategies.redistribution.inputs import STEP_NAMES
 from strategies.redistribution.programs import STEPS
-from verifier import cli
+from verifier import cli, entry
 from verifier.baseline import Baseline, BaselineEntry, load_baseline
 from verifier.boundary import needs_imports, refusal
 from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind, parse_placements
 from verifier.codec import load_trial
-from verifier.entry import main
 from verifier.imports import run_imports
 from verifier.records import FindingRecord
 from verifier.reference import make_reference
 
 ROOT = Path(__file__).parents[2]
+COMMANDS = typer.main.get_command(cli.app)
 TENSOR = {"tensor": {"dtype": "float64", "shape": [4], "values": [1.0, 2.0, 3.0, 4.0]}}
 INTEGERS = {"tensor": {"dtype": "int64", "shape": [4], "values": [1, 2, 3, 4]}}
 CANARY = "CANARY"
@@ -114,7 +115,7 @@ ATTEMPTS = {
     "many ranks": Attempt("torch.neg", mesh="100000"),
     "many simulated ranks": Attempt("torch.neg", mesh="simulated:100000"),
     "more ranks than there are numbers": Attempt("torch.neg", mesh="9" * 5000),
-    "a seed of many bits": Attempt("torch.neg", seed=1 << 70),
+    "a seed of many bits": Attempt("torch.neg", seed=-(1 << 70)),
     "a tensor without its values": Attempt(
         "torch.neg", [{"tensor": {"dtype": "float64", "shape": [10**12], "values": [1.0]}}]
     ),
@@ -166,11 +167,12 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     monkeypatch.setattr(cli, "replay_trial", run_here)
+    monkeypatch.setattr(entry, "app", lambda obj: COMMANDS(obj=obj))
 
     def typed(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["verifier", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
-            main()
+            entry.main()
         said = capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return ended.value.code, said.out, said.err
