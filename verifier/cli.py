@@ -197,8 +197,8 @@ def merge(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Ids or folders of the runs: every shard of N, once.")
     ],
-    out: Out = DEFAULT_REPORTS,
     imports: Imports = None,
+    out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
     log_level: LogLevelOption = LogLevel.WARNING,
