@@ -20,9 +20,10 @@ import tomli_w
 
 from verifier.cases import VerdictKind
 from verifier.codec import load_trial
+from verifier.record_checks import check_name
 from verifier.record_files import write_atomically
 from verifier.records import FORMAT_VERSION, FindingRecord, RunRecord, TrialRecord
-from verifier.wording import did_you_mean
+from verifier.wording import did_you_mean, one_line
 
 __all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
 
@@ -49,7 +50,10 @@ _HEADER = """\
 
 
 class BaselineError(ValueError):
-    """A baseline file cannot be read; the message has the file, the line, and what to change."""
+    """A baseline file cannot be read; the message has the file, the line, and what to change, on one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 @dataclass(frozen=True)
@@ -295,6 +299,8 @@ def load_baseline(path: Path, missing_ok: bool = False) -> Baseline:
         place = re.search(r"\(at line (\d+), column \d+\)$", str(error))
         line = int(place[1]) if place else text.count("\n") + 1
         raise BaselineError(f"{path}:{line}: not TOML: {error}") from error
+    except RecursionError as error:
+        raise BaselineError(f"{path}: not a baseline: tables and lists are nested too deep in it") from error
     version = content.get("format_version")
     if version != FORMAT_VERSION:
         what = "has no format_version" if version is None else f"format_version is {version!r}"
@@ -353,6 +359,10 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
         raise BaselineError(f"expires is {str(expires)!r}, but has to be a date such as 2026-05-20, without quotes")
     if not values["fingerprint"]:
         raise BaselineError("its fingerprint is empty")
+    try:
+        check_name(values["fingerprint"], "fingerprint")
+    except ValueError as error:
+        raise BaselineError(f"{error}") from error
     accusing = [kind.value for kind in VerdictKind if kind.bad]
     if values["verdict"] not in accusing:
         hint = did_you_mean(values["verdict"], accusing, 0.0)
@@ -362,6 +372,6 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     )
     try:
         load_trial(entry.trial())
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BaselineError(f"replay is no trial that can be run again: {error}") from error
     return entry

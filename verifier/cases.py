@@ -50,6 +50,8 @@ Combination = tuple[Placements, ...]
 
 Backend = Literal["simulated", "gloo", "nccl"]
 BACKENDS: tuple[Backend, ...] = ("simulated", "gloo", "nccl")
+MOST_RANKS = 64
+"""On one machine; the ranks of a cluster are those that torchrun started."""
 REDUCTIONS = ("sum", "avg", "product", "min", "max")
 """Reductions that DTensor's rules know."""
 BITWISE_REDUCTIONS = ("band", "bor", "bxor")
@@ -86,6 +88,8 @@ def parse_placement(text: str) -> Placement:
     (Shard(dim=1), Partial(max))
     """
     text = text.strip()
+    if re.search(r"\d{10}", text):
+        raise ValueError(f"placement {text[:40]!r} has a number of ten digits or more")
     if text == "R":
         return Replicate()
     if match := re.fullmatch(r"S\((-?\d+)\)", text):
@@ -173,8 +177,8 @@ class MeshSpec:
             if prefix not in BACKENDS:
                 raise ValueError(f"mesh {text!r}: backend {prefix!r} is none of {', '.join(BACKENDS)}")
             backend = prefix
-        if not re.fullmatch(r"\d+(x\d+)*", shape_text):
-            raise ValueError(f"mesh {text!r} is not a shape such as 4, 2x2 or simulated:8")
+        if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", shape_text):
+            raise ValueError(f"mesh {text[:80]!r} is not a shape such as 4, 2x2 or simulated:8")
         shape = tuple(int(extent) for extent in shape_text.split("x"))
         if not all(shape):
             raise ValueError(f"mesh {text!r} has a mesh dim of size 0; every mesh dim needs at least one rank")

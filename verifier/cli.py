@@ -5,7 +5,6 @@ Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from verifier.baseline import BaselineEntry, load_baseline
-from verifier.cases import Verdict
+from verifier.boundary import OutsideError, needs_imports, refusal
+from verifier.cases import MOST_RANKS, Trial, Verdict, VerdictKind
 from verifier.cli_common import (
     command_line,
     consoles,
@@ -24,6 +23,7 @@ from verifier.cli_common import (
     load_given_baseline,
     page_written,
     refuse_cluster,
+    write_out,
 )
 from verifier.cli_layouts import layouts
 from verifier.cli_options import (
@@ -57,9 +57,9 @@ from verifier.logs import LogLevel, log_to_stderr
 from verifier.meshes import Cluster
 from verifier.progress import ProgressDisplay
 from verifier.question import Question, asked_by
-from verifier.record_files import DEFAULT_REPORTS
+from verifier.record_files import DEFAULT_REPORTS, RunFormatError, out_option
 from verifier.recording import Request, make_plan, parse_rank_memory, record
-from verifier.records import RunRecord
+from verifier.records import RunRecord, TrialRecord
 from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json, with_folder
 from verifier.runs import RunStore
@@ -67,7 +67,7 @@ from verifier.script import render_script
 from verifier.summary import join_levels
 from verifier.taking_over import merge as merge_shards
 from verifier.taking_over import resume, resume_notice, run_to_resume
-from verifier.wording import plural
+from verifier.wording import import_options, plural, replay_text
 
 __all__ = ["app"]
 
@@ -78,6 +78,10 @@ app = typer.Typer(
     help="Prove or refute DTensor's sharding strategies on real meshes.",
     epilog="Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.",
 )
+
+
+_BESIDE_RESUME = ("--resume", "--out", "--format", "--baseline", "--log-level", "--import")
+"""What may be said of a run that goes on; it takes over all else, but for code, which no file has imported."""
 
 
 def _cluster(context: typer.Context, fresh: bool = True) -> Cluster | None:
@@ -110,14 +114,16 @@ def _newest(store: RunStore) -> RunRecord | None:
     return join_levels(meshes, rules)
 
 
-def _resume(ids: list[str], baseline: Path | None, out: Path, cluster: Cluster | None) -> tuple[RunRecord, Path]:
+def _resume(
+    ids: list[str], baseline: Path | None, out: Path, cluster: Cluster | None, imports: Sequence[str]
+) -> tuple[RunRecord, Path]:
     store = RunStore(out)
     if len(ids) > 1:
         raise ValueError(f"--resume goes on with one run, {len(ids)} were named: {', '.join(ids)}")
     run_id = ids[0] if ids else run_to_resume(store)
     console = consoles()[1]
     notice = resume_notice(lambda text: console.print(text, highlight=False, markup=False))
-    return resume(run_id, store, load_given_baseline, [notice, ProgressDisplay(console)], baseline, cluster)
+    return resume(run_id, store, load_given_baseline, [notice, ProgressDisplay(console)], baseline, cluster, imports)
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -134,7 +140,7 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 def _say(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoReturn:
     with page_written(made, RunStore(out)) as page:
         if output is Format.JSON:
-            sys.stdout.write(render_json(made) + "\n")
+            write_out(render_json(made) + "\n", output)
         else:
             print_summary(made, consoles()[0], page, out)
     raise typer.Exit(exit_status(made, baseline))
@@ -177,10 +183,10 @@ def run(
     log_to_stderr(log_level)
     if resumed:
         given = _given(context)
-        if others := sorted({*given} - {"patterns", "--resume", "--out", "--format", "--baseline", "--log-level"}):
+        if others := sorted({*given} - {"patterns", *_BESIDE_RESUME}):
             raise ValueError(f"--resume takes over what the run was asked for; leave out {', '.join(others)}")
         kept = baseline if "--baseline" in given else None
-        made, baseline = _resume(patterns or [], kept, out, _cluster(context))
+        made, baseline = _resume(patterns or [], kept, out, _cluster(context), imports or [])
     else:
         request = Request(
             patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
@@ -196,6 +202,7 @@ def merge(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Ids or folders of the runs: every shard of N, once.")
     ],
+    imports: Imports = None,
     out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
@@ -206,7 +213,9 @@ def merge(
     refuse_cluster(context)
     given = baseline if "--baseline" in _given(context) else None
     listeners = [ProgressDisplay(consoles()[1])]
-    made, baseline = merge_shards(runs, RunStore(out), load_given_baseline, command_line(), listeners, given)
+    made, baseline = merge_shards(
+        runs, RunStore(out), load_given_baseline, command_line(), listeners, given, imports or []
+    )
     _say(made, baseline, out, output)
 
 
@@ -292,11 +301,11 @@ def gate(
         known = known.updated(evidence.runs, today)
         known.save(baseline)
         decision = decide_all(evidence, known, today)
-        Console(stderr=True).print(
+        consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )
     said = as_json(decision) if output is Format.JSON else with_folder(render(decision), out)
-    sys.stdout.write(said.rstrip() + "\n")
+    write_out(said.rstrip() + "\n", output)
     raise typer.Exit(decision.exit_status)
 
 
@@ -325,37 +334,56 @@ def replay(
     store = RunStore(out)
     try:
         found = store.find_finding(finding)
+    except RunFormatError:  # the file of a finding, which is what was meant
+        raise
     except ValueError:
         entries = [e for e in load_given_baseline(baseline).entries if e.fingerprint.startswith(finding)]
         if len(entries) != 1 or not finding:
             raise
         _replay_entry(entries[0], script, imports or [], limit, _cluster(context))
     if script:
-        sys.stdout.write(found.script)
+        write_out(found.script)
         raise typer.Exit(0)
-    imported = imports or found.imports
-    run_imports(imported)  # before the call is made: its op may be of theirs
-    verdict, fails = replay_trial(load_trial(found.trial), found.verdict, imported, limit, _cluster(context))
+    cluster = _cluster(context)
+    trial = _runnable(found.trial, imports or [], found.imports, finding, out, cluster)
+    verdict, fails = replay_trial(trial, found.verdict, imports or [], limit, cluster)
     _say_replayed(with_folder(found.message, out), found.verdict, verdict, fails)
+
+
+def _runnable(
+    record: TrialRecord, imports: Sequence[str], named: Sequence[str], what: str, out: Path, cluster: Cluster | None
+) -> Trial:
+    """Return the trial of a file once what the command line says is imported, if no more than that is needed."""
+    if missing := needs_imports(named, imports):
+        raise OutsideError(
+            f"{what} was found under {import_options(missing)}; nothing that a file names is imported, so say it: "
+            f"{replay_text(what, [*imports, *missing])}{out_option(out)}"
+        )
+    run_imports(imports)  # before the call is looked up: its op may be of theirs
+    trial = load_trial(record)
+    if reason := refusal(trial, imports, MOST_RANKS if cluster is None else cluster.world_size):
+        raise OutsideError(f"{what} is not run: it {reason}")
+    return trial
 
 
 def _replay_entry(
     entry: BaselineEntry, script: bool, imports: Sequence[str], limit: int | None, cluster: Cluster | None
 ) -> NoReturn:
     """Replay a finding of which only the baseline knows."""
-    run_imports(imports)
-    trial = load_trial(entry.trial())
+    trial = _runnable(entry.trial(), imports, (), entry.fingerprint, DEFAULT_REPORTS, cluster)
     verdict, fails = replay_trial(trial, entry.verdict, imports, limit, cluster)
     if not script:
         _say_replayed(f"{entry.summary}\n  {entry.rule}\n  known: {entry.reason}", entry.verdict, verdict, fails)
     if not fails:
         raise ValueError(f"{entry.fingerprint} does not fail any more, so there is no script: {verdict.kind}")
-    sys.stdout.write(render_script(trial, verdict, limit))
+    write_out(render_script(trial, verdict, limit))
     raise typer.Exit(0)
 
 
 def _say_replayed(message: str, was: str, verdict: Verdict, fails: bool) -> NoReturn:
     lines = [message, ""]
+    if verdict.kind is VerdictKind.TOOL_ERROR:
+        raise ValueError(f"it could not be run again: {verdict.message}")
     if fails:
         lines.append(f"still fails: {verdict.kind}: {verdict.message}")
     else:

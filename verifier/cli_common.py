@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from verifier.baseline import Baseline, load_baseline
 from verifier.cli_options import DEFAULT_BASELINE
@@ -20,8 +21,17 @@ from verifier.record_files import RunStoreError
 from verifier.recording import write_report
 from verifier.records import RunRecord
 from verifier.runs import RunStore
+from verifier.wording import plain_json, plain_text
 
-__all__ = ["command_line", "consoles", "exit_status", "load_given_baseline", "page_written", "refuse_cluster"]
+__all__ = [
+    "command_line",
+    "consoles",
+    "exit_status",
+    "load_given_baseline",
+    "page_written",
+    "refuse_cluster",
+    "write_out",
+]
 
 
 def command_line() -> str:
@@ -34,9 +44,22 @@ def load_given_baseline(path: Path) -> Baseline:
     return load_baseline(path, missing_ok=path == DEFAULT_BASELINE)
 
 
+class _PlainConsole(Console):
+    """A console that shows what a text holds and never obeys it: styles come from us alone."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=plain_text(segment.text))
+
+
 def consoles() -> tuple[Console, Console]:
     """Return those of stdout and of stderr."""
-    return Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+    return _PlainConsole(soft_wrap=True), _PlainConsole(stderr=True, soft_wrap=True)
+
+
+def write_out(text: str, output: str = "text") -> None:
+    """Write ``text`` to stdout, with what a terminal would obey made visible; ``output`` is its format."""
+    sys.stdout.write(plain_json(text) if output == "json" else plain_text(text))
 
 
 @contextmanager

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from verifier.cli_common import command_line, consoles, exit_status, load_given_baseline, page_written, refuse_cluster
+from verifier.cli_common import (
+    command_line,
+    consoles,
+    exit_status,
+    load_given_baseline,
+    page_written,
+    refuse_cluster,
+    write_out,
+)
 from verifier.cli_options import (
     DEFAULT_BASELINE,
     BaselineOption,
@@ -27,6 +35,7 @@ from verifier.report.words import with_folder
 from verifier.rules.progress import RulesProgress
 from verifier.rules.recording import MAX_JOBS, RulesRequest, make_rules_plan, record_rules
 from verifier.runs import RunStore
+from verifier.wording import plain_text
 
 __all__ = ["rules"]
 
@@ -92,16 +101,16 @@ def rules(
     with page_written(made, store):
         assert made.rules is not None
         if output is RulesFormat.JSON:
-            sys.stdout.write(render_rules_json(made) + "\n")
+            write_out(render_rules_json(made) + "\n", output)
         elif output is RulesFormat.GITHUB:
-            sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in github_lines(made)))
+            write_out("".join(f"{with_folder(line, out)}\n" for line in github_lines(made)))
         else:
             ops, imported = made.rules.ops, made.header.imports
             lines = [header_line(), *(line for name, op in ops.items() for line in op_lines(name, op, imported)), ""]
             lines += total_lines(made.rules, imported)
-            sys.stdout.write("".join(f"{with_folder(line, out)}\n" for line in lines))
+            write_out("".join(f"{with_folder(line, out)}\n" for line in lines))
         for error in made.tool_errors:
-            sys.stderr.write(f"error of the verifier: {error}\n")
+            sys.stderr.write(plain_text(f"error of the verifier: {error}\n"))
     status = exit_status(made, baseline)
     missing = any(op.missing for op in made.rules.ops.values())
     raise typer.Exit(1 if status == 0 and missing and fail_on is FailOn.MISSING else status)

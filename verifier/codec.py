@@ -8,10 +8,11 @@ milliseconds and file descriptors for tensors of a few hundred bytes.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -40,6 +41,11 @@ _TORCH_NAMES: dict[str, type] = {
     "layout": torch.layout,
     "memory_format": torch.memory_format,
 }
+_DEEPEST = 100
+"""Levels of lists, tuples and dicts that an argument may have; torch's own walks of them end in a RecursionError."""
+_MOST_DIMS = 64
+"""Tensor dims that torch's views have."""
+_SEEDS = 1 << 64
 _TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", "placement", "device", *_TORCH_NAMES)
 _STORABLE = (
     "None, bool, int, float, complex, str, torch dtypes, devices, placements, dense tensors, "
@@ -82,6 +88,7 @@ def load_case(record: CaseRecord) -> OpCase:
     ValueError
         If the record is not one that :func:`case_record` writes; the message says which argument.
     """
+    _check_depth(record)
     return OpCase(
         op=record.op,
         call=record.call,
@@ -119,6 +126,8 @@ def load_trial(record: TrialRecord) -> Trial:
     ValueError
         If the record is not one that :func:`trial_record` writes.
     """
+    if not -_SEEDS < record.seed < _SEEDS:
+        raise ValueError("seed: the seed of a trial has 64 bits at most")
     return Trial(
         case=load_case(record.case),
         mesh=MeshSpec.parse(record.mesh, device=record.device),
@@ -232,6 +241,18 @@ def _short(value: object) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- by value, to load
+def _check_depth(record: CaseRecord) -> None:
+    level: list[Any] = [record.args, record.kwargs]
+    for _ in range(_DEEPEST):
+        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
+    if level:
+        raise ValueError(f"arguments are nested more than {_DEEPEST} levels deep")
+
+
+def _items(stored: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return stored.values() if isinstance(stored, dict) else stored
+
+
 def _load(stored: Any, where: str) -> object:
     if isinstance(stored, list):
         return [_load(item, f"{where}[{position}]") for position, item in enumerate(stored)]
@@ -249,9 +270,9 @@ def _load(stored: Any, where: str) -> object:
 
 
 def _load_torch_name(tag: str, name: object, where: str) -> object:
-    value = getattr(torch, str(name), None)
+    value = vars(torch).get(str(name))  # getattr would load a module for some names
     if not isinstance(value, _TORCH_NAMES[tag]):
-        known = [each for each in dir(torch) if isinstance(getattr(torch, each), _TORCH_NAMES[tag])]
+        known = [each for each, one in vars(torch).items() if isinstance(one, _TORCH_NAMES[tag])]
         raise ValueError(f"{where}: torch has no {tag} {name!r}{did_you_mean(str(name), known, 0.0)}")
     return value
 
@@ -272,7 +293,8 @@ def _load_float(stored: Any, where: str) -> float:
     if isinstance(stored, str) and stored in _NOT_FINITE:
         return _NOT_FINITE[stored]
     if isinstance(stored, int | float) and not isinstance(stored, bool):
-        return float(stored)
+        with contextlib.suppress(OverflowError):
+            return float(stored)
     raise ValueError(f"{where}: {_short(stored)} is neither a number nor one of {', '.join(_NOT_FINITE)}")
 
 
@@ -288,6 +310,8 @@ def _load_tensor(stored: Any, where: str) -> torch.Tensor:
     except msgspec.ValidationError as error:
         raise ValueError(f"{where}: not a stored tensor: {error}") from error
     dtype = cast(torch.dtype, _load_torch_name("dtype", record.dtype, where))
+    if len(record.shape) > _MOST_DIMS:
+        raise ValueError(f"{where}: {len(record.shape)} tensor dims; a tensor has {_MOST_DIMS} at most")
     if any(extent < 0 for extent in record.shape) or len(record.values) != math.prod(record.shape):
         raise ValueError(f"{where}: {len(record.values)} values do not fill a tensor of shape {record.shape}")
     values: list[Any] = record.values
@@ -309,7 +333,7 @@ def _load_tensor(stored: Any, where: str) -> torch.Tensor:
         if record.parameter:
             return nn.Parameter(tensor, requires_grad=record.requires_grad)
         return tensor.requires_grad_(record.requires_grad)
-    except (RuntimeError, OverflowError) as error:
+    except (RuntimeError, OverflowError, TypeError) as error:
         raise ValueError(f"{where}: not a tensor that torch can hold: {str(error).splitlines()[0]}") from error
 
 
@@ -340,12 +364,19 @@ def _load_device(stored: Any, where: str) -> torch.device:
         raise ValueError(f"{where}: no device of torch: {str(error).splitlines()[0]}") from error
 
 
+def _load_size(stored: Any, where: str) -> torch.Size:
+    try:
+        return torch.Size(_load_items(stored, where))
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ValueError(f"{where}: no sizes that torch can hold: {_short(stored)}") from error
+
+
 _LOADERS: dict[str, Callable[[Any, str], object]] = {
     "tensor": _load_tensor,
     "placement": _load_placement,
     "device": _load_device,
     "tuple": lambda stored, where: tuple(_load_items(stored, where)),
-    "size": lambda stored, where: torch.Size(_load_items(stored, where)),
+    "size": _load_size,
     "dict": _load_mapping,
     "float": _load_float,
     "complex": _load_complex,

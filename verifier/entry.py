@@ -15,6 +15,7 @@ from verifier.interrupts import ReportInterrupted, RunInterrupted
 from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
 from verifier.record_files import RunStoreError
 from verifier.rules.workers import WorkerError
+from verifier.wording import plain_text
 
 __all__ = ["main"]
 
@@ -166,4 +167,4 @@ def _status_of(work: Callable[[], None]) -> int:
 
 def _say(text: str) -> None:
     with suppress(OSError):  # what cannot be said has its exit status still
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{plain_text(text)}\n")

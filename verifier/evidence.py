@@ -18,7 +18,7 @@ from pathlib import Path
 from verifier.baseline import Baseline
 from verifier.cases import VerdictKind
 from verifier.families import select_ops
-from verifier.journal import JOURNAL_NAME, RECORD_NAME, is_open, read_journal, resume_command
+from verifier.journal import JOURNAL_NAME, RECORD_NAME, is_open, read_journal, resume_text
 from verifier.journal_events import FINDING
 from verifier.profiles import CAMPAIGN_PROFILES
 from verifier.question import Question, families, names_op, selected
@@ -309,7 +309,7 @@ class _Collection:
             self.left_out.append(f"run {header.id} was cut short; a complete run has tried all that it was to try")
             return
         goes_on = bool(header.request) and (run is None or any(one.reason == INTERRUPTED for one in run.untested))
-        remedy = f"to go on: {resume_command(header.id, self.store.root)}" if goes_on else _again(header)
+        remedy = f"to go on: {resume_text(header)}{out_option(self.store.root)}" if goes_on else _again(header)
         ended = "was cut short and has no record" if run is None else "is incomplete: it stopped before its end"
         self.unanswered.append(NoEvidence(f"run {header.id} {ended}", remedy))
 

@@ -29,6 +29,7 @@ __all__ = [
     "ImportFailedError",
     "command_names",
     "follow",
+    "imported_module",
     "imports_beside",
     "is_importing",
     "modules_of_rules",
@@ -175,6 +176,21 @@ def modules_of_rules() -> list[ModuleType]:
     return [sys.modules[name] for name in names if name in sys.modules]
 
 
+def imported_module(name: str) -> ModuleType | None:
+    """Return the module that :func:`run_imports` loaded under ``name``; of a function it is the one that has it.
+
+    None if there is none; nothing is imported.
+    """
+    path = Path(name)
+    if name.endswith(".py") or path.is_file():
+        return sys.modules.get(_module_name(path))
+    return sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
+
+
+def _module_name(path: Path) -> str:
+    return f"verifier_import_{path.stem}_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}"
+
+
 def _import(name: str) -> None:
     path = Path(name)
     if name.endswith(".py") or path.is_file():
@@ -202,7 +218,7 @@ def run_file(path: Path) -> ModuleType:
     Its name has the path in it, so that two files of one name are two modules.
     """
     resolved = path.resolve()
-    name = f"verifier_import_{path.stem}_{hashlib.sha256(os.fsencode(resolved)).hexdigest()[:16]}"
+    name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from hypothesis.strategies import SearchStrategy
 
 from verifier.baseline import BaselineEntry
-from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind
+from verifier.boundary import refusal
+from verifier.cases import MOST_RANKS, MeshSpec, OpCase, Trial, Verdict, VerdictKind
 from verifier.codec import load_trial
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
 from verifier.families import DrawContext
@@ -99,8 +100,9 @@ class Investigation:
         """Return what comes of the trial of the entry ``name``, or why it is not tried."""
         if trial.mesh.device != self.plan.header.device:
             return f"needs {trial.mesh.device}"
-        if self.plan.cluster is not None and trial.mesh.world_size > self.plan.cluster.world_size:
-            return f"needs {trial.mesh.world_size} ranks, torchrun started {self.plan.cluster.world_size}"
+        cluster = self.plan.cluster
+        if reason := refusal(trial, self.plan.imports, MOST_RANKS if cluster is None else cluster.world_size):
+            return reason
         position = entry_position(name)
         if (result := self._past.result(position, trial)) is not None:
             return result[1], self._outcomes.keep(*result, None, position, self._recall)

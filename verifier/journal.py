@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -20,16 +20,93 @@ from verifier.record_files import (
     decode_versioned,
     encode_record,
     out_option,
+    read_bytes,
     refused,
     write_all,
     write_atomically,
 )
 from verifier.records import FORMAT_VERSION, RunHeader, RunRecord
+from verifier.wording import import_options
 
-__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal", "resume_command"]
+__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal", "resume_text"]
 
 RECORD_NAME = "run.json"
 JOURNAL_NAME = "journal.jsonl"
+
+
+_Position = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,9}/[0-9]{1,9}|entry:[^/]*)$")]
+
+
+class _TrialLine(TypedDict):
+    trial: NotRequired[_Position]
+    op: str
+    mesh: str
+    verdict: str
+    seconds: float
+    message: NotRequired[str]
+    judged: NotRequired[dict[str, Any]]
+    fate: NotRequired[str]
+    detail: NotRequired[str]
+    shares: NotRequired[dict[str, float]]
+    steps: NotRequired[list[tuple[str, str, str, int, str | None, int, str, str]]]
+    ran: NotRequired[list[str]]
+    reports: NotRequired[list[dict[str, Any]]]
+
+
+class _CaseLine(TypedDict):
+    case: int
+    op: str
+    mesh: str
+    trials: int
+    digest: str
+
+
+class _MeshLine(TypedDict):
+    mesh: str
+    family: str
+
+
+class _EntryLine(TypedDict):
+    fingerprint: str
+
+
+class _GroupLine(TypedDict):
+    key: str
+
+
+class _SettledLine(TypedDict):
+    key: str
+    fingerprint: str
+
+
+class _FindingLine(TypedDict):
+    finding: dict[str, Any]
+    group: NotRequired[str]
+    became: NotRequired[str]
+
+
+class _RestartLine(TypedDict):
+    mesh: str
+    reason: str
+    seconds: float
+
+
+class _AnyLine(TypedDict):
+    event: NotRequired[str]
+    at: NotRequired[float]
+
+
+_LINES: dict[str, type] = {
+    "trial": _TrialLine,
+    "case": _CaseLine,
+    "mesh started": _MeshLine,
+    "entry": _EntryLine,
+    "minimising": _GroupLine,
+    "settled": _SettledLine,
+    "finding": _FindingLine,
+    "pool restarted": _RestartLine,
+}
+"""What is read back of the lines of a journal, by the names of their events."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +133,7 @@ def read_journal(path: Path) -> Journal:
     FileNotFoundError
         If there is no such file.
     """
-    return _parse(path.read_bytes(), path)
+    return _parse(read_bytes(path), path)
 
 
 def _parse(content: bytes, path: Path) -> Journal:
@@ -70,9 +147,12 @@ def _parse(content: bytes, path: Path) -> Journal:
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines[1:], 2):
         try:
-            found.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except msgspec.DecodeError as error:
+            event = msgspec.json.decode(line, type=dict[str, Any])
+            msgspec.convert(event, _AnyLine)
+            msgspec.convert(event, _LINES.get(event.get("event", ""), _AnyLine))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RunFormatError(f"{path}:{number}: not an event: {error}") from error
+        found.append(event)
     return Journal(header, found, torn, content.rfind(b"\n") + 1)
 
 
@@ -94,9 +174,9 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def resume_command(run_id: str, folder: Path) -> str:
-    """Return the command that goes on with a run that is kept in ``folder``."""
-    return f"python -m verifier run --resume {run_id}{out_option(folder)}"
+def resume_text(header: RunHeader) -> str:
+    """Return the command that goes on with a run, with what it imported, which its journal alone would not."""
+    return " ".join(filter(None, [f"python -m verifier run --resume {header.id}", import_options(header.imports)]))
 
 
 class RunWriter:
@@ -132,6 +212,7 @@ class RunWriter:
         self.record_path = directory / RECORD_NAME
         self.past: Journal | None = None
         self._written = 0
+        self._torn_at: int | None = None
         self._broken = ""
         self._closed = False
         kept = "what the run has is kept" if header is None else "nothing of this run is kept"
@@ -160,8 +241,9 @@ class RunWriter:
         """Return the journal, less a torn last line; not before it is locked, since until then it may grow."""
         with open(self._descriptor, "rb", closefd=False) as file:
             past = _parse(file.read(), self.journal_path)
-        if past.torn:
-            os.ftruncate(self._descriptor, past.size)
+        if past.header.id != self.directory.name:
+            raise RunFormatError(f"{self.journal_path}: is of run {past.header.id}, not of {self.directory.name}")
+        self._torn_at = past.size if past.torn else None  # cut off once there is something to write instead
         self.past = past
         self._written = 1 + len(past.events)
         return past
@@ -195,7 +277,7 @@ class RunWriter:
     @property
     def resume_command(self) -> str:
         """The command that goes on with the run."""
-        return resume_command(self.header.id, self.directory.parent.parent)
+        return resume_text(self.header) + out_option(self.directory.parent.parent)
 
     def _lines(self) -> str:
         return f"first {self._written} lines" if self._written != 1 else "first line"
@@ -207,6 +289,9 @@ class RunWriter:
         line = msgspec.json.encode(event) + b"\n"
         size = 0
         try:
+            if self._torn_at is not None:
+                os.ftruncate(self._descriptor, self._torn_at)
+                self._torn_at = None
             size = os.fstat(self._descriptor).st_size
             write_all(self._descriptor, line)
         except OSError as error:

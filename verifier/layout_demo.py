@@ -8,11 +8,10 @@ from functools import partial
 
 from torch.distributed.tensor import Replicate
 
-from verifier.cases import MeshSpec, OpCase, Placements, Trial, VerdictKind
+from verifier.cases import MOST_RANKS, MeshSpec, OpCase, Placements, Trial, VerdictKind
 from verifier.layouts import LayoutOptions, LayoutSource, TableLayout, installed_layouts
 from verifier.meshes import Pool, PoolKey
 from verifier.oracle import judge
-from verifier.recording import MOST_RANKS
 from verifier.reference import make_reference
 from verifier.report.layouts import layout_lines, render_layouts
 from verifier.wording import did_you_mean, plural

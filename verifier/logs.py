@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from enum import StrEnum
 
+from verifier.wording import plain_text
+
 __all__ = ["LogLevel", "log_through", "log_to_stderr", "own_level"]
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -30,7 +32,7 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.write(plain_text(self.format(record)) + "\n")
             sys.stderr.flush()
         except Exception:  # noqa: BLE001 - as in logging's own handlers, a line that cannot be written ends nothing
             self.handleError(record)

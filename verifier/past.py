@@ -19,7 +19,7 @@ from verifier.codec import case_record
 from verifier.events import CaseStarted, PoolRestarted
 from verifier.journal import Journal
 from verifier.journal_events import FINDING, load_observation
-from verifier.record_files import convert_fields
+from verifier.record_files import RunFormatError, convert_fields
 from verifier.records import FindingRecord
 
 __all__ = ["Past", "PastError", "Settled", "case_digest", "case_position", "entry_position"]
@@ -143,10 +143,13 @@ class Past:
                 case name if name == FINDING and "group" in line:
                     self._sent = None
                     if groups:
-                        finding = convert_fields(line.get("finding"), FindingRecord, journal.header.id)
-                        self.groups[line["group"]] = Settled(line["became"], finding)
+                        finding = convert_fields(line["finding"], FindingRecord, f"journal of run {journal.header.id}")
+                        self.groups[line["group"]] = Settled(line.get("became", ""), finding)
                 case "pool restarted":
-                    mesh = MeshSpec.parse(line["mesh"], device=journal.header.device)
+                    try:
+                        mesh = MeshSpec.parse(line["mesh"], device=journal.header.device)
+                    except ValueError as error:
+                        raise RunFormatError(f"journal of run {journal.header.id}: {error}") from error
                     self.restarts.append(PoolRestarted(mesh, line["reason"], line["seconds"]))
                 case "entry":
                     self._sent = line

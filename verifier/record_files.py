@@ -11,17 +11,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from verifier.record_checks import check_record
 from verifier.records import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
+from verifier.wording import one_line
 
 __all__ = [
     "AS_IT_WAS",
     "DEFAULT_REPORTS",
+    "OtherVersionError",
     "RunFormatError",
     "RunStoreError",
     "convert_fields",
     "decode_versioned",
     "encode_record",
     "out_option",
+    "read_bytes",
     "read_finding",
     "read_record",
     "refused",
@@ -50,7 +54,14 @@ def out_option(folder: Path) -> str:
 
 
 class RunFormatError(ValueError):
-    """A stored file is not what this version of the verifier reads."""
+    """A stored file is not what this version of the verifier reads; the message is one line, whatever the file has."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+class OtherVersionError(RunFormatError):
+    """A stored file is whole as far as anybody can tell, and another version of the verifier wrote it."""
 
 
 class RunStoreError(RuntimeError):
@@ -78,12 +89,30 @@ def read_record(path: Path) -> RunRecord:
     FileNotFoundError
         If there is no such file.
     """
-    return convert_fields(decode_versioned(path.read_bytes(), str(path)), RunRecord, str(path))
+    return convert_fields(decode_versioned(read_bytes(path), str(path)), RunRecord, str(path))
 
 
 def read_finding(path: Path) -> FindingRecord:
     """Return the finding that is stored in the file ``path``; raises as :func:`read_record` does."""
-    return convert_fields(decode_versioned(path.read_bytes(), str(path)), FindingRecord, str(path))
+    return convert_fields(decode_versioned(read_bytes(path), str(path)), FindingRecord, str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what is in the file ``path``.
+
+    Raises
+    ------
+    RunFormatError
+        If it is there and cannot be read.
+    FileNotFoundError
+        If there is no such file.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RunFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
@@ -92,10 +121,12 @@ def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
         fields = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RunFormatError(f"{where}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise RunFormatError(f"{where}: not a record: lists and objects are nested too deep in it") from error
     if not isinstance(fields, dict) or "format_version" not in fields:
         raise RunFormatError(f"{where}: has no format_version; was it written by the verifier?")
     if (version := fields["format_version"]) != FORMAT_VERSION:
-        raise RunFormatError(
+        raise OtherVersionError(
             f"{where}: format_version is {version!r}, this version of the verifier reads {FORMAT_VERSION}; "
             "read it with the version that wrote it, or run again"
         )
@@ -105,9 +136,11 @@ def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
 def convert_fields(fields: object, schema: type[_Record], where: str) -> _Record:
     """Return the record that plain values stand for; :class:`RunFormatError` if they do not follow its schema."""
     try:
-        return msgspec.convert(fields, schema)
-    except msgspec.ValidationError as error:
+        record = msgspec.convert(fields, schema)
+        check_record(record)
+    except ValueError as error:  # msgspec's among them
         raise RunFormatError(f"{where}: not a {schema.__name__} of format_version {FORMAT_VERSION}: {error}") from error
+    return record
 
 
 def write_atomically(path: Path, data: bytes, kept: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from verifier import __version__
 from verifier.baseline import Baseline
 from verifier.campaign import Campaign
-from verifier.cases import BACKENDS, Backend, MeshSpec
+from verifier.cases import BACKENDS, MOST_RANKS, Backend, MeshSpec
 from verifier.events import Event, Listener
 from verifier.families import Family, installed_families, select_ops
 from verifier.graph import RedistributionGraph
@@ -42,8 +42,6 @@ __all__ = ["DEFAULT_MESHES", "Request", "make_plan", "parse_rank_memory", "recor
 
 LEAST_RANK_MEMORY = 256 << 20
 DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3")
-MOST_RANKS = 64
-"""On one machine; the ranks of a cluster are those that torchrun started."""
 
 
 @dataclass(frozen=True)

@@ -193,12 +193,12 @@ class RunStore:
         if not text.strip():
             raise ValueError("a finding is named by the first characters of its fingerprint; got none")
         known: dict[str, None] = {}
-        unread: list[str] = []
+        unread: dict[str, RunFormatError] = {}
         for run_id in self.ids():
             try:
                 findings = {finding.fingerprint: finding for finding in self._findings(run_id)}
-            except RunFormatError:
-                unread.append(run_id)
+            except RunFormatError as error:
+                unread[run_id] = error
                 continue
             matches = [name for name in findings if name.startswith(text)]
             if text in matches or len(matches) == 1:
@@ -211,7 +211,7 @@ class RunStore:
             hint = did_you_mean(text, known) or several
         else:
             hint = f"; no run in {self.directory} has a finding"
-        skipped = f" (could not read {', '.join(unread)})" if unread else ""
+        skipped = f" (could not read {', '.join(unread)}); {next(iter(unread.values()))}" if unread else ""
         raise ValueError(f"no finding {text!r}{hint}{skipped}")
 
     def _findings(self, run_id: str) -> Iterator[FindingRecord]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,17 @@ from typing import Any
 import msgspec
 
 from verifier.baseline import Baseline
+from verifier.boundary import OutsideError, needs_imports
 from verifier.events import Event, Listener, RunResumed
-from verifier.journal import JOURNAL_NAME, RECORD_NAME, Journal, is_open, read_journal
+from verifier.journal import JOURNAL_NAME, RECORD_NAME, Journal, is_open, read_journal, resume_text
 from verifier.meshes import Cluster
 from verifier.past import Past
-from verifier.record_files import RunFormatError, read_record
+from verifier.record_files import OtherVersionError, RunFormatError, out_option, read_bytes, read_record
 from verifier.recording import Request, make_plan, record
 from verifier.records import INTERRUPTED, RunHeader, RunRecord
 from verifier.runs import RunStore
 from verifier.shards import Shard
-from verifier.wording import plural
+from verifier.wording import import_options, plural
 
 __all__ = ["merge", "resume", "resume_notice", "run_to_resume"]
 
@@ -36,19 +38,38 @@ def run_to_resume(store: RunStore) -> str:
         If there is none; the message says what there is.
     """
     going_on = 0
+    damaged: dict[str, RunFormatError] = {}  # what nobody can tell whether it was cut short
     for run_id in store.ids():
         path = store.path(run_id, JOURNAL_NAME)
         try:
-            if not path.is_file() or _nothing_left(store, run_id):
+            # without a line it was killed before its header was written: nothing of it is lost
+            if not path.is_file() or _nothing_left(store, run_id) or b"\n" not in read_bytes(path):
                 continue
             resumable = bool(read_journal(path).header.request)
-        except RunFormatError:  # killed before its header was written, or made by another version
+        except OtherVersionError:
+            continue
+        except RunFormatError as error:
+            damaged[run_id] = error
             continue
         if resumable and not is_open(path):
+            if any(not store.path(one).exists() for one in damaged):
+                raise ValueError(f"{_damage(store, damaged)}; or go on with run {run_id}: --resume {run_id}")
             return run_id
         going_on += resumable
+    if damaged:
+        raise ValueError(_damage(store, damaged))
     others = f", and {going_on} still going on" if going_on else ""
     raise ValueError(f"no run in {store.directory} was cut short, of {len(store.ids())}{others}; nothing to resume")
+
+
+def _damage(store: RunStore, damaged: Mapping[str, RunFormatError]) -> str:
+    """Return what to say of runs that may have been cut short and cannot be read, newest first."""
+    run_id, error = next(iter(damaged.items()))
+    others = f", as are {len(damaged) - 1} older ones" if len(damaged) > 1 else ""
+    return (
+        f"run {run_id} is damaged{others}, and may have been cut short: {error}; mend the file, or move "
+        f"{store.directory / run_id} away and run again"
+    )
 
 
 def _nothing_left(store: RunStore, run_id: str) -> str:
@@ -78,6 +99,7 @@ def resume(
     listeners: Sequence[Listener] = (),
     baseline: Path | None = None,
     cluster: Cluster | None = None,
+    imports: Sequence[str] = (),
 ) -> tuple[RunRecord, Path]:
     """Go on with the run ``run_id``, and return its record and the path of its baseline.
 
@@ -87,6 +109,8 @@ def resume(
         Where the baseline is now, if not where it was.
     cluster
         Where the ranks are now, if torchrun started them.
+    imports
+        What to import: the journal alone has nothing imported.
 
     Raises
     ------
@@ -99,7 +123,7 @@ def resume(
     with writer:
         _refuse_ended(store, run_id)  # it may have come to its end before we had the journal
         header = journal.header
-        request = _request(header)
+        request = _with_imports(_request(header), imports, f"python -m verifier run --resume {run_id}", store.root)
         path = baseline or Path(request.baseline)
         plan = make_plan(request, load_baseline(path), cluster)
         _check_same(header, plan.header, f"run {run_id} cannot be resumed", ("when it began", "now"))
@@ -138,6 +162,7 @@ def merge(
     command: str,
     listeners: Sequence[Listener] = (),
     baseline: Path | None = None,
+    imports: Sequence[str] = (),
 ) -> tuple[RunRecord, Path]:
     """Join the shards of a run into a run of its own, and return that and the path of its baseline.
 
@@ -148,6 +173,8 @@ def merge(
     ----------
     runs
         Ids of runs in ``store``, or the folders of runs.
+    imports
+        What to import, as the shards did: their journals alone have nothing imported.
 
     Raises
     ------
@@ -163,7 +190,8 @@ def merge(
         problem = f"{first.name} and {part.name} are not shards of one run"
         _check_same(header, part.journal.header, problem, (f"in {first.name}", f"in {part.name}"))
     _check_whole(parts)
-    request = replace(_request(header), shard=None, command=command)
+    again = shlex.join(["python", "-m", "verifier", "merge", *runs])
+    request = replace(_with_imports(_request(header), imports, again, store.root), shard=None, command=command)
     path = baseline or Path(request.baseline)
     plan = make_plan(request, load_baseline(path))
     _check_same(header, plan.header, "the shards cannot be merged", ("when they were made", "here"))
@@ -182,8 +210,7 @@ def _part(name: str, store: RunStore) -> _Part:
         raise ValueError(f"run {header.id} is no shard; make each part with run --shard I/N, and merge those")
     if not (folder / RECORD_NAME).is_file():
         raise ValueError(
-            f"run {header.id}, shard {header.shard}, did not finish; "
-            f"first python -m verifier run --resume {header.id}, where it was made"
+            f"run {header.id}, shard {header.shard}, did not finish; first {resume_text(header)}, where it was made"
         )
     return _Part(header.id, Shard.parse(header.shard), journal, read_record(folder / RECORD_NAME))
 
@@ -214,6 +241,16 @@ def _request(header: RunHeader) -> Request:
         return msgspec.convert(header.request, Request)
     except msgspec.ValidationError as error:
         raise RunFormatError(f"run {header.id}: what was asked for cannot be read: {error}") from error
+
+
+def _with_imports(request: Request, imports: Sequence[str], command: str, folder: Path) -> Request:
+    """Return the request of a journal in ``folder``, with what the command line imports, ``command`` without it."""
+    if missing := needs_imports(request.imports, imports):
+        raise OutsideError(
+            f"the run imported {', '.join(missing)}; nothing that a journal names is imported, so say it: "
+            f"{command} {import_options(request.imports)}{out_option(folder)}"
+        )
+    return replace(request, imports=list(imports))
 
 
 def _check_same(one: RunHeader, other: RunHeader, problem: str, where: tuple[str, str]) -> None:

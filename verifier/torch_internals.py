@@ -63,11 +63,13 @@ from verifier.cases import PLAIN_PLACEMENTS, Combination, Placements, placement_
 __all__ = [
     "ClaimReader",
     "CollectiveWatch",
+    "CustomOpDef",
     "DTensorSpec",
     "LocalShards",
     "LocalShardsWrapper",
     "NarrowingWatch",
     "OpOverload",
+    "OpOverloadPacket",
     "Propagation",
     "RankView",
     "Recorder",

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import json
 import shlex
 import signal
 from collections.abc import Iterable, Sequence
 
-__all__ = ["did_you_mean", "nearest", "plural", "replay_text", "signal_name"]
+__all__ = [
+    "did_you_mean",
+    "import_options",
+    "nearest",
+    "one_line",
+    "plain_json",
+    "plain_text",
+    "plural",
+    "replay_text",
+    "signal_name",
+]
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
@@ -56,7 +67,59 @@ def replay_text(fingerprint: str, imports: Sequence[str] = ()) -> str:
     >>> replay_text("0b4a15ec4750", ["my rules.py"])
     "python -m verifier replay 0b4a15ec4750 --import 'my rules.py'"
     """
-    return f"python -m verifier replay {fingerprint}" + "".join(f" --import {shlex.quote(name)}" for name in imports)
+    return " ".join(["python -m verifier replay", shlex.quote(fingerprint), *filter(None, [import_options(imports)])])
+
+
+def import_options(imports: Sequence[str]) -> str:
+    """Return the options that import these.
+
+    >>> import_options(["my_rules.py", "mine.ops"])
+    '--import my_rules.py --import mine.ops'
+    """
+    return " ".join(f"--import {shlex.quote(name)}" for name in imports)
+
+
+_CODES = (
+    *(set(range(0x20)) - {0x09, 0x0A}),  # what a terminal obeys: ESC, BEL, CR and the like, and their 8-bit forms
+    *range(0x7F, 0xA0),
+    0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF,  # order and width of text
+    *range(0xD800, 0xE000),  # no characters, and no stream takes them
+    *range(0xE0000, 0xE0080),
+)  # fmt: skip
+_ESCAPES = {code: repr(chr(code))[1:-1] if not chr(code).isprintable() else f"\\u{code:04x}" for code in _CODES}
+
+_JSON_ESCAPES = {code: json.dumps(chr(code))[1:-1] if code != 0x7F else "\\u007f" for code in _CODES}
+
+
+def plain_text(text: str) -> str:
+    r"""Return ``text`` with all that a terminal or a browser would obey instead of show, as Python spells it.
+
+    Whatever comes from a file passes here on its way to a terminal or a page: escape sequences, the carriage return
+    that hides a line, controls of the order of text. Tabs and line feeds stay.
+
+    >>> print(plain_text("\x1b]0;title\x07 \u202egnp.exe"))
+    \x1b]0;title\x07 \u202egnp.exe
+    """
+    return text if text.isascii() and text.isprintable() else text.translate(_ESCAPES)
+
+
+def plain_json(text: str) -> str:
+    r"""Return JSON of the same meaning as :func:`plain_text` would have it; JSON escapes some of this by itself.
+
+    >>> print(plain_json('["\x9b31m"]'))
+    ["\\u009b31m"]
+    """
+    return text if text.isascii() and "\x7f" not in text else text.translate(_JSON_ESCAPES)
+
+
+def one_line(text: str, longest: int = 600) -> str:
+    r"""Return ``text`` as one line of :func:`plain_text` of ``longest`` characters at most.
+
+    >>> one_line("first\nsecond")
+    'first\\nsecond'
+    """
+    text = text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+    return plain_text(text).replace("\n", "\\n").replace("\t", " ")
 
 
 def signal_name(number: int) -> str:

@@ -13,6 +13,7 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.indices import index_tensors, padding_indices
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes, shard_sizes
+from verifier.boundary import declares
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext
 
@@ -32,6 +33,8 @@ PROGRAMS = {
     "used_twice": "result used twice",
     "shared_table": "ops in a row",
 }
+for _name in PROGRAMS:
+    declares(f"strategies.embedding.programs.{_name}")
 
 INPUT_CLASSES = frozenset(PROGRAMS.values()) | {
     "0-d indices",

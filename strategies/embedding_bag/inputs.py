@@ -10,6 +10,7 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.indices import index_tensors, padding_indices
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
+from verifier.boundary import declares
 from verifier.cases import OpCase
 from verifier.families import DrawContext
 
@@ -19,6 +20,7 @@ TRAINED = "aten._embedding_bag.default"
 FORWARD_ONLY = "aten._embedding_bag_forward_only.default"
 BAG = "torch.nn.functional.embedding_bag"
 SCALED = "strategies.embedding_bag.programs.scaled"
+declares(SCALED)
 
 TIES = 2
 """Under a maximum no entry is larger in magnitude, so that several rows of a bag have it."""

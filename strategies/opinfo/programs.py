@@ -13,6 +13,8 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from strategies.opinfo.plainer import PLAINER
+from verifier.boundary import declares
+from verifier.cases import OpCase
 from verifier.simpler_calls import simplifies
 
 __all__ = [
@@ -226,5 +228,18 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
     return [input * (1 + fault) for fault in (differ, outside, off, spread)]
 
 
+def _calls(case: OpCase) -> list[str]:
+    """Return the overloads that the arguments of a program name, as dotted paths."""
+    arguments: Any = case.args
+    names = [arguments[0]]
+    if case.call == f"{__name__}.consumed":
+        names += [name for name, *_ in arguments[1]]
+    if case.call == f"{__name__}.produced":
+        names.append(arguments[2][0])
+    return [f"torch.ops.{name}" for name in names]
+
+
 for _program in (one_for_two, consumed, produced, called_twice, after_exception, written_copy, written_view):
     simplifies(f"{__name__}.{_program.__name__}", PLAINER[_program.__name__])
+    declares(f"{__name__}.{_program.__name__}", _calls)
+declares(f"{__name__}.sampled", _calls)

@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.redistribution.programs import CHAIN, SEQUENCE, WRITES, operands, sequence, spelled
+from strategies.redistribution.programs import CHAIN, SEQUENCE, VIEWS, WRITES, operands, sequence, spelled
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
 from verifier.cases import MeshSpec, OpCase
 from verifier.families import DrawContext
@@ -45,11 +45,10 @@ _LONGEST = 5
 _LARGEST_CAT = 32
 _GROWING = ("mul", "mul_", "mm", "square")
 """Steps that multiply values; two of them keep small integers exact in float64."""
-_VIEWS = ("flatten", "narrow", "reshape", "select", "t", "transpose", "unsqueeze", "view")
-_NAMES = (
+STEP_NAMES = (
     *["redistribute"] * 7,
     *("clone", "neg", "sum", "add", "mm", "mul", "square", "cat"),
-    *_VIEWS,
+    *VIEWS,
     *[name for name in reversed(WRITES) for _ in range(4)],
 )
 """Steps by how often they are drawn."""
@@ -205,7 +204,7 @@ def one_of(steps: Sequence[list[Any]]) -> SearchStrategy[list[Any]]:
     for step in steps:
         by_name.setdefault(step[0], []).append(step)
     # filtered and not listed anew, so that the same choice means the same name once earlier steps are gone
-    names = st.sampled_from(_NAMES).filter(by_name.__contains__)
+    names = st.sampled_from(STEP_NAMES).filter(by_name.__contains__)
     return names.flatmap(lambda name: st.sampled_from(by_name[name]))
 
 
@@ -302,7 +301,7 @@ def _owners(steps: Sequence[list[Any]]) -> list[int]:
     """Return, for each value, the first of the values that may share its memory."""
     owner = [0, 1]
     for number, (name, position, *_) in enumerate(steps, 2):
-        owner.append(owner[position] if name in ("redistribute", *_VIEWS, *WRITES) else number)
+        owner.append(owner[position] if name in ("redistribute", *VIEWS, *WRITES) else number)
     return owner
 
 
@@ -337,7 +336,7 @@ def sequence_case(
         "cat": "cat" in names,
         "in-place": bool(names & {"add_", "mul_"}),
         "slice": bool(names & {"narrow", "select"}),
-        "view": bool(names & set(_VIEWS)),
+        "view": bool(names & set(VIEWS)),
         "write to a slice": "add_to_slice" in names,
     }
     tags = (

@@ -11,16 +11,21 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
+from verifier.boundary import declares
 from verifier.cases import OpCase, Placements
 from verifier.targets import Move, asks, moves, targets
 
-__all__ = ["CHAIN", "SEQUENCE", "WRITES", "chain", "operands", "sequence", "spelled"]
+__all__ = ["CHAIN", "SEQUENCE", "STEPS", "VIEWS", "WRITES", "chain", "operands", "sequence", "spelled"]
 
 CHAIN = "strategies.redistribution.programs.chain"
 SEQUENCE = "strategies.redistribution.programs.sequence"
 
 WRITES = ("add_", "mul_", "add_to_slice")
 """Names of the steps that write to the value that they name first."""
+
+VIEWS = ("flatten", "narrow", "reshape", "select", "t", "transpose", "unsqueeze", "view")
+STEPS = frozenset({"redistribute", "clone", "neg", "sum", "add", "mm", "mul", "square", "cat", *VIEWS, *WRITES})
+"""Names of the steps that sequences have: of a file no other method of a value is called."""
 
 _OF_TWO = ("add", "mul", "mm", "cat", *WRITES)
 
@@ -120,6 +125,16 @@ def _moves_of_sequence(case: OpCase) -> tuple[Move, ...]:
     return tuple(found)
 
 
+def _check_steps(case: OpCase) -> tuple[str, ...]:
+    steps: Any = case.args[2]
+    for name, *_ in steps:
+        if name not in STEPS:
+            raise ValueError(f"{name!r} is no step of a sequence")
+    return ()
+
+
+declares(CHAIN)
+declares(SEQUENCE, _check_steps)
 asks(CHAIN, _end_of_chain)
 asks(SEQUENCE, _ends_of_sequence)
 moves(CHAIN, _moves_of_chain)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from verifier.boundary import declares
 from verifier.torch_internals import chunk_sharded
 
 __all__ = ["BAG", "EMBEDDING", "TRAINED", "embedding", "embedding_bag", "trained"]
@@ -215,3 +216,7 @@ def trained(
     if isinstance(weight, DTensor):
         return rounded(held_table(table, weight, dim, order), max_norm)
     return rounded(table.detach(), max_norm)
+
+
+for _program in (EMBEDDING, BAG, TRAINED):
+    declares(_program)

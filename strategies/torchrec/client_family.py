@@ -14,6 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.tensors import dim_sizes, filled, rarely, seeds
 from strategies.torchrec.client import TRAIN_BAGS, keys_of
+from verifier.boundary import declares
 from verifier.cases import OpCase, Trial, Verdict
 from verifier.families import DrawContext, ReplicatedFamily
 
@@ -217,4 +218,13 @@ class TorchRecFamily(ReplicatedFamily):
         return f"output {number} is {what}, {pooling}, {name}, kernel {kernel}"
 
 
+def _check_plan(case: OpCase) -> tuple[str, ...]:
+    plan: Any = case.kwargs["plan"]
+    for kind, *_ in plan:
+        if kind not in _KINDS:
+            raise ValueError(f"{kind!r} is no way to shard a table")
+    return ()
+
+
+declares(TRAIN_BAGS, _check_plan)
 FAMILY = TorchRecFamily()

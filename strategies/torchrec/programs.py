@@ -15,6 +15,7 @@ from strategies.torchrec.checks import check_table
 from strategies.torchrec.layouts import make_layout
 from strategies.torchrec.lookup import pooled, sum_gradients
 from strategies.torchrec.tables import assemble, claims_of, distribute, group_of, held
+from verifier.boundary import declares
 from verifier.layouts import LayoutOptions, TableLayout
 from verifier.placements import shard_bounds
 
@@ -124,3 +125,6 @@ def _made(entry: list[object], table: torch.Tensor, mesh: DeviceMesh) -> TableLa
     assert isinstance(options, Mapping)
     known: dict[str, Any] = {key: value if isinstance(value, int) else tuple(value) for key, value in options.items()}
     return make_layout(name, LayoutOptions(table.shape[0], table.shape[1], mesh.size(), **known))
+
+
+declares(TRAIN)

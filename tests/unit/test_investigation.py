@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 from typing import Any
@@ -213,3 +214,19 @@ def test_known_findings_that_there_is_no_time_for_are_untested(clock: Clock) -> 
     assert len(one.tried) == 2
     assert [(name, status) for name, status, _ in known] == [("a", "fixed"), ("b", "fixed"), ("c", "untested")]
     assert known[-1][-1] == OUT_OF_TIME
+
+
+def test_an_entry_whose_call_is_outside_the_boundary_is_untested_and_says_why(clock: Clock) -> None:
+    trial = trial_of("S(0)")
+    calls = {"f0": "os.system", "f1": "my_rules.twice", "f2": "torch.neg"}
+    entries = [entry_of(name, replace(trial, case=replace(trial.case, call=call))) for name, call in calls.items()]
+    one = Investigated(baseline=Baseline(tuple(entries)))
+    one.it.replay_known()
+    one.it.settle()
+    outside = "which is no op of torch and no program of an installed family"
+    assert {known.fingerprint: (known.status, known.detail) for known in one.it.known} == {
+        "f0": ("untested", f"calls os.system, {outside}; needs --import os"),
+        "f1": ("untested", f"calls my_rules.twice, {outside}; needs --import my_rules"),
+        "f2": ("known", "in 1 trial"),
+    }
+    assert [trial.case.call for trial in one.tried] == ["torch.neg"]

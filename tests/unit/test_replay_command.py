@@ -78,7 +78,16 @@ def test_an_op_that_an_import_of_the_run_defines_is_there_to_be_replayed(
         return Verdict(VerdictKind(expected), f"{trial.case.op} replayed"), True
 
     monkeypatch.setattr(cli, "replay_trial", replayed)
-    monkeypatch.setattr(sys, "argv", ["verifier", "replay", str(file), "--out", "else where"])
+    typed = ["verifier", "replay", str(file), "--out", "else where"]
+    monkeypatch.setattr(sys, "argv", typed)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert said.err.count("\n") == 1
+    assert said.err.endswith(f"python -m verifier replay {file} --import {definitions} --out 'else where'\n")
+    assert not ranks_import
+    monkeypatch.setattr(sys, "argv", [*typed, "--import", str(definitions)])
     with pytest.raises(SystemExit) as ended:
         main()
     said = capsys.readouterr()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
+
+import msgspec
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from verifier.baseline import Baseline
+from verifier.baseline import Baseline, BaselineEntry
 from verifier.cases import (
     Combination,
     Fate,
@@ -82,3 +85,21 @@ def test_a_product_is_a_defect_of_its_own_where_its_rules_are_right() -> None:
     strided = wrong("neg.default", "(S(0), S(0))", "(_S(0, 2), R)", SQUARE, ((Shard(0), Shard(0)),))
     assert len(set(fingerprints(product, strided))) == 1
     assert len(set(fingerprints(wrong("neg.default", "P(sum)", "R", FLAT, ((Partial(),),)), product))) == 2
+
+
+def test_an_entry_whose_call_is_outside_the_boundary_is_not_run() -> None:
+    case = OpCase("aten.neg.default", "os.system", (torch.ones(2),), family="opinfo")
+    stored = msgspec.json.encode(trial_record(Trial(case, FLAT, ((Replicate(),),)))).decode()
+    entry = BaselineEntry("f0", case.op, "opinfo", "CRASH", "", "2", "", "known", (), date.max, stored)
+    tried: list[Trial] = []
+
+    def run(trial: Trial) -> Observation:
+        tried.append(trial)
+        return fails(trial)
+
+    confirmer = Confirmer(run, Baseline((entry,)), ["opinfo"])
+    confirmer.replay_known({case.op})
+    (status,) = confirmer.statuses
+    assert status.status == "untested"
+    assert status.detail.endswith("; needs --import os")
+    assert not tried

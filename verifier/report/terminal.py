@@ -9,6 +9,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
+from verifier.journal import resume_text
 from verifier.record_files import DEFAULT_REPORTS
 from verifier.records import NOT_SELECTED, FindingRecord, RunRecord
 from verifier.report.rules_text import totals_block, untested_beside_rules
@@ -85,7 +86,7 @@ def next_steps(run: RunRecord, page: Path | str | None) -> list[str]:
         steps.append("the verifier failed in places: read its errors before you trust the rest")
     if not run.complete:
         if run.header.request and run.header.time_limit is None:
-            steps.append(f"go on with it: python -m verifier run --resume {run.header.id}")
+            steps.append(f"go on with it: {resume_text(run.header)}")
         else:
             steps.append(f"run it again, with more time if that was short: {run.header.command}")
     if new:

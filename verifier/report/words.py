@@ -231,7 +231,7 @@ def replay_command(finding: FindingRecord) -> str:
 
 _OPTION = r" --[a-z-]+ (?:'[^']*'|[^\s']+)"
 _READS_RUNS = re.compile(
-    rf"python -m verifier (?:replay [0-9a-f]+(?:{_OPTION})*|run --resume \S+|gate --update|report\b)"
+    rf"python -m verifier (?:replay [0-9a-f]+(?:{_OPTION})*|run --resume \S+(?:{_OPTION})*|gate --update|report\b)"
 )
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from verifier.baseline import Baseline, BaselineEntry
+from verifier.boundary import refusal
 from verifier.cases import Phase, Trial, VerdictKind, split_placements
 from verifier.codec import load_trial
 from verifier.finding_records import finding_record
@@ -118,7 +119,11 @@ class Confirmer:
             if entry.op not in ops:
                 self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}"))
                 continue
-            failure = self._run(load_trial(entry.trial()))
+            trial = load_trial(entry.trial())
+            if reason := refusal(trial, self.imports):
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", reason))
+                continue
+            failure = self._run(trial)
             if not failure.verdict.kind.bad:
                 self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
             else:
