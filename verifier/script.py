@@ -44,7 +44,7 @@ from verifier.torch_internals import strides_of
 
 __all__ = ["FAILS", "GONE", "NoScriptError", "render_script", "run_script"]
 
-TIME_LIMIT = 120.0
+TIME_LIMIT = 90.0
 ENDING_LIMIT = 2.0
 """Seconds that processes get to end once they are asked to."""
 

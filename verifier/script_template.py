@@ -53,7 +53,7 @@ BACKEND = "{backend}"
 VERDICT = "{verdict}"
 RAISED = {raised}  # the type of the sharded call's exception, where that is the defect
 LOCALLY_RAISED = {locally_raised}  # that of the local call's, where it raises
-START_LIMIT = 60.0  # seconds without a word from a rank, before the sharded call
+START_LIMIT = 80.0  # seconds without a word from a rank, before the sharded call
 QUIET_LIMIT = 40.0  # and after its beginning
 LATE_LIMIT = 3.0  # and once a rank has failed
 
