@@ -443,3 +443,5 @@ class Verdict:
     subject: str = ""
     backward: int | None = None
     detail: str = ""
+    raised: str = ""
+    """The type of the exception, where the verdict is about one."""

@@ -59,11 +59,11 @@ from verifier.progress import ProgressDisplay
 from verifier.question import Question, asked_by
 from verifier.record_files import DEFAULT_REPORTS, RunFormatError, out_option
 from verifier.recording import Request, make_plan, parse_rank_memory, record
-from verifier.records import RunRecord, TrialRecord
+from verifier.records import FAILS, RunRecord, TrialRecord
 from verifier.replay import replay as replay_trial
 from verifier.report import print_summary, render_json, with_folder
 from verifier.runs import RunStore
-from verifier.script import render_script
+from verifier.script import NoScriptError, render_script, run_script
 from verifier.summary import join_levels
 from verifier.taking_over import merge as merge_shards
 from verifier.taking_over import resume, resume_notice, run_to_resume
@@ -320,7 +320,10 @@ def replay(
         str, typer.Argument(metavar="FINDING", help="Fingerprint (or its beginning), or a finding's file.")
     ],
     script: Annotated[
-        bool, typer.Option("--script", help="Print the script that needs torch alone; run nothing.")
+        bool,
+        typer.Option(
+            "--script", help="Print the script of the finding instead. One that has not been run is run first."
+        ),
     ] = False,
     imports: Imports = None,
     out: Out = DEFAULT_REPORTS,
@@ -341,12 +344,14 @@ def replay(
         if len(entries) != 1 or not finding:
             raise
         _replay_entry(entries[0], script, imports or [], limit, _cluster(context))
-    if script:
+    if script and found.script_status == FAILS:
         write_out(found.script)
         raise typer.Exit(0)
     cluster = _cluster(context)
     trial = _runnable(found.trial, imports or [], found.imports, finding, out, cluster)
     verdict, fails = replay_trial(trial, found.verdict, imports or [], limit, cluster)
+    if script:
+        _say_script(found.fingerprint, trial, verdict, fails, imports or [], limit)
     _say_replayed(with_folder(found.message, out), found.verdict, verdict, fails)
 
 
@@ -374,10 +379,29 @@ def _replay_entry(
     verdict, fails = replay_trial(trial, entry.verdict, imports, limit, cluster)
     if not script:
         _say_replayed(f"{entry.summary}\n  {entry.rule}\n  known: {entry.reason}", entry.verdict, verdict, fails)
+    _say_script(entry.fingerprint, trial, verdict, fails, imports, limit)
+
+
+def _say_script(
+    fingerprint: str, trial: Trial, verdict: Verdict, fails: bool, imports: Sequence[str], limit: int | None
+) -> NoReturn:
+    """Print the script of what was replayed, and what came of it when it was run.
+
+    It is written anew: a text that was stored is only ever shown, since running it would run what a file says.
+    """
     if not fails:
-        raise ValueError(f"{entry.fingerprint} does not fail any more, so there is no script: {verdict.kind}")
-    write_out(render_script(trial, verdict, limit))
-    raise typer.Exit(0)
+        raise ValueError(f"{fingerprint} does not fail any more, so there is no script: {verdict.kind}")
+    try:
+        source = render_script(trial, verdict, limit, imports)
+    except NoScriptError as error:
+        raise ValueError(f"no script of {fingerprint} could be written: {error}") from error
+    status, output = run_script(source)
+    said = [f"the script of {fingerprint} was run: {status}"]
+    if status != FAILS:
+        said += [f"  {line}" for line in output.splitlines()]
+    consoles()[1].print("\n".join(said), highlight=False, markup=False)
+    write_out(source)
+    raise typer.Exit(0 if status == FAILS else 2)
 
 
 def _say_replayed(message: str, was: str, verdict: Verdict, fails: bool) -> NoReturn:

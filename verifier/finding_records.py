@@ -20,12 +20,12 @@ from verifier.findings import (
     unlike_rules,
 )
 from verifier.process_limits import format_size, names_limit, parse_size
-from verifier.records import FindingRecord
-from verifier.script import GONE, render_script, run_script
+from verifier.records import GONE, NOT_RUN, FindingRecord
+from verifier.script import NoScriptError, render_script, run_script
 from verifier.trials import combination_rows
 from verifier.wording import replay_text
 
-__all__ = ["finding_record", "message"]
+__all__ = ["finding_record", "message", "written_script"]
 
 
 def message(
@@ -54,6 +54,20 @@ def message(
     return "\n".join(lines)
 
 
+def written_script(failure: Failure, memory_limit: int | None = None, imports: Sequence[str] = ()) -> tuple[str, str]:
+    """Return the script of ``failure``, and why there is none; one of the two is empty.
+
+    Raises
+    ------
+    TypeError
+        If an argument of the call is of a type for which there is no literal.
+    """
+    try:
+        return render_script(failure.trial, failure.verdict, memory_limit, imports), ""
+    except NoScriptError as error:
+        return "", f"none could be written: {error}"
+
+
 def finding_record(
     group: Group,
     smallest: Failure,
@@ -74,17 +88,25 @@ def finding_record(
     The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was
     run when it was new. ``level`` is that at which it was found; ``name`` its
     fingerprint, where that is not made of the minimised failure; ``script_status`` what came of the script, if it has
-    been run already; ``memory_limit`` the bytes that ranks were limited to.
+    been run already, or why it was not; ``memory_limit`` the bytes that ranks were limited to.
+
+    Raises
+    ------
+    TypeError
+        If an argument of the call is of a type that no file can hold.
     """
     trial, verdict = smallest.trial, smallest.verdict
     name = entry.fingerprint if entry is not None else name or fingerprint(smallest)
     report = first_report(smallest.observation)
     outputs = [text for subject, text in (report.placements if report else ()) if subject.startswith("output")]
-    script = render_script(trial, verdict, memory_limit)
-    if entry is not None:
-        status = "not run: the finding is known"
+    stored = trial_record(trial)
+    script, no_script = written_script(smallest, memory_limit, imports)
+    if no_script:
+        status = no_script
+    elif entry is not None:
+        status = f"{NOT_RUN}: the finding is known"
     else:
-        status = script_status or (run_script(script)[0] if check_script else "not run")
+        status = script_status or (run_script(script)[0] if check_script else NOT_RUN)
         if status == GONE:
             confirmed = "unconfirmed: the stand-alone script does not show it"
     return FindingRecord(
@@ -105,7 +127,7 @@ def finding_record(
         confirmed=confirmed,
         minimised=minimised,
         occurrences=group.occurrences,
-        trial=trial_record(trial),
+        trial=stored,
         script=script,
         script_status=status,
         reason=entry.reason if entry is not None else "",

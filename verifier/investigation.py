@@ -274,10 +274,9 @@ class Investigation:
     ) -> FindingRecord:
         family = self.plan.families[smallest.trial.case.family]
         cause = _BY_HASH_SEED if smallest.by_hash_seed else family.likely_cause(smallest.trial, smallest.verdict)
-        # the script has torch's own rules, and says nothing about those of the user's files
-        worth_it = not self.plan.imports and time.monotonic() < self.until
+        in_time = time.monotonic() < self.until
         return finding_record(
-            group, smallest, confirmed, minimised, entry, family.name, cause, worth_it, self.plan.imports,
+            group, smallest, confirmed, minimised, entry, family.name, cause, in_time, self.plan.imports,
             memory_limit=self.plan.rank_memory,
         )  # fmt: skip
 

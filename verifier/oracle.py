@@ -151,7 +151,8 @@ def _judge_raised(
         return Verdict(VerdictKind.UNSUPPORTED, f"{error.type}: {_first_line(error.message)}", error.phase)
     if observation.fate is Fate.STUCK:
         message += f" ({observation.detail})"
-    return Verdict(VerdictKind.CRASH, message, error.phase, _subject_of(error), error.backward, detail=error.traceback)
+    subject, detail = _subject_of(error), error.traceback
+    return Verdict(VerdictKind.CRASH, message, error.phase, subject, error.backward, detail, error.type)
 
 
 def _subject_of(error: Raised) -> str:

@@ -277,6 +277,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if run is None:
         return
     from verifier.record_files import out_option
+    from verifier.records import FAILS
     from verifier.wording import plural
 
     counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts.items())
@@ -287,5 +288,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for finding in run.findings:
         first = finding.message.partition("\n")[0]
         terminalreporter.write_line(f"  {finding.fingerprint} {finding.verdict} in {finding.op}: {first}")
+        if not finding.known and finding.script_status != FAILS:
+            terminalreporter.write_line(f"    its script shows nothing yet: {finding.script_status}")
     rest = out_option(Path(config.getoption("--verifier-out")))
     terminalreporter.write_line(f"recorded as {run.header.id}; to see it: python -m verifier report{rest}")

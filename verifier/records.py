@@ -18,6 +18,11 @@ NOT_SELECTED = "is not selected"
 OUT_OF_TIME = "not reached within the time limit"
 """Why something was not tried that a run had no time for."""
 
+FAILS = "fails as described"
+GONE = "did not fail"
+NOT_RUN = "not run"
+"""What comes of the script of a finding, beside how it broke off."""
+
 INTERRUPTED = "interrupted"
 """Why the rest of a run that a Ctrl-C ended was not tried."""
 
@@ -64,8 +69,9 @@ class FindingRecord:
     """A deduplicated, minimised and confirmed bad verdict.
 
     ``message`` has four lines (difference; call; likely cause; command that reproduces it). ``confirmed`` says on what
-    it was confirmed, or ``"unconfirmed"``. ``script`` needs torch alone; ``script_status`` is ``"fails as described"``,
-    ``"did not fail"`` or ``"not run"``.
+    it was confirmed, or ``"unconfirmed"``. ``script`` needs torch alone, or what ``imports`` name as well.
+    ``script_status`` is ``"fails as described"``, ``"did not fail"``, ``"not run"`` with a reason, how the script broke
+    off, or why there is none.
     """
 
     fingerprint: str
@@ -93,7 +99,7 @@ class FindingRecord:
     """Other combinations and meshes in which the same defect showed, as text."""
     cotangent: str = ""
     imports: list[str] = field(default_factory=list)
-    """The user's modules and files under which it was found; the script does not have them."""
+    """The user's modules and files under which it was found; the script runs them first."""
     groups: list[str] = field(default_factory=list)
     """What the failures look like that turned out to be this defect, before minimising: op, verdict, place, rule."""
     format_version: int = FORMAT_VERSION

@@ -1,57 +1,69 @@
 """The stand-alone script of a finding: torch alone, values in full, one exit status.
 
-The script shows the defect through DTensor's public API. Exit status 1: the defect is there; 0: it is not.
+The script shows the defect through DTensor's public API. Exit status 1: the defect was seen; 0: the call ran and was
+right; 2: anything else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import keyword
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Phase, Placements, Trial, Verdict, VerdictKind
+from verifier.cases import OpCase, Phase, Placements, Trial, Verdict, VerdictKind
 from verifier.comparison import Spot
 from verifier.converter import tensor_arguments
 from verifier.oracle import accepted_error, case_tolerance
 from verifier.placements import split
 from verifier.process_limits import names_limit
-from verifier.program_source import is_program, needs_its_module, program_source
+from verifier.program_source import called_as, needs_its_module, program_source, source_folder
+from verifier.records import FAILS, GONE
 from verifier.reference import (
     argument_names,
     make_reference,
     output_names,
     promises_strides,
-    resolve,
     written_arguments,
 )
-from verifier.script_template import MEMORY, STRIDED_IMPORT, TEMPLATE
+from verifier.script_template import IMPORTS, MEMORY, STRIDED_IMPORT, TEMPLATE
 from verifier.targets import asked_placements
 from verifier.torch_internals import strides_of
 
-__all__ = ["FAILS", "GONE", "render_script", "run_script"]
+__all__ = ["FAILS", "GONE", "NoScriptError", "render_script", "run_script"]
 
-FAILS = "fails as described"
-GONE = "did not fail"
 TIME_LIMIT = 90.0
 ENDING_LIMIT = 2.0
 """Seconds that processes get to end once they are asked to."""
 
 
+def _number(value: object) -> str:
+    """Return a number as an expression; Python has no literals of nan and the infinities."""
+    if isinstance(value, complex):
+        return f"complex({_number(value.real)}, {_number(value.imag)})"
+    return f"float('{value}')" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+
+
+def _values(value: object) -> str:
+    """Return nested lists of numbers as an expression."""
+    return f"[{', '.join(map(_values, value))}]" if isinstance(value, list) else _number(value)
+
+
 def _literal(tensor: torch.Tensor) -> str:
     """Return an expression that makes ``tensor``, layout and all."""
-    values = repr(tensor.detach().tolist()).replace("nan", "float('nan')").replace("inf", "float('inf')")
-    text = f"torch.tensor({values}, dtype={tensor.dtype})"
+    text = f"torch.tensor({_values(tensor.detach().tolist())}, dtype={tensor.dtype})"
     if tensor.numel() == 0 and tensor.ndim:
         text = f"torch.empty({list(tensor.shape)}, dtype={tensor.dtype})"
     if not tensor.is_contiguous() and tensor.ndim >= 2:
@@ -77,46 +89,105 @@ def _dictionary(entries: Mapping[str, str]) -> str:
     return "\n".join(f"    {name!r}: {text}," for name, text in entries.items())
 
 
-def _call_text(trial: Trial, names: list[str]) -> str:
+_OF_THE_CALL = frozenset(
+    {
+        "torch",
+        "PROGRAM",
+        "Partial",
+        "Replicate",
+        "Shard",
+        "_StridedShard",
+        "call",
+        "complex",
+        "float",
+        "getattr",
+        "slice",
+    }
+)
+"""What the text of a call may name beside its tensors."""
+
+
+def _identifiers(names: Sequence[str], called: str) -> list[str]:
+    """Return a parameter for each tensor argument: its name, as far as Python can have it, and each once.
+
+    >>> _identifiers(["input", "from", "argument 0", "x[0]", "x_0", "torch"], "torch.add")
+    ['input', 'from_', 'argument_0', 'x_0', 'x_0_', 'torch_']
+    """
+    taken = {*_OF_THE_CALL, called, "__debug__"}
+    found: list[str] = []
+    for name in names:
+        text = re.sub(r"[^0-9A-Za-z_]", "_", name.replace("]", ""))
+        text = f"_{text}" if not text or text[0].isdigit() else text
+        while keyword.iskeyword(text) or text in taken:
+            text += "_"
+        taken.add(text)
+        found.append(text)
+    return found
+
+
+def _call_text(case: OpCase, called: str, names: Sequence[str]) -> str:
     """Return the call with tensors by name and everything else as a literal."""
     remaining = iter(names)
 
     def text(value: object) -> str:
+        kind = type(value)
         if isinstance(value, torch.Tensor):
             return next(remaining)
-        if isinstance(value, list):
-            return f"[{', '.join(map(text, value))}]"
+        if kind is list:
+            return f"[{', '.join(map(text, value))}]"  # type: ignore[call-overload]
         if isinstance(value, tuple):
             return f"({''.join(text(v) + ', ' for v in value)})"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"float('{value}')"
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(f'{key!r}: {text(item)}' for key, item in value.items())}}}"
+        if kind in (float, complex):
+            return _number(value)
         if isinstance(value, Placement):
             return _placement_literal(value)
         if isinstance(value, torch.device):
             return f"torch.device('{value}')"
-        return repr(value)
+        if value is None or kind in _PLAIN:
+            return repr(value)
+        raise TypeError(f"a script has no literal for {value!r}, a {kind.__name__}")
 
-    parts = [text(value) for value in trial.case.args]
-    parts += [f"{name}={text(value)}" for name, value in trial.case.kwargs.items()]
-    target = resolve(trial.case.call)
-    called = target.__name__ if is_program(trial.case.call) else trial.case.call
-    made = f"{called}({', '.join(parts)})"
-    written = [names[number] for number in written_arguments(trial.case)]
-    return f"with_written({made}, [{', '.join(written)}])" if written else made
+    plain = {name: value for name, value in case.kwargs.items() if name.isidentifier() and not keyword.iskeyword(name)}
+    parts = [text(value) for value in case.args]
+    named = [(name, text(value)) for name, value in case.kwargs.items()]
+    parts += [f"{name}={value}" for name, value in named if name in plain]
+    if others := ", ".join(f"{name!r}: {value}" for name, value in named if name not in plain):
+        parts.append(f"**{{{others}}}")
+    return f"{called}({', '.join(parts)})"
+
+
+_PLAIN = (bool, int, str, slice, torch.dtype, torch.layout, torch.memory_format)
+"""Types whose values Python writes as expressions."""
 
 
 _SILENT = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
 """Verdicts that show as ranks which do not answer; elsewhere that may be a machine that has too much to do."""
 
 
-def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = None) -> str:
-    """Return the source of a script that shows ``verdict`` of ``trial``; it needs torch alone, or what the call is in.
+class NoScriptError(Exception):
+    """What was written as a script is no Python, so it is not shown."""
 
+
+def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = None, imports: Sequence[str] = ()) -> str:
+    """Return the source of a script that shows ``verdict`` of ``trial``.
+
+    It needs torch alone, or what the call is in, or what ``imports`` name: these it runs first, as ``--import`` does.
     Its ranks have the limit of memory (bytes) that the trial's had if that is what the verdict is about.
+
+    Raises
+    ------
+    TypeError
+        If an argument of the call is of a type for which there is no literal.
+    NoScriptError
+        If what was made is no Python: an error of ours.
     """
     case, mesh = trial.case, trial.mesh
+    called = called_as(case.call)
     tensors = tensor_arguments(case.args, case.kwargs)
-    names = [name.replace("[", "_").replace("]", "") for name in argument_names(case)]
+    names = _identifiers(argument_names(case), called)
+    call_text = _call_text(case, called, names)
     reference = make_reference(case)
     globals_, placements_, locals_ = {}, {}, {}
     for position, (name, tensor, placements) in enumerate(zip(names, tensors, trial.combination, strict=True)):
@@ -153,18 +224,17 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
             f"COTANGENT_PLACEMENTS = [{', '.join(_placements_literal(where) for where in wheres)}]\n"
             f"COTANGENT_LOCAL = [{cut}]\n\n"
         )
-    title = f"{verdict.kind} in {case.op}: {verdict.message}".replace("\\", "\\\\").replace('"""', "'''")
     backend = "gloo" if mesh.backend == "simulated" else mesh.backend
-    call_text = _call_text(trial, names)
     asked = [None if where is None else _placements_literal(where) for where in asked_placements(case)]
     limited = memory_limit is not None and names_limit(verdict.message)
-    return TEMPLATE.format(
-        title=title,
+    source = TEMPLATE.format(
+        title=_documented(f"{verdict.kind} in {case.op}: {verdict.message}"),
         memory_text=MEMORY.format(limit=memory_limit) if limited else "",
-        limit_call="    limit_memory(MEMORY_LIMIT)\n" if limited else "",
+        limit_call="        limit_memory(MEMORY_LIMIT)\n" if limited else "",
         unlimit_call="    limit_memory(None)\n" if limited else "",
         resource_import="import resource\n" if limited else "",
-        imports=STRIDED_IMPORT if "_StridedShard" in f"{placements_} {call_text}" else "",
+        imports=(STRIDED_IMPORT if "_StridedShard" in f"{placements_} {call_text} {cotangent_text} {asked}" else "")
+        + _import_text(imports),
         strided=promises_strides(trial.case),
         asked=f"[{', '.join(map(str, asked))}]",
         version=torch.__version__.partition("+")[0],
@@ -172,23 +242,51 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         mesh=mesh.shape,
         device=mesh.device,
         backend=backend,
+        verdict=verdict.kind,
+        raised=repr(None if limited else verdict.raised or None),  # with less memory another allocation may fail
+        locally_raised=repr(None if reference.raised is None else type(reference.raised).__name__),
         globals_text=_dictionary(globals_),
         placements_text=_dictionary(placements_),
         locals_text=_dictionary(locals_),
+        written=[names[number] for number in written_arguments(case)],
         source=program_source(case.call),
-        needs=f"torch and {case.call}" if needs_its_module(case.call) else "torch alone",
+        needs=_documented(_needs(case.call, imports)),
         parameters=", ".join(names),
         call_text=call_text,
-        accepted=accepted,
-        accepted_gradients=accepted_gradients,
+        accepted=_values(accepted),
+        accepted_gradients=_values(accepted_gradients),
         backward=backward,
         writes=verdict.kind is VerdictKind.MUTATED_INPUT,
-        accepted_writes=accepted_writes,
-        raises=verdict.kind is VerdictKind.CRASH or verdict.kind in _SILENT,
+        accepted_writes=f"{{{', '.join(f'{name!r}: {_number(value)}' for name, value in accepted_writes.items())}}}",
         cotangent_text=cotangent_text,
         world_size=mesh.world_size,
         silent=limited or verdict.kind in _SILENT,  # without memory a rank may not even say that it has none
     )
+    try:
+        compile(source, f"the script of {case.op}", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise NoScriptError(f"{type(error).__name__}: {error}") from error
+    return source
+
+
+def _documented(text: str) -> str:
+    """Return a text as it can stand in a docstring."""
+    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    return shown.replace("\\", "\\\\").replace('"""', "'''")
+
+
+def _needs(call: str, imports: Sequence[str]) -> str:
+    needs = ["torch", *([call] if needs_its_module(call) else []), *imports]
+    return "torch alone" if len(needs) == 1 else " and ".join(needs)
+
+
+def _import_text(imports: Sequence[str]) -> str:
+    """Return what runs ``imports`` first, wherever the script is run; empty if there are none."""
+    if not imports:
+        return ""
+    names = [str(Path(name).resolve()) if name.endswith(".py") else name for name in imports]
+    folders = [source_folder(name) for name in imports if not name.endswith(".py")]
+    return IMPORTS.format(names=names, folders=[folder for folder in dict.fromkeys(folders) if folder])
 
 
 def run_script(source: str) -> tuple[str, str]:
@@ -196,7 +294,7 @@ def run_script(source: str) -> tuple[str, str]:
     and the end of what it printed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "finding.py"
-        path.write_text(source)
+        path.write_text(source, encoding="utf-8")
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         with subprocess.Popen(
             [sys.executable, str(path)],
@@ -215,11 +313,8 @@ def run_script(source: str) -> tuple[str, str]:
             finally:  # after a Ctrl-C as well
                 _end_group(script)
     output = (errors + said).strip()[-2000:]  # what the script says comes last, and is kept
-    if script.returncode == 1 and "the defect is there" in said:
-        return FAILS, output
-    if script.returncode == 0 and "the defect is gone" in said:
-        return GONE, output
-    return f"broke with exit status {script.returncode}", output
+    status = {1: FAILS, 0: GONE}.get(script.returncode, f"broke with exit status {script.returncode}")
+    return status, output
 
 
 def _end_group(script: subprocess.Popen[str]) -> None:

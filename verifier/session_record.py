@@ -20,7 +20,7 @@ from verifier.findings import Collector, Failure, Group, fingerprint
 from verifier.graph import RedistributionGraph
 from verifier.imports import modules_of_rules, own_rules
 from verifier.recording import versions
-from verifier.records import KnownRecord, RunHeader, RunRecord
+from verifier.records import NOT_RUN, OUT_OF_TIME, KnownRecord, RunHeader, RunRecord
 from verifier.registrations import Registered, registered_rules
 from verifier.revision import BASELINE, revision
 from verifier.runs import RunStore, new_run_id
@@ -29,6 +29,9 @@ from verifier.verifying import likely_cause
 from verifier.wording import plural
 
 __all__ = ["SessionRecord", "store_session"]
+
+SCRIPTS_LIMIT = 30.0
+"""Seconds after the tests in which scripts of findings are begun; a script takes as long as starting its ranks does."""
 
 
 @dataclass
@@ -124,6 +127,7 @@ class SessionRecord:
         self._header.own_rules = sorted(self._own_rules)
         self._header.digests = {BASELINE: self.baseline.digest, **revision(self.imports, self._modules.values())}
         known: dict[str, int] = {}
+        until = time.monotonic() + (SCRIPTS_LIMIT if complete else 0.0)
         for group in self._collector.groups.values():
             name = fingerprint(group.smallest)
             entry = self._entry(group)
@@ -132,6 +136,7 @@ class SessionRecord:
             raised = self._raised.get(name)
             smallest = raised.failure if raised is not None else group.smallest
             trial, imports = smallest.trial, smallest.imports
+            in_time = time.monotonic() < until
             ranks = f"{trial.mesh.backend}, {plural(trial.mesh.world_size, 'rank')}"
             simulated = trial.mesh.backend == "simulated"
             try:
@@ -143,8 +148,8 @@ class SessionRecord:
                     entry=entry,
                     family=trial.case.family or "tests",
                     cause=likely_cause(trial, smallest.verdict),
-                    check_script=False,
                     imports=imports,
+                    script_status="" if in_time else f"{NOT_RUN}: {OUT_OF_TIME}",
                 )
             except TypeError as error:  # a test may pass arguments that no file can hold
                 self._summary(CaseSkipped(f"finding {name} in {trial.case.op}", f"cannot be stored: {error}"))

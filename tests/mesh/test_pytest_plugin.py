@@ -302,7 +302,7 @@ def test_a_session_is_recorded(pytester: pytest.Pytester, options: tuple[str, ..
     assert finding.input_placements == {"input": "R", "weight": "S(0)"}
     assert finding.confirmed == "confirmed on gloo, 3 ranks"
     assert finding.minimised
-    assert finding.script_status == "not run"
+    assert finding.script_status == "fails as described"
     shapes = [argument["tensor"]["shape"] for argument in finding.trial.case.args]
     assert shapes == [[1], [4, 1]]  # one id, and the fewest rows that leave a rank without one
     assert [edge.collective for edge in run.graph.edges]

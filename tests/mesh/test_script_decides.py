@@ -90,3 +90,11 @@ def test_what_is_not_the_defect_is_not_taken_for_it(program, args, kind, status,
     found, output = run_script(render_script(trial, Verdict(kind, "as it was")))
     assert status in found, output
     assert said in output
+
+
+def test_another_exception_than_that_of_the_finding_is_not_the_defect():
+    case = OpCase("test.decides", f"{__name__}.{refuses_a_dtensor.__name__}", (torch.ones(2), False))
+    trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),))
+    found, output = run_script(render_script(trial, Verdict(VerdictKind.CRASH, "as it was", raised="KeyError")))
+    assert found == "broke with exit status 2"
+    assert "raised ValueError: on purpose, and that is not the defect" in output

@@ -12,8 +12,9 @@ from run_factory import make_finding
 
 import strategies
 from verifier import cli
-from verifier.cases import Trial, Verdict, VerdictKind
+from verifier.cases import Phase, Trial, Verdict, VerdictKind
 from verifier.entry import main
+from verifier.records import FAILS, GONE, NOT_RUN
 
 VIEW = "f80b46049ef4"
 """A crash in torch's rule of aten.view, in this repository's baseline; our own strategies have it refuse the call."""
@@ -95,3 +96,42 @@ def test_an_op_that_an_import_of_the_run_defines_is_there_to_be_replayed(
     assert ranks_import == [str(definitions)]
     assert "still fails: WRONG_GRADIENT: replayed_by_name.negated.default replayed" in said.out
     assert "reproduce: python -m verifier replay a1b2c3d4e5 --out 'else where'" in said.out
+
+
+@pytest.mark.parametrize(
+    ("stored", "came", "ran", "status", "said"),
+    [
+        (FAILS, FAILS, False, 0, ""),
+        (NOT_RUN, FAILS, True, 0, "was run: fails as described"),
+        (NOT_RUN, GONE, True, 2, "was run: did not fail\n  what it printed"),
+        (GONE, "broke with exit status 2", True, 2, "was run: broke with exit status 2"),
+    ],
+)
+def test_a_script_is_run_before_it_is_printed(
+    stored: str,
+    came: str,
+    ran: bool,
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The text in the file is printed at most: it is not what is run."""
+    finding = make_finding(script="raise SystemExit('from the file')\n", script_status=stored)
+    finding = replace(finding, trial=replace(finding.trial, mesh="2"))
+    file = tmp_path / "finding.json"
+    file.write_bytes(msgspec.json.encode(finding))
+    verdict = Verdict(VerdictKind(finding.verdict), "as it was", Phase.FORWARD)
+    monkeypatch.setattr(cli, "replay_trial", lambda *_: (verdict, True))
+    runs: list[str] = []
+    monkeypatch.setattr(cli, "run_script", lambda source: (runs.append(source), (came, "what it printed"))[1])
+    monkeypatch.setattr(sys, "argv", ["verifier", "replay", str(file), "--script", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    assert ended.value.code == status
+    assert len(runs) == ran
+    assert shown.out == (runs[0] if ran else finding.script)
+    assert ("from the file" in shown.out) == (not ran)
+    assert said in shown.err

@@ -23,6 +23,8 @@ from verifier.cases import (
     VerdictKind,
 )
 from verifier.codec import trial_record
+from verifier.records import FAILS, GONE
+from verifier.rules import confirm
 from verifier.rules.confirm import Confirmer
 from verifier.rules.results import Rule, WrongRule
 
@@ -49,8 +51,16 @@ def wrong(op: str, inputs: str, outputs: str, mesh: MeshSpec, combination: Combi
 ROWS = wrong("neg.default", "S(0)", "S(1)", FLAT, ((Shard(0),),))
 
 
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What comes of each script that is to be run; it takes what is put in front."""
+    statuses = [FAILS]
+    monkeypatch.setattr(confirm, "run_script", lambda source: (statuses[0], compile(source, "script", "exec") and ""))
+    return statuses
+
+
 def fingerprints(*wrongs: WrongRule) -> list[str]:
-    confirmer = Confirmer(fails, Baseline(), ["opinfo"], imports=("a file, so that no script is run",))
+    confirmer = Confirmer(fails, Baseline(), ["opinfo"])
     records = confirmer.confirm(wrongs, "opinfo")
     assert all(record.fingerprint for record in records), "not confirmed"
     confirmer.settle()
@@ -103,3 +113,23 @@ def test_an_entry_whose_call_is_outside_the_boundary_is_not_run() -> None:
     assert status.status == "untested"
     assert status.detail.endswith("; needs --import os")
     assert not tried
+
+
+@pytest.mark.parametrize("imports", [(), ("a_module_of_rules",)])
+def test_what_its_script_did_is_said_of_a_finding(scripts: list[str], imports: tuple[str, ...]) -> None:
+    scripts.insert(0, "broke with exit status 2")
+    confirmer = Confirmer(fails, Baseline(), ["opinfo"], imports)
+    confirmer.confirm([ROWS], "opinfo")
+    confirmer.settle()
+    (finding,) = confirmer.findings
+    assert finding.script_status == "broke with exit status 2"
+    assert ("IMPORTS = ['a_module_of_rules']" in finding.script) == bool(imports)
+
+
+def test_what_its_script_does_not_show_is_withdrawn(scripts: list[str]) -> None:
+    scripts.insert(0, GONE)
+    confirmer = Confirmer(fails, Baseline(), ["opinfo"])
+    (record,) = confirmer.confirm([ROWS], "opinfo")
+    confirmer.settle()
+    assert not confirmer.findings
+    assert confirmer.withdrawn == {record.fingerprint}

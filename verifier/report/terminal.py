@@ -11,7 +11,7 @@ from rich.text import Text
 
 from verifier.journal import resume_text
 from verifier.record_files import DEFAULT_REPORTS
-from verifier.records import NOT_SELECTED, FindingRecord, RunRecord
+from verifier.records import FAILS, GONE, NOT_SELECTED, FindingRecord, RunRecord
 from verifier.report.rules_text import totals_block, untested_beside_rules
 from verifier.report.words import (
     evidence_text,
@@ -193,7 +193,7 @@ def _say_findings(run: RunRecord, say: _Say) -> None:
 
 
 def _evidence(finding: FindingRecord) -> str:
-    script = {"fails as described": "", "did not fail": ", but its script did not fail"}.get(
+    script = {FAILS: "", GONE: ", but its script did not fail"}.get(
         finding.script_status, f", script {finding.script_status}"
     )
     return evidence_text(finding.level, finding.confirmed) + script

@@ -13,14 +13,14 @@ from verifier.baseline import Baseline, BaselineEntry
 from verifier.boundary import refusal
 from verifier.cases import Phase, Trial, VerdictKind, split_placements
 from verifier.codec import load_trial
-from verifier.finding_records import finding_record
+from verifier.finding_records import finding_record, written_script
 from verifier.findings import Failure, Group, Runner, first_report, group_key
 from verifier.oracle import judge
-from verifier.records import NOT_SELECTED, FindingRecord, KnownRecord, WrongRuleRecord
+from verifier.records import GONE, NOT_RUN, NOT_SELECTED, FindingRecord, KnownRecord, WrongRuleRecord
 from verifier.reference import make_reference
 from verifier.rules.collect import wrong_record
 from verifier.rules.results import WrongRule
-from verifier.script import GONE, render_script, run_script
+from verifier.script import run_script
 
 __all__ = ["Confirmer", "base_op", "defect_key", "flat_keys"]
 
@@ -185,16 +185,13 @@ class Confirmer:
             group = self._group(known.failure, max(1, known.occurrences), known.also)
             self.findings.append(self._record(name, group, known.entry.family, confirmed, known.entry))
         new = [name for name in self._defects if self.baseline.get(name) is None]
-        if not self.imports:  # the script has torch's own rules, and says nothing about those of the user's files
-            scripts = [self._defects[name].failure for name in new]
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                statuses = dict(zip(new, pool.map(_script_status, scripts), strict=True))
-        else:
-            statuses = {}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            failures = [self._defects[name].failure for name in new]
+            statuses = dict(zip(new, pool.map(self._script_status, failures), strict=True))
         for name, defect in self._defects.items():
             group = self._group(defect.failure, defect.occurrences, tuple(defect.also))
             entry = self.baseline.get(name)
-            status = statuses.get(name, "not run")
+            status = statuses.get(name, NOT_RUN)
             if status == GONE:
                 self.withdrawn.add(name)
                 continue
@@ -208,6 +205,10 @@ class Confirmer:
             group, group.smallest, confirmed, False, entry, family, "", False, self.imports,
             level=1, name=name, script_status=status,
         )  # fmt: skip
+
+    def _script_status(self, failure: Failure) -> str:
+        source, no_script = written_script(failure, imports=self.imports)
+        return no_script or run_script(source)[0]
 
     @staticmethod
     def _group(failure: Failure, occurrences: int, also: Sequence[str]) -> Group:
@@ -232,10 +233,6 @@ def agrees(wrong: WrongRule, failure: Failure) -> bool:
 
 def _fingerprint(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:12]
-
-
-def _script_status(failure: Failure) -> str:
-    return run_script(render_script(failure.trial, failure.verdict))[0]
 
 
 def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:
