@@ -289,6 +289,10 @@ class _Ranks:
             except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
                 report = self._unprepared(error)
             else:
+                # a rank that raised may have drawn less than the others, in this trial or one long ago
+                torch.default_generator.manual_seed(trial.seed)
+                if self._seat.device == "cuda":
+                    torch.cuda.manual_seed(trial.seed)
                 simulated = self._seat.simulated
                 with simulated_mode(self._seat.world_size) if simulated else contextlib.nullcontext():
                     report = runner.run(trial, reference)
@@ -349,7 +353,7 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
             return
         if kind in ("batch", "fresh batch"):
             if kind == "fresh batch":
-                clear_caches()
+                forget_calls()
             ranks.run_batch(payload)
             tried += len(payload)
             if tried >= REMEMBERED_TRIALS:
