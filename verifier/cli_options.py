@@ -66,7 +66,9 @@ def _refuse_no_folder(folder: Path | None) -> Path:
 Patterns = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FAMILY_OR_OP_GLOB]...", help="What to verify; everything if none is given.", show_default=False
+        metavar="[FAMILY_OR_OP_GLOB]...",
+        help="What to verify; if none is given, the families embedding.",
+        show_default=False,
     ),
 ]
 Meshes = Annotated[

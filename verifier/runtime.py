@@ -76,7 +76,7 @@ class _Stopped(Exception):  # noqa: N818 - control flow, not an error
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes that ``tensor`` is in, as they are and not a copy."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[arg-type]
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 class _Overwritten(Exception):  # noqa: N818 - an event

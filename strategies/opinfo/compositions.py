@@ -275,10 +275,11 @@ def in_a_row(first: OpCase, second: OpCase) -> OpCase | None:
     )
     if old.keys() != new.keys():
         return None
-    others = [[name, new[name]] for name in new if old[name] != new[name] or type(old[name]) is not type(new[name])]
-    if not others:
+    changed = [name for name in new if old[name] != new[name] or type(old[name]) is not type(new[name])]
+    if not changed:
         return None
-    values = {**after.values, **{name: old[name] for name, _ in others}}
+    others = [[name, new[name]] for name in changed]
+    values = {**after.values, **{name: old[name] for name in changed}}
     return replace(
         second, call=f"{_PROGRAMS}called_twice", args=(str(after.op), others), kwargs=values, exact=False,
         tags=second.tags | {SECOND_CALL},
