@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 DEFAULT_BASELINE = DEFAULT_REPORTS / "baseline.toml"
+DRAWN_UNASKED = ("embedding", "redistribution")
+"""The families of this distribution that a run without a pattern draws; to load all to ask them takes seconds."""
 
 
 class RulesFormat(StrEnum):
@@ -69,7 +71,9 @@ def _refuse_no_folder(folder: Path | None) -> Path:
 Patterns = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FAMILY_OR_OP_GLOB]...", help="What to verify; everything if none is given.", show_default=False
+        metavar="[FAMILY_OR_OP_GLOB]...",
+        help=f"What to verify; if none is given, the families {' and '.join(DRAWN_UNASKED)}.",
+        show_default=False,
     ),
 ]
 Meshes = Annotated[

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
 from verifier.cli import app
-from verifier.interrupts import ReportInterrupted, RunInterrupted
+from verifier.interrupts import ENDING_SIGNALS, Interrupts, ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
 from verifier.meshes import Cluster, PoolError, TorchrunRank, keep_place
 from verifier.record_files import RunStoreError
 from verifier.rules.workers import WorkerError
@@ -104,12 +104,15 @@ def _plain_notices() -> Iterator[None]:
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit status 2.
 
-    Of the processes that torchrun starts the first one does so; the others end with its exit status.
+    SIGTERM and SIGHUP end it as a Ctrl-C does, with the status that shells expect of them. Of the processes that
+    torchrun starts the first one runs the command line; the others end with its exit status.
     """
-    raise SystemExit(_status_of(_main))
+    with one_interrupt_at_a_time(signals=ENDING_SIGNALS) as interrupts:
+        status = _status_of(lambda: _main(interrupts), interrupts)
+    raise SystemExit(status)
 
 
-def _main() -> None:
+def _main(interrupts: Interrupts) -> None:
     rank = TorchrunRank.read()
     if rank is None:
         _run_app(None)
@@ -117,7 +120,7 @@ def _main() -> None:
         raise SystemExit(keep_place(rank))
     else:
         with Cluster(rank) as cluster:
-            cluster.status = _status_of(lambda: _lead(rank, cluster))
+            cluster.status = _status_of(lambda: _lead(rank, cluster), interrupts)
         raise SystemExit(cluster.status)
 
 
@@ -141,8 +144,16 @@ def _run_app(cluster: Cluster | None) -> None:
         raise
 
 
-def _status_of(work: Callable[[], None]) -> int:
-    """Return the exit status of ``work``, and say on stderr why it failed."""
+def _status_of(work: Callable[[], None], interrupts: Interrupts) -> int:
+    """Return the exit status of ``work``, and say on stderr why it failed.
+
+    What a signal has ended has the status of that, whatever had been found by then.
+    """
+    status = _ended(work, interrupts)
+    return status if interrupts.status is None else interrupts.status
+
+
+def _ended(work: Callable[[], None], interrupts: Interrupts) -> int:
     try:
         work()
     except SystemExit as ended:
@@ -152,7 +163,7 @@ def _status_of(work: Callable[[], None]) -> int:
     except (ValueError, PoolError, WorkerError, RunStoreError, OutputError) as error:
         _say(f"error: {error}")
     except KeyboardInterrupt:
-        _say("interrupted")
+        _say(f"{interrupts}")
     except ReportInterrupted as interrupted:
         _say(f"{interrupted}")
     except RunInterrupted as interrupted:

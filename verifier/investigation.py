@@ -181,7 +181,11 @@ class Investigation:
             until = min(self.until, time.monotonic() + MINIMISING_LIMIT)
             minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until)
             known = failure.by_hash_seed and self._is_handled(failure)
-            smallest, minimised = (failure, True) if known else minimiser.minimise(failure, self._is_handled)
+            shown = failure if known else self._by_itself(failure, minimiser)
+            if shown is None:  # nor would anything smaller show it
+                smallest, minimised = failure, False
+            else:
+                smallest, minimised = (shown, True) if known else minimiser.minimise(shown, self._is_handled)
             if smallest.by_hash_seed and smallest is not failure and not self._agree_alike(smallest):
                 smallest, minimised = failure, False  # on its way it has become something else
             if time.monotonic() > self.until:
@@ -201,6 +205,15 @@ class Investigation:
             else:  # another way to the same defect
                 found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
             self._tell(FindingReported(found, key, known_group), self._emit)
+
+    def _by_itself(self, failure: Failure, minimiser: Minimiser) -> Failure | None:
+        """Return ``failure`` as it shows where nothing is left of earlier trials; None if it does not.
+
+        What fails only after another call of the op becomes a failure of both.
+        """
+        if failure.costly or minimiser.attempt(failure.trial, failure) is not None:
+            return failure
+        return minimiser.after_another(failure, self._outcomes.others(failure.trial))
 
     def _looked_into(self, failure: Failure) -> Failure:
         """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""

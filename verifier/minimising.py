@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,13 +18,16 @@ from verifier.oracle import judge
 from verifier.placements import Alphabet
 from verifier.reference import Reference, make_reference
 from verifier.shrinking import shrink
-from verifier.simpler_calls import SimplerCall, simpler_calls
+from verifier.simpler_calls import SimplerCall, is_composed, joined, simpler_calls
 from verifier.targets import keep_mesh_dims, targets
 from verifier.torch_internals import pytree
 from verifier.trials import cotangent_placements, simpler_placements
 from verifier.wording import plural
 
 __all__ = ["Minimiser", "confirm"]
+
+_MOST_PAIRS = 32
+"""So many calls are tried before one that fails only after another: such a pair costs a trial."""
 
 
 @dataclass
@@ -97,6 +100,26 @@ class Minimiser:
         if not found.verdict.kind.bad or symptom(found) != symptom(like):
             return None
         return found if _is_determined(reference) else None
+
+    def after_another(self, failure: Failure, others: Iterable[Trial]) -> Failure | None:
+        """Return the failure of two calls in a row: that of one of ``others``, then that which failed.
+
+        For what does not fail by itself: DTensor keeps what it has worked out of a call, and gives it to the next one
+        that it takes for the same. None if no such pair fails in the same way.
+        """
+        seconds, tried = _plain_trials(failure.trial, _placed(failure)), 0
+        for first in (plain.case for other in others for plain in _plain_trials(other, {})):
+            for second in seconds:
+                if not _alike(first, second.case) or (program := joined(first, second.case)) is None:
+                    continue
+                # both make as many results, and each of the second's has the cotangent that it had by itself
+                cotangents = tuple((*one, *one) for one in second.cotangents)
+                pair = replace(second, case=program, cotangents=cotangents)
+                if (found := self.attempt(pair, failure)) is not None:
+                    return found
+                if (tried := tried + 1) >= _MOST_PAIRS or time.monotonic() > self.until:
+                    return None
+        return None
 
     def _without_program(self, failure: Failure) -> Failure | None:
         """Return the failure of one call that the program makes; None if none of them fails so by itself."""
@@ -183,6 +206,20 @@ def _by_itself(simpler: SimplerCall, failure: Failure) -> Trial:
             passes = (own, *passes)
         trial = replace(trial, cotangents=passes)
     return trial
+
+
+def _plain_trials(trial: Trial, placed: dict[int, Placements]) -> list[Trial]:
+    """Return the calls of ``trial`` by themselves: it, or those that its program makes."""
+    if not is_composed(trial.case):
+        return [trial]
+    calls = simpler_calls(trial, placed)
+    return [replace(trial, case=call.case, combination=call.combination, cotangents=()) for call in calls]
+
+
+def _alike(first: OpCase, second: OpCase) -> bool:
+    """Return whether the tensors of both have the same shapes and dtypes, which DTensor tells calls apart by."""
+    both = [[(t.shape, t.dtype) for t in tensor_arguments(case.args, case.kwargs)] for case in (first, second)]
+    return both[0] == both[1]
 
 
 def _fits(template: Trial, case: OpCase) -> bool:
@@ -273,7 +310,10 @@ def _simpler_cotangents(trial: Trial) -> list[Trial]:
 
 
 def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
-    """Run ``failure`` once more on real processes; return it as it then is, and on what it was confirmed."""
+    """Run ``failure`` once more on real processes; return it as it then is, and on what it was confirmed.
+
+    DTensor's caches are empty then, so what only an earlier trial made fail is not confirmed.
+    """
     trial = failure.trial
     if trial.mesh.backend == "simulated":
         trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))

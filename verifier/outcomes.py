@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
 
 from verifier.cases import Fate, Observation, Trial, Verdict
 from verifier.events import CaseSkipped, Listener, TrialFinished
@@ -15,6 +16,8 @@ __all__ = ["Outcomes"]
 
 _SLOW_ENOUGH = 2
 """After so many calls of an op in a row that ranks computed too long for, no others are tried: each takes a minute."""
+_REMEMBERED = 256
+"""So many cases of each op are kept, of which one may have left something that makes a later one fail."""
 
 
 class Outcomes:
@@ -31,6 +34,8 @@ class Outcomes:
         self.failures = Collector()
         self._costly: dict[tuple[str, str, str], str] = {}
         self._slow: Counter[tuple[str, str, bool]] = Counter()
+        self._seen: dict[str, deque[Trial]] = {}
+        """The first trial of each case, by op."""
 
     def take(
         self, observation: Observation, reference: Reference, drawn: Drawn | None, position: str
@@ -45,6 +50,9 @@ class Outcomes:
         """Announce an observation by ``tell``; keep it, and return it as a failure, if it is bad."""
         trial = observation.trial
         tell(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination), position))
+        seen = self._seen.setdefault(trial.case.op, deque(maxlen=_REMEMBERED))
+        if not seen or seen[-1].case is not trial.case:
+            seen.append(trial)
         if observation.fate in (Fate.HANG, Fate.DIED):
             self._costly[self._cost_key(trial)] = observation.fate
         if observation.fate is Fate.SLOW:
@@ -56,6 +64,10 @@ class Outcomes:
         failure = Failure(trial, observation, verdict, drawn)
         self.failures.add(failure)
         return failure
+
+    def others(self, trial: Trial) -> Iterator[Trial]:
+        """Yield a trial of each other case of the same op, the latest first."""
+        yield from (one for one in reversed(self._seen.get(trial.case.op, ())) if one.case is not trial.case)
 
     def affordable(self, trial: Trial, tell: Listener) -> bool:
         """Return False for what has brought the ranks down before, and tell so: each time costs new processes."""

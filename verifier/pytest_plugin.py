@@ -7,8 +7,10 @@ fixture of its own is used or one of its profiles is asked for by name, and leav
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 
 if TYPE_CHECKING:
     from verifier.cases import MeshSpec
+    from verifier.interrupts import Interrupts
     from verifier.meshes import Pool, PoolKey, PoolSet
     from verifier.modules import ModuleVerification
     from verifier.records import RunRecord
@@ -41,6 +44,8 @@ class _Session:
     others: list[RunRecord] = field(default_factory=list)
     lost_workers: int = 0
     stored: RunRecord | None = None
+    interrupts: Interrupts | None = None
+    """Which signal has ended the session; None in a worker of pytest-xdist, which the controller ends."""
 
 
 _SESSION = pytest.StashKey[_Session]()
@@ -202,6 +207,7 @@ def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: S
     from verifier.session_record import SessionRecord
     from verifier.verifying import Verifier
 
+    _end_in_order(pytestconfig)
     folder = Path(pytestconfig.getoption("--verifier-out"))
     baseline = load_baseline(folder / "baseline.toml", missing_ok=True)
     seed = pytestconfig.getoption("--verifier-seed")
@@ -214,6 +220,18 @@ def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: S
     session = pytestconfig.stash[_SESSION]
     session.own, session.verify = record, verifier
     return verifier
+
+
+def _end_in_order(config: pytest.Config) -> None:
+    """Have SIGTERM and SIGHUP end the session as a Ctrl-C does, so that what the tests did is recorded."""
+    if hasattr(config, "workerinput"):
+        return
+    from verifier.interrupts import ENDING_SIGNALS, one_interrupt_at_a_time
+
+    handling = ExitStack()
+    others = [number for number in ENDING_SIGNALS if number is not signal.SIGINT]  # which pytest handles itself
+    config.stash[_SESSION].interrupts = handling.enter_context(one_interrupt_at_a_time(signals=others))
+    config.add_cleanup(handling.close)
 
 
 @pytest.fixture(scope="session")
@@ -270,6 +288,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
         store = RunStore(Path(session.config.getoption("--verifier-out")))
         mine.stored = store_session(records, store, complete and not mine.lost_workers)
+    if mine.interrupts is not None and mine.interrupts.status is not None:
+        session.exitstatus = mine.interrupts.status
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

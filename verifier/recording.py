@@ -257,7 +257,7 @@ def record(
     RunStoreError
         If the file system refuses. The journal up to then is kept.
     RunInterrupted
-        If a second Ctrl-C comes while the first one ends the run; the journal is kept.
+        If a second interrupt comes while the first one ends the run; the journal is kept.
     ReportInterrupted
         If it comes when the record is written already.
     """

@@ -29,7 +29,7 @@ from verifier.cases import (
     Trial,
 )
 from verifier.comparison import Spot, check_full, check_shards, have_same_strides, is_comparable
-from verifier.converter import DTensorConverter
+from verifier.converter import DTensorConverter, tensor_arguments
 from verifier.faults import inject
 from verifier.oracle import case_tolerance, unexplained
 from verifier.reference import Reference, output_names, promises_strides, resolve, with_written, writes_out
@@ -74,6 +74,15 @@ class _Stopped(Exception):  # noqa: N818 - control flow, not an error
     """This trial ends here on every rank."""
 
 
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes that ``tensor`` is in, as they are and not a copy."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+class _Overwritten(Exception):  # noqa: N818 - an event
+    """A trial has changed what the next ones begin with."""
+
+
 class TrialRunner:
     """Runs trials on one mesh, in one process of it.
 
@@ -99,12 +108,21 @@ class TrialRunner:
         self.recorder = Recorder()
         self._case: OpCase | None = None
         self._converter: DTensorConverter | None = None
+        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def converter(self, case: OpCase) -> DTensorConverter:
         """Return what places the tensors of ``case``: one for all its trials, as long as no other case comes."""
         if self._converter is None or self._case is not case:
             self._case, self._converter = case, DTensorConverter(self.mesh, case.args, case.kwargs)
+            self._values = [(held, held.clone()) for held in map(_held, tensor_arguments(case.args, case.kwargs))]
         return self._converter
+
+    def _overwritten(self, case: OpCase) -> bool:
+        """Return whether the trial has written to the values of its case, from which later ones take their pieces.
+
+        By their bytes: what DTensor writes to a local tensor does not count as a version of it.
+        """
+        return case is self._case and not all(torch.equal(held, kept) for held, kept in self._values)
 
     def run(self, trial: Trial, reference: Reference) -> ProcessReport:
         """Return what this process saw of ``trial``. Whatever the call raises is in the report."""
@@ -123,6 +141,11 @@ class TrialRunner:
                 log.fail(error, ours=True)
                 self.exchange.announce(log.report(self.ranks))
         log.seconds["total"] += time.perf_counter() - started
+        if self._overwritten(trial.case):
+            self._case = self._converter = None
+            log.fail(
+                _Overwritten(f"{trial.case.op} wrote to values of its case, which later trials have, too"), ours=True
+            )
         if self.recorder.left_state() or log.reached is not Phase.DONE:
             clear_caches()  # the next trial must not see what this one left pending
         return log.report(self.ranks, cache_misses() - misses)

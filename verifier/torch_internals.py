@@ -562,6 +562,7 @@ def forget_calls() -> int:
     count: int = redistribute_module._gen_transform_infos.cache_info().currsize
     redistribute_module._gen_transform_infos.cache_clear()
     redistribute_module.clear_redistribute_planner_cache()
+    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
     _planned.clear()
     return count
 

@@ -19,11 +19,13 @@ from strategies.opinfo.tables import TRUSTING
 from strategies.opinfo.telling import is_finite, is_inexact, is_telling
 from verifier.cases import MeshSpec, OpCase
 from verifier.reference import resolve
+from verifier.simpler_calls import joins
 from verifier.torch_internals import OpOverload, is_composite, pytree
 
-__all__ = ["COMPOSITIONS", "WRITTEN_COPY", "WRITTEN_VIEW", "composed"]
+__all__ = ["COMPOSITIONS", "SECOND_CALL", "WRITTEN_COPY", "WRITTEN_VIEW", "composed", "in_a_row"]
 
 _PROGRAMS = "strategies.opinfo.programs."
+SECOND_CALL = "second call"
 WRITTEN_COPY = "write to a copy"
 WRITTEN_VIEW = "write to a view"
 _CLEAR = 1e-3
@@ -252,6 +254,38 @@ def _called_twice(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     return "called_twice", (str(call.op), rng.choice(different)), call.values
 
 
+def in_a_row(first: OpCase, second: OpCase) -> OpCase | None:
+    """Return the program that makes the call of ``first`` and then that of ``second``, with the tensors of ``second``.
+
+    None if no number or text tells them apart, or if they write to arguments that only take results.
+    """
+    calls = []
+    for case in (first, second):
+        op = resolve(case.call)
+        if not isinstance(op, OpOverload):
+            return None
+        calls.append(Call(op, case.args, case.kwargs))
+    after = calls[1]
+    if any(parameter.out for parameter in _written(after)):
+        return None
+    defaults = {parameter.name: parameter.default for parameter in parameters(after.op) if parameter.has_default}
+    old, new = (
+        {name: value for name, value in {**defaults, **call.values}.items() if not _holds_tensor(value)}
+        for call in calls
+    )
+    if old.keys() != new.keys():
+        return None
+    changed = [name for name in new if old[name] != new[name] or type(old[name]) is not type(new[name])]
+    if not changed:
+        return None
+    others = [[name, new[name]] for name in changed]
+    values = {**after.values, **{name: old[name] for name in changed}}
+    return replace(
+        second, call=f"{_PROGRAMS}called_twice", args=(str(after.op), others), kwargs=values, exact=False,
+        tags=second.tags | {SECOND_CALL},
+    )  # fmt: skip
+
+
 def _other_scalars(call: Call) -> Iterator[Call]:
     """Yield the call with other arguments that are not tensors."""
     for variation in spellings(call):
@@ -346,9 +380,11 @@ COMPOSITIONS: dict[str, _Compose] = {
     "one tensor twice": _one_for_two,
     "result used twice": _consumed,
     "pending argument": _produced,
-    "second call": _called_twice,
+    SECOND_CALL: _called_twice,
     "after an exception": _after_exception,
     WRITTEN_COPY: _written_copy,
     WRITTEN_VIEW: _written_view,
 }
 """The kinds of programs, by the tag that their cases have."""
+
+joins("opinfo", in_a_row)

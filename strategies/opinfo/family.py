@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from strategies.opinfo.compositions import COMPOSITIONS, WRITTEN_COPY, WRITTEN_VIEW, composed
+from strategies.opinfo.compositions import COMPOSITIONS, SECOND_CALL, WRITTEN_COPY, WRITTEN_VIEW, composed
 from strategies.opinfo.gradients import differentiated
 from strategies.opinfo.random_ops import CHECKED, random_case
 from strategies.opinfo.telling import is_telling, more_telling
@@ -21,6 +21,7 @@ from verifier.families import DrawContext
 from verifier.placements import Alphabet
 from verifier.reference import written_arguments
 from verifier.rules.samples import Sample, SampleOptions, Target
+from verifier.simpler_calls import is_composed
 
 if TYPE_CHECKING:
     from strategies.opinfo.source import OpInfoSource
@@ -116,8 +117,13 @@ class OpInfoFamily:
 
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
         """Return a guess where a program suggests one; what is known of all ops says nothing of the cause."""
-        lost = WRITTEN_VIEW in trial.case.tags and verdict.kind is VerdictKind.WRONG_VALUE
-        return "is the view one of a redistributed copy, so that the write is lost?" if lost else ""
+        if WRITTEN_VIEW in trial.case.tags and verdict.kind is VerdictKind.WRONG_VALUE:
+            return "is the view one of a redistributed copy, so that the write is lost?"
+        if SECOND_CALL in trial.case.tags and is_composed(trial.case):
+            others: Any = trial.case.args[1]
+            names = ", ".join(name for name, _ in others)
+            return f"does DTensor take both calls for one, because the key of its cache leaves out {names}?"
+        return ""
 
     def _dtypes(self, context: DrawContext) -> tuple[torch.dtype, ...]:
         return tuple(dtype for dtype in context.dtypes if dtype in self.dtypes) or self.dtypes[:1]

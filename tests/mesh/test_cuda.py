@@ -186,6 +186,8 @@ assert staged("all_reduce_", written, "sum", name) is written
 assert written.equal(before)
 assert x.equal(before)
 assert staged_collective(torch.ops._dtensor.shard_dim_alltoall.default)(x, 0, 1, name).equal(x)
+# or a thread of gloo's may let go of a tensor while Python ends, which aborts: pytorch/pytorch#190489
+dist.destroy_process_group()
 print("staged")
 """
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import configparser
 import os
 import re
+import sys
 import tomllib
+from collections.abc import Collection, Iterable
 from importlib import import_module, metadata, resources
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from test_structure import imports_of, python_files
 
 import verifier
-from verifier.families import ENTRY_POINT_GROUP, Family, installed_families
+from verifier.cli_options import DRAWN_UNASKED
+from verifier.families import ENTRY_POINT_GROUP, Family, installed_families, select_ops
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -35,6 +39,38 @@ def tox_ini() -> configparser.ConfigParser:
 def requirements() -> list[Requirement]:
     extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
     return [Requirement(line) for line in [*PROJECT["dependencies"], *extras]]
+
+
+def third_party() -> dict[str, Path]:
+    """Return the top-level modules of others that our packages import, each with a file that does."""
+    own = {"verifier", "strategies", *sys.stdlib_module_names}
+    found: dict[str, Path] = {}
+    for path in python_files("verifier", "strategies"):
+        found |= {name.partition(".")[0]: path for name in imports_of(path) if name.partition(".")[0] not in own}
+    return found
+
+
+def undeclared(modules: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return those of ``modules`` that no distribution in ``names`` brings."""
+    # torchrec asks for kernels that would take the place of the extra's, and so comes by itself; see pyproject.toml
+    brought = {**metadata.packages_distributions(), "torchrec": ["torchrec"], "fbgemm_gpu": ["fbgemm-gpu-cpu"]}
+    admitted = {canonicalize_name(name) for name in (*names, "torchrec")}
+    return [one for one in modules if admitted.isdisjoint(map(canonicalize_name, brought.get(one, [one])))]
+
+
+def test_what_is_imported_is_declared() -> None:
+    names = [requirement.name for requirement in requirements()]
+    assert undeclared(third_party(), names) == []
+    assert undeclared(["markupsafe"], [name for name in names if name != "markupsafe"]) == ["markupsafe"]
+    assert {"torch", "markupsafe", "tomli_w"} <= third_party().keys()
+
+
+def test_the_table_of_dependencies_is_what_is_declared() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.partition("| dependency | why |")[2].partition("\n\n")[0]
+    rows = [name for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for name in row.split(", ")]
+    declared = [Requirement(line).name for line in PROJECT["dependencies"]]
+    assert sorted(set(rows) - {"---"}) == sorted(declared)
 
 
 def test_one_version() -> None:
@@ -66,6 +102,13 @@ def test_what_is_installed_declares_the_families() -> None:
     except metadata.PackageNotFoundError:
         pytest.skip("the distribution is not installed, the tests run from its folder")
     assert installed_families().keys() >= PROJECT["entry-points"][ENTRY_POINT_GROUP].keys()
+
+
+def test_the_help_names_what_a_run_without_patterns_draws() -> None:
+    families = {
+        name: import_module(path.partition(":")[0]) for name, path in PROJECT["entry-points"][ENTRY_POINT_GROUP].items()
+    }
+    assert tuple(select_ops((), {name: module.FAMILY for name, module in families.items()})) == DRAWN_UNASKED
 
 
 def test_torch_is_pinned_and_admitted_from_2_13_to_2_15() -> None:

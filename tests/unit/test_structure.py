@@ -101,3 +101,25 @@ def test_private_imports_are_seen(source: str, expected: list[str]) -> None:
 def test_relative_imports_are_resolved() -> None:
     assert list(imported("from ..strategies import embedding", "verifier.report")) == ["verifier.strategies.embedding"]
     assert list(imported("from .words import x", "verifier.report")) == ["verifier.report.words.x"]
+
+
+def ends_beside_a_process_group(source: str) -> bool:
+    """Return whether what makes a process group neither destroys it nor leaves without Python's own end.
+
+    Python would end beside a thread of gloo's that may hold a tensor, which aborts: pytorch/pytorch#190489.
+    """
+    return "init_process_group(" in source and "destroy_process_group()" not in source and "os._exit(" not in source
+
+
+SOURCES = [
+    *python_files("verifier", "strategies", "tests", "benchmarks"),
+    ROOT / "README.md",
+    *(ROOT / "docs").glob("*.md"),
+]
+
+
+def test_who_makes_a_process_group_does_not_leave_it_to_the_end_of_python() -> None:
+    made = {path: path.read_text(encoding="utf-8") for path in SOURCES if path != Path(__file__)}
+    assert [path for path, text in made.items() if ends_beside_a_process_group(text)] == []
+    assert sum("init_process_group(" in text for text in made.values()) > 5
+    assert ends_beside_a_process_group('import torch.distributed as dist\ndist.init_process_group("gloo")\n')

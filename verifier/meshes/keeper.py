@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import time
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
+from types import FrameType
 
 from verifier.meshes.links import connect
 from verifier.meshes.places import own_place
@@ -28,6 +30,7 @@ def keep_place(own: TorchrunRank) -> int:
     """
     if own.node == 0:  # torchrun hands a Ctrl-C to all that it started; the controller decides what becomes of it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_first_to_controller(signal.SIGTERM, signal.SIGHUP)
     try:
         host, port, key = own.store().get("controller").decode().split()
         address = host, int(port), bytes.fromhex(key)
@@ -39,6 +42,30 @@ def keep_place(own: TorchrunRank) -> int:
         return keeper.serve()
     finally:
         keeper.close()
+
+
+def _leave_first_to_controller(*signals: signal.Signals) -> None:
+    """Go on when one of ``signals`` comes, and for a second after; do then what would have been done.
+
+    Torchrun and schedulers send them to all processes, and the controller needs its ranks to end a run in order.
+    """
+    kept = {number: signal.getsignal(number) for number in signals}
+    until = float("inf")
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal until
+        now = time.monotonic()
+        if until == float("inf"):
+            until = now + 1.0
+        elif now >= until:
+            otherwise = kept[signal.Signals(number)]
+            if callable(otherwise):
+                otherwise(number, frame)
+            raise KeyboardInterrupt
+
+    for number, handler in kept.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, handle)
 
 
 class _Keeping:

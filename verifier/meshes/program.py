@@ -16,6 +16,7 @@ from typing import IO, Protocol
 import msgspec
 
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
+from verifier.process_limits import program_of
 from verifier.wording import signal_name
 
 __all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
@@ -25,8 +26,7 @@ STDERR_READ = 8192
 STDERR_TAIL = 600
 ENDING_LIMIT = 30.0
 """Seconds that a process gets to end that is killed, or whose connection is closed."""
-# nothing that is loaded becomes garbage, and looking for some would take a sixth of the time
-_SOURCE = "import gc; gc.disable(); from verifier.meshes.worker import main; main()"
+_SOURCE = program_of("verifier.meshes.worker")
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _PREFIXES_OF_A_LAUNCHER = ("ROLE_", "MASTER_", "TORCHELASTIC_")
 
@@ -140,7 +140,7 @@ class WorkerProgram:
                 stdout=self._stderr,
                 stderr=self._stderr,
                 pass_fds=fds,
-                start_new_session=True,  # a Ctrl-C is the controller's to handle
+                start_new_session=True,  # its terminal and its group are the controller's
                 env=_environment(spec),
             )
         except BaseException:

@@ -22,6 +22,7 @@ import traceback
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -290,6 +291,10 @@ class _Ranks:
             except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
                 report = self._unprepared(error)
             else:
+                # a rank that raised may have drawn less than the others, in this trial or one long ago
+                torch.default_generator.manual_seed(trial.seed)
+                if self._seat.device == "cuda":
+                    torch.cuda.manual_seed(trial.seed)
                 simulated = self._seat.simulated
                 with simulated_mode(self._seat.world_size) if simulated else contextlib.nullcontext():
                     report = runner.run(trial, reference)
@@ -351,7 +356,7 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
             return
         if kind in ("batch", "fresh batch"):
             if kind == "fresh batch":
-                clear_caches()
+                forget_calls()
             ranks.run_batch(payload)
             tried += len(payload)
             if tried >= REMEMBERED_TRIALS:
@@ -391,9 +396,21 @@ def main() -> None:
     log_through(messages.log, config.log_level)
     try:
         _serve(config, messages)
-    except Exception as error:  # the process boundary: the controller reports it and fails the run
+    except Exception as error:  # noqa: BLE001 - the process boundary: the controller reports it and fails the run
         messages.send("failed", f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        sys.stderr.flush()
-    os._exit(0)  # a process group whose peers may be gone cannot be destroyed in order
+        _end(1, traceback.format_exc())
+    except SystemExit as asked:  # of what was tried, or of a file of the user's
+        said = asked.code is not None and not isinstance(asked.code, int)
+        _end(1 if said else asked.code or 0, f"{asked.code}\n" if said else "")  # type: ignore[arg-type]
+    _end(0)
+
+
+def _end(status: int, last_words: str = "") -> NoReturn:
+    """End this process without Python's own end.
+
+    A process group whose peers may be gone cannot be destroyed in order, and while Python ends beside one that has not
+    been, a thread of gloo's may let go of a tensor, which aborts (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    sys.stderr.write(last_words)
+    sys.stderr.flush()
+    os._exit(status)

@@ -15,6 +15,7 @@ import torch
 from verifier.baseline import Baseline
 from verifier.cases import MeshSpec, Observation, Trial, VerdictKind
 from verifier.imports import imports_beside, modules_of_rules, own_rules, run_imports_with_warnings
+from verifier.interrupts import RunInterrupted, one_interrupt_at_a_time
 from verifier.journal import RunWriter
 from verifier.meshes import Pool, PoolKey, PoolSet
 from verifier.recording import versions
@@ -204,17 +205,26 @@ def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *
     """Run ``plan`` and store what came of it; the journal has a line for each op as it is done.
 
     A Ctrl-C ends the run early: what has been checked by then is stored, as incomplete.
+
+    Raises
+    ------
+    RunInterrupted
+        If a second one comes while the first one ends the run; the journal is kept.
     """
     started = time.monotonic()
-    with store.open_run(plan.header) as writer:
-        run = _RulesRun(plan, writer, progress)
-        complete = True
+    with store.open_run(plan.header) as writer, one_interrupt_at_a_time():
         try:
-            run.check()
+            run = _RulesRun(plan, writer, progress)
+            complete = True
+            try:
+                run.check()
+            except KeyboardInterrupt:
+                complete = False
+            record = run.finish(complete, time.monotonic() - started)
+            writer.finish(record)
         except KeyboardInterrupt:
-            complete = False
-        record = run.finish(complete, time.monotonic() - started)
-        writer.finish(record)
+            kept = f"what was checked is listed in {writer.journal_path}"
+            raise RunInterrupted(f"interrupted before the record was written; {kept}") from None
     return record
 
 

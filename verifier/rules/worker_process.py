@@ -8,7 +8,6 @@ import mmap
 import os
 import pickle
 import resource
-import signal
 import struct
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import IO, Protocol, TypeAlias, TypeVar
 import torch
 
 from verifier.imports import follow, rules_of_the_user, run_imports
-from verifier.process_limits import die_with, limit_memory
+from verifier.process_limits import die_with, limit_memory, program_of
 from verifier.wording import signal_name
 
 __all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
@@ -33,8 +32,7 @@ Position: TypeAlias = tuple[int, int, int, int]
 
 START_LIMIT = 180.0
 _TAIL = 600
-# nothing that is loaded becomes garbage, and looking for some would take a sixth of the time
-_PROGRAM = "import gc; gc.disable(); from verifier.rules.worker_process import main; main()"
+_PROGRAM = program_of("verifier.rules.worker_process")
 
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -140,7 +138,7 @@ class WorkerProcess:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=fds,
-                start_new_session=True,  # a Ctrl-C is the controller's to handle
+                start_new_session=True,  # its terminal and its group are the controller's
                 env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
             )
         finally:
@@ -238,7 +236,6 @@ def _serve(message: bytes, connection: Connection, in_flight: InFlight) -> None:
 def main() -> None:
     """Run the items that come through a pipe; its file descriptor, the lifeline's and the memory's are in argv."""
     connection_fd, lifeline_fd, memory_fd = map(int, sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(lifeline_fd)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
     connection = Connection(connection_fd)
