@@ -14,7 +14,6 @@ from verifier.partials import largest_part
 from verifier.rules.claims import (
     OWN_CODE,
     Claim,
-    can_be,
     judge_claim,
     possible,
     read_claim,
@@ -124,21 +123,11 @@ class Place:
             self.ledger.report.untested[IMPOSSIBLE] += impossible
         for combination in kept:
             claim = read_claim(self.reader, self.call, op, combination, self.mesh, self.reference)
-            if claim is not None and not self.reducible(claim):
-                self.ledger.report.untested[IMPOSSIBLE] += 1
-            elif claim is not None:
+            if claim is not None:
                 self.claims[combination] = claim
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
-
-    def reducible(self, claim: Claim) -> bool:
-        """Return whether each result can be placed as it is claimed."""
-        return all(
-            can_be(expected.dtype, placement)
-            for expected, placements in zip(self.expected, claim.outputs, strict=False)
-            for placement in placements
-        )
 
     def try_claim(self, claim: Claim, results: list[Results] | Exception | None, masks: Sequence[int] = ()) -> None:
         """Hold the claim against this draw. ``masks`` is what the results represent, where that is known."""
