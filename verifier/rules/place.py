@@ -10,7 +10,7 @@ import torch
 
 from verifier.cases import Combination, MeshSpec, OpCase, Trial, VerdictKind
 from verifier.codec import trial_record
-from verifier.partials import largest_part
+from verifier.partials import is_reducible, largest_part
 from verifier.rules.claims import (
     OWN_CODE,
     Claim,
@@ -123,11 +123,25 @@ class Place:
             self.ledger.report.untested[IMPOSSIBLE] += impossible
         for combination in kept:
             claim = read_claim(self.reader, self.call, op, combination, self.mesh, self.reference)
-            if claim is not None:
+            if claim is not None and not self.reducible(claim):
+                self.ledger.report.untested[IMPOSSIBLE] += 1
+            elif claim is not None:
                 self.claims[combination] = claim
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
+
+    def reducible(self, claim: Claim) -> bool:
+        """Return whether collectives reduce each result as it is claimed, or do not say plainly that they cannot.
+
+        They refuse a maximum of complex numbers; an average of bools or integers ends in an error that names neither.
+        """
+        return all(
+            not (placement.is_partial() and expected.dtype.is_complex)
+            or is_reducible(expected.dtype, placement.reduce_op)  # type: ignore[attr-defined]
+            for expected, placements in zip(self.expected, claim.outputs, strict=False)
+            for placement in placements
+        )
 
     def try_claim(self, claim: Claim, results: list[Results] | Exception | None, masks: Sequence[int] = ()) -> None:
         """Hold the claim against this draw. ``masks`` is what the results represent, where that is known."""

@@ -44,7 +44,7 @@ class Products(Place):
                 self.died(combination, claim)
                 continue
             ledger.enter(position)
-            if claim is None:
+            if claim is None or not self.reducible(claim):
                 continue
             if any(sum(masked_extent(p) is not None for p in placements) > 1 for placements in claim.masked):
                 ledger.report.untested["a masked partial on two mesh dims: level 2 only"] += 1
