@@ -17,9 +17,13 @@ from verifier.comparison import Spot
 from verifier.reference import Reference, expected_value, make_reference
 from verifier.torch_internals import pytree
 
-__all__ = ["rounding_explains"]
+__all__ = ["last_places", "rounding_explains"]
 
 _MOVES = 3
+_LAST_PLACES = 4.0
+"""How many units in the last place of its largest result a call is off at most that was exact by accident."""
+_FINEST = 2.0**-12
+"""No two results of a call that is exact on small integers and quarters differ by less."""
 _SAFETY = 8.0
 """By how much rounding inside an op may exceed that of its inputs."""
 
@@ -29,7 +33,8 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
 
     The call is repeated on inputs moved by one unit in the last place, and the results' largest change counts. At a
     step, as that of ``floor`` at an integer, any move changes much and explains nothing: an error beyond
-    ``sqrt(eps)``, relative to the largest result, is never explained.
+    ``sqrt(eps)``, relative to the largest result, is never explained. Of a call that is exact, nothing is explained but
+    the last places of its largest result: sums and products of small integers and quarters differ by more, if they do.
 
     Parameters
     ----------
@@ -37,8 +42,6 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
         The magnitude of the parts of a Partial argument, whose rounding is what the inputs' values carry; 0 if there
         is none.
     """
-    if reference.case.exact:
-        return 0.0
     where = spot.phase, spot.subject.removeprefix("gathered "), spot.backward
     expected = expected_value(reference, *where, seed)
     if expected is None or not (expected.is_floating_point() or expected.is_complex()):
@@ -47,6 +50,8 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
     finite = torch.isfinite(expected)
     if not bool(finite.any()):
         return 0.0
+    if reference.case.exact:
+        return last_places(expected.dtype, float(expected[finite].abs().max()))
     largest = 0.0
     for moved in _moved(reference.case, noise):
         try:
@@ -60,6 +65,17 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
         largest = max(largest, float(change.max()) if change.numel() else 0.0)
     limit: float = torch.finfo(expected.dtype).eps ** 0.5 * (float(expected[finite].abs().max()) + noise)
     return min(_SAFETY * largest, limit)
+
+
+def last_places(dtype: torch.dtype, largest: float) -> float:
+    """Return the largest error, in results that are ``largest`` at most, that rounding alone makes of an exact call.
+
+    >>> last_places(torch.float64, 4.0) < 1e-14, last_places(torch.int64, 4.0)
+    (True, 0.0)
+    """
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return min(_FINEST, _LAST_PLACES * torch.finfo(dtype).eps * largest)
 
 
 def _moved(case: OpCase, noise: float) -> Iterator[Reference]:

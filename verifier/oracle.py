@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +20,7 @@ from verifier.cases import (
     Fate,
     Observation,
     Phase,
+    Placements,
     ProcessReport,
     Raised,
     Redistribution,
@@ -30,7 +32,7 @@ from verifier.cases import (
 from verifier.comparison import Spot, compare, is_comparable, tolerance
 from verifier.conditioning import rounding_explains
 from verifier.partials import LARGEST_PART
-from verifier.placements import Disagreement, combine
+from verifier.placements import Disagreement, Irreducible, combine, reducing_rounds
 from verifier.reference import Reference, expected_value
 
 __all__ = ["accepted_error", "case_tolerance", "judge", "unexplained"]
@@ -78,13 +80,8 @@ def judge(observation: Observation, reference: Reference) -> Verdict:
 def _judge(observation: Observation, reference: Reference) -> Verdict:
     reports = [report for report in observation.reports if report is not None]
     raised = [(report, report.raised) for report in reports if report.raised is not None]
-    if observation.fate is Fate.DIED:
-        return Verdict(VerdictKind.DIED, observation.detail, _furthest(reports), "process")
-    if observation.fate is Fate.HANG:
-        return Verdict(VerdictKind.HANG, observation.detail, _furthest(reports), "collective")
-    if observation.fate is Fate.SLOW:
-        message = "ranks still computed when the time was over: slow, or without an end"
-        return Verdict(VerdictKind.INCONCLUSIVE, message, _furthest(reports), detail=observation.detail)
+    if observation.fate in (Fate.DIED, Fate.HANG, Fate.SLOW):
+        return _judge_unended(observation, reference, reports)
     for _, error in raised:
         if error.ours:
             return Verdict(
@@ -100,20 +97,15 @@ def _judge(observation: Observation, reference: Reference) -> Verdict:
         return Verdict(
             VerdictKind.SILENT_ERROR, f"returned {held or 'a value'}, expected {error_text}", Phase.FORWARD, "output"
         )
-    for subject, texts in _placements_by_subject(reports).items():
-        if len(set(texts)) > 1:
-            listing = "; ".join(f"rank {r.ranks[0]}: {t}" for r, t in zip(reports, texts, strict=True))
-            message = f"{subject} placements differ: {listing}"
-            if gradient := re.fullmatch(r"(.+\.grad) (\d+)", subject):  # of which backward pass
-                number = int(gradient[2])
-                return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.BACKWARD, gradient[1], number)
-            return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.FORWARD, subject)
-    differences = [difference for report in reports for difference in report.differences]
     doubts: list[str] = []
-    if not any(difference.kind is DifferenceKind.SHAPE for difference in differences):
-        differences += _combined_differences(observation.trial, reports, reference, doubts)
+    differences = _differences(observation, reports, reference, doubts)
+    disagreement = _disagreement(reports)
+    if disagreement is not None:
+        since = _moment(disagreement.phase, disagreement.backward)
+        before = [one for one in differences if _moment(one.phase, one.backward) < since]
+        return _judge_difference(before, f"then {disagreement.message}") if before else disagreement
     if differences:
-        return _judge_difference(min(differences, key=_order))
+        return _judge_difference(differences)
     for doubt in [*doubts, *(text for report in reports for text in report.unchecked)]:
         return Verdict(VerdictKind.INCONCLUSIVE, doubt)
     if reason := vacuous(reference):
@@ -128,6 +120,14 @@ def _order(difference: Difference) -> tuple[int, int, int, str]:
     return (_PHASES.index(difference.phase), difference.backward or 0, difference.rank, difference.subject)
 
 
+def _moment(phase: Phase, backward: int | None) -> tuple[int, int, int]:
+    """Return when in a trial something is seen: a gradient is gathered before the next backward pass begins."""
+    number = _PHASES.index(phase)
+    if phase is Phase.GATHER_GRADIENT:
+        return _PHASES.index(Phase.BACKWARD), backward or 0, number
+    return number, backward or 0, number
+
+
 def _furthest(reports: Sequence[ProcessReport]) -> Phase:
     return max((report.reached for report in reports), key=_PHASES.index, default=Phase.SETUP)
 
@@ -136,10 +136,48 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else ""
 
 
+def _judge_unended(observation: Observation, reference: Reference, reports: Sequence[ProcessReport]) -> Verdict:
+    """Judge a trial of which not all ranks came to an end.
+
+    A death and a hang stay what they are, since a user loses more by them than by a wrong value. What took too long
+    accuses nobody by itself, so there a wrong value decides.
+    """
+    seen = _differences(observation, reports, reference, [])
+    first = _judge_difference(seen) if seen else None
+    reached = _furthest(reports)
+    if observation.fate is Fate.SLOW:
+        message = "ranks still computed when the time was over: slow, or without an end"
+        if first is not None:
+            return replace(first, message=f"{first.message}\nthen {message}", detail=observation.detail)
+        return Verdict(VerdictKind.INCONCLUSIVE, message, reached, detail=observation.detail)
+    message = observation.detail if first is None else f"{observation.detail}\nbefore that: {first.message}"
+    if observation.fate is Fate.DIED:
+        return Verdict(VerdictKind.DIED, message, reached, "process")
+    return Verdict(VerdictKind.HANG, message, reached, "collective")
+
+
 def _judge_raised(
     observation: Observation, reference: Reference, raised: Sequence[tuple[ProcessReport, Raised]]
 ) -> Verdict:
-    _, error = min(raised, key=lambda pair: (_PHASES.index(pair[1].phase), pair[0].ranks))
+    """Judge a trial in which ranks raised: by what was compared before that, else by the exception."""
+    _, error = min(raised, key=lambda pair: (_moment(pair[1].phase, pair[1].backward), pair[0].ranks))
+    verdict = _judge_exception(observation, reference, raised, error)
+    reports = [report for report in observation.reports if report is not None]
+    own = [difference for report, _ in raised for difference in report.differences]  # a rank raises and ends there
+    since = _moment(error.phase, error.backward)
+    before = [
+        one
+        for one in _differences(observation, reports, reference, [], reducible=True)
+        if one.phase is Phase.INPUTS or one in own or _moment(one.phase, one.backward) < since
+    ]
+    if verdict.kind is VerdictKind.PASS or not before:
+        return verdict
+    return _judge_difference(before, f"then, in the phase {error.phase}: {verdict.message}", error.traceback)
+
+
+def _judge_exception(
+    observation: Observation, reference: Reference, raised: Sequence[tuple[ProcessReport, Raised]], error: Raised
+) -> Verdict:
     if reference.raised is not None and error.phase in (Phase.SETUP, Phase.FORWARD):
         return Verdict(VerdictKind.PASS, f"raises as the local call does: {error.type}", error.phase)
     ranks = sorted(rank for r, e in raised if e.phase == error.phase for rank in r.ranks)
@@ -159,6 +197,19 @@ def _subject_of(error: Raised) -> str:
     return "gradient" if error.phase in (Phase.BACKWARD, Phase.GATHER_GRADIENT) else "output"
 
 
+def _disagreement(reports: Sequence[ProcessReport]) -> Verdict | None:
+    """Return the verdict on ranks that hold the same result as different placements; None if they do not."""
+    for subject, texts in _placements_by_subject(reports).items():
+        if len(set(texts)) > 1:
+            listing = "; ".join(f"rank {r.ranks[0]}: {t}" for r, t in zip(reports, texts, strict=True))
+            message = f"{subject} placements differ: {listing}"
+            if gradient := re.fullmatch(r"(.+\.grad) (\d+)", subject):  # of which backward pass
+                number = int(gradient[2])
+                return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.BACKWARD, gradient[1], number)
+            return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.FORWARD, subject)
+    return None
+
+
 def _placements_by_subject(reports: Sequence[ProcessReport]) -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for report in reports:
@@ -167,7 +218,26 @@ def _placements_by_subject(reports: Sequence[ProcessReport]) -> dict[str, list[s
     return table
 
 
-def _judge_difference(difference: Difference) -> Verdict:
+def _differences(
+    observation: Observation,
+    reports: Sequence[ProcessReport],
+    reference: Reference,
+    doubts: list[str],
+    reducible: bool = False,
+) -> list[Difference]:
+    """Return what the ranks saw themselves, and where parts that all of them reported reduce to something else.
+
+    With ``reducible`` parts that no collective reduces are left out.
+    """
+    differences = [difference for report in reports for difference in report.differences]
+    if not any(difference.kind is DifferenceKind.SHAPE for difference in differences):
+        differences += _combined_differences(observation.trial, reports, reference, doubts, reducible)
+    return differences
+
+
+def _judge_difference(differences: Sequence[Difference], later: str = "", detail: str = "") -> Verdict:
+    """Return the verdict on the first of the differences; its message ends with what came ``later``."""
+    difference = min(differences, key=_order)
     kind = _KINDS[difference.kind]
     if difference.phase in (Phase.BACKWARD, Phase.GATHER_GRADIENT):
         kind = VerdictKind.WRONG_GRADIENT
@@ -175,13 +245,18 @@ def _judge_difference(difference: Difference) -> Verdict:
     holder = f" on rank {difference.rank}" if difference.rank >= 0 else ""
     what = "" if difference.kind is DifferenceKind.VALUE else f" {difference.kind}"
     message = f"{difference.subject}{where}{holder}:{what} got {difference.got}, expected {difference.expected}"
-    return Verdict(kind, message, difference.phase, difference.subject, difference.backward)
+    if later:
+        message += f"\n{later}"
+    return Verdict(kind, message, difference.phase, difference.subject, difference.backward, detail)
 
 
 def _combined_differences(
-    trial: Trial, reports: Sequence[ProcessReport], reference: Reference, doubts: list[str]
+    trial: Trial, reports: Sequence[ProcessReport], reference: Reference, doubts: list[str], reducible: bool
 ) -> list[Difference]:
-    """Check what no rank can check alone: that the parts of a Partial reduce to the reference."""
+    """Check what no rank can check alone: that the parts of a Partial reduce to the reference.
+
+    Where a trial ended early, or ranks disagree, parts may be missing, or unlike; these say nothing.
+    """
     groups: dict[tuple[Phase, str, int | None], list[Contribution]] = {}
     for report in reports:
         for part in report.contributions:
@@ -189,6 +264,8 @@ def _combined_differences(
     differences = []
     steps = [step for report in reports for step in report.redistributions]
     for (phase, subject, backward), parts in groups.items():
+        if len(parts) != trial.mesh.world_size or len({part.placements for part in parts}) > 1:
+            continue
         parts.sort(key=lambda part: part.rank)
         expected = expected_value(reference, phase, subject, backward, trial.seed)
         assert expected is not None, f"no reference for {subject}"
@@ -196,6 +273,8 @@ def _combined_differences(
         try:
             got = combine([part.local for part in parts], placements, trial.mesh.shape, expected.shape)
         except Disagreement as error:
+            if reducible and isinstance(error, Irreducible):
+                continue
             kind = DifferenceKind.MUTATED if phase is Phase.INPUTS else DifferenceKind.VALUE
             text = f"parts of {parts[0].placements} of one tensor"
             differences.append(Difference(kind, phase, subject, -1, str(error), text, None, backward))
@@ -215,7 +294,8 @@ def _combined_differences(
             note = f"{text} once the ranks' parts are reduced under {parts[0].placements}"
             return [Difference(kind, parts[0].phase, parts[0].subject, -1, note, wanted, index, parts[0].backward)]
 
-        found, doubt = unexplained(differing, trial, reference, expected, steps, Spot(phase, subject, backward))
+        spot = Spot(phase, subject, backward)
+        found, doubt = unexplained(differing, trial, reference, expected, steps, spot, placements)
         differences += found
         doubts += doubt
     return differences
@@ -228,6 +308,7 @@ def unexplained(
     expected: torch.Tensor,
     steps: Sequence[Redistribution],
     spot: Spot,
+    reduced: Placements = (),
 ) -> tuple[list[Difference], list[str]]:
     """Return the differences that rounding does not explain, or else why the comparison proves nothing.
 
@@ -235,15 +316,19 @@ def unexplained(
     ----------
     differing
         Returns the differences beyond an absolute error.
+    reduced
+        The placements whose parts were put together for the comparison, if any were.
     """
     found = differing(0.0)  # most values are equal bit for bit, and a tolerance takes longer than a comparison
-    if found and (tolerated := case_tolerance(trial, reference, expected, steps)):
+    if found and (tolerated := case_tolerance(trial, reference, expected, steps, reduced)):
         found = differing(tolerated)
     if not found or any(difference.kind is not DifferenceKind.VALUE for difference in found):
         return found, []
     wide = rounding_explains(reference, spot, trial.seed, _noise(trial))
     if not wide or differing(wide):
         return found, []
+    if reference.case.exact:
+        return [], [f"{spot.subject}: a difference in the last places, which rounding explains"]
     return [], [f"{spot.subject}: a difference that rounding of the inputs explains, since the call is ill-conditioned"]
 
 
@@ -256,16 +341,23 @@ def accepted_error(trial: Trial, reference: Reference, expected: torch.Tensor, s
 
 
 def case_tolerance(
-    trial: Trial, reference: Reference, expected: torch.Tensor, steps: Sequence[Redistribution]
+    trial: Trial,
+    reference: Reference,
+    expected: torch.Tensor,
+    steps: Sequence[Redistribution],
+    reduced: Placements = (),
 ) -> float:
     """Return the largest absolute error that counts as equal to ``expected``: 0 where everything is exact.
 
     On the way from Replicate to a Partial sum DTensor divides by the number of ranks, which ``steps`` tells of.
     That rounds unless it is a power of two; if it is, a dtype of few digits may not hold a large part plus a fraction.
+    On the way back an average divides, and a norm takes a root; so does who puts the parts of ``reduced`` together.
     """
     uneven = any(extent & (extent - 1) for extent in trial.mesh.shape)
     narrow = expected.dtype.is_floating_point and expected.element_size() < 4
     rounded = (uneven or narrow) and any(step.collective is None and "P(" in step.target for step in steps)
+    rounded |= any("NormP(" in step.source or (uneven and "P(avg)" in step.source) for step in steps)
+    rounded |= bool(reduced) and reducing_rounds(reduced, trial.mesh.shape)
     if reference.case.exact and not rounded:
         return 0.0
     terms = sum(tensor.numel() for tensor in reference.inputs) + sum(o.numel() for o in reference.outputs)

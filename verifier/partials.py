@@ -16,6 +16,7 @@ __all__ = [
     "LARGEST_PART",
     "bitwise",
     "bitwise_reductions",
+    "is_reducible",
     "largest_part",
     "partial_reductions",
     "split_index",
@@ -33,9 +34,10 @@ LARGEST_PART = 512.0
 
 
 def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
-    """Return the reductions for which a tensor of ``dtype`` can be Partial.
+    """Return the reductions under which tensors of ``dtype`` are tried as Partial.
 
-    An average of integers is not an integer, complex numbers have no order, and the sum of bools is not a bool.
+    An average of integers is not an integer, and complex numbers have no order. The sum of bools is their maximum, so
+    only what DTensor claims is tried with it; see :func:`is_reducible`.
 
     >>> partial_reductions(torch.int64), partial_reductions(torch.bool)
     (('sum', 'product', 'min', 'max'), ('product', 'min', 'max'))
@@ -62,6 +64,24 @@ def bitwise_reductions(dtype: torch.dtype) -> tuple[str, ...]:
     return BITWISE_REDUCTIONS if dtype in _INTEGERS else ()
 
 
+def is_reducible(dtype: torch.dtype, reduction: str) -> bool:
+    """Return whether collectives reduce tensors of ``dtype`` by ``reduction``, so that one can be pending.
+
+    Of bools a sum is OR, as a maximum is, and a product is AND, as a minimum is: gloo reduces them so, and nccl does by
+    intent (https://github.com/pytorch/pytorch/pull/41959). Neither has an average of bools.
+
+    >>> is_reducible(torch.bool, "sum"), is_reducible(torch.bool, "avg"), is_reducible(torch.int64, "avg")
+    (True, False, False)
+    """
+    if dtype == torch.bool:
+        return reduction != "avg"
+    return reduction in partial_reductions(dtype) or (reduction in BITWISE_REDUCTIONS and not _has_fractions(dtype))
+
+
+def _has_fractions(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def _unit(dtype: torch.dtype) -> float:
     """Return the difference of neighbouring values of the noise in a tensor of ``dtype``."""
     return 0.25 if dtype in (torch.float64, torch.float32, torch.complex128, torch.complex64) else 1
@@ -79,7 +99,7 @@ def _noise(like: torch.Tensor, generator: torch.Generator, low: int, high: int) 
 
 
 def _split_bool(value: torch.Tensor, any_is_true: bool, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Split a bool under OR (max) or AND (min, product), each element's deciding ranks drawn at random."""
+    """Split a bool under OR (sum, max) or AND (min, product), each element's deciding ranks drawn at random."""
     pieces = torch.randint(0, 2, (parts, *value.shape), generator=generator).bool()
     owner = torch.randint(0, parts, (1, *value.shape), generator=generator)
     pieces.scatter_(0, owner, any_is_true)  # at least one rank decides
@@ -125,14 +145,15 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
     ValueError
         If the dtype cannot be Partial under ``reduction``.
     """
-    if reduction not in (possible := (*partial_reductions(value.dtype), *bitwise_reductions(value.dtype))):
+    possible = (*partial_reductions(value.dtype), *bitwise_reductions(value.dtype))
+    if reduction not in possible and not (value.dtype == torch.bool and reduction == "sum"):
         allowed = ", ".join(possible)
         raise ValueError(f"a {value.dtype} tensor cannot be P({reduction}); it can be Partial under {allowed}")
     value = value.detach()
     if parts == 1:
         return [value.clone()]
     if value.dtype == torch.bool:
-        return _split_bool(value, reduction == "max", parts, generator)
+        return _split_bool(value, reduction in ("sum", "max"), parts, generator)
     if reduction in BITWISE_REDUCTIONS:
         return _split_bits(value, reduction, parts, generator)
 

@@ -17,18 +17,20 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import BITWISE_REDUCTIONS, PLAIN_PLACEMENTS, REDUCTIONS, Placements, format_placements
-from verifier.partials import bitwise, bitwise_reductions, partial_reductions, split_partial
+from verifier.partials import bitwise, bitwise_reductions, is_reducible, partial_reductions, split_partial
 from verifier.torch_internals import norm_order, strided_shard, strides_of
 from verifier.wording import plural
 
 __all__ = [
     "Alphabet",
     "Disagreement",
+    "Irreducible",
     "combine",
     "coordinates",
     "in_order",
     "is_shard_order",
     "local_shape",
+    "reducing_rounds",
     "shard_bounds",
     "shard_indices",
     "sharded_dim",
@@ -41,6 +43,10 @@ __all__ = [
 
 class Disagreement(ValueError):  # noqa: N818 - what the ranks are in
     """Ranks that must hold the same value, or a piece of a certain shape, do not."""
+
+
+class Irreducible(Disagreement):
+    """The ranks hold parts that no collective reduces, as an average of bools."""
 
 
 # ------------------------------------------------------------------------------------------------------------- shards
@@ -206,23 +212,21 @@ def split(value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int]
 # ------------------------------------------------------------------------------------------------------------ combine
 def _reduce(pieces: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     dtype = pieces[0].dtype
+    if not is_reducible(dtype, reduction):
+        raise Irreducible(f"no collective reduces {str(dtype).removeprefix('torch.')} tensors under P({reduction})")
     if reduction in BITWISE_REDUCTIONS:
         return bitwise(pieces, reduction)
     stacked = torch.stack(list(pieces))
-    if reduction in ("max", "min"):
-        if dtype == torch.bool:
-            return stacked.any(0) if reduction == "max" else stacked.all(0)
-        return stacked.amax(0) if reduction == "max" else stacked.amin(0)
     if dtype == torch.bool:
-        if reduction == "product":
-            return stacked.all(0)
-        raise ValueError(f"cannot reduce bool tensors under P({reduction})")
+        return stacked.any(0) if reduction in ("sum", "max") else stacked.all(0)
     if dtype.is_complex:
         wide = stacked.to(torch.complex128)
     elif dtype.is_floating_point:
         wide = stacked.to(torch.float64)
     else:
-        wide = stacked
+        wide = stacked.to(torch.int64) if dtype in (torch.uint16, torch.uint32) else stacked  # they lack arithmetic
+    if reduction in ("max", "min"):
+        return (wide.amax(0) if reduction == "max" else wide.amin(0)).to(dtype)
     if reduction == "product":
         return wide.prod(0).to(dtype)
     total = wide.sum(0)
@@ -268,6 +272,23 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
     raise ValueError(f"cannot combine by {placement!r}; Replicate, Shard and Partial are supported")
 
 
+def reducing_rounds(placements: Placements, mesh_shape: Sequence[int]) -> bool:
+    """Return whether parts that are exact reduce to a value that need not be: by a root, or a division.
+
+    Halves, quarters and so on are exact, and so is the sum of absolute values that makes a 1-norm.
+
+    >>> reducing_rounds((Partial("avg"),), (3,)), reducing_rounds((Partial("avg"),), (4,))
+    (True, False)
+    """
+    for placement, extent in zip(placements, mesh_shape, strict=True):
+        if type(placement) is Partial:
+            if placement.reduce_op == "avg" and extent & (extent - 1):
+                return True
+        elif norm_order(placement) not in (None, 1.0):
+            return True
+    return False
+
+
 def with_arithmetic(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values in a dtype in which torch can compare them: of some it can do little but convert them."""
     if tensor.dtype == torch.complex32:
@@ -289,7 +310,8 @@ def combine(
     Raises
     ------
     Disagreement
-        If replicas differ, or a local tensor has a shape that no cut of ``shape`` gives.
+        If replicas differ, or a local tensor has a shape that no cut of ``shape`` gives; if no collective reduces the
+        parts, :class:`Irreducible`.
 
     >>> value = torch.arange(6.0).view(3, 2)
     >>> torch.equal(combine(split(value, (Shard(0), Shard(0)), (2, 2), 0), (Shard(0), Shard(0)), (2, 2), (3, 2)), value)
@@ -360,8 +382,12 @@ class Alphabet:
         (False, True)
         """
         strided = strides_of(placement)
+        if strided is not None:
+            return strided[0] < ndim
+        if placement == Partial("sum") and dtype == torch.bool:
+            return True
         everything = Alphabet(partial=(*REDUCTIONS, *BITWISE_REDUCTIONS))
-        return placement in everything.placements(ndim, dtype) if strided is None else strided[0] < ndim
+        return placement in everything.placements(ndim, dtype)
 
     def allows(self, placements: Placements) -> bool:
         """Return whether the mesh dims can do this together."""

@@ -23,6 +23,7 @@ from verifier.cases import (
     Executed,
     OpCase,
     Phase,
+    Placements,
     ProcessReport,
     Raised,
     Redistribution,
@@ -187,12 +188,19 @@ class _Steps:
                 self.check(Spot(Phase.FORWARD, name), output, expected)
         self.agree()
 
-        for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
-            self.gather(Spot(Phase.GATHER, name), output, expected)
-        if reference.differentiable and reference.wanted:
-            for log.backward in range(len(trial.cotangents)):
-                self.backward(log.backward, inputs, outputs)
-            log.backward = None
+        try:
+            for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
+                self.gather(Spot(Phase.GATHER, name), output, expected)
+            if reference.differentiable and reference.wanted:
+                for log.backward in range(len(trial.cotangents)):
+                    self.backward(log.backward, inputs, outputs)
+                log.backward = None
+        except _Stopped:
+            # What the forward call wrote to, it wrote to, whatever raised since. A GPU may not answer any more.
+            if self.mesh.device_type != "cuda":
+                with log.timed("compare"), paused_simulation():
+                    self.check_inputs(inputs, before)
+            raise
         log.reached = Phase.INPUTS
         self.inject_fault()
         with log.timed("compare"), paused_simulation():
@@ -304,13 +312,19 @@ class _Steps:
                 return found
 
             contributions: list[Contribution] = []
-            self.compare(differing, spot, expected)
+            self.compare(differing, spot, expected, ())
             self.log.contributions += contributions
 
-    def compare(self, differing: Callable[[float], list[Difference]], spot: Spot, expected: torch.Tensor) -> None:
+    def compare(
+        self,
+        differing: Callable[[float], list[Difference]],
+        spot: Spot,
+        expected: torch.Tensor,
+        reduced: Placements,
+    ) -> None:
         """Note what differs; where rounding explains it, that it proves nothing."""
         steps = self.log.redistributions
-        differences, doubts = unexplained(differing, self.trial, self.reference, expected, steps, spot)
+        differences, doubts = unexplained(differing, self.trial, self.reference, expected, steps, spot, reduced)
         self.log.differences += differences
         self.log.unchecked += doubts
 
@@ -329,7 +343,9 @@ class _Steps:
         spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
         with self.log.timed("compare"), paused_simulation():
             held = per_rank(full[0])
-            self.compare(lambda absolute: check_full(held, expected.detach(), absolute, spot), spot, expected)
+            self.compare(
+                lambda absolute: check_full(held, expected.detach(), absolute, spot), spot, expected, got.placements
+            )
 
     def backward(self, index: int, inputs: list[DTensor], outputs: list[DTensor]) -> None:
         reference, seed = self.reference, self.trial.seed + index

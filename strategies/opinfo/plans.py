@@ -44,6 +44,8 @@ Regenerate = Callable[[int], Call | None]
 _CHECKED_DRAWS = 3  # one of each palette
 _MOST_DRAWS = 8
 _ENOUGH_ELEMENTS = 48  # so many integral results are no accident
+_PROBES = 2
+_GRAIN = 2.0**12  # of results of quarters, as of a product of six
 _SMALL = 4  # the values of fewer elements say nothing about a domain
 
 
@@ -191,7 +193,9 @@ def settled(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Gen
             here = Plan(level, plan.domains, plan.poison, exact)
             outcomes = _tried(call, here, regenerate, generator, reference, 1)
             if outcomes is not None:
-                return here if not exact or _integral(outcomes[0]) else Plan(level, plan.domains, plan.poison, False)
+                if exact and (not _integral(outcomes[0]) or _rounds(call, here, regenerate, generator)):
+                    return replace(here, exact=False)
+                return here
     return None
 
 
@@ -321,7 +325,10 @@ def _is_exact(
     generator: torch.Generator,
     outcomes: Sequence[Sequence[torch.Tensor]],
 ) -> bool:
-    """Return whether all floating values are small integers and so many results are, too, that it is no accident."""
+    """Return whether all floating values are small integers and so many results are, too, that it is no accident.
+
+    Nor may it be one of small integers, as the root of a power is: see :func:`_rounds`.
+    """
     fills = fills_of(call, plan, regenerate)
     for place, fill in fills.items():
         leaf = call.leaves[place]
@@ -338,7 +345,44 @@ def _is_exact(
         if results is None or not _integral(results):
             return False
         seen += sum(result.numel() for result in results)
-    return True
+    return not _rounds(call, plan, regenerate, generator)
+
+
+def _rounds(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Generator) -> bool:
+    """Return whether the op rounds such values as parts of a Partial have: quarters of up to eleven binary digits.
+
+    What adds, multiplies and selects makes multiples of small fractions of them; roots, powers, divisions and
+    exponentials do not, though they may give small integers back. In float64, in which there is room for all digits.
+    """
+    fills = fills_of(call, plan, regenerate)
+    for number in range(_PROBES):
+        leaves = refilled(call, fills, generator.manual_seed(number), number)
+        for place, leaf in enumerate(leaves):
+            if isinstance(fills.get(place), Palette) and isinstance(leaf, torch.Tensor):
+                leaves[place] = _quarters(leaf, generator)
+        results = attempt(call.with_leaves(leaves))
+        if results is not None and not all(_is_grained(result) for result in results):
+            return True
+    return False
+
+
+def _quarters(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return odd quarters, in float64 or complex128, of the signs that the elements of ``like`` have."""
+    if like.is_complex():
+        return torch.complex(_quarters(like.real, generator), _quarters(like.imag, generator))
+    odd = torch.randint(0, 1024, like.shape, generator=generator).double() / 2 + 0.25
+    return like.sign().double() * odd
+
+
+def _is_grained(tensor: torch.Tensor) -> bool:
+    """Return whether all elements with room for digits behind the point are multiples of a small fraction."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
+    if not tensor.is_floating_point():
+        return True
+    scaled = tensor.double() * _GRAIN
+    known = scaled[scaled.abs() < 2.0**48]  # NaN and infinities are left out as well
+    return torch.equal(known, known.round())
 
 
 def _integral(tensors: Sequence[torch.Tensor]) -> bool:

@@ -43,8 +43,15 @@ def test_a_step_explains_nothing(dtype):
     assert explained("floor.default", torch.tensor([1.0, 2.0, 3.0], dtype=dtype), noise=512.0) < 0.5
 
 
-def test_exact_calls_and_integers_explain_nothing():
-    assert explained("add.Tensor", torch.ones(2), torch.ones(2), exact=True) == 0
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_an_exact_call_explains_its_last_places_and_no_other_result(dtype):
+    values = torch.tensor([1.0, 60.0], dtype=dtype)
+    explains = explained("add.Tensor", values, values, exact=True, noise=512.0)
+    assert 0 < explains < 1e-4 * 120
+    assert explains < 2**-11  # small integers and quarters differ by more
+
+
+def test_integers_explain_nothing():
     assert explained("argmax.default", torch.tensor([1.0, 1.0]), noise=512.0) == 0
 
 

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
@@ -95,6 +97,41 @@ def test_parts_arrive_as_they_were_sent(dtype: torch.dtype) -> None:
         assert there.local.dtype is dtype
         assert there.local.stride() == here.local.stride() or not there.local.numel()
         assert replace(there, local=here.local) == here
+
+
+@st.composite
+def with_any_strides(draw: st.DrawFn) -> torch.Tensor:
+    """Return a tensor of up to four dims, some of size 0 or 1, with gaps, repeats and an offset in its memory."""
+    shape = draw(st.lists(st.sampled_from((0, 1, 1, 2, 3)), max_size=4))
+    strides = draw(st.lists(st.integers(0, 7), min_size=len(shape), max_size=len(shape)))
+    if draw(st.booleans()):  # contiguous but for the dims along which no step is made
+        dense = torch.empty(shape).stride()
+        strides = [made if size > 1 else stride for made, size, stride in zip(dense, shape, strides, strict=True)]
+    offset = draw(st.integers(0, 3))
+    dtype = draw(
+        st.sampled_from((torch.float64, torch.bfloat16, torch.complex64, torch.bool, torch.int16, torch.uint8))
+    )
+    memory = torch.arange(offset + 1 + sum(2 * stride for stride in strides)) * 7 % 11
+    return memory.to(dtype).as_strided(shape, strides, offset)
+
+
+@given(with_any_strides())
+def test_parts_of_any_strides_arrive_with_their_values(part: torch.Tensor) -> None:
+    sent = ProcessReport((0,), Phase.DONE, contributions=(replace(PART, local=part),))
+    _, _, got = unpack_message(pack_report("report", 0, sent))
+    local = got.contributions[0].local
+    assert (local.dtype, local.shape) == (part.dtype, part.shape)
+    assert torch.equal(local, part)
+
+
+@pytest.mark.parametrize("stride", [0, 2])
+def test_a_part_of_one_element_may_have_any_stride(stride: int) -> None:
+    part = torch.arange(4.0, dtype=torch.float64).as_strided((1,), (stride,), 3)
+    assert part.is_contiguous()
+    _, _, got = unpack_message(
+        pack_report("report", 0, ProcessReport((0,), Phase.DONE, contributions=(replace(PART, local=part),)))
+    )
+    assert got.contributions[0].local.tolist() == [3.0]
 
 
 @pytest.mark.parametrize("returned", [(1, "two"), {"a": torch.float32}, MeshSpec((2, 2))], ids=str)

@@ -105,7 +105,8 @@ def test_alphabet_has_strided_shards_if_asked_and_admits_them_always() -> None:
     assert STRIDED in Alphabet(strided=(2,)).placements(1, torch.float64)
     assert Alphabet.admits(STRIDED, 1, torch.bool)
     assert not Alphabet.admits(STRIDED, 0, torch.float64)
-    assert not Alphabet.admits(Partial("sum"), 1, torch.bool)
+    assert Alphabet.admits(Partial("sum"), 1, torch.bool)
+    assert not Alphabet.admits(Partial("avg"), 1, torch.bool)
 
 
 def failure(case: OpCase, source: Placements, verdict: VerdictKind = VerdictKind.WRONG_VALUE) -> Failure:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import Combination, MeshSpec, OpCase, Placements, VerdictKind
-from verifier.partials import partial_reductions
+from verifier.partials import is_reducible
 from verifier.placements import sharded_dim
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.enumerate import input_combinations
@@ -29,7 +29,6 @@ from verifier.wording import plural
 __all__ = [
     "OWN_CODE",
     "Claim",
-    "can_be",
     "claimed_rules",
     "judge_claim",
     "possible",
@@ -83,28 +82,37 @@ def where_to_ask(
 ) -> list[Combination]:
     """Return the combinations, on one mesh dim, at which DTensor may claim a rule: those that the op's strategy lists.
 
-    If it lists none, because it decides by the placements that it is shown, these are ``combinations`` and what it
-    enumerates by itself, which may lie beyond them.
+    If it lists none, because it decides by the placements that it is shown, these are ``combinations``, the same with
+    bools that are pending sums, and what it enumerates by itself, which may lie beyond them.
     """
     listed = reader.listed(mesh_shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
     if listed is not None:
         return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
     own = [tuple((_unmasked(p),) for p in rule) for rule in reader.enumerated(mesh_shape)]
-    return list(dict.fromkeys([*combinations, *(one for one in own if possible(tensors, one))]))
+    sums = [tuple(map(_summed, tensors, one)) for one in combinations] if _has_bools(tensors) else []
+    return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(tensors, one))]))
+
+
+def _has_bools(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(tensor.dtype == torch.bool for tensor in tensors)
+
+
+def _summed(tensor: torch.Tensor, placements: Placements) -> Placements:
+    """Return P(sum) for a maximum of bools, which is the same value and not the same to a rule."""
+    return (Partial("sum"),) if tensor.dtype == torch.bool and placements == (Partial("max"),) else placements
 
 
 def possible(tensors: Sequence[torch.Tensor], combination: Combination) -> bool:
-    """Return whether each tensor can be placed so: a sum of bools is not a bool, and a 0-d tensor has no shards."""
+    """Return whether each tensor can be placed so: nothing averages bools, and a 0-d tensor has no shards."""
     return all(
-        can_be(tensor.dtype, placement) and (sharded_dim(placement) or 0) < max(1, tensor.ndim)
+        _can_be(tensor.dtype, placement) and (sharded_dim(placement) or 0) < max(1, tensor.ndim)
         and not (tensor.ndim == 0 and sharded_dim(placement) is not None)
         for tensor, (placement,) in zip(tensors, combination, strict=True)
     )  # fmt: skip
 
 
-def can_be(dtype: torch.dtype, placement: Placement) -> bool:
-    """Return whether a tensor of ``dtype`` can have ``placement``, whatever its shape."""
-    return not placement.is_partial() or placement.reduce_op in partial_reductions(dtype)  # type: ignore[attr-defined]
+def _can_be(dtype: torch.dtype, placement: Placement) -> bool:
+    return not placement.is_partial() or is_reducible(dtype, placement.reduce_op)  # type: ignore[attr-defined]
 
 
 def _unmasked(placement: Placement) -> Placement:

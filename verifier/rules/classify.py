@@ -12,7 +12,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.cases import MeshSpec, Placements, VerdictKind, format_placements
 from verifier.comparison import compare, tolerance
-from verifier.placements import Alphabet, Disagreement, combine, local_shape, shard_bounds
+from verifier.conditioning import last_places
+from verifier.placements import Alphabet, Disagreement, combine, local_shape, reducing_rounds, shard_bounds
 from verifier.wording import plural
 
 __all__ = ["Expected", "Mismatch"]
@@ -62,6 +63,8 @@ class Expected:
         finite = self.value if self.finite else self.value[torch.isfinite(self.value)]
         self._scale = float(finite.abs().max()) if inexact and finite.numel() else 0.0
         self._limits: dict[bool, tuple[float, float]] = {}
+        if exact:
+            self.doubtful = last_places(self.dtype, self._scale)
         self.expect_parts(False)
         # The bits that shards can have, by the shapes of all ranks' tensors: most results are settled by these alone.
         self._by_shapes: dict[tuple[torch.Size, ...], list[tuple[int, list[torch.Tensor]]]] = {}
@@ -177,7 +180,10 @@ class Expected:
             return Mismatch(VerdictKind.WRONG_VALUE, f"{text}: {error}", not difference <= self.doubtful)
         if self.same(whole, self.value):
             return None
-        found = compare(whole, self.value, self.absolute)
+        absolute = self.absolute
+        if not absolute and reducing_rounds(placements, mesh.shape):
+            absolute = tolerance(self.value, self._terms, self._noise)
+        found = compare(whole, self.value, absolute)
         if found is None:
             return None
         _, mine, reference, index = found

@@ -10,11 +10,10 @@ import torch
 
 from verifier.cases import Combination, MeshSpec, OpCase, Trial, VerdictKind
 from verifier.codec import trial_record
-from verifier.partials import largest_part
+from verifier.partials import is_reducible, largest_part
 from verifier.rules.claims import (
     OWN_CODE,
     Claim,
-    can_be,
     judge_claim,
     possible,
     read_claim,
@@ -133,9 +132,13 @@ class Place:
                     self._bits[claim.rule] = bits
 
     def reducible(self, claim: Claim) -> bool:
-        """Return whether each result can be placed as it is claimed."""
+        """Return whether collectives reduce each result as it is claimed, or do not say plainly that they cannot.
+
+        They refuse a maximum of complex numbers; an average of bools or integers ends in an error that names neither.
+        """
         return all(
-            can_be(expected.dtype, placement)
+            not (placement.is_partial() and expected.dtype.is_complex)
+            or is_reducible(expected.dtype, placement.reduce_op)  # type: ignore[attr-defined]
             for expected, placements in zip(self.expected, claim.outputs, strict=False)
             for placement in placements
         )
