@@ -182,7 +182,9 @@ class _Description:
             self.sources[Source(module, file, line, function.__qualname__)] = None
             # a file is one module under one name here, and under another where it was named as a file
             same = file and os.path.realpath(function.__code__.co_filename) == file
-            text = f"{function.__qualname__} ({file or module}:{line if same else _digest(function.__code__)})"
+            text = f"{function.__qualname__} ({file or module}:{line if same else '?'})"
+            if not same or function.__name__ == "<lambda>":  # of which a line may have several
+                text += f" {_digest(function.__code__)}"
         bound: list[object] = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
         bound += [*(function.__defaults__ or ()), function.__kwdefaults__ or None]
         return text + (f" with {self._texts(bound)}" if any(one is not None for one in bound) else "")
@@ -197,9 +199,14 @@ class _Description:
 
 
 def _state(value: object) -> dict[str, object]:
-    """Return what an object holds, without what it has only worked out of that."""
+    """Return what an object of a dataclass or of the user's own class holds, without what it has worked out of that.
+
+    Others, such as loggers and locks, differ from process to process.
+    """
     if is_dataclass(value):
         return {one.name: getattr(value, one.name, None) for one in fields(value)}
+    if not is_of_the_user(type(value).__module__):
+        return {}
     held = getattr(value, "__dict__", {})
     kept = (name for name in held if not isinstance(getattr(type(value), name, None), functools.cached_property))
     return {name: held[name] for name in kept}
@@ -214,7 +221,10 @@ def _is_filled(cell: object) -> bool:
 
 
 def _digest(code: CodeType) -> str:
-    """Return what tells code apart that no line of a file stands for, as what ``exec`` makes."""
+    """Return what tells code apart that no line of a file stands for, as what ``exec`` makes.
+
+    Not of other functions: pytest changes the code of those that assert.
+    """
     constants = [_digest(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
     constants = ["{}" if one.startswith("frozenset") else one for one in constants]  # in the order of its hashes
     held = [code.co_code.hex(), *code.co_names, *constants]

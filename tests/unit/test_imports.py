@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from verifier import entry
-from verifier.imports import ImportFailedError, run_imports
+from verifier import entry, recording
+from verifier.baseline import Baseline
+from verifier.families import Family, installed_families
+from verifier.imports import (
+    ImportFailedError,
+    command_names,
+    follow,
+    imports_beside,
+    rules_of_the_user,
+    run_imports,
+)
 from verifier.meshes import PoolError
 from verifier.revision import import_digests
 from verifier.rules.workers import WorkerError
+from verifier.torch_internals import OpOverload, registries_of_rules, replaced_strategy
 
 
 @pytest.fixture
@@ -94,3 +106,108 @@ def test_a_file_that_fails_in_other_processes_alone_is_one_line(
 
     assert entry._status_of(failing) == 2
     assert capsys.readouterr().err == "error: a rank did not start: --import quits.py: SystemExit: 0\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def f(:\n    pass\n", r"SyntaxError: invalid syntax \({}/user_file.py:1\)"),
+        ("import user_helper\n\nuser_helper.get(3)\n", r"KeyError: 3 \({}/user_helper.py:2\)"),
+        ("import torch\n\ntorch.mm(1, 2)\n", r"TypeError: .* \({}/user_file.py:3\)"),
+        ("import pytest\npytest.skip('no GPU', allow_module_level=True)\n", r"Skipped: no GPU \({}/user_file.py:2\)"),
+        ("import no_such_module_here\n", r"ModuleNotFoundError: .* \({}/user_file.py:1\)"),
+    ],
+)
+def test_the_line_of_the_users_that_raised_is_said(source: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "user_helper.py").write_text("def get(key):\n    return {}[key]\n")
+    file = tmp_path / "user_file.py"
+    file.write_text(source)
+    with pytest.raises(ImportFailedError) as raised:
+        run_imports([str(file)])
+    folder = re.escape(str(tmp_path))
+    assert re.fullmatch(f"--import {folder}/user_file.py: {said.format(folder)}", str(raised.value), re.DOTALL)
+    sys.path.remove(str(tmp_path))
+    sys.modules.pop("user_helper", None)
+
+
+def test_a_name_that_nothing_has_is_said_without_a_line_of_ours() -> None:
+    with pytest.raises(ImportFailedError) as raised:
+        run_imports(["no_such_module_here"])
+    assert str(raised.value).endswith("No module named 'no_such_module_here'")
+
+
+RULES = """
+import torch
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.experimental import register_sharding
+
+@register_sharding(torch.ops.aten.relu.default)
+def of_parts(x):
+    return [([Partial()], [Partial()])]
+"""
+RELU = torch.ops.aten.relu.default
+
+
+def test_a_notice_of_ours_names_no_line_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "noticed.py"
+    file.write_text(f"import warnings\nwarnings.warn('of the user')\n{RULES}")
+    arguments = ["run", "no-such-op", "--import", str(file), "--out", str(tmp_path / "none")]
+    monkeypatch.setattr(sys, "argv", ["verifier", *arguments])
+    with replaced_strategy(RELU), pytest.warns(UserWarning, match="of the user") as shown_as_ever:
+        run_beside_a_rule_of_torch(RELU)
+    notice, refusal = capsys.readouterr().err.splitlines()
+    assert notice.startswith("warning: aten.relu.default: DTensor keeps its own rule")
+    assert refusal.startswith("error: no family and no op matches 'no-such-op'")
+    assert [Path(warning.filename) for warning in shown_as_ever] == [file]
+
+
+def run_beside_a_rule_of_torch(op: OpOverload) -> None:
+    """Run the command line where ``op`` has a rule that DTensor would ask before any strategy."""
+    registries_of_rules()[-1][op] = registries_of_rules()[-1][torch.ops.aten.neg.default]
+    with pytest.raises(SystemExit):
+        entry.main()
+
+
+def test_what_families_register_when_they_are_loaded_is_imported_by_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rules_of_a_family.py").write_text(RULES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def loaded() -> dict[str, Family]:
+        __import__("rules_of_a_family")
+        return installed_families()
+
+    monkeypatch.setattr(recording, "installed_families", loaded)
+    with replaced_strategy(RELU):
+        plan = recording.make_plan(recording.Request(patterns=["embedding"], meshes=["2"]), Baseline())
+        rules = rules_of_the_user()
+    assert plan.imports == ("rules_of_a_family",)
+    assert plan.header.imports == ["rules_of_a_family"]
+    assert [(op, modules) for op, (_, modules) in rules.items()] == [(str(RELU), ["rules_of_a_family"])]
+    # a worker of the rule check imports it, or ends
+    del sys.modules["rules_of_a_family"]
+    with replaced_strategy(RELU):
+        follow(rules)
+        assert rules_of_the_user() == rules
+    with replaced_strategy(RELU), pytest.raises(ImportFailedError, match=r"aten.relu.default: .*rules_of_a_family"):
+        follow(rules)  # which does not run it again
+    del sys.modules["rules_of_a_family"]
+
+
+def test_nothing_is_imported_beside_what_was_asked_for() -> None:
+    with imports_beside(["my_rules.install"]) as imports:
+        installed_families()
+    assert imports == ["my_rules.install"]
+
+
+def test_modules_are_named_as_a_command_finds_them(package: Path) -> None:
+    run_imports(["my_module", "my_rules.kernels.rows"])
+    folder = package.parent
+    names = ["my_module", "my_rules.kernels.rows", "my_rules.install", "x.py", str(folder / "my_module.py")]
+    assert command_names(names, [], folder) == [*names[:4], "my_module.py"]
+    found = command_names(names[:2], [], folder / "elsewhere")
+    assert found == [str(folder / "my_module.py"), str(package / "kernels" / "rows.py")]
+    assert command_names(names[:2], [], folder.parent)[0] == f"{folder.name}/my_module.py"
