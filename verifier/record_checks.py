@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 
-from verifier.cases import MeshSpec, VerdictKind
+from verifier.cases import MeshSpec, VerdictKind, split_placements
 from verifier.codec import load_trial
 from verifier.records import (
     FindingRecord,
@@ -99,8 +99,14 @@ def _check_known(known: KnownRecord, where: str) -> None:
 
 
 def _check_graph(graph: GraphRecord) -> None:
-    for edge in graph.edges:
+    dims = {node: len(split_placements(node)) for node in graph.nodes}
+    for position, edge in enumerate(graph.edges):
         MeshSpec.parse(edge.mesh)
+        for end in (edge.source, edge.target):
+            if end not in dims or dims[end] != dims.get(edge.source):
+                raise ValueError(
+                    f"graph.edges[{position}] ends at {end[:100]!r}, which is no node beside its other end"
+                )
 
 
 def _check_rules(op: OpRulesRecord, where: str) -> None:
