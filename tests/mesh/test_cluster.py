@@ -226,14 +226,19 @@ def test_when_rank_0_is_killed_nothing_of_the_job_is_left(tmp_path: Path) -> Non
         assert wait_for_end(workers, 30) == []
 
 
-def test_a_ctrl_c_ends_the_whole_job_with_what_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, None), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_whole_job_with_what_is_known(
+    number: signal.Signals, status: int | None, tmp_path: Path
+) -> None:
+    """SIGTERM comes to all processes, from torchrun; the keepers wait for rank 0, which records the run."""
     job = start(tmp_path, 2, LONG)
     with processes(job):
         wait_until(lambda: journal_has_trials(tmp_path), "a trial")
         workers = [pid for pid in children() if parent(pid) in {process.pid for process in job}]
-        job[0].send_signal(signal.SIGINT)
+        for process in reversed(job) if status else job[:1]:
+            process.send_signal(number)
         printed = [process.communicate(timeout=LIMIT)[0] for process in job]
-        assert [process.returncode for process in job] == [job[0].returncode] * 2, printed
+        assert [process.returncode for process in job] == [status or job[0].returncode] * 2, printed
         assert wait_for_end(workers, 30) == []
     (record,) = tmp_path.glob("long/runs/*/run.json")
     run = json.loads(record.read_text())
