@@ -104,9 +104,7 @@ def _check_graph(graph: GraphRecord) -> None:
         MeshSpec.parse(edge.mesh)
         for end in (edge.source, edge.target):
             if end not in dims or dims[end] != dims.get(edge.source):
-                raise ValueError(
-                    f"graph.edges[{position}] ends at {end[:100]!r}, which is no node beside its other end"
-                )
+                raise ValueError(f"graph.edges[{position}] ends at {end[:99]!r}, which is no node like its other end")
 
 
 def _check_rules(op: OpRulesRecord, where: str) -> None:
@@ -149,14 +147,14 @@ def _check_numbers(value: object, where: str) -> None:
     if isinstance(value, TrialRecord):
         return
     if isinstance(value, int | float):
-        if not -_LARGEST < value < _LARGEST:  # NaN is not, either
+        if not (-_LARGEST if where.endswith("seed") else 0) <= value <= _LARGEST:  # NaN is not, either
             raise ValueError(f"{where} is no number that a run counts up to")
     elif is_dataclass(value):
         for field in fields(value):
             _check_numbers(getattr(value, field.name), f"{where}.{field.name}" if where else field.name)
     elif isinstance(value, dict):
         for name, item in value.items():
-            _check_numbers(item, f"{where}[{name!r}]")
+            _check_numbers(item, f"{where}.{name}")
     elif isinstance(value, list):
         for position, item in enumerate(value):
             _check_numbers(item, f"{where}[{position}]")
