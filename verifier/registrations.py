@@ -351,9 +351,9 @@ def as_option(module: str, file: str, path: Sequence[str]) -> str:
     path
         Where modules are looked for, as ``sys.path``.
     """
-    if module != "__main__" and file and (found := _found(module, path)) and os.path.realpath(found) == file:
-        return module
-    return file
+    named = module != "__main__" and all(part.isidentifier() for part in module.split("."))
+    found = _found(module, path) if named and file else ""
+    return module if found and os.path.realpath(found) == file else file
 
 
 def _found(module: str, path: Sequence[str]) -> str:
