@@ -165,6 +165,10 @@ def announce(parent, results):
     parent.send(("placements", [str(t.placements) if isinstance(t, DTensor) else "" for t in results]))
 
 
+def shown(tensor):
+    return str(tensor.tolist() if tensor.numel() else f"nothing, of shape {{list(tensor.shape)}}")
+
+
 def local_part(tensor):
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -186,11 +190,11 @@ def check(what, got, expected, absolute, rank, tell):
         mine = got.to_local().detach().cpu()
     part = promised(expected, got.placements, rank)
     if part is not None and differs(mine, part, absolute):
-        tell(f"{{what}}: rank {{rank}} holds {{mine.tolist()}}, expected {{part.tolist()}}")
+        tell(f"{{what}}: rank {{rank}} holds {{shown(mine)}}, expected {{shown(part)}}")
     with sharded("gathering"), torch.no_grad():
         whole = got.full_tensor().cpu()
     if differs(whole, expected, absolute):
-        tell(f"{{what}}: gathered {{whole.tolist()}}, expected {{expected.tolist()}}")
+        tell(f"{{what}}: gathered {{shown(whole)}}, expected {{shown(expected)}}")
 
 
 class Local:
