@@ -107,18 +107,23 @@ _OF_THE_CALL = frozenset(
 """What the text of a call may name beside its tensors."""
 
 
+def _is_taken(name: str) -> bool:
+    """Return whether Python lets nobody assign to a name."""
+    return keyword.iskeyword(name) or name == "__debug__"
+
+
 def _identifiers(names: Sequence[str], called: str) -> list[str]:
     """Return a parameter for each tensor argument: its name, as far as Python can have it, and each once.
 
     >>> _identifiers(["input", "from", "argument 0", "x[0]", "x_0", "torch"], "torch.add")
     ['input', 'from_', 'argument_0', 'x_0', 'x_0_', 'torch_']
     """
-    taken = {*_OF_THE_CALL, called, "__debug__"}
+    taken = {*_OF_THE_CALL, called}
     found: list[str] = []
     for name in names:
         text = re.sub(r"[^0-9A-Za-z_]", "_", name.replace("]", ""))
         text = f"_{text}" if not text or text[0].isdigit() else text
-        while keyword.iskeyword(text) or text in taken:
+        while _is_taken(text) or text in taken:
             text += "_"
         taken.add(text)
         found.append(text)
@@ -149,7 +154,7 @@ def _call_text(case: OpCase, called: str, names: Sequence[str]) -> str:
             return repr(value)
         raise TypeError(f"a script has no literal for {value!r}, a {kind.__name__}")
 
-    plain = {name: value for name, value in case.kwargs.items() if name.isidentifier() and not keyword.iskeyword(name)}
+    plain = [name for name in case.kwargs if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) and not _is_taken(name)]
     parts = [text(value) for value in case.args]
     named = [(name, text(value)) for name, value in case.kwargs.items()]
     parts += [f"{name}={value}" for name, value in named if name in plain]
