@@ -8,9 +8,12 @@ import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.boundary import declares
 from verifier.torch_internals import RankView, ShardedOp, is_fake
 
 __all__ = ["sharded_op"]
+
+declares("torch.ops.sharded_rows")
 
 
 def sharded_op(

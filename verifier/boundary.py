@@ -36,6 +36,8 @@ class OutsideError(ValueError):
 def declares(call: str, names: CallNames = lambda case: ()) -> None:
     """Declare that stored calls may name the program at the dotted path ``call``, one of an installed family's.
 
+    ``torch.ops.NAMESPACE`` stands for the ops of a namespace.
+
     Parameters
     ----------
     names
@@ -109,9 +111,9 @@ def _refused_path(path: str, imports: Sequence[str]) -> str:
     if found or _is_imported(parts, imports) or _is_declared(path):
         return ""
     remedy = ""
-    if is_op and parts[2:3] not in ([], *([name] for name in _NAMESPACES)):
+    if is_op and len(parts) > 3 and parts[2] not in _NAMESPACES:
         remedy = "; needs --import with the file that defines it"
-    elif parts[0] != "torch":
+    elif len(parts) > 1 and parts[0] not in ("torch", "verifier", *sys.stdlib_module_names):
         remedy = f"; needs --import {'.'.join(parts[:-1])}"
     return f"calls {path}, which is no op of torch and no program of an installed family{remedy}"
 

@@ -225,7 +225,7 @@ def test_an_entry_whose_call_is_outside_the_boundary_is_untested_and_says_why(cl
     one.it.settle()
     outside = "which is no op of torch and no program of an installed family"
     assert {known.fingerprint: (known.status, known.detail) for known in one.it.known} == {
-        "f0": ("untested", f"calls os.system, {outside}; needs --import os"),
+        "f0": ("untested", f"calls os.system, {outside}"),
         "f1": ("untested", f"calls my_rules.twice, {outside}; needs --import my_rules"),
         "f2": ("known", "in 1 trial"),
     }
