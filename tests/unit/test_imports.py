@@ -21,6 +21,7 @@ from verifier.imports import (
     rules_of_the_user,
     run_imports,
 )
+from verifier.interrupts import Interrupts
 from verifier.meshes import PoolError
 from verifier.revision import import_digests
 from verifier.rules.workers import WorkerError
@@ -93,7 +94,7 @@ def test_a_file_that_quits_does_not_end_the_run_as_if_all_were_well(
 def test_only_an_exit_without_a_word_is_status_0(
     code: int | str | None, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry._status_of(lambda: sys.exit(code)) == status
+    assert entry._status_of(lambda: sys.exit(code), Interrupts()) == status
     assert capsys.readouterr().err == ("no torch\n" if isinstance(code, str) else "")
 
 
@@ -104,7 +105,7 @@ def test_a_file_that_fails_in_other_processes_alone_is_one_line(
     def failing() -> None:
         raise kind("a rank did not start: --import quits.py: SystemExit: 0")
 
-    assert entry._status_of(failing) == 2
+    assert entry._status_of(failing, Interrupts()) == 2
     assert capsys.readouterr().err == "error: a rank did not start: --import quits.py: SystemExit: 0\n"
 
 
