@@ -241,8 +241,6 @@ class RunWriter:
         """Return the journal, less a torn last line; not before it is locked, since until then it may grow."""
         with open(self._descriptor, "rb", closefd=False) as file:
             past = _parse(file.read(), self.journal_path)
-        if past.header.id != self.directory.name:
-            raise RunFormatError(f"{self.journal_path}: is of run {past.header.id}, not of {self.directory.name}")
         self._torn_at = past.size if past.torn else None  # cut off once there is something to write instead
         self.past = past
         self._written = 1 + len(past.events)

@@ -59,7 +59,9 @@ print(json.dumps(statuses))
 """
 
 REQUEST = ["run", "embedding_dense_backward", "--mesh", "2", "--mesh", "simulated:3", "--max-examples", "4"]
-REQUEST += ["--import", "rules.py"]
+RULES_TOO = ["--import", "rules.py"]
+"""What a run imported is said again where it goes on, or its shards are merged: its journal has nothing imported."""
+REQUEST += RULES_TOO
 LIMIT = 300.0
 """Seconds that a busy machine may take for anything here."""
 
@@ -185,7 +187,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(
         file.write('{"event":"trial","at":1')  # killed in the middle of a line
     assert not journal.with_name("run.json").exists()
 
-    second = commands.start(["run", "--resume", "--out", "killed"])
+    second = commands.start(["run", "--resume", *RULES_TOO, "--out", "killed"])
     with cut_short(second, lambda: count(commands, "killed", "minimising") > begun, signal.SIGKILL):
         pass
     assert second.stdout is not None
@@ -194,7 +196,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(
     assert "the last line of the journal was cut off in the middle; it is left out" in said
 
     run_id = journal.parent.name
-    statuses, said = commands(["run", "--resume", run_id, "--out", "killed"])
+    statuses, said = commands(["run", "--resume", run_id, *RULES_TOO, "--out", "killed"])
     assert statuses == [1], said
     assert "in flight when it ended: minimising of aten.embedding_dense_backward.default | WRONG_VALUE" in said
     assert commands.result("killed") == uninterrupted
@@ -205,7 +207,9 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(
     sent = [event["case"] for event in events if event["event"] == "case"]
     assert sent == sorted(set(sent))
 
-    statuses, said = commands(["run", "--resume", "--out", "killed"], ["run", "--resume", run_id, "--out", "killed"])
+    statuses, said = commands(
+        ["run", "--resume", *RULES_TOO, "--out", "killed"], ["run", "--resume", run_id, *RULES_TOO, "--out", "killed"]
+    )
     assert statuses == [2, 2]
     assert "nothing to resume" in said
 
@@ -220,7 +224,7 @@ def test_the_trial_in_flight_is_named_and_tried_again(commands: Commands, uninte
     copy.mkdir(parents=True)
     (copy / "journal.jsonl").write_text("".join(text[: last + 1]))
 
-    statuses, said = commands(["run", "--resume", "--out", "cut"])
+    statuses, said = commands(["run", "--resume", *RULES_TOO, "--out", "cut"])
 
     assert statuses == [1], said
     op = "aten.embedding_dense_backward.default"
@@ -239,13 +243,13 @@ def test_what_was_changed_since_is_refused(commands: Commands, uninterrupted: di
         folder.mkdir(parents=True)
         (folder / "journal.jsonl").write_text(text)
 
-    statuses, said = commands(["run", "--resume", "--out", str(tmp_path / "case")])
+    statuses, said = commands(["run", "--resume", *RULES_TOO, "--out", str(tmp_path / "case")])
     assert statuses == [2]
     assert f"case 1 (aten.embedding_dense_backward.default on mesh 2) is drawn as {digest} now and was 0000" in said
 
     elsewhere = Commands(tmp_path)
     (tmp_path / "rules.py").write_text(RULES.read_text() + "\n# changed\n")
-    statuses, said = elsewhere(["run", "--resume", "--out", "rules"])
+    statuses, said = elsewhere(["run", "--resume", *RULES_TOO, "--out", "rules"])
     assert statuses == [2]
     assert "run run cannot be resumed: the digest of rules.py is" in said
 
@@ -263,7 +267,7 @@ def test_ctrl_c_while_minimising_keeps_what_is_done_and_can_be_resumed(
     assert half["counts_by_mesh"] == {"2": uninterrupted["counts_by_mesh"]["2"]}
     assert ["the rest of the run", "interrupted"] in [[one["what"], one["reason"]] for one in half["untested"]]
 
-    statuses, said = commands(["run", "--resume", "--out", "interrupted"])
+    statuses, said = commands(["run", "--resume", *RULES_TOO, "--out", "interrupted"])
     assert statuses == [1], said
     assert commands.result("interrupted") == uninterrupted
 
@@ -292,7 +296,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(
     assert f"python -m verifier run --resume {run_id} --out full\n" in said
     assert not journal.with_name("run.json").exists()
 
-    statuses, said = commands(["run", "--resume", "--out", "full"])
+    statuses, said = commands(["run", "--resume", *RULES_TOO, "--out", "full"])
     assert statuses == [1], said
     assert commands.result("full") == uninterrupted
 
@@ -311,10 +315,10 @@ def test_shards_merged_are_one_run(commands: Commands, uninterrupted: dict[str, 
 
     fingerprint = uninterrupted["findings"][0]["fingerprint"]
     statuses, said = commands(
-        ["merge", folders[2], folders[0], "--out", "merged"],
-        ["merge", folders[2], folders[0], folders[1], "--out", "merged"],
+        ["merge", *RULES_TOO, folders[2], folders[0], "--out", "merged"],
+        ["merge", *RULES_TOO, folders[2], folders[0], folders[1], "--out", "merged"],
         ["gate", "--out", "merged"],
-        ["replay", fingerprint, "--out", "merged"],
+        ["replay", fingerprint, *RULES_TOO, "--out", "merged"],
         ["report", "--out", "merged"],
     )
     assert statuses == [2, 1, 1, 1, 1], said
@@ -344,7 +348,9 @@ def test_a_shard_that_was_cut_short_by_its_time_limit_can_be_merged(
         part = replace(record, header=msgspec.convert(made["header"], RunHeader), complete=index == 2)
         (folder / "run.json").write_bytes(encode_record(part))
 
-    statuses, said = commands(["merge", str(tmp_path / "1"), str(tmp_path / "2"), "--out", str(tmp_path / "merged")])
+    statuses, said = commands(
+        ["merge", *RULES_TOO, str(tmp_path / "1"), str(tmp_path / "2"), "--out", str(tmp_path / "merged")]
+    )
 
     assert statuses in ([1], [2]), said  # by what fails in the cases that are left
     (path,) = (tmp_path / "merged" / "runs").glob("*/run.json")

@@ -138,7 +138,7 @@ def changed(value: Any, made: list[Change]) -> Any:
             case "delete":
                 del holder[key]
             case "replace":
-                holder[key] = change.junk
+                holder[key] = json.loads(json.dumps(change.junk))  # which later changes may be of
             case "duplicate":
                 copied = json.loads(json.dumps(holder[key]))
                 holder.append(copied) if isinstance(holder, list) else holder.update({f"{key}_": copied})

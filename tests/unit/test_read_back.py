@@ -156,13 +156,6 @@ def test_the_torn_end_of_a_journal_stays_until_there_is_something_to_write(tmp_p
         assert (folder / "journal.jsonl").read_bytes() == journal_of(made, {"event": "skipped"})
 
 
-def test_a_journal_of_another_run_is_refused(tmp_path: Path, command: Command) -> None:
-    stored(tmp_path, journal=journal_of(a_header(id="another", request={"seed": 1})))
-    status, _, err = command("run", "--resume", RUN_ID, "--out", tmp_path)
-    assert status == 2
-    assert f"is of run another, not of {RUN_ID}" in err
-
-
 # ----------------------------------------------------------------------------------------- imports that a journal names
 def test_what_a_journal_says_was_imported_is_not_imported(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, nothing: Path
