@@ -157,6 +157,8 @@ def collect(store: RunStore, question: Question, baseline: Baseline) -> Evidence
     ------
     ValueError
         If a pattern names no op and no family, and nothing that was recorded either.
+    RunFormatError
+        If a record or a journal cannot be read.
     """
     return _Collection(store, question, baseline).evidence()
 
@@ -228,10 +230,10 @@ class _Collection:
         try:
             if record.is_file():
                 self._take(read_record(record))
-            elif journal.is_file():
+            elif journal.is_file() and b"\n" in journal.read_bytes():  # else it was killed before it began
                 self._take_unfinished(journal)
-        except RunFormatError as error:
-            self.unanswered.append(NoEvidence(f"{error}", f"move {folder} away, and run again what it was to try"))
+        except RunFormatError as error:  # what it says of which op is not known, so it may be of any
+            raise RunFormatError(f"{error}; move {folder} away, and run again what it was to try") from error
 
     def _take(self, run: RunRecord) -> None:
         if not self.question.asks_imports(run.header):

@@ -140,7 +140,8 @@ class Verifier:
             At most so many combinations, sampled so that pairs of placements are covered; None for all, ``"profile"``
             for as many as a campaign of the current profile takes.
         exact
-            Compare bit for bit: for small integers in ops whose results on them are exact. Ignored for an OpCase.
+            Compare bit for bit: for small integers in ops whose results on them are exact. A difference in the last
+            four places of the largest result is INCONCLUSIVE. Ignored for an OpCase.
         trace
             Count collectives, for :meth:`Verification.collectives`; slower.
         raises

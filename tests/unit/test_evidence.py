@@ -15,6 +15,7 @@ from verifier.baseline import Baseline
 from verifier.evidence import Evidence, collect
 from verifier.gate import decide_all
 from verifier.question import Question
+from verifier.record_files import RunFormatError
 from verifier.records import INTERRUPTED, FindingRecord, MatrixRecord, RunHeader, RunRecord, UntestedRecord
 from verifier.revision import TORCH_RULES, VERIFIER, revision
 from verifier.runs import RunStore
@@ -315,9 +316,15 @@ def test_a_record_that_cannot_be_read_is_named(store: RunStore) -> None:
     stored(store, header("1"))
     stored(store, header("2"))
     store.path("2").write_text("{")
-    status, evidence = judged(store)
-    assert status == 2
-    assert f"{store.path('2')}: not JSON" in why(evidence)
+    with pytest.raises(RunFormatError, match=r"run\.json: not JSON: .*; move .*runs/2 away, and run again"):
+        judged(store)
+
+
+def test_a_run_that_was_killed_before_it_began_is_none(store: RunStore) -> None:
+    stored(store, header("1"))
+    store.path("2").parent.mkdir()
+    store.path("2", "journal.jsonl").write_text('{"format_ver')
+    assert judged(store)[0] == 0
 
 
 # -------------------------------------------------------------------------------------------------- one decision of all
