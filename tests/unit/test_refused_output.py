@@ -8,16 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_factory import make_run
+from run_factory import make_header, make_run
 
 from verifier import cli, entry
+from verifier.recording import versions
+from verifier.revision import revision
 from verifier.runs import RunStore
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
-    """A store with one run."""
-    store, run = RunStore(tmp_path / "reports"), make_run()
+    """A store with one run, made with the sources of now."""
+    run = make_run(header=make_header(digests=revision(), versions=versions()))
+    store = RunStore(tmp_path / "reports")
     with store.open_run(run.header) as writer:
         writer.finish(run)
     return store
