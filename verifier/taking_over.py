@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from verifier.wording import import_options, plural
 
 __all__ = ["merge", "resume", "resume_notice", "run_to_resume"]
 
+_MOST_NAMED = 100
+"""Missing shards that are named: a record may speak of any number."""
 BaselineLoader = Callable[[Path], Baseline]
 
 
@@ -227,9 +230,11 @@ def _check_whole(parts: Sequence[_Part]) -> None:
         if part.shard in names:
             raise ValueError(f"shard {part.shard} was given twice, as {names[part.shard]} and as {part.name}")
         names[part.shard] = part.name
-    missing = [str(shard) for index in range(1, count + 1) if (shard := Shard(index, count)) not in names]
-    if missing:
-        raise ValueError(f"{len(missing)} of {count} shards missing: {', '.join(missing)}; merge needs all of them")
+    if missing := count - len(names):
+        absent = (str(shard) for index in range(1, count + 1) if (shard := Shard(index, count)) not in names)
+        more = ", …" if missing > _MOST_NAMED else ""
+        listed = ", ".join(islice(absent, _MOST_NAMED))
+        raise ValueError(f"{missing} of {count} shards missing: {listed}{more}; merge needs all of them")
 
 
 # ------------------------------------------------------------------------------------------------------------- requests
