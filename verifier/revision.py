@@ -46,7 +46,9 @@ def revision(imports: Sequence[str] = (), modules: Iterable[ModuleType] = ()) ->
     modules
         The modules of these, and others that are the user's: what they use of the user's own code counts as well.
     """
-    return {TORCH_RULES: _torch_rules(), VERIFIER: _verifier(), **import_digests(imports), **_used_by(modules)}
+    named = import_digests(imports)
+    used = {path: digest for path, digest in _used_by(modules).items() if digest not in named.values()}
+    return {TORCH_RULES: _torch_rules(), VERIFIER: _verifier(), **named, **used}
 
 
 def import_digests(names: Sequence[str]) -> dict[str, str]:

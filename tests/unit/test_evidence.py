@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from verifier.gate import decide_all
 from verifier.question import Question
 from verifier.record_files import RunFormatError
 from verifier.records import INTERRUPTED, FindingRecord, MatrixRecord, RunHeader, RunRecord, UntestedRecord
-from verifier.revision import TORCH_RULES, VERIFIER, revision
+from verifier.revision import TORCH_RULES, VERIFIER, changes_since, revision
 from verifier.runs import RunStore
 
 MM = "aten.mm.default"
@@ -345,3 +346,19 @@ def test_an_accepted_finding_is_known_whichever_run_has_it(store: RunStore) -> N
     assert judged(store, baseline=known)[0] == 1, "nobody has given a reason"
     explained = Baseline(tuple(replace(entry, reason="pytorch#190063") for entry in known.entries))
     assert judged(store, baseline=explained)[0] == 0
+
+
+# ---------------------------------------------------------------------------------------------------- what is digested
+def test_what_the_users_rules_use_counts_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_kernels_of_rules.py").write_text("def kernel(): ...\n")
+    file = tmp_path / "my_rules_with_kernels.py"
+    file.write_text("from my_kernels_of_rules import kernel\ndef rule(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("my_rules_with_kernels")
+    made = revision(["my_rules_with_kernels"], [module])
+    assert made.keys() - NOW.keys() == {"my_rules_with_kernels", "my_kernels_of_rules.py"}
+    before = header("1", imports=["my_rules_with_kernels"], digests=made)
+    assert changes_since(before) == []
+    (tmp_path / "my_kernels_of_rules.py").write_text("def kernel(): return 1\n")
+    assert [change.text for change in changes_since(before)] == ["my_kernels_of_rules.py has changed"]
