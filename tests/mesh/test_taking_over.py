@@ -293,7 +293,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(
     # a shorter line may have had room yet, which says that the run has ended
     assert len(kept.events) - int(refused[1]) + 1 in (0, 1)
     assert not kept.torn
-    assert f"python -m verifier run --resume {run_id} --out full\n" in said
+    assert f"python -m verifier run --resume {run_id} --import rules.py --out full\n" in said
     assert not journal.with_name("run.json").exists()
 
     statuses, said = commands(["run", "--resume", *RULES_TOO, "--out", "full"])
