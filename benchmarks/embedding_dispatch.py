@@ -24,7 +24,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn.functional import embedding
 
 import strategies
-from verifier.torch_internals import start_simulated_world
+from verifier.torch_internals.simulation import start_simulated_world
 
 ROWS, COLUMNS, IDS = 8, 4, 4
 LAYOUTS: dict[str, tuple[Placement, Placement]] = {

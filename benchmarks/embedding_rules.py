@@ -40,16 +40,19 @@ from strategies.embedding_bag.inputs import FORWARD_ONLY, TRAINED
 from strategies.tensors import filled
 from strategies.torchrec.family import FAMILY as TABLES
 from strategies.torchrec.layouts import LAYOUTS
-from verifier.calls import make_combination
-from verifier.cases import MeshSpec, Observation, OpCase, Phase, Trial, VerdictKind, parse_placements
-from verifier.families import DrawContext, Family
-from verifier.meshes import Pool, PoolSet
-from verifier.oracle import judge
-from verifier.reference import make_reference
-from verifier.torch_internals import replaced_sharded_op
-from verifier.trials import cotangent_placements
-from verifier.verification import VerificationError
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Observation, Phase
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.planning.families import DrawContext, Family
+from verifier.planning.trials import cotangent_placements
+from verifier.torch_internals.registries import replaced_sharded_op
+from verifier.verify.arguments import make_combination
+from verifier.verify.result import VerificationError
+from verifier.verify.verifier import Verifier
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules

@@ -25,8 +25,10 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, init
 from torch.nn.functional import embedding
 
 import strategies
-from verifier.cases import Placements, parse_placements
-from verifier.torch_internals import Recorder, count_collectives
+from verifier.core.placement_text import parse_placements
+from verifier.torch_internals.placements import Placements
+from verifier.torch_internals.recording import Recorder
+from verifier.torch_internals.watching import count_collectives
 
 STEPS = 50
 """So many are timed together, as it takes some to get over the switch from one side to the other: it leaves caches cold

@@ -30,11 +30,15 @@ from pathlib import Path
 
 import torch
 
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, VerdictKind
-from verifier.meshes import Pool, PoolError, PoolKey, Spares
-from verifier.oracle import judge
-from verifier.reference import make_reference
-from verifier.trials import plan_case
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.meshes.processes import PoolError, Spares
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.planning.trials import plan_case
 
 FAULTS = ("raise:1", "kill:0", "abort:1", "skip:1", "exhaust:0", "hang:1", "bad_alloc:1", "from outside")
 TRIAL_LIMIT = 20.0

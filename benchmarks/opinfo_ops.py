@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from verifier.torch_internals import opinfo_entries, opinfo_samples, opinfo_sizes
+from verifier.torch_internals.opinfo import opinfo_entries, opinfo_samples, opinfo_sizes
 
 SIZES = {"L": 24, "M": 12, "S": 4, "XS": 2}
 """Those of test_dtensor_ops: most dims are then sharded evenly by 4 ranks."""

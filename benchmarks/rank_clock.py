@@ -22,8 +22,9 @@ from typing import Any
 import torch.distributed._functional_collectives as collectives
 from torch.distributed.tensor import DTensor
 
-from verifier import runtime, trial_log
-from verifier.cases import ProcessReport
+from verifier.core.observation import ProcessReport
+from verifier.execution import runner as runtime
+from verifier.execution import trial_log
 from verifier.meshes import agreement
 
 CLOCK = time.thread_time if os.environ.get("RANK_CLOCK") == "cpu" else time.perf_counter

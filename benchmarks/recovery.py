@@ -30,8 +30,11 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import Partial, Replicate
 
-from verifier.cases import Fate, MeshSpec, OpCase, Trial
-from verifier.meshes import Pool, PoolKey, Spares
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.meshes.processes import Spares
 
 TRIAL_LIMIT = 3.0
 

@@ -24,7 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, init_device_mesh
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.torch_internals import pytree, run_in_threads, torch_converter
+from verifier.torch_internals.names import pytree
+from verifier.torch_internals.opinfo import torch_converter
+from verifier.torch_internals.simulation import run_in_threads
 
 PATIENCE = 30.0
 """Seconds without a combination that any thread completes, after which an op hangs."""

@@ -15,16 +15,11 @@ from pathlib import Path
 
 import torch
 
-from strategies.models import (
-    Transformer,
-    TransformerSize,
-    data_parallel,
-    next_token_loss,
-    sequence_parallel,
-    tensor_parallel,
-)
-from verifier.meshes import Pool, PoolSet
-from verifier.modules import verify_module
+from strategies.models.losses import next_token_loss
+from strategies.models.plans import data_parallel, sequence_parallel, tensor_parallel
+from strategies.models.transformer import Transformer, TransformerSize
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.modules.verify import verify_module
 
 STEPS = 50
 VOCABULARY = 12

@@ -33,12 +33,14 @@ from torch.distributed.tensor import Replicate
 
 from strategies.embedding import FAMILY
 from strategies.embedding.inputs import EMBEDDING
-from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind
-from verifier.families import DrawContext
-from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge
-from verifier.reference import Reference, make_reference
-from verifier.trials import plan_case
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.oracle.reference import Reference, make_reference
+from verifier.oracle.verdicts import judge
+from verifier.planning.families import DrawContext
+from verifier.planning.trials import plan_case
 
 BATCH = 32
 CLOCK = str(Path(__file__).with_name("rank_clock.py"))

@@ -31,12 +31,13 @@ from threaded_ops import OpRun, ThreadedOps, even_combinations
 from torch.distributed.tensor import Replicate
 from trials_per_second import say, table
 
-from verifier.cases import MeshSpec, OpCase, Trial
-from verifier.converter import tensor_arguments
-from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge
-from verifier.reference import make_reference
-from verifier.torch_internals import pytree
+from verifier.core.arguments import tensor_arguments
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.torch_internals.names import pytree
 
 CHUNK = 8
 """Trials after which the time for what the threads did not come to is looked at."""

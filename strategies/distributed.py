@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from verifier.torch_internals import implicit_replication_allowed
+from verifier.torch_internals.dtensors import implicit_replication_allowed
 
 __all__ = ["as_dtensors"]
 

@@ -10,9 +10,9 @@ from strategies.embedding import sharding as embedding
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag import sharding as embedding_bag
 from strategies.embedding_bag.ops import BAG_OPS
-from strategies.filling import FILLING_OPS
-from strategies.flattening import GUARDS, install_embedding_bag, replaced_embedding_bag
-from verifier.torch_internals import (
+from strategies.fill_rules import FILLING_OPS
+from strategies.reshape_rules import GUARDS, install_embedding_bag, replaced_embedding_bag
+from verifier.torch_internals.registries import (
     guarded,
     install_guard,
     install_handler,

@@ -8,8 +8,9 @@ import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.boundary import declares
-from verifier.torch_internals import RankView, ShardedOp, is_fake
+from verifier.planning.boundary import declares
+from verifier.torch_internals.dtensors import is_fake
+from verifier.torch_internals.sharded_ops import RankView, ShardedOp
 
 __all__ = ["sharded_op"]
 
@@ -31,7 +32,8 @@ def sharded_op(
     schema
         Arguments and result, tensors first, without defaults.
     rules, kernel, static_argnum
-        See :class:`verifier.torch_internals.ShardedOp`. On whole tensors the op is the kernel of a mesh of one rank.
+        See :class:`verifier.torch_internals.sharded_ops.ShardedOp`. On whole tensors the op is the kernel of a mesh
+        of one rank.
     shape
         Returns an empty tensor like the result.
     """

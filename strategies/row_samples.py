@@ -15,10 +15,10 @@ import torch
 
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag.ops import BAG_OPS
-from verifier.cases import OpCase
+from verifier.core.case import OpCase
+from verifier.core.wording import did_you_mean
 from verifier.rules.samples import Sample, SampleOptions, Target, Values, names_overload
-from verifier.torch_internals import registered_overloads
-from verifier.wording import did_you_mean
+from verifier.torch_internals.ops import registered_overloads
 
 __all__ = ["SOURCE", "RowSampleSource"]
 

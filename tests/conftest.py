@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from verifier.profiles import register_profiles
+from verifier.planning.profiles import register_profiles
 
 _PLUGIN = "verifier.pytest_plugin"
 _installed = any(entry_point.value == _PLUGIN for entry_point in entry_points(group="pytest11"))

@@ -21,7 +21,7 @@ def main() -> None:
     for number in handled:
         signal.signal(number, _interrupted)
 
-    from verifier import entry
+    from verifier.cli import main as entry
 
     for number in handled:
         signal.signal(number, defaults[number])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verifier.cases import MeshSpec, Observation, OpCase, Trial, Verdict
-from verifier.records import FindingRecord, RunHeader
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Observation
+from verifier.core.verdict import Verdict
+from verifier.records.schema import FindingRecord, RunHeader
 
 __all__ = [
     "CaseSkipped",
@@ -70,7 +72,7 @@ class TrialFinished:
     rows: tuple[tuple[str, str], ...]
     """``(argument name, placements as text)`` of each tensor argument."""
     position: str = ""
-    """Names the trial in every run of the plan, see :mod:`verifier.past`."""
+    """Names the trial in every run of the plan, see :mod:`verifier.campaign.history`."""
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from verifier.cases import MeshSpec
-    from verifier.interrupts import Interrupts
-    from verifier.meshes import Pool, PoolKey, PoolSet
-    from verifier.modules import ModuleVerification
-    from verifier.records import RunRecord
-    from verifier.session_record import SessionRecord
-    from verifier.verifying import Verifier
+    from verifier.core.case import MeshSpec
+    from verifier.core.interrupts import Interrupts
+    from verifier.meshes.crew import PoolKey
+    from verifier.meshes.pool import Pool, PoolSet
+    from verifier.modules.outcomes import ModuleVerification
+    from verifier.records.schema import RunRecord
+    from verifier.verify.session import SessionRecord
+    from verifier.verify.verifier import Verifier
 
 __all__ = ["mesh", "mesh_pools", "verifier_imports", "verify", "verify_module"]
 
@@ -92,7 +93,7 @@ def _register_profiles(name: object) -> None:
     Not always: importing Hypothesis takes a tenth of a second, and ``ci`` is a name of Hypothesis's own as well.
     """
     if name in PROFILES:
-        from verifier.profiles import register_profiles
+        from verifier.planning.profiles import register_profiles
 
         register_profiles()
 
@@ -127,7 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _meshes(config: pytest.Config) -> list[MeshSpec]:
-    from verifier.cases import MeshSpec
+    from verifier.core.case import MeshSpec
 
     backend = config.getoption("--verifier-backend")
     device = "cuda" if backend == "nccl" else "cpu"
@@ -158,10 +159,10 @@ def verifier_imports(pytestconfig: pytest.Config) -> Sequence[str]:
 @pytest.fixture(scope="session")
 def mesh_pools(pytestconfig: pytest.Config, verifier_imports: Sequence[str]) -> Iterator[PoolSet]:
     """The processes that play ranks: this process's own, started when needed, ended with the session."""
-    from verifier.cases import MeshSpec
+    from verifier.core.case import MeshSpec
     from verifier.events import PoolRestarted
-    from verifier.imports import ImportFailedError, run_imports
-    from verifier.meshes import Pool, PoolSet
+    from verifier.execution.imports import ImportFailedError, run_imports
+    from verifier.meshes.pool import Pool, PoolSet
 
     try:
         run_imports(verifier_imports)
@@ -184,7 +185,7 @@ def mesh_pools(pytestconfig: pytest.Config, verifier_imports: Sequence[str]) -> 
 @pytest.fixture(scope="session")
 def mesh(request: pytest.FixtureRequest) -> MeshSpec:
     """A mesh: the parameter of ``parametrize("mesh", ["4", "2x2"], indirect=True)``, or of ``--verifier-mesh``."""
-    from verifier.cases import MeshSpec
+    from verifier.core.case import MeshSpec
 
     wanted = getattr(request, "param", None)
     if wanted is None:
@@ -199,13 +200,13 @@ def mesh(request: pytest.FixtureRequest) -> MeshSpec:
 def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: Sequence[str]) -> Verifier:
     """``verify(op, *args, **kwargs)``: compare an op on a mesh, sharded in many ways, with the same call unsharded.
 
-    See :meth:`verifier.verifying.Verifier.__call__`. Works inside ``@given`` tests; load one of the profiles there, or
-    set ``deadline=None``, since the first call starts the ranks.
+    See :meth:`verifier.verify.verifier.Verifier.__call__`. Works inside ``@given`` tests; load one of the profiles
+    there, or set ``deadline=None``, since the first call starts the ranks.
     """
-    from verifier.baseline import load_baseline
-    from verifier.imports import command_names
-    from verifier.session_record import SessionRecord
-    from verifier.verifying import Verifier
+    from verifier.execution.imports import command_names
+    from verifier.gate.baseline import load_baseline
+    from verifier.verify.session import SessionRecord
+    from verifier.verify.verifier import Verifier
 
     _end_in_order(pytestconfig)
     folder = Path(pytestconfig.getoption("--verifier-out"))
@@ -226,7 +227,7 @@ def _end_in_order(config: pytest.Config) -> None:
     """Have SIGTERM and SIGHUP end the session as a Ctrl-C does, so that what the tests did is recorded."""
     if hasattr(config, "workerinput"):
         return
-    from verifier.interrupts import ENDING_SIGNALS, one_interrupt_at_a_time
+    from verifier.core.interrupts import ENDING_SIGNALS, one_interrupt_at_a_time
 
     handling = ExitStack()
     others = [number for number in ENDING_SIGNALS if number is not signal.SIGINT]  # which pytest handles itself
@@ -238,10 +239,10 @@ def _end_in_order(config: pytest.Config) -> None:
 def verify_module(pytestconfig: pytest.Config, mesh_pools: PoolSet) -> Callable[..., ModuleVerification]:
     """``verify_module(model, plan, inputs, ...)``: compare a sharded model, as it trains, with the local one.
 
-    See :func:`verifier.modules.verify_module`. The mesh is the first ``--verifier-mesh`` unless a call names one; what
-    it does is not recorded in the run.
+    See :func:`verifier.modules.verify.verify_module`. The mesh is the first ``--verifier-mesh`` unless a call names one;
+    what it does is not recorded in the run.
     """
-    from verifier.modules import verify_module
+    from verifier.modules.verify import verify_module
 
     return partial(verify_module, mesh=_meshes(pytestconfig)[0], pools=mesh_pools)
 
@@ -263,7 +264,7 @@ def pytest_testnodedown(node: Any, error: object | None) -> None:
     elif _HANDED_OVER in output:
         import msgspec
 
-        from verifier.records import RunRecord
+        from verifier.records.schema import RunRecord
 
         session.others.append(msgspec.json.decode(output[_HANDED_OVER], type=RunRecord))
 
@@ -283,8 +284,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
         return
     records = [*mine.others, *([own] if own is not None else [])]
     if records:
-        from verifier.runs import RunStore
-        from verifier.session_record import store_session
+        from verifier.runs.store import RunStore
+        from verifier.verify.session import store_session
 
         store = RunStore(Path(session.config.getoption("--verifier-out")))
         mine.stored = store_session(records, store, complete and not mine.lost_workers)
@@ -296,9 +297,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     run = config.stash[_SESSION].stored
     if run is None:
         return
-    from verifier.record_files import out_option
-    from verifier.records import FAILS
-    from verifier.wording import plural
+    from verifier.core.wording import plural
+    from verifier.records.files import out_option
+    from verifier.records.schema import FAILS
 
     counts = ", ".join(f"{count} {verdict}" for verdict, count in run.counts.items())
     terminalreporter.section("verifier")

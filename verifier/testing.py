@@ -24,11 +24,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from verifier.cases import Backend, Fate, MeshSpec
-from verifier.imports import run_file
-from verifier.meshes import Pool, PoolSet, RulesNotInRanks
-from verifier.tasks import Task, TaskOutcome
-from verifier.torch_internals import run_in_threads
+from verifier.core.case import Backend, MeshSpec
+from verifier.core.observation import Fate
+from verifier.execution.imports import run_file
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.processes import RulesNotInRanks
+from verifier.meshes.tasks import Task, TaskOutcome
+from verifier.torch_internals.simulation import run_in_threads
 
 __all__ = ["ProcessTestCase", "ThreadTestCase", "run_on_rank", "run_subtests", "skip_unless_gpus", "with_comms"]
 

@@ -13,9 +13,9 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.indices import index_tensors, padding_indices
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes, shard_sizes
-from verifier.boundary import declares
-from verifier.cases import MeshSpec, OpCase
-from verifier.families import DrawContext
+from verifier.core.case import MeshSpec, OpCase
+from verifier.planning.boundary import declares
+from verifier.planning.families import DrawContext
 
 __all__ = ["BACKWARD", "EMBEDDING", "INPUT_CLASSES", "LOOKUP", "MAX_NORM", "NORM_TYPES", "embedding_cases"]
 

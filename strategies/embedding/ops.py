@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.library import sharded_op
-from verifier.torch_internals import RankView
+from verifier.torch_internals.sharded_ops import RankView
 
 __all__ = ["ROW_POWERS"]
 

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from strategies.distributed import as_dtensors
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding.sharding import check_ids, comparable_ids
-from verifier.cases import format_placements
-from verifier.placements import is_shard_order, sharded_dim
-from verifier.torch_internals import RankView, on_each_rank
+from verifier.core.placement_text import format_placements
+from verifier.placements.algebra import is_shard_order, sharded_dim
+from verifier.torch_internals.sharded_ops import RankView, on_each_rank
 
 __all__ = ["HANDLERS", "renorm"]
 

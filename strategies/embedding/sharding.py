@@ -14,7 +14,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.torch_internals import RankView, ShardedOp, is_fake
+from verifier.torch_internals.dtensors import is_fake
+from verifier.torch_internals.sharded_ops import RankView, ShardedOp
 
 __all__ = [
     "ELEMENTWISE",

@@ -8,8 +8,8 @@ import torch
 from hypothesis.strategies import SearchStrategy
 
 from strategies.embedding_bag.inputs import FORWARD_ONLY, TRAINED, bag_cases
-from verifier.cases import OpCase
-from verifier.families import DrawContext, NarrowFamily
+from verifier.core.case import OpCase
+from verifier.planning.families import DrawContext, NarrowFamily
 
 __all__ = ["FAMILY", "EmbeddingBagFamily"]
 

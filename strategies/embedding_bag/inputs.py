@@ -10,9 +10,9 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.indices import index_tensors, padding_indices
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
-from verifier.boundary import declares
-from verifier.cases import OpCase
-from verifier.families import DrawContext
+from verifier.core.case import OpCase
+from verifier.planning.boundary import declares
+from verifier.planning.families import DrawContext
 
 __all__ = ["BAG", "FORWARD_ONLY", "INPUT_CLASSES", "SCALED", "TRAINED", "bag_cases"]
 

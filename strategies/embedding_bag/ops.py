@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.embedding.sharding import LINEAR, check_ids, comparable_ids, divided_by_counts
 from strategies.library import sharded_op
-from verifier.torch_internals import RankView
+from verifier.torch_internals.sharded_ops import RankView
 
 __all__ = ["BAG_OPS"]
 

@@ -24,8 +24,8 @@ from strategies.embedding.sharding import (
     share_ids_and_counts,
 )
 from strategies.embedding_bag import ops as _ops  # defines the library
-from verifier.placements import sharded_dim
-from verifier.torch_internals import is_fake, with_local
+from verifier.placements.algebra import sharded_dim
+from verifier.torch_internals.dtensors import is_fake, with_local
 
 __all__ = ["HANDLERS"]
 

@@ -1,4 +1,4 @@
-"""Small models as DTensor is used on, and plans that shard them; see ``verifier.modules.verify_module``.
+"""Small models as DTensor is used on, and plans that shard them; see ``verifier.modules.verify.verify_module``.
 
 Each plan is a function ``plan(model, mesh)``. On a mesh of one dim it takes the whole mesh for tensor parallelism; the
 mesh of a ``data_parallel`` plan has the dims ``dp`` and ``tp``.

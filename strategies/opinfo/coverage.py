@@ -9,7 +9,7 @@ import torch
 
 from strategies.opinfo.source import OpInfoSource
 from verifier.rules.samples import SampleOptions
-from verifier.torch_internals import registered_overloads
+from verifier.torch_internals.ops import registered_overloads
 
 __all__ = ["Coverage", "coverage"]
 

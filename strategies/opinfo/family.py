@@ -12,16 +12,17 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from strategies.opinfo.compositions import COMPOSITIONS, SECOND_CALL, WRITTEN_COPY, WRITTEN_VIEW, composed
-from strategies.opinfo.gradients import differentiated
+from strategies.opinfo.calls.gradients import differentiated
+from strategies.opinfo.composing import COMPOSITIONS, SECOND_CALL, WRITTEN_COPY, WRITTEN_VIEW, composed
 from strategies.opinfo.random_ops import CHECKED, random_case
-from strategies.opinfo.telling import is_telling, more_telling
-from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind
-from verifier.families import DrawContext
-from verifier.placements import Alphabet
-from verifier.reference import written_arguments
+from strategies.opinfo.samples.informative import is_telling, more_telling
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.ops import written_arguments
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.placements.alphabet import Alphabet
+from verifier.planning.families import DrawContext
+from verifier.programs import is_composed
 from verifier.rules.samples import Sample, SampleOptions, Target
-from verifier.simpler_calls import is_composed
 
 if TYPE_CHECKING:
     from strategies.opinfo.source import OpInfoSource
@@ -57,7 +58,7 @@ class OpInfoFamily:
 
     def covers(self, selected: tuple[str, ...], op: str) -> bool:
         """Return whether the overload ``op`` is selected, or an OpInfo under which it is tested."""
-        from strategies.opinfo.names import home_rows  # loads the database of ops, as below
+        from strategies.opinfo.calls.op_names import home_rows  # loads the database of ops, as below
 
         return op in selected or not set(selected).isdisjoint(home_rows(op))
 

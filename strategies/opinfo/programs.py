@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from strategies.opinfo.plainer import PLAINER
-from verifier.boundary import declares
-from verifier.cases import OpCase
-from verifier.simpler_calls import simplifies
+from strategies.opinfo.simpler_programs import PLAINER
+from verifier.core.case import OpCase
+from verifier.planning.boundary import declares
+from verifier.programs import simplifies
 
 __all__ = [
     "after_exception",

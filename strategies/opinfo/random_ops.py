@@ -16,7 +16,7 @@ from random import Random
 import torch
 
 from strategies.opinfo.programs import called_twice, sampled
-from verifier.cases import OpCase
+from verifier.core.case import OpCase
 
 __all__ = ["CHECKED", "DETERMINED", "PROMISES", "RANDOM", "random_case"]
 

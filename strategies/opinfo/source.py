@@ -11,16 +11,17 @@ from itertools import chain, islice, zip_longest
 
 import torch
 
-from strategies.opinfo.calls import quiet
-from strategies.opinfo.capture import captured, entries_of, hidden, sharded
-from strategies.opinfo.names import home_rows, owners, row_names
-from strategies.opinfo.rows import Row, Template, registered_of, wanted
-from strategies.opinfo.sample import OpInfoSample
-from strategies.opinfo.siblings import converted, family, is_sibling
-from strategies.opinfo.spellings import Variation, spellings
+from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
+from strategies.opinfo.calls.call import quiet
+from strategies.opinfo.calls.capture import captured, entries_of, hidden, sharded
+from strategies.opinfo.calls.op_names import home_rows, owners, row_names
+from strategies.opinfo.samples.argument_spellings import Variation, spellings
+from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
+from strategies.opinfo.samples.sample import OpInfoSample
+from verifier.core.wording import did_you_mean
 from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
-from verifier.torch_internals import OpOverload, registered_overloads
-from verifier.wording import did_you_mean
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.ops import registered_overloads
 
 __all__ = ["SOURCE", "OpInfoSource"]
 

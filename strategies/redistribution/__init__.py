@@ -10,11 +10,11 @@ from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import Partial
 
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
-from verifier.cases import BITWISE_REDUCTIONS, REDUCTIONS, MeshSpec, OpCase
-from verifier.families import DrawContext, NarrowFamily
-from verifier.placements import Alphabet
-from verifier.targets import targets
-from verifier.torch_internals import strides_of
+from verifier.core.case import MeshSpec, OpCase
+from verifier.placements.alphabet import Alphabet
+from verifier.planning.families import DrawContext, NarrowFamily
+from verifier.programs import targets
+from verifier.torch_internals.placements import BITWISE_REDUCTIONS, REDUCTIONS, strides_of
 
 __all__ = ["FAMILY", "RedistributionFamily"]
 

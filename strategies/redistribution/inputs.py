@@ -16,11 +16,11 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.redistribution.programs import CHAIN, SEQUENCE, VIEWS, WRITES, operands, sequence, spelled
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
-from verifier.cases import MeshSpec, OpCase
-from verifier.families import DrawContext
-from verifier.partials import bitwise_reductions, partial_reductions
-from verifier.placements import in_order, is_shard_order, sharded_dim
-from verifier.torch_internals import strided_shard, strides_of
+from verifier.core.case import MeshSpec, OpCase
+from verifier.placements.algebra import in_order, is_shard_order, sharded_dim
+from verifier.placements.partials import bitwise_reductions, partial_reductions
+from verifier.planning.families import DrawContext
+from verifier.torch_internals.placements import strided_shard, strides_of
 
 __all__ = [
     "INPUT_CLASSES",

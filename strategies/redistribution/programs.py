@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from verifier.boundary import declares
-from verifier.cases import OpCase, Placements
-from verifier.targets import Move, asks, moves, targets
+from verifier.core.case import OpCase
+from verifier.planning.boundary import declares
+from verifier.programs import Move, asks, moves, targets
+from verifier.torch_internals.placements import Placements
 
 __all__ = ["CHAIN", "SEQUENCE", "STEPS", "VIEWS", "WRITES", "chain", "operands", "sequence", "spelled"]
 

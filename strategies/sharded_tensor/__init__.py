@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from strategies.sharded_tensor.inputs import OPS, sharded_tensor_cases
-from verifier.cases import OpCase
-from verifier.families import DrawContext, ReplicatedFamily
+from verifier.core.case import OpCase
+from verifier.planning.families import DrawContext, ReplicatedFamily
 
 __all__ = ["FAMILY", "ShardedTensorFamily"]
 

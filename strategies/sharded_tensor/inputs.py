@@ -14,9 +14,9 @@ from hypothesis.strategies import SearchStrategy
 from strategies.indices import index_tensors, padding_indices
 from strategies.sharded_tensor.programs import BAG, EMBEDDING, TRAINED
 from strategies.tensors import Layout, dim_sizes, filled, rarely, seeds, shard_classes
-from verifier.cases import OpCase
-from verifier.families import DrawContext
-from verifier.flags import tell_apart_by
+from verifier.core.case import OpCase
+from verifier.planning.families import DrawContext
+from verifier.programs import tell_apart_by
 
 __all__ = ["INPUT_CLASSES", "OPS", "has_sharded_tensor", "sharded_tensor_cases"]
 

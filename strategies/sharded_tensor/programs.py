@@ -19,8 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from verifier.boundary import declares
-from verifier.torch_internals import chunk_sharded
+from verifier.planning.boundary import declares
+from verifier.torch_internals.groups import chunk_sharded
 
 __all__ = ["BAG", "EMBEDDING", "TRAINED", "embedding", "embedding_bag", "trained"]
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from verifier.record_files import read_record
-from verifier.records import FindingRecord
+from verifier.records.files import read_record
+from verifier.records.schema import FindingRecord
 
 __all__ = ["discrepancies"]
 

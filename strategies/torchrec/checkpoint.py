@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from strategies.layouts.tables import TableLayout
 from strategies.torchrec.tables import claims_of, distribute, dtype_of, group_of
-from verifier.layouts import TableLayout
 
 __all__ = ["reloaded"]
 

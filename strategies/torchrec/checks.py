@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from strategies.layouts.tables import Chunk, TableLayout
 from strategies.torchrec.tables import Claim, claims_of, group_of, held
-from verifier.layouts import Chunk, TableLayout
 
 __all__ = ["LayoutError", "check_table", "overlaps", "problems", "uncovered"]
 

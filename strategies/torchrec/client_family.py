@@ -14,9 +14,10 @@ from hypothesis.strategies import SearchStrategy
 
 from strategies.tensors import dim_sizes, filled, rarely, seeds
 from strategies.torchrec.client import TRAIN_BAGS, keys_of
-from verifier.boundary import declares
-from verifier.cases import OpCase, Trial, Verdict
-from verifier.families import DrawContext, ReplicatedFamily
+from verifier.core.case import OpCase, Trial
+from verifier.core.verdict import Verdict
+from verifier.planning.boundary import declares
+from verifier.planning.families import DrawContext, ReplicatedFamily
 
 __all__ = [
     "COLLECTION",

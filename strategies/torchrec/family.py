@@ -9,12 +9,12 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from strategies.layouts.tables import LayoutOptions, TableLayout
 from strategies.tensors import dim_sizes, filled, rarely, seeds
 from strategies.torchrec.layouts import LAYOUTS, make_layout
 from strategies.torchrec.programs import TRAIN
-from verifier.cases import OpCase
-from verifier.families import DrawContext, ReplicatedFamily
-from verifier.layouts import LayoutOptions, TableLayout
+from verifier.core.case import OpCase
+from verifier.planning.families import DrawContext, ReplicatedFamily
 
 __all__ = ["FAMILY", "SOURCE", "LayoutFamily", "TorchRecLayouts", "layout_cases", "layout_options", "training_case"]
 
@@ -135,7 +135,7 @@ class LayoutFamily(ReplicatedFamily):
 
 @dataclass(frozen=True)
 class TorchRecLayouts:
-    """TorchRec's layouts as a :class:`verifier.layouts.LayoutSource`."""
+    """TorchRec's layouts as a :class:`strategies.layouts.tables.LayoutSource`."""
 
     name: str = "torchrec"
 

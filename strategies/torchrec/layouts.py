@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 
-from verifier.layouts import Chunk, LayoutOptions, TableLayout
-from verifier.wording import did_you_mean, plural
+from strategies.layouts.tables import Chunk, LayoutOptions, TableLayout
+from verifier.core.wording import did_you_mean, plural
 
 __all__ = ["LAYOUTS", "LayoutKind", "make_layout"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from strategies.layouts.tables import Chunk
 from strategies.torchrec.tables import Claim, dtype_of
-from verifier.layouts import Chunk
 
 __all__ = ["gather_ragged", "pool", "pooled", "sum_gradients"]
 

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from strategies.layouts.tables import LayoutOptions, TableLayout
 from strategies.torchrec.checkpoint import reloaded
 from strategies.torchrec.checks import check_table
 from strategies.torchrec.layouts import make_layout
 from strategies.torchrec.lookup import pooled, sum_gradients
 from strategies.torchrec.tables import assemble, claims_of, distribute, group_of, held
-from verifier.boundary import declares
-from verifier.layouts import LayoutOptions, TableLayout
-from verifier.placements import shard_bounds
+from verifier.placements.algebra import shard_bounds
+from verifier.planning.boundary import declares
 
 __all__ = ["OPTIMIZERS", "TRAIN", "train"]
 

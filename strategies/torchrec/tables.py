@@ -11,10 +11,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from verifier.cases import parse_placements
-from verifier.layouts import Chunk, TableLayout
-from verifier.torch_internals import LocalShardsWrapper, placement_text, simulated_ranks
-from verifier.wording import plural
+from strategies.layouts.tables import Chunk, TableLayout
+from verifier.core.placement_text import parse_placements
+from verifier.core.wording import plural
+from verifier.torch_internals.names import LocalShardsWrapper
+from verifier.torch_internals.placements import placement_text
+from verifier.torch_internals.simulation import simulated_ranks
 
 __all__ = ["Claim", "assemble", "claims_of", "distribute", "dtype_of", "group_of", "held", "wrap"]
 

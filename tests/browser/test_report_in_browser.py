@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from run_factory import make_empty_run, make_long_run, make_run
 
-from verifier.report import render_html, write_html
+from verifier.report.html import render_html, write_html
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

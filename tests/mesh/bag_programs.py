@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from strategies.embedding_bag.ops import BAG_OPS
 from strategies.embedding_bag.sharding import dense_weight_gradient
-from verifier.torch_internals import RankView, ShardedOp, replaced_handler, replaced_sharded_op
+from verifier.torch_internals.registries import replaced_handler, replaced_sharded_op
+from verifier.torch_internals.sharded_ops import RankView, ShardedOp
 
 (FIRST_OF_MAX,) = (sharded for sharded in BAG_OPS if "first_of_max" in str(sharded.op))
 R, S0 = Replicate(), Shard(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from verifier.cases import Placements
-from verifier.converter import DTensorConverter
+from verifier.execution.converter import DTensorConverter
+from verifier.torch_internals.placements import Placements
 
 
 def place(self: DTensorConverter, value: torch.Tensor, placements: Placements, seed: int) -> torch.Tensor:

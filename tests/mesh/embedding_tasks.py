@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.functional import embedding, embedding_bag
 
-from verifier.torch_internals import strided_shard
+from verifier.torch_internals.placements import strided_shard
 
 IDS = torch.tensor([0, 4, 3, 1, 1, 2, 4])
 OFFSETS = torch.tensor([0, 0, 3, 4])

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from strategies.layouts.tables import Chunk, LayoutOptions, TableLayout
 from strategies.torchrec import checkpoint, lookup, programs
 from strategies.torchrec.checks import check_table
 from strategies.torchrec.layouts import make_layout
 from strategies.torchrec.tables import distribute, held, wrap
-from verifier.layouts import Chunk, LayoutOptions, TableLayout
-from verifier.torch_internals import LocalShardsWrapper
+from verifier.torch_internals.names import LocalShardsWrapper
 
 
 def checked(table: torch.Tensor, fault: str = "", name: str = "row-wise-even", plan: bool = True) -> torch.Tensor:

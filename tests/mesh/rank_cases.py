@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from strategies.models import Transformer, TransformerSize, sequence_parallel
-from verifier.module_observing import observe
-from verifier.module_records import Assignment
-from verifier.modules import mean_square
+from strategies.models.plans import sequence_parallel
+from strategies.models.transformer import Transformer, TransformerSize
+from verifier.modules.data import Assignment
+from verifier.modules.observing import observe
+from verifier.modules.verify import mean_square
 from verifier.testing import (
     ProcessTestCase,
     ThreadTestCase,
@@ -24,7 +25,7 @@ from verifier.testing import (
     skip_unless_gpus,
     with_comms,
 )
-from verifier.torch_internals import count_collectives
+from verifier.torch_internals.watching import count_collectives
 
 R = Replicate()
 

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding.renorm import renorm
-from verifier.torch_internals import ShardedOp, replaced_handler, replaced_sharded_op
+from verifier.torch_internals.registries import replaced_handler, replaced_sharded_op
+from verifier.torch_internals.sharded_ops import ShardedOp
 
 aten = torch.ops.aten
 

@@ -9,7 +9,8 @@ import torch
 from strategies.sharded_tensor.inputs import OPS
 from strategies.sharded_tensor.programs import BAG, EMBEDDING, TRAINED
 from strategies.tensors import filled
-from verifier.cases import OpCase, VerdictKind
+from verifier.core.case import OpCase
+from verifier.core.verdict import VerdictKind
 
 ROWS, COLUMNS = 0, 1
 CALLS = {"embedding": EMBEDDING, "embedding_bag": BAG, "training": TRAINED, "unequal_batches": EMBEDDING}

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from test_faults import BATCH, MESH, kinds, trial
 
-from verifier.cases import Fate, VerdictKind
-from verifier.meshes import Pool, PoolKey
+from verifier.core.observation import Fate
+from verifier.core.verdict import VerdictKind
 from verifier.meshes.agreement import Datagrams
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
 from verifier.meshes.processes import Spares
 
 SIZE = 4

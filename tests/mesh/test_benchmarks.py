@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from verifier.cases import MeshSpec, OpCase, Trial
-from verifier.meshes import Pool, PoolKey
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

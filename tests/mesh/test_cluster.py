@@ -20,10 +20,15 @@ from leftovers import children
 from test_faults import BATCH, FAULTY, MESH, kinds, trial, wait_for_end
 from test_taking_over import comparable
 
-from verifier.cases import Fate, VerdictKind
-from verifier.cli import app
-from verifier.meshes import Cluster, Pool, PoolError, PoolKey, TorchrunRank
-from verifier.meshes.links import Doorway
+from verifier.cli.app import app
+from verifier.core.observation import Fate
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.meshes.processes import PoolError
+from verifier.meshes.torchrun.connections import Doorway
+from verifier.meshes.torchrun.controller import Cluster
+from verifier.meshes.torchrun.environment import TorchrunRank
 
 RULES = Path(__file__).with_name("wrong_gradient_rule.py")
 LIMIT = 300.0
@@ -186,7 +191,8 @@ def parent(pid: int) -> int:
 # ---------------------------------------------------------------------------------- jobs without torchrun to clean up
 # a shell that starts tests in the background has all below them ignore a Ctrl-C
 PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from verifier.entry import main; main()"
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from verifier.cli.main import main; main()"
 )
 
 
@@ -286,7 +292,7 @@ def test_other_processes_are_none_of_torchrun() -> None:
 def test_whoever_does_not_know_the_key_is_turned_away() -> None:
     doorway = Doorway()
     program = (
-        "import sys; from verifier.meshes.links import connect\n"
+        "import sys; from verifier.meshes.torchrun.connections import connect\n"
         "connect('127.0.0.1', int(sys.argv[1]), bytes.fromhex(sys.argv[2]), sys.argv[3])"
     )
     with socket.create_connection(("127.0.0.1", doorway.port)) as scanner:

@@ -15,19 +15,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Placements
-from verifier.converter import CombinationSpace, DTensorConverter, tensor_arguments, unsupported_reason
-from verifier.placements import Alphabet, combine, take_local
-from verifier.torch_internals import (
-    count_collectives,
-    make_rank_tensors,
-    paused_simulation,
-    per_rank,
-    pytree,
-    simulated_mode,
-    start_simulated_world,
-    strided_shard,
-)
+from verifier.core.arguments import tensor_arguments, unsupported_reason
+from verifier.execution.converter import DTensorConverter
+from verifier.placements.algebra import combine, take_local
+from verifier.placements.alphabet import Alphabet
+from verifier.placements.combinations import CombinationSpace
+from verifier.torch_internals.dtensors import make_rank_tensors, per_rank
+from verifier.torch_internals.names import pytree
+from verifier.torch_internals.placements import Placements, strided_shard
+from verifier.torch_internals.simulation import paused_simulation, simulated_mode, start_simulated_world
+from verifier.torch_internals.watching import count_collectives
 
 WORLD = 4
 SHAPES = [(4,), (2, 2), (1, 4)]

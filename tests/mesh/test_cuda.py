@@ -14,14 +14,20 @@ from test_cluster import environment
 from test_faults import CASE
 
 from strategies.tensors import filled
-from verifier.baseline import Baseline
-from verifier.cases import MeshSpec, Observation, OpCase, Placements, Trial, VerdictKind, parse_placements
-from verifier.cli import app
-from verifier.meshes import Place, Pool, PoolKey, gpu_problem
-from verifier.oracle import judge
-from verifier.recording import Request, make_plan
-from verifier.reference import make_reference
-from verifier.wording import plural
+from verifier.campaign.request import Request, make_plan
+from verifier.cli.app import app
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Observation
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import plural
+from verifier.gate.baseline import Baseline
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.hosts import Place, gpu_problem
+from verifier.meshes.pool import Pool
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.torch_internals.placements import Placements
 
 GPUS = torch.cuda.device_count()
 
@@ -159,7 +165,7 @@ STAGED = """
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from verifier.torch_internals import staged_collective
+from verifier.torch_internals.names import staged_collective
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 functional = torch.ops._c10d_functional

@@ -9,10 +9,12 @@ import torch
 
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
-from verifier.cases import OpCase, Phase, VerdictKind
-from verifier.findings import first_report
-from verifier.verification import Crash, Verification, WrongValue
-from verifier.verifying import Verifier
+from verifier.core.case import OpCase
+from verifier.core.observation import Phase
+from verifier.core.verdict import VerdictKind
+from verifier.findings.failures import first_report
+from verifier.verify.result import Crash, Verification, WrongValue
+from verifier.verify.verifier import Verifier
 
 MESH = "4"
 

@@ -18,12 +18,14 @@ import strategies
 from strategies.embedding_bag import FAMILY
 from strategies.embedding_bag.inputs import BAG, FORWARD_ONLY, SCALED, TRAINED
 from strategies.tensors import filled
-from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
-from verifier.families import DrawContext
-from verifier.meshes import Pool, PoolSet
-from verifier.torch_internals import start_simulated_world
-from verifier.verification import Crash, WrongGradient, WrongValue
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.observation import Phase
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.planning.families import DrawContext
+from verifier.torch_internals.simulation import start_simulated_world
+from verifier.verify.result import Crash, WrongGradient, WrongValue
+from verifier.verify.verifier import Verifier
 
 GLOO, SQUARE = "2", "simulated:2x2"
 IDS = torch.tensor([0, 4, 3, 1, 1, 2, 4])

@@ -10,13 +10,17 @@ import pytest
 import torch
 
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
-from strategies.models import Transformer, TransformerSize, embedding_parallel, next_token_loss
+from strategies.models.losses import next_token_loss
+from strategies.models.plans import embedding_parallel
+from strategies.models.transformer import Transformer, TransformerSize
 from strategies.tensors import filled
-from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
-from verifier.meshes import Pool, PoolSet
-from verifier.modules import verify_module
-from verifier.verification import VerificationError
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.observation import Phase
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.modules.verify import verify_module
+from verifier.verify.result import VerificationError
+from verifier.verify.verifier import Verifier
 
 GLOO, SQUARE = "2", "simulated:2x2"
 IDS = torch.tensor([[0, 4, 3], [4, 1, 0]])

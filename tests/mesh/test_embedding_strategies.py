@@ -18,11 +18,13 @@ import strategies
 from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
 from strategies.tensors import filled
-from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
-from verifier.families import DrawContext
-from verifier.meshes import Pool, PoolSet
-from verifier.tasks import Task
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.observation import Phase
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.tasks import Task
+from verifier.planning.families import DrawContext
+from verifier.verify.verifier import Verifier
 
 GLOO, SQUARE, EIGHT = "3", "simulated:2x2", "simulated:8"
 

@@ -13,8 +13,8 @@ import pytest
 from leftovers import children, nothing_left_behind
 from test_cluster import LIMIT, environment, wait_until
 
-from verifier.records import RunRecord
-from verifier.runs import RunStore
+from verifier.records.schema import RunRecord
+from verifier.runs.store import RunStore
 
 TESTS = """
 import torch

@@ -17,22 +17,15 @@ from leftovers import nothing_left_behind
 
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
-from verifier.cases import (
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Raised,
-    Trial,
-    VerdictKind,
-    parse_placements,
-)
-from verifier.meshes import Pool, PoolError, PoolKey
-from verifier.meshes.pool import _Flight
-from verifier.oracle import judge
-from verifier.reference import make_reference
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool, _Flight
+from verifier.meshes.processes import PoolError
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
 
 MESH = MeshSpec((2,))
 TRIAL_LIMIT = 3.0

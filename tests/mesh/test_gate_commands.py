@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from verifier.entry import main
+from verifier.cli.main import main
 
 Gate = Callable[..., tuple[int, str]]
 

@@ -17,12 +17,16 @@ import torch
 from leftovers import children, nothing_left_behind
 from test_faults import CASE, MESH, kinds, trial, wait_for_end
 
-from verifier.cases import Fate, MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
-from verifier.meshes import Pool, PoolKey, PoolSet
-from verifier.oracle import judge
-from verifier.reference import make_reference
-from verifier.verification import NothingVerified
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Phase
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.verify.result import NothingVerified
+from verifier.verify.verifier import Verifier
 
 MIB = 1 << 20
 NUMBERS = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)

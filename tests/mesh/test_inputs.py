@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from verifier.cases import DifferenceKind, MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
-from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge
-from verifier.reference import make_reference
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import DifferenceKind, Phase
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
 
 MESH = MeshSpec((2,), "simulated")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from strategies.opinfo.family import FAMILY
-from verifier.baseline import load_baseline
-from verifier.campaign import Campaign
-from verifier.cases import MeshSpec
+from verifier.campaign.campaign import Campaign
+from verifier.campaign.plan import Plan
+from verifier.core.case import MeshSpec
 from verifier.events import Event, FindingReported, TrialFinished
-from verifier.plan import Plan
-from verifier.records import RunHeader
+from verifier.gate.baseline import load_baseline
+from verifier.records.schema import RunHeader
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 300.0

@@ -9,15 +9,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
+from strategies.layouts.tables import LayoutOptions
 from strategies.tensors import filled
 from strategies.torchrec.family import FAMILY, SOURCE, training_case
 from strategies.torchrec.layouts import LAYOUTS
-from verifier.cases import MeshSpec, OpCase, VerdictKind
-from verifier.families import DrawContext
-from verifier.layouts import LayoutOptions
-from verifier.meshes import Pool, PoolSet
-from verifier.verification import Crash, NothingVerified, WrongValue
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.planning.families import DrawContext
+from verifier.verify.result import Crash, NothingVerified, WrongValue
+from verifier.verify.verifier import Verifier
 
 TABLE = filled((6, 2), torch.float32, 0)
 FOUR = "4"

@@ -12,13 +12,11 @@ from torch import nn
 from torch.distributed.tensor import Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from strategies.models import (
-    MLP,
-    StackedMLP,
-    tensor_parallel_mlp,
-)
-from verifier.modules import ModuleVerification, verify_module
-from verifier.verification import NothingVerified
+from strategies.models.layers import MLP, StackedMLP
+from strategies.models.plans import tensor_parallel_mlp
+from verifier.modules.outcomes import ModuleVerification
+from verifier.modules.verify import verify_module
+from verifier.verify.result import NothingVerified
 
 Verify = Callable[..., ModuleVerification]
 

@@ -18,24 +18,20 @@ from torch.distributed.tensor import Partial, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.models import (
-    MLP,
-    Attention,
-    RMSNorm,
-    StackedMLP,
-    Transformer,
-    TransformerSize,
+from strategies.models.layers import MLP, RMSNorm, StackedMLP
+from strategies.models.losses import next_token_loss, squared_error
+from strategies.models.plans import (
     data_parallel,
     embedding_parallel,
-    next_token_loss,
     sequence_parallel,
     sequence_parallel_mlp,
     sequence_parallel_norm,
-    squared_error,
     tensor_parallel,
     tensor_parallel_mlp,
 )
-from verifier.modules import ModuleError, ModuleVerification, sum_of_squares
+from strategies.models.transformer import Attention, Transformer, TransformerSize
+from verifier.modules.outcomes import ModuleError, ModuleVerification
+from verifier.modules.verify import sum_of_squares
 
 Verify = Callable[..., ModuleVerification]
 

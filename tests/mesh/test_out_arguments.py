@@ -6,13 +6,15 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from verifier.cases import MeshSpec, OpCase, Trial, parse_placements
-from verifier.findings import first_report
-from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge
-from verifier.reference import make_reference
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.placement_text import parse_placements
+from verifier.findings.failures import first_report
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
 from verifier.rules.claims import claimed_rules
-from verifier.torch_internals import replaced_strategy
+from verifier.torch_internals.registries import replaced_strategy
 
 EXP = torch.ops.aten.exp.out
 CASE = OpCase("aten.exp.out", "torch.ops.aten.exp.out", (torch.arange(4.0),), {"out": torch.zeros(4)}, exact=False)

@@ -13,14 +13,16 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.functional import embedding
 
-from verifier.cases import MeshSpec, OpCase, Phase, VerdictKind
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.observation import Phase
+from verifier.core.verdict import VerdictKind
 from verifier.events import CaseSkipped, Event, TrialFinished
-from verifier.findings import Failure
-from verifier.meshes import Pool, PoolSet
-from verifier.records import RunRecord
-from verifier.runs import RunStore
-from verifier.verification import ERRORS, Crash, NothingVerified, ToolError, VerificationError
-from verifier.verifying import Verifier
+from verifier.findings.failures import Failure
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.records.schema import RunRecord
+from verifier.runs.store import RunStore
+from verifier.verify.result import ERRORS, Crash, NothingVerified, ToolError, VerificationError
+from verifier.verify.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 MESH = MeshSpec((2,))
@@ -251,7 +253,7 @@ SESSION = """
     import torch
     from hypothesis import given, strategies as st
     from torch.nn.functional import embedding
-    from verifier.verification import Crash
+    from verifier.verify.result import Crash
 
     WEIGHT = torch.arange(1.0, 9.0, dtype=torch.float64).reshape(4, 2)
 
@@ -312,7 +314,7 @@ def test_a_session_is_recorded(pytester: pytest.Pytester, options: tuple[str, ..
 def test_a_known_finding_is_recorded_as_known(pytester: pytest.Pytester) -> None:
     from datetime import UTC, datetime
 
-    from verifier.baseline import Baseline
+    from verifier.gate.baseline import Baseline
 
     pytester.makepyfile(SESSION)
     run_session(pytester, "-k", "bad", "--hypothesis-profile=ci", "--verifier-mesh=simulated:3")
@@ -335,7 +337,7 @@ def test_other_sessions_are_left_alone(pytester: pytest.Pytester) -> None:
         import sys
 
         def test_nothing_heavy_is_imported():
-            heavy = {"torch", "hypothesis", "networkx", "msgspec", "verifier.cases"}
+            heavy = {"torch", "hypothesis", "networkx", "msgspec", "verifier.core.case"}
             assert heavy & set(sys.modules) == set()
         """
     )
@@ -398,7 +400,7 @@ def test_meshes_of_the_command_line(pytester: pytest.Pytester) -> None:
 
 
 def test_a_run_of_a_lost_worker_is_incomplete(tmp_path: Path, check: Verifier) -> None:
-    from verifier.session_record import SessionRecord, store_session
+    from verifier.verify.session import SessionRecord, store_session
 
     assert SessionRecord("pytest").record(complete=True) is None
     record = SessionRecord("pytest")

@@ -9,12 +9,17 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from verifier.cases import MeshSpec, OpCase, Phase, Trial, VerdictKind, parse_placements
-from verifier.meshes import Pool, PoolKey
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Phase
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import VerdictKind
+from verifier.findings.script.render import render_script, run_script
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
 from verifier.meshes.processes import Spares
-from verifier.oracle import judge
-from verifier.reference import make_reference
-from verifier.script import FAILS, render_script, run_script
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.records.schema import FAILS
 
 MESH = MeshSpec((2,))
 

@@ -16,13 +16,16 @@ from strategies.redistribution import FAMILY
 from strategies.redistribution.inputs import REDISTRIBUTE
 from strategies.redistribution.programs import CHAIN
 from strategies.tensors import filled
-from verifier.baseline import load_baseline
-from verifier.cases import MeshSpec, OpCase, VerdictKind, format_placements
-from verifier.families import DrawContext
-from verifier.findings import Failure, rule_class
-from verifier.placements import in_order
-from verifier.verification import VerificationError, WrongShape
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.placement_text import format_placements
+from verifier.core.verdict import VerdictKind
+from verifier.findings.failures import Failure
+from verifier.findings.grouping import rule_class
+from verifier.gate.baseline import load_baseline
+from verifier.placements.algebra import in_order
+from verifier.planning.families import DrawContext
+from verifier.verify.result import VerificationError, WrongShape
+from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec.parse("simulated:2x2x2")
 BASELINE = Path(__file__).parents[2] / "reports" / "baseline.toml"

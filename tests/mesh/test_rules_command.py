@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from verifier.baseline import load_baseline
-from verifier.entry import main
-from verifier.records import RunRecord
-from verifier.rules.recording import RulesRequest, make_rules_plan, record_rules
-from verifier.runs import RunStore
+from verifier.cli.main import main
+from verifier.gate.baseline import load_baseline
+from verifier.records.schema import RunRecord
+from verifier.rules.campaign.recorded import record_rules
+from verifier.rules.campaign.request import RulesRequest, make_rules_plan
+from verifier.runs.store import RunStore
 
 
 def run(

@@ -22,13 +22,15 @@ from torch import nn
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from verifier.cases import MeshSpec, VerdictKind
-from verifier.meshes import Pool, PoolKey, PoolSet
-from verifier.modules import verify_module
+from verifier.core.case import MeshSpec
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.modules.verify import verify_module
 from verifier.testing import ProcessTestCase
-from verifier.torch_internals import registries_of_rules, replaced_strategy
-from verifier.verification import WrongValue
-from verifier.verifying import Verifier
+from verifier.torch_internals.registries import registries_of_rules, replaced_strategy
+from verifier.verify.result import WrongValue
+from verifier.verify.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 MESH = MeshSpec((2,), "simulated")
@@ -76,7 +78,7 @@ BY_PROP_RULE = """
     import torch
     from torch.distributed.tensor._op_schema import OutputSharding
     from torch.distributed.tensor._ops.utils import register_prop_rule
-    from verifier.torch_internals import install_handler
+    from verifier.torch_internals.names import install_handler
 
     def own_sign(op, x):
         return x
@@ -110,8 +112,8 @@ SESSION = """
     import rules_by_sharding
     from conftest import squared
     from pure import abs_of_parts
-    from verifier.torch_internals import replaced_strategy
-    from verifier.verification import WrongValue
+    from verifier.torch_internals.names import replaced_strategy
+    from verifier.verify.result import WrongValue
 
     register_single_dim_strategy(torch.ops.aten.abs.default)(abs_of_parts)
     X = torch.tensor([[1.0, -2.0], [3.0, -4.0], [5.0, 6.0], [-7.0, 8.0]], dtype=torch.float64)

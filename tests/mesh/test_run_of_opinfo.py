@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from verifier.record_files import read_record
+from verifier.records.files import read_record
 
 LIMIT = 300
 """Seconds that a busy machine may take for the run."""

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind, parse_placements
-from verifier.script import FAILS, GONE, render_script, run_script
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.findings.script.render import render_script, run_script
+from verifier.records.schema import FAILS, GONE
 
 
 def dies_as_a_dtensor(input: torch.Tensor) -> torch.Tensor:

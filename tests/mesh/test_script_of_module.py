@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind, parse_placements
-from verifier.program_source import needs_its_module
-from verifier.script import render_script, run_script
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.findings.script.render import render_script, run_script
+from verifier.findings.script.source import needs_its_module
 
 
 @pytest.mark.parametrize(

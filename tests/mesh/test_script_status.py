@@ -6,12 +6,15 @@ from pathlib import Path
 
 import torch
 
-from verifier.baseline import load_baseline
-from verifier.cases import MeshSpec, OpCase, Phase, Trial, Verdict, VerdictKind, parse_placements
-from verifier.codec import load_trial
-from verifier.imports import run_imports
-from verifier.records import FAILS
-from verifier.script import render_script, run_script
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Phase
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.execution.imports import run_imports
+from verifier.findings.script.render import render_script, run_script
+from verifier.gate.baseline import load_baseline
+from verifier.records.schema import FAILS
+from verifier.records.values import load_trial
 
 BASELINE = Path(__file__).parents[2] / "reports" / "baseline.toml"
 VARIANCE = "0fdc4a43fb82"

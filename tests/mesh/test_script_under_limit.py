@@ -5,13 +5,17 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from verifier.cases import MeshSpec, OpCase, Trial, VerdictKind
-from verifier.finding_records import finding_record
-from verifier.findings import Failure, Group
-from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge
-from verifier.reference import make_reference
-from verifier.script import FAILS, GONE, render_script, run_script
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.verdict import VerdictKind
+from verifier.findings.failures import Failure
+from verifier.findings.grouping import Group
+from verifier.findings.record import finding_record
+from verifier.findings.script.render import render_script, run_script
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.records.schema import FAILS, GONE
 
 LIMIT = 110 << 20
 ROWS = 2500

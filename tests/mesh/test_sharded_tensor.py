@@ -14,18 +14,19 @@ from strategies.sharded_tensor import FAMILY
 from strategies.sharded_tensor.inputs import has_sharded_tensor
 from strategies.sharded_tensor.programs import BAG
 from strategies.tensors import filled
-from verifier import investigation
-from verifier.baseline import load_baseline
-from verifier.campaign import Campaign
-from verifier.cases import MeshSpec, OpCase, VerdictKind
-from verifier.codec import load_trial
+from verifier.campaign import investigation
+from verifier.campaign.campaign import Campaign
+from verifier.campaign.plan import Plan
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported
-from verifier.meshes import Pool, PoolSet
-from verifier.plan import Plan
-from verifier.records import RunHeader
-from verifier.script import render_script, run_script
-from verifier.verification import Crash, Died, VerificationError, WrongGradient, WrongValue
-from verifier.verifying import Verifier
+from verifier.findings.script.render import render_script, run_script
+from verifier.gate.baseline import load_baseline
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.records.schema import RunHeader
+from verifier.records.values import load_trial
+from verifier.verify.result import Crash, Died, VerificationError, WrongGradient, WrongValue
+from verifier.verify.verifier import Verifier
 
 BASELINE = Path(__file__).parents[2] / "reports" / "baseline.toml"
 

@@ -15,19 +15,22 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from verifier.baseline import Baseline
-from verifier.cases import MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
-from verifier.codec import load_trial
+from verifier.campaign.history import Past
+from verifier.campaign.investigation import Investigation
+from verifier.campaign.outcomes import Outcomes
+from verifier.campaign.request import Request, make_plan
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Observation
+from verifier.core.verdict import Verdict, VerdictKind
 from verifier.events import FindingReported
-from verifier.investigation import Investigation
-from verifier.meshes import Pool, PoolKey
-from verifier.oracle import judge
-from verifier.outcomes import Outcomes
-from verifier.past import Past
-from verifier.recording import Request, make_plan
-from verifier.records import FindingRecord
-from verifier.reference import make_reference
-from verifier.torch_internals import forget_calls
+from verifier.gate.baseline import Baseline
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.records.schema import FindingRecord
+from verifier.records.values import load_trial
+from verifier.torch_internals.recording import forget_calls
 
 MESH = MeshSpec((2,))
 HERE = Path(__file__).parent

@@ -23,11 +23,11 @@ import pytest
 from leftovers import nothing_left_behind
 from test_faults import wait_for_end
 
-from verifier.journal import read_journal
-from verifier.record_files import encode_record, read_record
-from verifier.records import RunHeader
-from verifier.runs import RunStore
-from verifier.wording import plural
+from verifier.core.wording import plural
+from verifier.records.files import encode_record, read_record
+from verifier.records.schema import RunHeader
+from verifier.runs.journal import read_journal
+from verifier.runs.store import RunStore
 
 RULES = Path(__file__).with_name("wrong_gradient_rule.py")
 PROGRAM = """

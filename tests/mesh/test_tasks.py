@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from verifier.cases import Fate, MeshSpec, Phase, Raised
-from verifier.meshes import Pool, PoolKey, PoolSet
-from verifier.tasks import Task, TaskOutcome
+from verifier.core.case import MeshSpec
+from verifier.core.observation import Fate, Phase, Raised
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.tasks import Task, TaskOutcome
 
 MESH = MeshSpec((2,))
 

@@ -10,7 +10,7 @@ import rank_cases
 import torch
 
 from verifier import testing
-from verifier.meshes import PoolSet
+from verifier.meshes.pool import PoolSet
 from verifier.testing import with_comms
 
 BOTH = [rank_cases.Processes, rank_cases.Threads]

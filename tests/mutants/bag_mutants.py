@@ -15,11 +15,13 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag.ops import BAG_OPS
 from strategies.row_samples import SOURCE
-from verifier.cases import MeshSpec
-from verifier.rules.check import CheckOptions, check_sample
+from verifier.core.case import MeshSpec
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Sample, SampleOptions, Target
-from verifier.torch_internals import ShardedOp, replaced_sharded_op
+from verifier.torch_internals.registries import replaced_sharded_op
+from verifier.torch_internals.sharded_ops import ShardedOp
 
 OPS = {str(sharded.op).split(".")[1]: sharded for sharded in (*BAG_OPS, ROW_POWERS)}
 MESHES = (MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2)))

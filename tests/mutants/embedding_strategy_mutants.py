@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from strategies.embedding import sharding
 from strategies.embedding.sharding import GRADIENT, LOOKUP
-from verifier.torch_internals import RankView, ShardedOp, replaced_sharded_op
+from verifier.torch_internals.registries import replaced_sharded_op
+from verifier.torch_internals.sharded_ops import RankView, ShardedOp
 
 aten = torch.ops.aten
 gradient_rules = sharding.gradient_rules

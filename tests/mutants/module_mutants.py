@@ -21,8 +21,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from strategies.models import MLP, StackedMLP, Transformer, sequence_plan, tensor_parallel, tensor_parallel_mlp
-from verifier.modules import mean_square
+from strategies.models.layers import MLP, StackedMLP
+from strategies.models.plans import sequence_plan, tensor_parallel, tensor_parallel_mlp
+from strategies.models.transformer import Transformer
+from verifier.modules.verify import mean_square
 
 
 # ------------------------------------------------------------------------------------------------------------- forward

@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy
 
-from strategies.models import MLP, tensor_parallel_mlp
-from verifier.modules import mean_square
+from strategies.models.layers import MLP
+from strategies.models.plans import tensor_parallel_mlp
+from verifier.modules.verify import mean_square
 
 
 class Doubled(torch.autograd.Function):

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from strategies.opinfo import programs
-from verifier.reference import resolve
+from verifier.core.ops import resolve
 
 
 def _call(op: str) -> Any:

@@ -10,8 +10,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from strategies.redistribution.programs import WRITES, _ends_of_sequence, sequence
-from verifier.cases import OpCase, Placements
-from verifier.targets import asks, targets
+from verifier.core.case import OpCase
+from verifier.programs import asks, targets
+from verifier.torch_internals.placements import Placements
 
 
 def _redistributed(input: torch.Tensor, made: list[list[Any]]) -> tuple[torch.Tensor, DTensor | None]:

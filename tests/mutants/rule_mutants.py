@@ -44,12 +44,13 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.opinfo.source import SOURCE
-from verifier.cases import MeshSpec
-from verifier.rules.check import CheckOptions, check_sample
+from verifier.core.case import MeshSpec
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
 from verifier.rules.results import Rule as Claimed
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Sample, SampleOptions
-from verifier.torch_internals import replaced_strategy
+from verifier.torch_internals.registries import replaced_strategy
 
 MESHES = (MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2)))
 MOST = 2

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from bag_mutants import MUTANTS, OPS, BagMutant, check, sample_of, texts
 
-from verifier.torch_internals import replaced_sharded_op
+from verifier.torch_internals.registries import replaced_sharded_op
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from rule_mutants import check, short
 from torch.distributed.tensor import Shard
 
 from strategies.embedding.sharding import GRADIENT, LOOKUP
-from strategies.filling import FILLING_OPS
+from strategies.fill_rules import FILLING_OPS
 from strategies.tensors import filled
-from verifier.cases import VerdictKind
-from verifier.torch_internals import has_own_handler, replaced_sharded_op
-from verifier.verification import Crash, SilentError, VerificationError, WrongValue
-from verifier.verifying import Verifier
+from verifier.core.verdict import VerdictKind
+from verifier.torch_internals.registries import has_own_handler, replaced_sharded_op
+from verifier.verify.result import Crash, SilentError, VerificationError, WrongValue
+from verifier.verify.verifier import Verifier
 
 MESH = "simulated:2x2"
 FILL, _, MASKED, _ = FILLING_OPS

@@ -14,20 +14,14 @@ from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from strategies.models import (
-    MLP,
-    RMSNorm,
-    StackedMLP,
-    Transformer,
-    TransformerSize,
-    next_token_loss,
-    sequence_parallel_mlp,
-    tensor_parallel,
-    tensor_parallel_mlp,
-)
-from verifier.cases import VerdictKind
-from verifier.modules import ModuleError, ModuleVerification, sum_of_squares
-from verifier.verification import NothingVerified
+from strategies.models.layers import MLP, RMSNorm, StackedMLP
+from strategies.models.losses import next_token_loss
+from strategies.models.plans import sequence_parallel_mlp, tensor_parallel, tensor_parallel_mlp
+from strategies.models.transformer import Transformer, TransformerSize
+from verifier.core.verdict import VerdictKind
+from verifier.modules.outcomes import ModuleError, ModuleVerification
+from verifier.modules.verify import sum_of_squares
+from verifier.verify.result import NothingVerified
 
 Verify = Callable[..., ModuleVerification]
 

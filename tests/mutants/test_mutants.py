@@ -13,16 +13,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
-from verifier.campaign import Campaign
-from verifier.cases import MeshSpec, OpCase, VerdictKind
+from verifier.campaign.campaign import Campaign
+from verifier.campaign.plan import Plan
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported
-from verifier.families import DrawContext
-from verifier.meshes import Pool, PoolSet
-from verifier.plan import Plan
-from verifier.profiles import CAMPAIGN_PROFILES
-from verifier.records import FindingRecord, RunHeader
-from verifier.verification import Crash, VerificationError, WrongGradient, WrongShape, WrongValue
-from verifier.verifying import Verifier
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.planning.families import DrawContext
+from verifier.planning.profiles import CAMPAIGN_PROFILES
+from verifier.records.schema import FindingRecord, RunHeader
+from verifier.verify.result import Crash, VerificationError, WrongGradient, WrongShape, WrongValue
+from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec((2,))
 CI = CAMPAIGN_PROFILES["ci"]

@@ -11,11 +11,12 @@ import program_mutants as mutants
 import pytest
 import torch
 
-from strategies.opinfo.compositions import COMPOSITIONS, composed
+from strategies.opinfo.composing import COMPOSITIONS, composed
 from strategies.opinfo.random_ops import RANDOM, random_case
-from verifier.cases import MeshSpec, OpCase, VerdictKind
-from verifier.verification import Crash, VerificationError, WrongDtype, WrongGradient, WrongValue
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.verdict import VerdictKind
+from verifier.verify.result import Crash, VerificationError, WrongDtype, WrongGradient, WrongValue
+from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec((2,))
 

@@ -8,28 +8,22 @@ from rule_mutants import check, short
 from rule_strategies import R, Rule, dims, per_mesh_dim
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.opinfo.calls import Call
-from strategies.opinfo.plans import _rounds, make_plan
+from strategies.opinfo.calls.call import Call
+from strategies.opinfo.samples.fill_plans import _rounds, make_plan
 from strategies.opinfo.source import SOURCE
-from verifier.cases import (
-    Contribution,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Redistribution,
-    Trial,
-    VerdictKind,
-)
-from verifier.oracle import case_tolerance, judge
-from verifier.placements import reducing_rounds
-from verifier.reference import make_reference
-from verifier.rules.check import CheckOptions, check_sample
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Contribution, Fate, Observation, Phase, ProcessReport, Redistribution
+from verifier.core.verdict import VerdictKind
+from verifier.oracle.reference import make_reference
+from verifier.oracle.tolerance import case_tolerance
+from verifier.oracle.verdicts import judge
+from verifier.placements.algebra import reducing_rounds
+from verifier.rules.check import check_sample
 from verifier.rules.classify import Expected
+from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, SampleOptions
-from verifier.torch_internals import replaced_strategy, special_placement
+from verifier.torch_internals.placements import special_placement
+from verifier.torch_internals.registries import replaced_strategy
 
 TWO, THREE = MeshSpec((2,)), MeshSpec((3,))
 NORM = special_placement("_NormP(6)")

@@ -14,7 +14,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 from torch.distributed.tensor._ops.utils import register_op_strategy
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.torch_internals import replaced_strategy
+from verifier.torch_internals.registries import replaced_strategy
 
 aten = torch.ops.aten
 

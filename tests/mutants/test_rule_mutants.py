@@ -17,11 +17,11 @@ from rule_mutants import MUTANTS, RuleMutant, ShownBy, check, short
 from rule_strategies import AVG, MIN, SUM, R, Rule, Strategy, mm, pointwise
 from torch.distributed.tensor import Partial, Shard
 
-from verifier.cases import parse_placements
-from verifier.rules.check import DRAWS_FOR_MISSING, SIZES_FOR_MISSING
+from verifier.core.placement_text import parse_placements
+from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING
 from verifier.rules.results import MissingRule, SampleReport, WrongRule
 from verifier.rules.results import Rule as Claimed
-from verifier.torch_internals import replaced_strategy
+from verifier.torch_internals.registries import replaced_strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 aten = torch.ops.aten

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from verifier.cases import MeshSpec, OpCase, VerdictKind
-from verifier.comparison import have_same_strides
-from verifier.meshes import Pool, PoolSet
-from verifier.script import render_script
-from verifier.verification import WrongShape
-from verifier.verifying import Verifier
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.verdict import VerdictKind
+from verifier.findings.script.render import render_script
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.oracle.comparison import have_same_strides
+from verifier.verify.result import WrongShape
+from verifier.verify.verifier import Verifier
 
 MUTANT = Path(__file__).with_name("wrong_strides.py")
 MESH = MeshSpec((2,))

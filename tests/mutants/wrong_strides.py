@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.torch_internals import install_handler
+from verifier.torch_internals.registries import install_handler
 
 
 def _turned(placement: Placement) -> Placement:

@@ -11,9 +11,9 @@ from hypothesis import Phase, find, given, settings
 
 from strategies.embedding_bag import FAMILY
 from strategies.embedding_bag.inputs import FORWARD_ONLY, INPUT_CLASSES, SCALED, TRAINED
-from verifier.cases import MeshSpec, OpCase
-from verifier.families import DrawContext, select_ops
-from verifier.reference import make_reference
+from verifier.core.case import MeshSpec, OpCase
+from verifier.oracle.reference import make_reference
+from verifier.planning.families import DrawContext, select_ops
 
 CONTEXT = DrawContext(MeshSpec((3,)), (torch.float64, torch.float16), (TRAINED, FORWARD_ONLY))
 HOW = settings(DRAWING, max_examples=400)

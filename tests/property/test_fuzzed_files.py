@@ -29,12 +29,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from verifier import cli, entry, taking_over
-from verifier.baseline import Baseline
-from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind, parse_placements
-from verifier.past import Past
-from verifier.recording import Request, make_plan
-from verifier.records import FORMAT_VERSION
+from verifier.campaign import resuming as taking_over
+from verifier.campaign.history import Past
+from verifier.campaign.request import Request, make_plan
+from verifier.cli import app as cli
+from verifier.cli import main as entry
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.gate.baseline import Baseline
+from verifier.records.schema import FORMAT_VERSION
 from verifier.report import html
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
@@ -69,7 +73,8 @@ ESCAPES = (
 CALLS = (
     "os.system", "posix.system", "builtins.exec", "evil_module.f", "torch.save", "torch.ops.load_library",
     "torch.ops.aten.from_file.default", "torch.ops.import_module", "strategies.opinfo.programs.consumed",
-    "strategies.redistribution.programs.sequence", "verifier.imports.run_imports", "../../etc", "torch.neg", "x" * 400,
+    "strategies.redistribution.programs.sequence", "verifier.execution.imports.run_imports",
+    "../../etc", "torch.neg", "x" * 400,
 )  # fmt: skip
 JUNK = (
     None, True, -1, 0, 10**6, 1 << 63, 1 << 64, 10**40, 0.5, -1e308, "", "NONSENSE", "../../../escaped", "/etc/passwd",

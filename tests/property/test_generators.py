@@ -23,11 +23,13 @@ from strategies.embedding.inputs import BACKWARD, EMBEDDING, INPUT_CLASSES, LOOK
 from strategies.indices import edge_rows, index_shapes, index_tensors, padding_indices
 from strategies.meshes import mesh_shapes
 from strategies.tensors import Layout, chunk_sizes, dim_sizes, filled, layouts, shard_classes
-from verifier.cases import MeshSpec, OpCase, Placements, Trial, Verdict, VerdictKind
-from verifier.cases import Phase as Step
-from verifier.families import DrawContext, Family
-from verifier.partials import split_partial
-from verifier.reference import argument_names, resolve
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Phase as Step
+from verifier.core.ops import argument_names, resolve
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.placements.partials import split_partial
+from verifier.planning.families import DrawContext, Family
+from verifier.torch_internals.placements import Placements
 
 T = TypeVar("T")
 QUICK = settings(

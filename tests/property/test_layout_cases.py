@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from strategies.torchrec.family import FAMILY
 from strategies.torchrec.layouts import LAYOUTS
-from verifier.cases import MeshSpec, OpCase
-from verifier.families import DrawContext
-from verifier.reference import make_reference
+from verifier.core.case import MeshSpec, OpCase
+from verifier.oracle.reference import make_reference
+from verifier.planning.families import DrawContext
 
 
 def test_every_layout_and_class_of_input_is_drawn_and_legal() -> None:

@@ -27,14 +27,15 @@ from strategies.redistribution.inputs import (
     target_placements,
 )
 from strategies.redistribution.programs import WRITES, sequence
-from verifier.cases import MeshSpec, OpCase, Placements
-from verifier.codec import case_record, load_case
-from verifier.converter import CombinationSpace
-from verifier.families import DrawContext, Family
-from verifier.placements import Alphabet, combine, coordinates, in_order, is_shard_order, split
-from verifier.reference import make_reference
-from verifier.targets import asked_placements, targets
-from verifier.torch_internals import strided_shard, strides_of
+from verifier.core.case import MeshSpec, OpCase
+from verifier.oracle.reference import make_reference
+from verifier.placements.algebra import combine, coordinates, in_order, is_shard_order, split
+from verifier.placements.alphabet import Alphabet
+from verifier.placements.combinations import CombinationSpace
+from verifier.planning.families import DrawContext, Family
+from verifier.programs import asked_placements, targets
+from verifier.records.values import case_record, load_case
+from verifier.torch_internals.placements import Placements, strided_shard, strides_of
 
 QUICK = settings(
     max_examples=150, database=None, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from verifier.cases import MeshSpec, VerdictKind
-from verifier.partials import partial_reductions, split_index, split_partial
-from verifier.placements import Alphabet, Disagreement, combine, local_shape, split
+from verifier.core.case import MeshSpec
+from verifier.core.verdict import VerdictKind
+from verifier.placements.algebra import Disagreement, combine, local_shape, split
+from verifier.placements.alphabet import Alphabet
+from verifier.placements.partials import partial_reductions, split_index, split_partial
 from verifier.rules.classify import Expected
-from verifier.torch_internals import special_placement
+from verifier.torch_internals.placements import special_placement
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex128)
 

@@ -14,11 +14,11 @@ from strategies.sharded_tensor import FAMILY
 from strategies.sharded_tensor.inputs import INPUT_CLASSES, OPS, has_sharded_tensor
 from strategies.sharded_tensor.programs import BAG, span_of
 from strategies.tensors import filled
-from verifier.cases import MeshSpec, OpCase
-from verifier.families import DrawContext, Family, select_ops
-from verifier.flags import facts_of
-from verifier.reference import make_reference
-from verifier.trials import plan_case
+from verifier.core.case import MeshSpec, OpCase
+from verifier.oracle.reference import make_reference
+from verifier.planning.families import DrawContext, Family, select_ops
+from verifier.planning.trials import plan_case
+from verifier.programs import facts_of
 
 RANKS = 3
 CONTEXT = DrawContext(MeshSpec((RANKS,)), (torch.float64, torch.bfloat16), OPS)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch.distributed.tensor import Shard
 
-from verifier.cases import MeshSpec, OpCase, Trial
-from verifier.codec import trial_record
-from verifier.records import FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.records.schema import FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
+from verifier.records.values import trial_record
 
 EMBEDDING = "aten.embedding.default"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from verifier.records import (
+from verifier.records.schema import (
     CaseRecord,
     EdgeRecord,
     FindingRecord,

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from plain_records import a_header
 from torch.distributed.tensor import Shard
 
-from verifier.baseline import NOT_EXPLAINED, VALID_DAYS, Baseline, BaselineEntry, BaselineError, load_baseline
-from verifier.cases import MeshSpec, OpCase, Trial
-from verifier.codec import trial_record
-from verifier.record_files import RunStoreError
-from verifier.records import FindingRecord, RunRecord
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.gate.baseline import NOT_EXPLAINED, VALID_DAYS, Baseline, BaselineEntry, BaselineError, load_baseline
+from verifier.records.files import RunStoreError
+from verifier.records.schema import FindingRecord, RunRecord
+from verifier.records.values import trial_record
 
 TODAY = date(2026, 5, 20)
 CASE = OpCase("aten.embedding.default", "torch.nn.functional.embedding", (torch.ones(2), "it's"))

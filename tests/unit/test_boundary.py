@@ -17,14 +17,17 @@ from run_factory import make_finding
 
 from strategies.redistribution.inputs import STEP_NAMES
 from strategies.redistribution.programs import STEPS
-from verifier import cli, entry
-from verifier.baseline import Baseline, BaselineEntry, load_baseline
-from verifier.boundary import needs_imports, refusal
-from verifier.cases import MeshSpec, OpCase, Trial, Verdict, VerdictKind, parse_placements
-from verifier.codec import load_trial
-from verifier.imports import run_imports
-from verifier.records import FindingRecord
-from verifier.reference import make_reference
+from verifier.cli import app as cli
+from verifier.cli import main as entry
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.execution.imports import run_imports
+from verifier.gate.baseline import Baseline, BaselineEntry, load_baseline
+from verifier.oracle.reference import make_reference
+from verifier.planning.boundary import needs_imports, refusal
+from verifier.records.schema import FindingRecord
+from verifier.records.values import load_trial
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(cli.app)
@@ -88,8 +91,8 @@ ATTEMPTS = {
     "a module of a program": Attempt("strategies.opinfo.programs.torch.os.system", [TOUCH]),
     "a helper beside programs": Attempt("strategies.torchrec.checkpoint.reloaded", [TENSOR, CANARY]),
     "a program by another name": Attempt("strategies.opinfo.random_ops.sampled"),
-    "our own imports": Attempt("verifier.imports.run_imports", [[EVIL]]),
-    "our own lookup": Attempt("verifier.reference.resolve", ["evil_module.x"]),
+    "our own imports": Attempt("verifier.execution.imports.run_imports", [[EVIL]]),
+    "our own lookup": Attempt("verifier.core.ops.resolve", ["evil_module.x"]),
     "our own tests": Attempt("verifier.testing.run_on_rank", [TENSOR]),
     "a module that is found": Attempt("evil_module.anything"),
     "no path": Attempt("os;system"),

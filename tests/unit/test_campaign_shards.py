@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from strategies.redistribution import FAMILY
-from verifier import campaign
-from verifier.campaign import Campaign
-from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
+from verifier.campaign import campaign
+from verifier.campaign.campaign import Campaign
+from verifier.campaign.plan import Plan
+from verifier.core.case import MeshSpec, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport
+from verifier.core.parts import Shard
 from verifier.events import TrialFinished
-from verifier.plan import Plan
-from verifier.records import RunHeader
-from verifier.shards import Shard
+from verifier.records.schema import RunHeader
 
 MESH = MeshSpec((2, 2))
 OP = "dtensor.redistribute"

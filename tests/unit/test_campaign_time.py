@@ -13,14 +13,16 @@ from hypothesis.strategies import nothing
 
 from strategies.embedding import FAMILY as LOOKUPS
 from strategies.embedding_bag import FAMILY as BAGS
-from verifier import campaign
-from verifier.campaign import Campaign
-from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial, VerdictKind
+from verifier.campaign import campaign
+from verifier.campaign.campaign import Campaign
+from verifier.campaign.history import Past, case_digest
+from verifier.campaign.plan import Plan
+from verifier.core.case import MeshSpec, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport
+from verifier.core.verdict import VerdictKind
 from verifier.events import CaseSkipped, CaseStarted, RunFinished, TrialFinished, TrialRepeated
-from verifier.families import DrawContext, Family
-from verifier.past import Past, case_digest
-from verifier.plan import Plan
-from verifier.records import RunHeader
+from verifier.planning.families import DrawContext, Family
+from verifier.records.schema import RunHeader
 
 MESHES = (MeshSpec((2,)), MeshSpec((2, 2)))
 FAMILIES = {LOOKUPS.name: LOOKUPS, BAGS.name: BAGS}

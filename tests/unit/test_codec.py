@@ -20,9 +20,11 @@ from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Contribution, Fate, MeshSpec, Observation, OpCase, Phase, ProcessReport, Trial
-from verifier.codec import case_record, load_case, load_trial, pack, trial_record, unpack
-from verifier.records import CaseRecord, TrialRecord
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Contribution, Fate, Observation, Phase, ProcessReport
+from verifier.execution.packing import pack, unpack
+from verifier.records.schema import CaseRecord, TrialRecord
+from verifier.records.values import case_record, load_case, load_trial, trial_record
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -353,7 +355,7 @@ def test_pack_keeps_attributes_of_parameters() -> None:
 def test_another_process_can_unpack() -> None:
     trial = Trial(call(torch.arange(6.0).reshape(2, 3).T), MeshSpec((2,)), ((Shard(0),),))
     script = (
-        "import sys; from verifier.codec import pack, unpack; "
+        "import sys; from verifier.records.values import pack, unpack; "
         "t = unpack(sys.stdin.buffer.read()); sys.stdout.buffer.write(pack((t.case.args[0] + 1, t.combination)))"
     )
     done = subprocess.run(

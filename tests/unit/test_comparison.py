@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from verifier.cases import DifferenceKind, MeshSpec, Phase
-from verifier.comparison import Spot, check_shards, compare, tolerance
+from verifier.core.case import MeshSpec
+from verifier.core.observation import DifferenceKind, Phase
+from verifier.oracle.comparison import Spot, check_shards, compare, tolerance
 
 SPOT = Spot(Phase.FORWARD, "output")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verifier.cases import OpCase, Phase
-from verifier.comparison import Spot
-from verifier.conditioning import rounding_explains
-from verifier.reference import expected_value, make_reference
+from verifier.core.case import OpCase
+from verifier.core.observation import Phase
+from verifier.oracle.comparison import Spot
+from verifier.oracle.conditioning import rounding_explains
+from verifier.oracle.reference import expected_value, make_reference
 
 OUTPUT = Spot(Phase.FORWARD, "output")
 

@@ -9,7 +9,8 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.embedding.sharding import check_ids, divided_by_counts, gradient, lookup
 from strategies.embedding_bag.ops import BAG_OPS
-from verifier.torch_internals import RankView, is_fake
+from verifier.torch_internals.dtensors import is_fake
+from verifier.torch_internals.sharded_ops import RankView
 
 R, S0 = Replicate(), Shard(0)
 MANY = 70_000

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import pytest
 
-from verifier.entry_points import load_entry_points
+from verifier.core.entry_points import load_entry_points
 
 GROUP = "dtensor_verifier_test.plugins"
 PLUGINS = """

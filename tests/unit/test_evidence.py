@@ -12,14 +12,14 @@ import pytest
 from plain_records import EMBEDDING, a_finding, a_header, a_run
 from run_factory import make_op_rules, make_rules
 
-from verifier.baseline import Baseline
-from verifier.evidence import Evidence, collect
-from verifier.gate import decide_all
-from verifier.question import Question
-from verifier.record_files import RunFormatError
-from verifier.records import INTERRUPTED, FindingRecord, MatrixRecord, RunHeader, RunRecord, UntestedRecord
-from verifier.revision import TORCH_RULES, VERIFIER, changes_since, revision
-from verifier.runs import RunStore
+from verifier.gate.baseline import Baseline
+from verifier.gate.decision import decide_all
+from verifier.gate.evidence import Evidence, collect
+from verifier.gate.question import Question
+from verifier.records.files import RunFormatError
+from verifier.records.schema import INTERRUPTED, FindingRecord, MatrixRecord, RunHeader, RunRecord, UntestedRecord
+from verifier.runs.revision import TORCH_RULES, VERIFIER, changes_since, revision
+from verifier.runs.store import RunStore
 
 MM = "aten.mm.default"
 BAG = "aten._embedding_bag.default"
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> RunStore:
 
 @pytest.fixture(autouse=True)
 def _torch_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier.revision.version", lambda _: f"{TORCH}+cpu")
+    monkeypatch.setattr("verifier.runs.revision.version", lambda _: f"{TORCH}+cpu")
 
 
 def header(run_id: str, *, patterns: tuple[str, ...] = ("embedding",), **changes: object) -> RunHeader:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from verifier.cases import OpCase
-from verifier.families import DrawContext, Family, NarrowFamily, matches, select_ops
+from verifier.core.case import OpCase
+from verifier.planning.families import DrawContext, Family, NarrowFamily, matches, select_ops
 
 
 @dataclass(frozen=True)

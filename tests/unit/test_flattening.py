@@ -12,10 +12,10 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 import strategies
-from strategies import flattening
-from strategies.flattening import embedding_bag, flattens, refuse_another_number
-from verifier.placements import local_shape
-from verifier.torch_internals import ClaimReader
+from strategies import reshape_rules as flattening
+from strategies.reshape_rules import embedding_bag, flattens, refuse_another_number
+from verifier.placements.algebra import local_shape
+from verifier.torch_internals.claims import ClaimReader
 
 VIEW = torch.ops.aten.view.default
 BOTH = (Shard(0), Shard(0))

@@ -10,9 +10,10 @@ import pytest
 from plain_records import EMBEDDING, a_finding, a_run
 from run_factory import BY_LEVEL_1, make_op_rules, make_rules
 
-from verifier.baseline import NOT_EXPLAINED, Baseline
-from verifier.gate import GateDecision, as_json, decide, render
-from verifier.records import FindingRecord, RunRecord
+from verifier.gate.baseline import NOT_EXPLAINED, Baseline
+from verifier.gate.decision import GateDecision, decide
+from verifier.gate.text import as_json, render
+from verifier.records.schema import FindingRecord, RunRecord
 
 TODAY = date(2026, 5, 20)
 

@@ -10,8 +10,9 @@ import networkx as nx
 import pytest
 from run_factory import make_graph
 
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, ProcessReport, Redistribution, Trial
-from verifier.graph import LOCAL, RedistributionGraph, split_placements
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Redistribution
+from verifier.runs.graph import LOCAL, RedistributionGraph, split_placements
 
 GATHER = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R"))
 GATHER_LATE = Redistribution(Phase.BACKWARD, "S(0)", "R", 0, "all_gather", 4, ("S(0)", "R"))

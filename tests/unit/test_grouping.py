@@ -9,23 +9,15 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import (
-    Combination,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Raised,
-    Trial,
-    Verdict,
-    VerdictKind,
-)
-from verifier.finding_records import message
-from verifier.findings import Collector, Failure, group_key
-from verifier.flags import tell_apart_by
-from verifier.reference import is_view
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
+from verifier.core.ops import is_view
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.findings.failures import Failure
+from verifier.findings.grouping import Collector, group_key
+from verifier.findings.record import message
+from verifier.programs import tell_apart_by
+from verifier.torch_internals.placements import Combination
 
 MESH = MeshSpec((2,))
 R, S, P = Replicate(), Shard(0), Partial()
@@ -112,7 +104,7 @@ def test_how_other_mesh_dims_cut_makes_no_difference_to_a_reduction() -> None:
 
 
 def test_facts_that_a_program_declares_tell_its_failures_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier.flags._facts", {})
+    monkeypatch.setattr("verifier.programs._facts", {})
     call, tensor = "torch.nn.functional.softmax", torch.ones(2)
     one, other = (OpCase("program", call, (tensor,), {"dim": dim}) for dim in (0, -1))
     assert group_key(crash(one, ((R,),), "f (f.py)")) == group_key(crash(other, ((R,),), "f (f.py)"))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from verifier import entry, recording
-from verifier.baseline import Baseline
-from verifier.families import Family, installed_families
-from verifier.imports import (
+from verifier.campaign import request as recording
+from verifier.cli import main as entry
+from verifier.core.interrupts import Interrupts
+from verifier.execution.imports import (
     ImportFailedError,
     command_names,
     follow,
@@ -21,11 +21,13 @@ from verifier.imports import (
     rules_of_the_user,
     run_imports,
 )
-from verifier.interrupts import Interrupts
-from verifier.meshes import PoolError
-from verifier.revision import import_digests
-from verifier.rules.workers import WorkerError
-from verifier.torch_internals import OpOverload, registries_of_rules, replaced_strategy
+from verifier.gate.baseline import Baseline
+from verifier.meshes.processes import PoolError
+from verifier.planning.families import Family, installed_families
+from verifier.rules.campaign.workers import WorkerError
+from verifier.runs.revision import import_digests
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.registries import registries_of_rules, replaced_strategy
 
 
 @pytest.fixture

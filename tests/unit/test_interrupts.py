@@ -14,12 +14,16 @@ from pathlib import Path
 import pytest
 from run_factory import make_run
 
-from verifier import campaign, cli, cli_common, entry, recording
-from verifier.interrupts import ENDING_SIGNALS, Interrupts, one_interrupt_at_a_time
-from verifier.plan import Plan
-from verifier.records import RunHeader
-from verifier.rules import recording as rules_recording
-from verifier.runs import RunStore
+from verifier.campaign import campaign
+from verifier.campaign import request as recording
+from verifier.campaign.plan import Plan
+from verifier.cli import app as cli
+from verifier.cli import common as cli_common
+from verifier.cli import main as entry
+from verifier.core.interrupts import ENDING_SIGNALS, Interrupts, one_interrupt_at_a_time
+from verifier.records.schema import RunHeader
+from verifier.rules.campaign import request as rules_recording
+from verifier.runs.store import RunStore
 
 START = """
 import runpy, signal, sys

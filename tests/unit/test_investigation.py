@@ -13,31 +13,23 @@ import pytest
 import torch
 from run_factory import make_header
 
-from verifier import investigation, minimising
-from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import (
-    Difference,
-    DifferenceKind,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Trial,
-    parse_placements,
-)
-from verifier.codec import trial_record
+from verifier.campaign import investigation
+from verifier.campaign.history import Past, Settled
+from verifier.campaign.investigation import Investigation
+from verifier.campaign.outcomes import Outcomes
+from verifier.campaign.plan import Plan
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, Phase, ProcessReport
+from verifier.core.placement_text import parse_placements
 from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
-from verifier.graph import RedistributionGraph
-from verifier.investigation import Investigation
-from verifier.oracle import judge
-from verifier.outcomes import Outcomes
-from verifier.past import Past, Settled
-from verifier.plan import Plan
-from verifier.records import OUT_OF_TIME, FindingRecord
-from verifier.reference import make_reference
-from verifier.summary import Summary
+from verifier.findings import minimising
+from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.records.schema import OUT_OF_TIME, FindingRecord
+from verifier.records.values import trial_record
+from verifier.runs.graph import RedistributionGraph
+from verifier.runs.summary import Summary
 
 HEADER = make_header(device="cpu")
 FAMILY = SimpleNamespace(

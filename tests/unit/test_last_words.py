@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verifier.meshes.program import STDERR_TAIL, last_words
+from verifier.meshes.worker_program import STDERR_TAIL, last_words
 
 LOGGED = "[rank0]:W1122 12:05:01.628000 26003 torch/_logging/_internal.py:1345] falling back with allgather + chunk!\n"
 ABORT = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail] 40 vs 24.\n"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies.layouts.tables import Chunk, LayoutOptions, LayoutSource, TableLayout
 from strategies.torchrec.checks import problems
 from strategies.torchrec.family import layout_options
 from strategies.torchrec.layouts import LAYOUTS, make_layout
 from strategies.torchrec.tables import Claim
-from verifier.layouts import Chunk, LayoutOptions, LayoutSource, TableLayout
 
 EIGHT = LayoutOptions(8, 4, 4)
 

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import verifier.layout_demo
+import strategies.layouts.demo
+from strategies.layouts.drawing import layout_lines, layout_svg, render_layouts
+from strategies.layouts.tables import Chunk, LayoutOptions
 from strategies.torchrec.family import SOURCE
 from strategies.torchrec.layouts import LAYOUTS, make_layout
-from verifier.cases import VerdictKind
-from verifier.entry import main
-from verifier.layouts import Chunk, LayoutOptions
-from verifier.report.layouts import layout_lines, render_layouts
-from verifier.report.svg import layout_svg
+from verifier.cli.main import main
+from verifier.core.verdict import VerdictKind
 
 Command = Callable[..., tuple[int, str, str]]
 EIGHT = LayoutOptions(8, 4, 4)
@@ -29,7 +28,7 @@ EIGHT = LayoutOptions(8, 4, 4)
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs ``layouts`` and returns its exit status, stdout and stderr."""
     # As if it were installed: the tests also run from a folder in which this package is not.
-    monkeypatch.setattr(verifier.layout_demo, "installed_layouts", lambda: {SOURCE.name: SOURCE})
+    monkeypatch.setattr(strategies.layouts.demo, "installed_layouts", lambda: {SOURCE.name: SOURCE})
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["verifier", "layouts", *arguments])
@@ -118,7 +117,7 @@ def test_a_page_that_cannot_be_written_ends_with_status_2(command: Command, tmp_
 def test_a_check_that_proves_nothing_is_no_finding(
     command: Command, monkeypatch: pytest.MonkeyPatch, kinds: list[VerdictKind], expected: int
 ) -> None:
-    monkeypatch.setattr(verifier.layout_demo.ShownLayouts, "checked", lambda self: ((kind, kind) for kind in kinds))
+    monkeypatch.setattr(strategies.layouts.demo.ShownLayouts, "checked", lambda self: ((kind, kind) for kind in kinds))
     status, out, _ = command("grid", "--check")
     assert (status, out.splitlines()[-len(kinds) :]) == (expected, kinds)
 
@@ -135,7 +134,7 @@ def test_a_table_that_fits_no_memory_is_shown(command: Command) -> None:
 
 
 def test_without_a_package_that_brings_layouts(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier.layout_demo, "installed_layouts", dict)
+    monkeypatch.setattr(strategies.layouts.demo, "installed_layouts", dict)
     assert command("grid")[0] == 2
 
 

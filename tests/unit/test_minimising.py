@@ -7,23 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from verifier.cases import (
-    Difference,
-    DifferenceKind,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Trial,
-    parse_placements,
-)
-from verifier.findings import Failure
-from verifier.minimising import Minimiser, _is_determined, _plainer_cases
-from verifier.oracle import judge
-from verifier.reference import make_reference
-from verifier.script import render_script
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, Phase, ProcessReport
+from verifier.core.placement_text import parse_placements
+from verifier.findings.failures import Failure
+from verifier.findings.minimising import Minimiser, _is_determined, _plainer_cases
+from verifier.findings.script.render import render_script
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
 
 
 def test_a_call_without_its_mode_is_not_held_to_be_exact() -> None:

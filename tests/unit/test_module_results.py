@@ -10,7 +10,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from verifier.module_results import leaves, plain, same_number, shortened, tensors
+from verifier.modules.leaves import leaves, plain, same_number, shortened, tensors
 
 TENSOR = torch.ones(2)
 

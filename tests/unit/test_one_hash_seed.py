@@ -11,32 +11,30 @@ import pytest
 import torch
 
 from strategies.opinfo.family import FAMILY
-from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import (
+from verifier.campaign.history import Past
+from verifier.campaign.investigation import Investigation
+from verifier.campaign.outcomes import Outcomes
+from verifier.campaign.plan import Plan
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import (
     Difference,
     DifferenceKind,
     Executed,
     Fate,
-    MeshSpec,
     Observation,
-    OpCase,
     Phase,
-    Placements,
     ProcessReport,
     Raised,
-    Trial,
-    VerdictKind,
-    parse_placements,
 )
-from verifier.codec import trial_record
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import VerdictKind
 from verifier.events import FindingReported, GroupSettled
-from verifier.investigation import Investigation
-from verifier.oracle import judge
-from verifier.outcomes import Outcomes
-from verifier.past import Past
-from verifier.plan import Plan
-from verifier.records import FindingRecord, RunHeader
-from verifier.reference import make_reference
+from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.records.schema import FindingRecord, RunHeader
+from verifier.records.values import trial_record
+from verifier.torch_internals.placements import Placements
 
 MESH = MeshSpec((2, 2))
 SHARDED, PARTIAL = parse_placements("(S(0), R)"), parse_placements("(R, P(sum))")

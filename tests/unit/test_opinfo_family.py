@@ -6,16 +6,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 
-from strategies.opinfo.compositions import WRITTEN_COPY
+from strategies.opinfo.calls.gradients import differentiated
+from strategies.opinfo.composing import WRITTEN_COPY
 from strategies.opinfo.family import FAMILY
-from strategies.opinfo.gradients import differentiated
 from strategies.opinfo.random_ops import RANDOM
-from strategies.opinfo.telling import more_telling
-from verifier.cases import MeshSpec, OpCase
-from verifier.families import DrawContext, Family
-from verifier.reference import make_reference, written_arguments
-from verifier.simpler_calls import is_composed
-from verifier.torch_internals import pytree
+from strategies.opinfo.samples.informative import more_telling
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.ops import written_arguments
+from verifier.oracle.reference import make_reference
+from verifier.planning.families import DrawContext, Family
+from verifier.programs import is_composed
+from verifier.torch_internals.names import pytree
 
 MESH = MeshSpec((2,))
 

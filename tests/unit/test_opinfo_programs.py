@@ -12,31 +12,24 @@ from test_opinfo_family import context, drawn, tensors
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.opinfo import programs
-from strategies.opinfo.compositions import COMPOSITIONS, composed
+from strategies.opinfo.composing import COMPOSITIONS, composed
 from strategies.opinfo.family import FAMILY
 from strategies.opinfo.random_ops import DETERMINED, PROMISES, RANDOM, random_case
-from verifier.cases import (
-    Executed,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    Placements,
-    ProcessReport,
-    Raised,
-    Trial,
-    Verdict,
-    VerdictKind,
-)
-from verifier.codec import case_record, load_case, pack, unpack
-from verifier.findings import Failure, case_flags, describe_call, group_key
-from verifier.minimising import Minimiser
-from verifier.reference import make_reference
-from verifier.rule_coverage import columns_run
-from verifier.simpler_calls import is_composed, simpler_calls
-from verifier.steering import Steering
-from verifier.trials import combination_rows
+from verifier.core.arguments import combination_rows
+from verifier.core.call_text import describe_call
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Executed, Fate, Observation, Phase, ProcessReport, Raised
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.execution.packing import pack, unpack
+from verifier.findings.failures import Failure
+from verifier.findings.grouping import case_flags, group_key
+from verifier.findings.minimising import Minimiser
+from verifier.oracle.reference import make_reference
+from verifier.planning.steering import Steering
+from verifier.programs import is_composed, simpler_calls
+from verifier.records.values import case_record, load_case
+from verifier.runs.coverage import columns_run
+from verifier.torch_internals.placements import Placements
 
 MESH = MeshSpec((2,))
 R, S0, P = Replicate(), Shard(0), Partial()

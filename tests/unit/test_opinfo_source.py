@@ -9,13 +9,14 @@ from functools import cache
 import pytest
 import torch
 
+from strategies.opinfo.calls.op_facts import SAME_AS
 from strategies.opinfo.coverage import coverage
-from strategies.opinfo.siblings import family
+from strategies.opinfo.samples.derived_overloads import family
 from strategies.opinfo.source import SOURCE
-from strategies.opinfo.tables import SAME_AS
-from verifier.cases import OpCase
+from verifier.core.case import OpCase
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, Values, installed_sources
-from verifier.torch_internals import capture_calls, opinfo_entries, opinfo_sizes, pytree
+from verifier.torch_internals.names import pytree
+from verifier.torch_internals.opinfo import capture_calls, opinfo_entries, opinfo_sizes
 
 DRAWS = 6
 

@@ -6,22 +6,20 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from verifier.cases import (
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import (
     Contribution,
     Difference,
     DifferenceKind,
     Fate,
-    MeshSpec,
     Observation,
-    OpCase,
     Phase,
     ProcessReport,
     Raised,
-    Trial,
-    VerdictKind,
 )
-from verifier.oracle import judge
-from verifier.reference import Reference, make_reference
+from verifier.core.verdict import VerdictKind
+from verifier.oracle.reference import Reference, make_reference
+from verifier.oracle.verdicts import judge
 
 VALUE = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 

@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 from test_structure import imports_of, python_files
 
 import verifier
-from verifier.cli_options import DRAWN_UNASKED
-from verifier.families import ENTRY_POINT_GROUP, Family, installed_families, select_ops
+from verifier.cli.options import DRAWN_UNASKED
+from verifier.planning.families import ENTRY_POINT_GROUP, Family, installed_families, select_ops
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

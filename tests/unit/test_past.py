@@ -11,20 +11,10 @@ import torch
 from run_factory import make_finding, make_header
 from torch.distributed.tensor import Replicate, Shard
 
-from verifier.cases import (
-    Executed,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Raised,
-    Redistribution,
-    Trial,
-    Verdict,
-    VerdictKind,
-)
+from verifier.campaign.history import Past, PastError, case_digest
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Executed, Fate, Observation, Phase, ProcessReport, Raised, Redistribution
+from verifier.core.verdict import Verdict, VerdictKind
 from verifier.events import (
     CaseStarted,
     EntryStarted,
@@ -38,14 +28,14 @@ from verifier.events import (
     RunStarted,
     TrialFinished,
 )
-from verifier.findings import Failure, group_key, is_of_several_ranks
-from verifier.graph import RedistributionGraph
-from verifier.journal import read_journal
-from verifier.journal_events import journal_listener, load_observation
-from verifier.past import Past, PastError, case_digest
-from verifier.record_files import RunFormatError
-from verifier.runs import RunStore
-from verifier.summary import Summary
+from verifier.findings.failures import Failure
+from verifier.findings.grouping import group_key, is_of_several_ranks
+from verifier.records.files import RunFormatError
+from verifier.runs.graph import RedistributionGraph
+from verifier.runs.journal import read_journal
+from verifier.runs.journal_lines import journal_listener, load_observation
+from verifier.runs.store import RunStore
+from verifier.runs.summary import Summary
 
 MESH, OTHER = MeshSpec((2,)), MeshSpec((4,))
 CASE = OpCase("aten.neg.default", "torch.neg", (torch.tensor([1.0, 2.0]),), tags=frozenset({"even"}))

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from verifier import profiles
-from verifier.profiles import CAMPAIGN_PROFILES, hypothesis_settings, register_profiles
+from verifier.planning import profiles
+from verifier.planning.profiles import CAMPAIGN_PROFILES, hypothesis_settings, register_profiles
 
 NAMES = ("dev", "ci", "nightly", "gpu")
 FIELDS = sorted(set(inspect.signature(settings.__init__).parameters) - {"self", "parent"})
 
 PRINT_ALL = """
 from hypothesis import settings
-from verifier.profiles import register_profiles
+from verifier.planning.profiles import register_profiles
 register_profiles()
 for name in ("dev", "ci", "nightly", "gpu"):
     profile = settings.get_profile(name)

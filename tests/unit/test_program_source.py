@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verifier.program_source import needs_its_module, program_source
+from verifier.findings.script.source import needs_its_module, program_source
 
 
 def halved(values: torch.Tensor) -> torch.Tensor:

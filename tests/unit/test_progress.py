@@ -13,13 +13,15 @@ import pytest
 from plain_records import a_finding, a_header
 from rich.console import Console
 
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
-from verifier.entry import main
+from verifier.cli.main import main
+from verifier.cli.progress import ProgressDisplay
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.logs import LogLevel, log_to_stderr
+from verifier.core.observation import Fate, Observation
+from verifier.core.verdict import Verdict, VerdictKind
 from verifier.events import FindingReported, MeshStarted, PoolRestarted, RunFinished, RunStarted, TrialFinished
-from verifier.journal_events import journal_listener
-from verifier.logs import LogLevel, log_to_stderr
-from verifier.progress import ProgressDisplay
-from verifier.runs import RunStore
+from verifier.runs.journal_lines import journal_listener
+from verifier.runs.store import RunStore
 
 MESH = MeshSpec((4,))
 

@@ -16,14 +16,16 @@ from plain_records import a_finding, a_header, a_run
 from rich.text import Text
 from run_factory import make_finding, make_run
 
-from verifier import cli, entry, taking_over
-from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import Verdict, VerdictKind
-from verifier.cli_common import consoles
-from verifier.recording import Request, make_plan
-from verifier.records import RunHeader, RunRecord
-from verifier.report import render_html
-from verifier.runs import RunStore
+from verifier.campaign import resuming as taking_over
+from verifier.campaign.request import Request, make_plan
+from verifier.cli import app as cli
+from verifier.cli import main as entry
+from verifier.cli.common import consoles
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.records.schema import RunHeader, RunRecord
+from verifier.report.html import render_html
+from verifier.runs.store import RunStore
 
 COMMANDS = typer.main.get_command(cli.app)
 RUN_ID = "20260520T131502-048211-9f3a1c"

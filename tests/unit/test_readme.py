@@ -16,13 +16,13 @@ import pytest
 import typer
 from torch.distributed.run import get_args_parser
 
-from verifier.cases import MeshSpec
-from verifier.cli import app
-from verifier.profiles import CAMPAIGN_PROFILES, hypothesis_settings
-from verifier.recording import DEFAULT_MESHES
-from verifier.rules.recording import DEFAULT_MESHES as DEFAULT_RULE_MESHES
-from verifier.rules.recording import DEFAULT_WORLD_SIZES
-from verifier.runs import RunStore
+from verifier.campaign.request import DEFAULT_MESHES
+from verifier.cli.app import app
+from verifier.core.case import MeshSpec
+from verifier.planning.profiles import CAMPAIGN_PROFILES, hypothesis_settings
+from verifier.rules.campaign.request import DEFAULT_MESHES as DEFAULT_RULE_MESHES
+from verifier.rules.campaign.request import DEFAULT_WORLD_SIZES
+from verifier.runs.store import RunStore
 
 CLI: Any = typer.main.get_command(app)  # a group, of whatever click typer brings
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verifier.record_files import RunFormatError, RunStoreError, read_record, write_atomically
+from verifier.records.files import RunFormatError, RunStoreError, read_record, write_atomically
 
 
 @pytest.mark.parametrize(

@@ -11,24 +11,16 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP
 from strategies.redistribution.programs import CHAIN, SEQUENCE
-from verifier.cases import (
-    Combination,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Redistribution,
-    Trial,
-    Verdict,
-    VerdictKind,
-    parse_placements,
-)
-from verifier.placements import Alphabet
-from verifier.redistribution_edges import EdgeCoverage, merged_edges, possible_edges, resolved_moves
-from verifier.steering import Steering
-from verifier.targets import keep_mesh_dims
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Redistribution
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.placements.alphabet import Alphabet
+from verifier.placements.edges import possible_edges, resolved_moves
+from verifier.planning.steering import Steering
+from verifier.programs import keep_mesh_dims
+from verifier.runs.coverage import EdgeCoverage, merged_edges
+from verifier.torch_internals.placements import Combination
 
 R = Replicate()
 MESH = MeshSpec((2,))

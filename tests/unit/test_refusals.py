@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from verifier.torch_internals import is_refusal
+from verifier.torch_internals.refusals import is_refusal
 
 DTENSOR = f"{torch.__path__[0]}/distributed/tensor/_redistribute.py"
 KERNEL = f"{torch.__path__[0]}/_ops.py"

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from run_factory import make_header, make_run
 
-from verifier import cli, entry
-from verifier.recording import versions
-from verifier.revision import revision
-from verifier.runs import RunStore
+from verifier.cli import app as cli
+from verifier.cli import main as entry
+from verifier.core.versions import versions
+from verifier.runs.revision import revision
+from verifier.runs.store import RunStore
 
 
 @pytest.fixture

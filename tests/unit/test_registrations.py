@@ -11,10 +11,17 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from verifier.calls import make_case
-from verifier.reference import argument_names
-from verifier.registrations import Registered, as_option, changes, lacking, referring_modules, registered_rules
-from verifier.torch_internals import install_handler, replaced_handler, replaced_strategy
+from verifier.core.ops import argument_names
+from verifier.execution.registrations import (
+    Registered,
+    as_option,
+    changes,
+    lacking,
+    referring_modules,
+    registered_rules,
+)
+from verifier.torch_internals.registries import install_handler, replaced_handler, replaced_strategy
+from verifier.verify.arguments import make_case
 
 NEG = torch.ops.aten.neg.default
 X = torch.ones(2)

@@ -11,10 +11,12 @@ import pytest
 from run_factory import make_finding
 
 import strategies
-from verifier import cli
-from verifier.cases import Phase, Trial, Verdict, VerdictKind
-from verifier.entry import main
-from verifier.records import FAILS, GONE, NOT_RUN
+from verifier.cli import app as cli
+from verifier.cli.main import main
+from verifier.core.case import Trial
+from verifier.core.observation import Phase
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.records.schema import FAILS, GONE, NOT_RUN
 
 VIEW = "f80b46049ef4"
 """A crash in torch's rule of aten.view, in this repository's baseline; our own strategies have it refuse the call."""

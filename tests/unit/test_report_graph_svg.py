@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 from run_factory import make_graph
 
-from verifier.records import EdgeRecord, GraphRecord
+from verifier.records.schema import EdgeRecord, GraphRecord
 from verifier.report.graph_svg import Drawing, collective_class, draw_graph
 
 

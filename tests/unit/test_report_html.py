@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from run_factory import EMBEDDING, ODD, make_empty_run, make_finding, make_long_run, make_matrix, make_run
 
-from verifier.records import EdgeCoverageRecord, GraphRecord, MatrixRecord, RuleCoverageRecord, RunRecord
-from verifier.report import render_html, write_html
-from verifier.report.html import banners
+from verifier.records.schema import EdgeCoverageRecord, GraphRecord, MatrixRecord, RuleCoverageRecord, RunRecord
+from verifier.report.html import banners, render_html, write_html
 from verifier.report.matrix import matrix_views
 from verifier.report.words import OUTCOMES, totals
 

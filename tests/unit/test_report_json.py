@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from run_factory import ODD, make_empty_run, make_run
 
-from verifier.records import FindingRecord, RunHeader, RunRecord
-from verifier.report import read_json, render_json, schema, write_json
+from verifier.records.schema import FindingRecord, RunHeader, RunRecord
+from verifier.report.json import read_json, render_json, schema, write_json
 
 DOCS = Path(__file__).parents[2] / "docs"
 

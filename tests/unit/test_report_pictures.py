@@ -8,9 +8,10 @@ import xml.etree.ElementTree as ET
 import pytest
 from run_factory import make_finding
 
-from verifier.cases import MeshSpec, parse_placements
-from verifier.placements import local_shape
-from verifier.records import TensorRecord
+from verifier.core.case import MeshSpec
+from verifier.core.placement_text import parse_placements
+from verifier.placements.algebra import local_shape
+from verifier.records.schema import TensorRecord
 from verifier.report.svg import drawn_text, local_part, sharding_svg
 from verifier.report.values import call_text, named_tensors, values_text
 

@@ -23,7 +23,7 @@ from run_factory import (
     make_wrong_rule,
 )
 
-from verifier.records import (
+from verifier.records.schema import (
     MissingRuleRecord,
     OpRulesRecord,
     RulesRecord,
@@ -32,13 +32,13 @@ from verifier.records import (
     UntestedRecord,
     WrongRuleRecord,
 )
-from verifier.report import github_lines, header_line, op_lines, render_html, total_lines
 from verifier.report.github import MOST_MISSING as MOST_ANNOTATED
-from verifier.report.html import banners
+from verifier.report.github import github_lines
+from verifier.report.html import banners, render_html
 from verifier.report.rules_html import MOST_CONFIRMED, MOST_MISSING, rules_view
-from verifier.report.rules_text import by_worth, saves_text, state_text
+from verifier.report.rules_text import by_worth, header_line, op_lines, saves_text, state_text, total_lines
 from verifier.report.words import counted, evidence_text, is_unconfirmed, level_1_only, totals
-from verifier.summary import join_levels
+from verifier.runs.summary import join_levels
 
 DOCS = Path(__file__).parents[2] / "docs"
 

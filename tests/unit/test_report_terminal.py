@@ -20,10 +20,10 @@ from run_factory import (
     make_run,
 )
 
-from verifier.records import EdgeCoverageRecord, RuleCoverageRecord, RunRecord
-from verifier.report import print_summary, with_folder
-from verifier.report.words import OUTCOMES, replay_command, totals
-from verifier.summary import join_levels
+from verifier.records.schema import EdgeCoverageRecord, RuleCoverageRecord, RunRecord
+from verifier.report.terminal import print_summary
+from verifier.report.words import OUTCOMES, replay_command, totals, with_folder
+from verifier.runs.summary import join_levels
 
 
 def printed(run: RunRecord, width: int = 60, terminal: bool = False) -> str:

@@ -14,26 +14,24 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier import runtime
-from verifier.cases import (
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import (
     Contribution,
     Difference,
     DifferenceKind,
     Executed,
-    MeshSpec,
-    OpCase,
     Phase,
     ProcessReport,
     Raised,
     Redistribution,
-    Trial,
 )
-from verifier.comparison import Spot
-from verifier.meshes.reports import pack_message, pack_report, unpack_message
+from verifier.execution import runner as runtime
+from verifier.execution.trial_log import TrialLog
+from verifier.meshes.messages import pack_message, pack_report, unpack_message
 from verifier.meshes.worker import _Messages
-from verifier.reference import make_reference
-from verifier.torch_internals import LocalShards
-from verifier.trial_log import TrialLog
+from verifier.oracle.comparison import Spot
+from verifier.oracle.reference import make_reference
+from verifier.torch_internals.dtensors import LocalShards
 
 SPARSE = torch.eye(2).to_sparse()
 PART = Contribution(Phase.FORWARD, "output", 0, "P(sum)", SPARSE)

@@ -8,7 +8,7 @@ import torch
 from strategies.embedding_bag.ops import BAG_OPS
 from strategies.row_samples import SOURCE
 from verifier.rules.samples import SampleOptions, Target, installed_sources
-from verifier.torch_internals import replaced_sharded_op
+from verifier.torch_internals.registries import replaced_sharded_op
 
 COUNT = next(sharded for sharded in BAG_OPS if "count" in str(sharded.op))
 

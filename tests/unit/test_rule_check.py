@@ -13,12 +13,14 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 from torch.distributed.tensor._ops.utils import register_op_strategy
 
-from verifier.cases import MeshSpec, OpCase, VerdictKind
-from verifier.rules.check import DRAWS_FOR_MISSING, CheckOptions, Position, check_sample
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.verdict import VerdictKind
+from verifier.rules.check import check_sample
+from verifier.rules.options import DRAWS_FOR_MISSING, CheckOptions, Position
 from verifier.rules.products import Products
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Values
-from verifier.torch_internals import replaced_strategy
+from verifier.torch_internals.registries import replaced_strategy
 
 TWO = MeshSpec((2,))
 THREE = MeshSpec((3,))

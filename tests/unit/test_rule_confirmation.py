@@ -9,24 +9,16 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from verifier.baseline import Baseline, BaselineEntry
-from verifier.cases import (
-    Combination,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Raised,
-    Trial,
-    VerdictKind,
-)
-from verifier.codec import trial_record
-from verifier.records import FAILS, GONE
-from verifier.rules import confirm
-from verifier.rules.confirm import Confirmer
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
+from verifier.core.verdict import VerdictKind
+from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.records.schema import FAILS, GONE
+from verifier.records.values import trial_record
+from verifier.rules.campaign import confirm
+from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.results import Rule, WrongRule
+from verifier.torch_internals.placements import Combination
 
 FLAT, SQUARE = MeshSpec((2,)), MeshSpec((2, 2))
 

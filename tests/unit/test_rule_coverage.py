@@ -9,26 +9,17 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from verifier.cases import (
-    Combination,
-    Executed,
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Trial,
-    Verdict,
-    VerdictKind,
-)
-from verifier.converter import CombinationSpace, tensor_arguments
-from verifier.placements import strided_shard
-from verifier.reference import make_reference
-from verifier.rule_coverage import RuleCoverage, columns_run
+from verifier.core.arguments import tensor_arguments
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Executed, Fate, Observation, Phase, ProcessReport
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.oracle.reference import make_reference
+from verifier.placements.combinations import CombinationSpace
+from verifier.planning.steering import Steering
+from verifier.planning.trials import plan_case
 from verifier.rules.claims import claimed_rules
-from verifier.steering import Steering
-from verifier.trials import plan_case
+from verifier.runs.coverage import RuleCoverage, columns_run
+from verifier.torch_internals.placements import Combination, strided_shard
 
 R = Replicate()
 MM = OpCase("aten.mm.default", "torch.ops.aten.mm.default", (torch.ones(4, 3), torch.ones(3, 5)))

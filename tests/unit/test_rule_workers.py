@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from verifier.rules.worker_process import InFlight, Position
-from verifier.rules.workers import (
+from verifier.rules.campaign.worker_process import InFlight, Position
+from verifier.rules.campaign.workers import (
     Died,
     Failed,
     Finished,
@@ -327,7 +327,7 @@ def test_no_worker_and_no_file_outlives_the_controller(ending: signal.Signals, t
     program = textwrap.dedent("""
         import signal
         import sys
-        from verifier.rules.workers import WorkerSet
+        from verifier.rules.campaign.workers import WorkerSet
         from test_rule_workers import scripted, scripts
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that run in the background ignore

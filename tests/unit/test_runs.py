@@ -22,7 +22,9 @@ import torch
 from plain_records import a_finding, a_run
 from torch.distributed.tensor import Replicate, Shard
 
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Trial, Verdict, VerdictKind
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation
+from verifier.core.verdict import Verdict, VerdictKind
 from verifier.events import (
     CaseSkipped,
     FindingReported,
@@ -32,11 +34,11 @@ from verifier.events import (
     RunStarted,
     TrialFinished,
 )
-from verifier.journal import read_journal
-from verifier.journal_events import journal_listener
-from verifier.record_files import RunFormatError, RunStoreError, encode_record, read_finding
-from verifier.records import FindingRecord, RunHeader, RunRecord
-from verifier.runs import RunStore, new_run_id
+from verifier.records.files import RunFormatError, RunStoreError, encode_record, new_run_id, read_finding
+from verifier.records.schema import FindingRecord, RunHeader, RunRecord
+from verifier.runs.journal import read_journal
+from verifier.runs.journal_lines import journal_listener
+from verifier.runs.store import RunStore
 
 MESH = MeshSpec((2, 2))
 TRIAL = Trial(
@@ -215,8 +217,8 @@ def test_journal_without_our_header_says_why(tmp_path: Path, content: str, messa
 def test_killed_process_leaves_every_event_that_it_wrote(store: RunStore) -> None:
     script = (
         "import sys, os, msgspec, pathlib\n"
-        "from verifier.records import RunHeader\n"
-        "from verifier.runs import RunStore\n"
+        "from verifier.records.schema import RunHeader\n"
+        "from verifier.runs.store import RunStore\n"
         "header = msgspec.json.decode(sys.stdin.buffer.read(), type=RunHeader)\n"
         "writer = RunStore(pathlib.Path(sys.argv[1])).open_run(header)\n"
         "for n in range(100): writer.append({'n': n})\n"

@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 from run_factory import make_header, make_run
 
-from verifier import journal
-from verifier.baseline import Baseline
-from verifier.campaign import OUT_OF_TIME, Campaign
-from verifier.cases import Combination, MeshSpec, OpCase
+from verifier.campaign.campaign import Campaign
+from verifier.campaign.history import Past
+from verifier.campaign.request import Request, make_plan
+from verifier.campaign.resuming import merge, resume, run_to_resume
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.parts import Shard
 from verifier.events import CaseSkipped, Event
-from verifier.families import DrawContext
-from verifier.journal import Journal, RunWriter, is_open, read_journal
-from verifier.past import Past
-from verifier.placements import Alphabet
-from verifier.recording import Request, make_plan
-from verifier.records import RunHeader, UntestedRecord
-from verifier.runs import RunStore
-from verifier.shards import Shard
-from verifier.taking_over import merge, resume, run_to_resume
+from verifier.gate.baseline import Baseline
+from verifier.placements.alphabet import Alphabet
+from verifier.planning.families import DrawContext
+from verifier.records.schema import OUT_OF_TIME, RunHeader, UntestedRecord
+from verifier.runs import journal
+from verifier.runs.journal import Journal, RunWriter, is_open, read_journal
+from verifier.runs.store import RunStore
+from verifier.torch_internals.placements import Combination
 
 INTERRUPTED = "interrupted"
 
@@ -192,7 +193,7 @@ def test_every_case_belongs_to_one_shard() -> None:
 def test_a_shard_that_is_none_is_a_mistake(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verifier.entry import main
+    from verifier.cli.main import main
 
     monkeypatch.setattr(sys, "argv", ["verifier", "run", f"--shard={text}", "--out", str(tmp_path / "none")])
     with pytest.raises(SystemExit) as ended:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verifier.script import run_script
+from verifier.findings.script.render import run_script
 
 LIMIT = 30.0
 """Seconds that a busy machine may take for anything here."""

@@ -14,28 +14,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifier import script as module
-from verifier.cases import (
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Raised,
-    Trial,
-    Verdict,
-    VerdictKind,
-    parse_placements,
-)
-from verifier.converter import tensor_arguments
-from verifier.finding_records import finding_record
-from verifier.findings import Failure, Group
-from verifier.oracle import judge
-from verifier.program_source import needs_its_module
-from verifier.reference import argument_names
-from verifier.script import NoScriptError, render_script
-from verifier.script_template import TEMPLATE
+from verifier.core.arguments import tensor_arguments
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
+from verifier.core.ops import argument_names
+from verifier.core.placement_text import parse_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.findings.failures import Failure
+from verifier.findings.grouping import Group
+from verifier.findings.record import finding_record
+from verifier.findings.script import render as module
+from verifier.findings.script.render import NoScriptError, render_script
+from verifier.findings.script.source import needs_its_module
+from verifier.findings.script.template import TEMPLATE
+from verifier.oracle.verdicts import judge
 
 SQUARE = torch.arange(1.0, 5.0, dtype=torch.float64).reshape(2, 2)
 R = parse_placements("R")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from plain_records import a_finding
 
 from strategies.sharded_tensor.table import discrepancies
-from verifier.records import FindingRecord
+from verifier.records.schema import FindingRecord
 
 
 def ours(fingerprint: str, reason: str = "") -> FindingRecord:

@@ -15,10 +15,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import strategies
 from strategies.embedding.sharding import LOOKUP, check_ids, count_ids, owned_ids
 from strategies.installing import SHARDED_OPS
-from verifier.cases import MeshSpec, Placements
-from verifier.imports import run_imports
-from verifier.placements import local_shape, shard_bounds
-from verifier.torch_internals import ClaimReader, RankView, ShardedOp, pytree, start_simulated_world
+from verifier.core.case import MeshSpec
+from verifier.execution.imports import run_imports
+from verifier.placements.algebra import local_shape, shard_bounds
+from verifier.torch_internals.claims import ClaimReader
+from verifier.torch_internals.names import pytree
+from verifier.torch_internals.placements import Placements
+from verifier.torch_internals.sharded_ops import RankView, ShardedOp
+from verifier.torch_internals.simulation import start_simulated_world
 
 WEIGHT, IDS = torch.zeros(7, 3), torch.zeros(4, dtype=torch.long)
 

@@ -13,18 +13,9 @@ from run_factory import make_op_rules, make_rules
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.redistribution.programs import CHAIN
-from verifier.cases import (
-    Fate,
-    MeshSpec,
-    Observation,
-    OpCase,
-    Phase,
-    ProcessReport,
-    Redistribution,
-    Trial,
-    Verdict,
-    VerdictKind,
-)
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Redistribution
+from verifier.core.verdict import Verdict, VerdictKind
 from verifier.events import (
     CaseSkipped,
     Event,
@@ -36,7 +27,7 @@ from verifier.events import (
     RunStarted,
     TrialFinished,
 )
-from verifier.records import (
+from verifier.records.schema import (
     EdgeCoverageRecord,
     EdgeRecord,
     GraphRecord,
@@ -46,7 +37,7 @@ from verifier.records import (
     RunRecord,
     UntestedRecord,
 )
-from verifier.summary import MAX_REASONS, OTHER_REASONS, Summary, join_levels, merge_records
+from verifier.runs.summary import MAX_REASONS, OTHER_REASONS, Summary, join_levels, merge_records
 
 OPS = ("aten.embedding.default", "aten.sum.default")
 MESHES = (MeshSpec((4,)), MeshSpec((2, 2), "simulated"))

@@ -13,15 +13,20 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.redistribution.programs import CHAIN, SEQUENCE
-from verifier import targets as module
-from verifier.cases import Fate, MeshSpec, Observation, OpCase, Phase, Placements, Trial, Verdict, VerdictKind
-from verifier.codec import case_record, load_case, pack, unpack
-from verifier.findings import Failure, rule_class
-from verifier.placements import Alphabet
-from verifier.records import CaseRecord
-from verifier.script import FAILS, GONE, render_script, run_script
-from verifier.targets import asked_placements, asks, keep_mesh_dims, targets
-from verifier.torch_internals import is_refusal, strided_shard
+from verifier import programs as module
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, Phase
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.execution.packing import pack, unpack
+from verifier.findings.failures import Failure
+from verifier.findings.grouping import rule_class
+from verifier.findings.script.render import render_script, run_script
+from verifier.placements.alphabet import Alphabet
+from verifier.programs import asked_placements, asks, keep_mesh_dims, targets
+from verifier.records.schema import FAILS, GONE, CaseRecord
+from verifier.records.values import case_record, load_case
+from verifier.torch_internals.placements import Placements, strided_shard
+from verifier.torch_internals.refusals import is_refusal
 
 R, ROWS, STRIDED = Replicate(), Shard(0), strided_shard(0, 2)
 TENSOR = torch.tensor([[3.0, -1.0], [2.0, 5.0]], dtype=torch.float64)
@@ -92,8 +97,8 @@ def test_a_stored_placement_that_is_none_is_refused() -> None:
 
 def test_a_process_that_only_reads_files_knows_strided_shards() -> None:
     program = """
-from verifier.codec import load_case
-from verifier.records import CaseRecord
+from verifier.records.values import load_case
+from verifier.records.schema import CaseRecord
 print(load_case(CaseRecord(op="", call="", args=[{"placement": "_S(0, 2)"}], kwargs={})).args)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

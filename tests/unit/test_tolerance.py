@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate
 
-from verifier.cases import MeshSpec, OpCase, Phase, Redistribution, Trial
-from verifier.oracle import case_tolerance
-from verifier.reference import make_reference
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Phase, Redistribution
+from verifier.oracle.reference import make_reference
+from verifier.oracle.tolerance import case_tolerance
 
 DIVIDED = Redistribution(Phase.FORWARD, "R", "P(sum)", 0, None, 8, ("R", "P(sum)"))
 REDUCED = replace(DIVIDED, source="P(sum)", target="R", collective="all_reduce")

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from verifier.cases import MeshSpec, OpCase, Placements
-from verifier.reference import Reference, make_reference
-from verifier.trials import cotangent_placements
+from verifier.core.case import MeshSpec, OpCase
+from verifier.oracle.reference import Reference, make_reference
+from verifier.planning.trials import cotangent_placements
+from verifier.torch_internals.placements import Placements
 
 SQUARE = MeshSpec((2, 2))
 EVERYWHERE = (Replicate(), Replicate())

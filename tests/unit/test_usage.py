@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from verifier import cli, cli_rules, entry
+from verifier.cli import app as cli
+from verifier.cli import main as entry
+from verifier.cli import rules as cli_rules
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,12 @@ import torch
 from run_factory import make_run
 from torch.distributed.tensor import Partial, Shard
 
-from verifier.baseline import Baseline
-from verifier.cases import OpCase
-from verifier.findings import describe_call
-from verifier.gate import decide, render
-from verifier.wording import did_you_mean, nearest, plural
+from verifier.core.call_text import describe_call
+from verifier.core.case import OpCase
+from verifier.core.wording import did_you_mean, nearest, plural
+from verifier.gate.baseline import Baseline
+from verifier.gate.decision import decide
+from verifier.gate.text import render
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection, wait
 
 import torch.distributed as dist
 
-from verifier.cases import MeshSpec
-from verifier.meshes.places import Place, gpu_problem, gpus_shared
+from verifier.core.case import MeshSpec
+from verifier.execution.registrations import Registered, registered_rules
+from verifier.meshes.hosts import Place, gpu_problem, gpus_shared
 from verifier.meshes.processes import Gone, PoolError, RankProcess, RulesNotInRanks, Spares
 from verifier.meshes.worker import Seat
-from verifier.registrations import Registered, registered_rules
 
 __all__ = ["Crew", "PoolKey"]
 

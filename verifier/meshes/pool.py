@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
-from verifier.cases import Fate, MeshSpec, Observation, Phase, ProcessReport, Trial
-from verifier.codec import pack
-from verifier.imports import is_importing
+from verifier.core.case import MeshSpec, Trial
+from verifier.core.observation import Fate, Observation, Phase, ProcessReport
+from verifier.core.process_limits import memory_note
+from verifier.execution.imports import is_importing
+from verifier.execution.packing import pack
 from verifier.meshes.crew import Crew, PoolKey
 from verifier.meshes.processes import Gone, PoolError, Spares
-from verifier.process_limits import memory_note
-from verifier.tasks import Task, TaskOutcome
+from verifier.meshes.tasks import Task, TaskOutcome
 
 __all__ = ["Pool", "PoolSet"]
 

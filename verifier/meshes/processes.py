@@ -11,13 +11,20 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 
-from verifier.codec import pack
-from verifier.logs import own_level
-from verifier.meshes.places import Place, local_places
-from verifier.meshes.program import Program, ProgramSpec, WorkerProgram
-from verifier.meshes.reports import unpack_message
-from verifier.registrations import Lacking, Registered, as_option, defining_modules, lacking, referring_modules
-from verifier.wording import plural
+from verifier.core.logs import own_level
+from verifier.core.wording import plural
+from verifier.execution.packing import pack
+from verifier.execution.registrations import (
+    Lacking,
+    Registered,
+    as_option,
+    defining_modules,
+    lacking,
+    referring_modules,
+)
+from verifier.meshes.hosts import Place, local_places
+from verifier.meshes.messages import unpack_message
+from verifier.meshes.worker_program import Program, ProgramSpec, WorkerProgram
 
 __all__ = ["Gone", "PoolError", "RankProcess", "RulesNotInRanks", "Spares"]
 

@@ -30,27 +30,24 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 
-from verifier.cases import OpCase, Phase, ProcessReport, Raised, Trial
-from verifier.codec import unpack
-from verifier.imports import ImportFailedError, run_imports
-from verifier.logs import log_through
+from verifier.core.case import OpCase, Trial
+from verifier.core.logs import log_through
+from verifier.core.observation import Phase, ProcessReport, Raised
+from verifier.core.ops import resolve
+from verifier.core.process_limits import die_with, limit_memory
+from verifier.execution.imports import ImportFailedError, run_imports
+from verifier.execution.packing import unpack
+from verifier.execution.registrations import changes, registered_rules
+from verifier.execution.runner import Exchange, TrialRunner
 from verifier.meshes.agreement import Agreement, AllReduces, Datagrams
-from verifier.meshes.reports import pack_message, pack_report
-from verifier.process_limits import die_with, limit_memory
-from verifier.reference import Reference, make_reference, resolve
-from verifier.registrations import changes, registered_rules
-from verifier.runtime import Exchange, TrialRunner
-from verifier.tasks import Task
-from verifier.torch_internals import (
-    clear_caches,
-    forget_calls,
-    is_refusal,
-    mesh_of_world,
-    release_groups,
-    simulated_mode,
-    stage_through_host,
-    start_simulated_world,
-)
+from verifier.meshes.messages import pack_message, pack_report
+from verifier.meshes.tasks import Task
+from verifier.oracle.reference import Reference, make_reference
+from verifier.torch_internals.caches import clear_caches
+from verifier.torch_internals.groups import mesh_of_world, release_groups, stage_through_host
+from verifier.torch_internals.recording import forget_calls
+from verifier.torch_internals.refusals import is_refusal
+from verifier.torch_internals.simulation import simulated_mode, start_simulated_world
 
 __all__ = ["PHASE_CODES", "REMEMBERED_TRIALS", "Seat", "WorkerConfig"]
 

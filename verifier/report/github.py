@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verifier.records import MissingRuleRecord, RunRecord, WrongRuleRecord
+from verifier.core.wording import replay_text
+from verifier.records.schema import MissingRuleRecord, RunRecord, WrongRuleRecord
 from verifier.report.rules_text import (
     by_worth,
     call_text,
@@ -21,7 +22,6 @@ from verifier.report.rules_text import (
     totals_block,
 )
 from verifier.report.words import evidence_text
-from verifier.wording import replay_text
 
 __all__ = ["MOST_MISSING", "github_lines"]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from verifier.cases import MeshSpec
-from verifier.record_files import AS_IT_WAS, DEFAULT_REPORTS, write_atomically
-from verifier.records import FindingRecord, RunRecord
+from verifier.core.case import MeshSpec
+from verifier.core.wording import plural, replay_text
+from verifier.records.files import AS_IT_WAS, DEFAULT_REPORTS, write_atomically
+from verifier.records.schema import FindingRecord, RunRecord
 from verifier.report.graph_svg import collective_class, draw_graph
 from verifier.report.matrix import matrix_views
 from verifier.report.pages import page_environment
@@ -37,7 +38,6 @@ from verifier.report.words import (
     totals,
     with_folder,
 )
-from verifier.wording import plural, replay_text
 
 __all__ = ["Banner", "banners", "render_html", "write_html"]
 
@@ -200,5 +200,5 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
 
 
 def write_html(run: RunRecord, path: Path | str, folder: Path = DEFAULT_REPORTS, kept: str = AS_IT_WAS) -> None:
-    """Write what :func:`render_html` returns; raises as :func:`~verifier.record_files.write_atomically` does."""
+    """Write what :func:`render_html` returns; raises as :func:`~verifier.records.files.write_atomically` does."""
     write_atomically(Path(path), render_html(run, folder).encode(), kept)

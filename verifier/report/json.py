@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from verifier.record_files import AS_IT_WAS, write_atomically
-from verifier.records import FORMAT_VERSION, RunRecord, TensorRecord
+from verifier.records.files import AS_IT_WAS, write_atomically
+from verifier.records.schema import FORMAT_VERSION, RunRecord, TensorRecord
 
 __all__ = ["read_json", "render_json", "schema", "write_json"]
 
@@ -19,7 +19,7 @@ def render_json(run: RunRecord) -> str:
 
 
 def write_json(run: RunRecord, path: Path | str, kept: str = AS_IT_WAS) -> None:
-    """Write what :func:`render_json` returns; raises as :func:`~verifier.record_files.write_atomically` does."""
+    """Write what :func:`render_json` returns; raises as :func:`~verifier.records.files.write_atomically` does."""
     write_atomically(Path(path), render_json(run).encode(), kept)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verifier.records import FindingRecord, MatrixRecord
+from verifier.records.schema import FindingRecord, MatrixRecord
 from verifier.report.graph_svg import placement_order
 from verifier.report.words import OUTCOMES, Outcome, outcome, worst_verdict
 

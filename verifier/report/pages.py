@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jinja2
 
-from verifier.wording import plain_text
+from verifier.core.wording import plain_text
 
 __all__ = ["page_environment"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from verifier.records import MissingRuleRecord, OpRulesRecord, RulesRecord, RunRecord
+from verifier.records.schema import MissingRuleRecord, OpRulesRecord, RulesRecord, RunRecord
 from verifier.report.rules_text import by_worth, call_text, is_tested, not_tested, totals_block, untested_reasons
 
 __all__ = ["MOST_CONFIRMED", "MOST_MISSING", "MOST_OTHERS", "OpView", "RulesView", "rules_view"]

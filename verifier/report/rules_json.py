@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from verifier.records import FORMAT_VERSION, RunRecord
+from verifier.records.schema import FORMAT_VERSION, RunRecord
 
 __all__ = ["render_rules_json"]
 
@@ -14,7 +14,7 @@ __all__ = ["render_rules_json"]
 def render_rules_json(run: RunRecord) -> str:
     """Return the rule check of ``run`` as JSON: its header, totals, ``ops``, findings and what was not verified.
 
-    ``combinations``, ``seconds`` and ``ops`` are those of :class:`~verifier.records.RulesRecord`.
+    ``combinations``, ``seconds`` and ``ops`` are those of :class:`~verifier.records.schema.RulesRecord`.
 
     Raises
     ------

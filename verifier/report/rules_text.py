@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from verifier.cases import MeshSpec
-from verifier.records import MissingRuleRecord, OpRulesRecord, RulesRecord, RunRecord, UntestedRecord, WrongRuleRecord
+from verifier.core.case import MeshSpec
+from verifier.core.wording import plural, replay_text
+from verifier.records.schema import (
+    MissingRuleRecord,
+    OpRulesRecord,
+    RulesRecord,
+    RunRecord,
+    UntestedRecord,
+    WrongRuleRecord,
+)
 from verifier.report.words import bytes_text, evidence_text, seconds_text
-from verifier.wording import plural, replay_text
 
 __all__ = [
     "by_worth",

@@ -9,14 +9,22 @@ from html import escape
 
 from markupsafe import Markup
 
-from verifier.cases import MeshSpec
-from verifier.graph import split_placements
-from verifier.layouts import TableLayout
-from verifier.placements import shard_bounds
+from verifier.core.case import MeshSpec
+from verifier.placements.algebra import shard_bounds
+from verifier.runs.graph import split_placements
 
-__all__ = ["LocalPart", "drawn_text", "layout_svg", "local_part", "ranks_left_out", "sharding_svg"]
+__all__ = [
+    "MOST_RANKS_DRAWN",
+    "Held",
+    "LocalPart",
+    "drawn_text",
+    "local_part",
+    "parts_svg",
+    "ranks_left_out",
+    "sharding_svg",
+]
 
-_MOST_RANKS = 32
+MOST_RANKS_DRAWN = 32
 _LONGEST = 66.0
 """Longest side of a drawn tensor, in CSS pixels."""
 _CELL = 13.0
@@ -105,7 +113,7 @@ def _rank_drawing(parts: Sequence[LocalPart], shape: Sequence[int], down: int | 
 
 
 @dataclass(frozen=True)
-class _Held:
+class Held:
     """What one rank holds, and the words beside it."""
 
     parts: tuple[LocalPart, ...]
@@ -113,11 +121,11 @@ class _Held:
     where: str = ""
 
 
-def _svg(
+def parts_svg(
     label: str,
     shape: Sequence[int],
     dims: tuple[int | None, int | None],
-    held: Sequence[_Held],
+    held: Sequence[Held],
     per_row: int,
     least_step: float,
 ) -> Markup:
@@ -149,30 +157,16 @@ def sharding_svg(name: str, shape: Sequence[int], placements: str, mesh: MeshSpe
     part is filled, hatched where it is a contribution to a reduction; a rank without elements says so.
     """
     held = []
-    for rank in range(min(mesh.world_size, _MOST_RANKS)):
+    for rank in range(min(mesh.world_size, MOST_RANKS_DRAWN)):
         part = local_part(shape, placements, mesh, rank)
         if part is None:
             return None
         what = "empty" if 0 in part.shape else f"[{', '.join(map(str, part.shape))}]"
-        held.append(_Held((part,), what, f" ({','.join(map(str, mesh.coordinate(rank)))})" if mesh.ndim > 1 else ""))
+        held.append(Held((part,), what, f" ({','.join(map(str, mesh.coordinate(rank)))})" if mesh.ndim > 1 else ""))
     per_row = min(mesh.world_size // mesh.shape[0] if mesh.ndim > 1 else mesh.world_size, 8)
     label = f"{name} {list(shape)} as {placements} on mesh {mesh}"
     least_step = 64 if mesh.ndim == 1 else 74 + 12 * (mesh.ndim - 1)
-    return _svg(label, shape, _drawn_dims(shape, placements), held, per_row, least_step)
-
-
-def layout_svg(layout: TableLayout) -> Markup:
-    """Return an SVG of which chunks of a table each rank holds, one row for each host where hosts matter."""
-    held = []
-    for rank, chunks in enumerate(layout.chunks[:_MOST_RANKS]):
-        what = " ".join(f"[{', '.join(map(str, chunk.shape))}]" for chunk in chunks) or "empty"
-        host = layout.host(rank)
-        parts = tuple(LocalPart((chunk.rows, chunk.columns), pending=False) for chunk in chunks)
-        held.append(_Held(parts, what, "" if host is None else f" host {host}"))
-    per_row = min(layout.ranks_per_host or layout.ranks, 8)
-    longest = max(len(one.what) for one in held)
-    label = f"table {list(layout.shape)}, {layout.name} on {layout.ranks} ranks"
-    return _svg(label, layout.shape, (0, 1), held, per_row, max(90, 7 * longest))
+    return parts_svg(label, shape, _drawn_dims(shape, placements), held, per_row, least_step)
 
 
 def drawn_text(shape: Sequence[int], placements: str, mesh: MeshSpec) -> str:
@@ -192,4 +186,4 @@ def ranks_left_out(ranks: int) -> str:
     >>> ranks_left_out(32), ranks_left_out(64)
     ('', 'ranks 32 to 63 are not drawn')
     """
-    return f"ranks {_MOST_RANKS} to {ranks - 1} are not drawn" if ranks > _MOST_RANKS else ""
+    return f"ranks {MOST_RANKS_DRAWN} to {ranks - 1} are not drawn" if ranks > MOST_RANKS_DRAWN else ""

@@ -9,9 +9,9 @@ from typing import Protocol
 from rich.console import Console
 from rich.text import Text
 
-from verifier.journal import resume_text
-from verifier.record_files import DEFAULT_REPORTS
-from verifier.records import FAILS, GONE, NOT_SELECTED, FindingRecord, RunRecord
+from verifier.core.wording import plural
+from verifier.records.files import DEFAULT_REPORTS
+from verifier.records.schema import FAILS, GONE, NOT_SELECTED, FindingRecord, RunRecord
 from verifier.report.rules_text import totals_block, untested_beside_rules
 from verifier.report.words import (
     evidence_text,
@@ -23,7 +23,7 @@ from verifier.report.words import (
     totals,
     with_folder,
 )
-from verifier.wording import plural
+from verifier.runs.journal import resume_text
 
 __all__ = ["next_steps", "print_summary"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from verifier.records import FindingRecord, TensorRecord
+from verifier.records.schema import FindingRecord, TensorRecord
 
 __all__ = ["NamedTensor", "call_text", "dtype_text", "named_tensors", "tensors_in", "values_text"]
 

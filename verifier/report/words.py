@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from verifier.cases import VerdictKind
-from verifier.record_files import out_option
-from verifier.records import FindingRecord, RunRecord
-from verifier.wording import plural, replay_text
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import plural, replay_text
+from verifier.records.files import out_option
+from verifier.records.schema import FindingRecord, RunRecord
 
 __all__ = [
     "OUTCOMES",

@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.distributed.tensor import Replicate
 
-from verifier.cases import Combination
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Ledger
 from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions, Position
-from verifier.rules.place import Place
 from verifier.rules.products import Products
 from verifier.rules.results import MissingRule, Rule, SampleReport, Transfer
+from verifier.rules.sample_on_mesh import Place
 from verifier.rules.samples import Sample
-from verifier.torch_internals import masked_extent, placement_text
+from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 
 __all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample"]
 

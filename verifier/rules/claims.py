@@ -9,22 +9,19 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Combination, MeshSpec, OpCase, Placements, VerdictKind
-from verifier.partials import is_reducible
-from verifier.placements import sharded_dim
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import plural
+from verifier.placements.algebra import sharded_dim
+from verifier.placements.partials import is_reducible
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
-from verifier.torch_internals import (
-    ClaimReader,
-    OpOverload,
-    Propagation,
-    has_own_handler,
-    masked_extent,
-    placement_text,
-)
-from verifier.wording import plural
+from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.placements import Combination, Placements, masked_extent, placement_text
+from verifier.torch_internals.registries import has_own_handler
 
 __all__ = [
     "OWN_CODE",

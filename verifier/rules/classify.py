@@ -10,11 +10,15 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import MeshSpec, Placements, VerdictKind, format_placements
-from verifier.comparison import compare, tolerance
-from verifier.conditioning import last_places
-from verifier.placements import Alphabet, Disagreement, combine, local_shape, reducing_rounds, shard_bounds
-from verifier.wording import plural
+from verifier.core.case import MeshSpec
+from verifier.core.placement_text import format_placements
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import plural
+from verifier.oracle.comparison import compare, tolerance
+from verifier.oracle.conditioning import last_places
+from verifier.placements.algebra import Disagreement, combine, local_shape, reducing_rounds, shard_bounds
+from verifier.placements.alphabet import Alphabet
+from verifier.torch_internals.placements import Placements
 
 __all__ = ["Expected", "Mismatch"]
 

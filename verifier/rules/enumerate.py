@@ -11,9 +11,9 @@ import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Combination
-from verifier.pairwise import free_choice, sample_pairwise
-from verifier.placements import Alphabet
+from verifier.placements.alphabet import Alphabet
+from verifier.placements.pairwise import free_choice, sample_pairwise
+from verifier.torch_internals.placements import Combination
 
 __all__ = ["Kind", "combinations_in_all", "input_combinations", "product_choices"]
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import Shard
 
-from verifier.cases import OpCase, Placements
-from verifier.partials import split_index, split_partial
-from verifier.placements import coordinates, shard_bounds, take_local
-from verifier.reference import resolve, written_arguments
-from verifier.torch_internals import Slot, masked_extent, pytree
+from verifier.core.case import OpCase
+from verifier.core.ops import resolve, written_arguments
+from verifier.placements.algebra import coordinates, shard_bounds, take_local
+from verifier.placements.partials import split_index, split_partial
+from verifier.torch_internals.claims import Slot
+from verifier.torch_internals.names import pytree
+from verifier.torch_internals.placements import Placements, masked_extent
 
 __all__ = ["Cuts", "LocalCall", "Results", "masked_indices", "tensor_groups"]
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Combination, MeshSpec, OpCase, Placements
+from verifier.core.case import MeshSpec, OpCase
 from verifier.rules.claims import Claim, run_claim, same_others
 from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import Results, tensor_groups
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE_FOR_MISSING, Position
-from verifier.rules.place import Place
+from verifier.rules.sample_on_mesh import Place
 from verifier.rules.samples import Values
+from verifier.torch_internals.placements import Combination, Placements
 
 __all__ = ["Exploration"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Combination
 from verifier.rules.options import CheckOptions, Position
 from verifier.rules.results import Rule, SampleReport, WrongRule
 from verifier.rules.samples import Sample
+from verifier.torch_internals.placements import Combination
 
 __all__ = ["Candidate", "Ledger"]
 

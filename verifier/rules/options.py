@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from verifier.cases import MeshSpec
+from verifier.core.case import MeshSpec
 
 __all__ = ["DECISIVE", "DECISIVE_FOR_MISSING", "DRAWS_FOR_MISSING", "SIZES_FOR_MISSING", "CheckOptions", "Position"]
 

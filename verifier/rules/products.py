@@ -9,13 +9,13 @@ from itertools import product
 import torch
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.cases import Combination
-from verifier.placements import Alphabet, sharded_dim
+from verifier.placements.algebra import sharded_dim
+from verifier.placements.alphabet import Alphabet
 from verifier.rules.claims import read_claim
 from verifier.rules.enumerate import input_combinations, product_choices
 from verifier.rules.execute import tensor_groups
-from verifier.rules.place import Place
-from verifier.torch_internals import masked_extent
+from verifier.rules.sample_on_mesh import Place
+from verifier.torch_internals.placements import Combination, masked_extent
 
 __all__ = ["Products"]
 

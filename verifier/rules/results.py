@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from verifier.cases import VerdictKind
-from verifier.records import TrialRecord
+from verifier.core.verdict import VerdictKind
+from verifier.records.schema import TrialRecord
 
 __all__ = ["MissingRule", "Rule", "SampleReport", "Transfer", "WrongRule"]
 

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from verifier.cases import OpCase
-from verifier.entry_points import load_entry_points
+from verifier.core.case import OpCase
+from verifier.core.entry_points import load_entry_points
 
 __all__ = [
     "SAMPLE_SOURCE_GROUP",

@@ -1,0 +1,82 @@
+"""Values that are set in place, ``fill_`` and ``masked_fill_``, in a tensor that is Partial, as a row-wise lookup is.
+
+Torch's rule of ``fill_`` (2.13.0) lets each rank hold the whole value, so that under a sum it comes out once for each
+rank; its rule of ``masked_fill_`` refuses a Partial, and with it the gradient of every norm of one. Here the ranks hold
+what is reduced to the value: under a sum the first of them has it, and the others have 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.embedding.sharding import ELEMENTWISE
+from verifier.placements.algebra import sharded_dim
+from verifier.torch_internals.placements import on_dim
+from verifier.torch_internals.sharded_ops import RankView, ShardedOp, given_strides
+
+__all__ = ["FILLING_OPS"]
+
+aten = torch.ops.aten
+
+Rule = list[Placement | None]
+Value = Any
+"""A number or a tensor without dims: torch declares an overload for each."""
+NEUTRAL = {"sum": 0, "product": 1}
+"""What changes no result of a reduction; of all others it is the value itself, as often as one likes."""
+
+
+def fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
+    """Return the rules on one mesh dim: result and tensor, and the value if that is a tensor."""
+    value: Rule = [Replicate()] if hasattr(args[1], "shape") else []
+    placements = [*map(Shard, range(_ndim(args[0]))), *given_strides(), *map(Partial, ELEMENTWISE)]
+    return [[placement, placement, *value] for placement in placements]
+
+
+def masked_fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
+    """Return the rules on one mesh dim: result, tensor and mask, and the value if that is a tensor."""
+    value: Rule = [Replicate()] if hasattr(args[2], "shape") else []
+    ndim, mask = _ndim(args[0]), tuple(args[1].shape)  # type: ignore[attr-defined]
+    rules: list[Rule] = [[Partial(kind), Partial(kind), Replicate(), *value] for kind in ELEMENTWISE]
+    for placement in (*map(Shard, range(ndim)), *given_strides()):
+        dim = sharded_dim(placement)
+        assert dim is not None
+        of_mask = dim - ndim + len(mask)
+        cut = of_mask >= 0 and mask[of_mask] != 1
+        rules.append([placement, placement, on_dim(placement, of_mask) if cut else Replicate(), *value])
+    return rules
+
+
+def fill(view: RankView, tensor: torch.Tensor, value: Value) -> torch.Tensor:
+    """Fill the rank's part of a tensor."""
+    return tensor.fill_(_part(view, value))
+
+
+def masked_fill(view: RankView, tensor: torch.Tensor, mask: torch.Tensor, value: Value) -> torch.Tensor:
+    """Fill the rank's part of a tensor where the mask is true."""
+    return tensor.masked_fill_(mask, _part(view, value))
+
+
+def _part(view: RankView, value: Value) -> Value:
+    """Return what the rank holds of ``value``, so that all ranks together hold it once."""
+    for at, placement in zip(view.coordinate, view.placements[0], strict=True):
+        if at and isinstance(placement, Partial) and placement.reduce_op in NEUTRAL:
+            neutral = NEUTRAL[placement.reduce_op]
+            return torch.full_like(value, neutral) if isinstance(value, torch.Tensor) else neutral
+    return value
+
+
+def _ndim(tensor: object) -> int:
+    return len(tensor.shape)  # type: ignore[attr-defined]
+
+
+FILLING_OPS = (
+    ShardedOp(aten.fill_.Scalar, fill_rules, fill, static_argnum=1),
+    ShardedOp(aten.fill_.Tensor, fill_rules, fill),
+    ShardedOp(aten.masked_fill_.Scalar, masked_fill_rules, masked_fill, static_argnum=2),
+    ShardedOp(aten.masked_fill_.Tensor, masked_fill_rules, masked_fill),
+)
+"""The ops that DTensor is to run by these rules and kernels."""

@@ -1,0 +1,1 @@
+"""Layouts of embedding tables in recommender systems: which rank holds which rows and columns."""

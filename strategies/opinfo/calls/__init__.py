@@ -1,0 +1,1 @@
+"""Calls of aten overloads: captured from OpInfo, named, run."""

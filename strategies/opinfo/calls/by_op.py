@@ -1,0 +1,204 @@
+"""The calls of one OpInfo: which of those that it dispatches are tested under its name, and at which sizes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from strategies.opinfo.calls.call import Call
+from strategies.opinfo.calls.capture import Origin, captured, entries_of, hidden, sharded
+from strategies.opinfo.calls.op_facts import KEEP_VALUES, REGENERATIONS, SIZES, SKEWED
+from strategies.opinfo.calls.op_names import base_of, home_rows, owners
+from strategies.opinfo.samples.derived_overloads import families_with_rule, family, is_sibling
+from strategies.opinfo.samples.sizes import resized
+from verifier.rules.samples import SampleOptions
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.opinfo import opinfo_entries
+from verifier.torch_internals.ops import registered_overloads
+
+__all__ = ["Row", "Template", "registered_of", "spread", "wanted"]
+
+_FOREIGN = 2  # of the calls that belong to other rows, a fraction: they are tested there
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A captured call: where it comes from, and its first size."""
+
+    origin: Origin
+    call: Call
+    label: str
+
+
+class Row:
+    """What is captured of the OpInfos of one name.
+
+    Parameters
+    ----------
+    name
+        As OpInfo has it.
+    options
+        How calls are drawn.
+    overload
+        Take the calls of this overload (and of its siblings, to make some from), whoever they belong to.
+    """
+
+    def __init__(self, name: str, options: SampleOptions, overload: OpOverload | None = None) -> None:
+        self.name, self.options, self.overload = name, options, overload
+        self.generator = torch.Generator()
+        self._composite = name in _composite_rows()
+        self._later: dict[tuple[int, int, int], dict[int, list[Call]]] = {}
+        self.templates = self._chosen()
+
+    def _wanted(self, op: OpOverload) -> bool:
+        if self.overload is not None:
+            return op == self.overload or is_sibling(op, self.overload)
+        return wanted(op)
+
+    def _chosen(self) -> dict[OpOverload, list[Template]]:
+        """Return the templates of each overload that is tested here, no two of which differ in values only."""
+        found: dict[OpOverload, dict[str, Template]] = defaultdict(dict)
+        for place, entry in entries_of(self.name):
+            variant = f"/{entry.variant_test_name}" if entry.variant_test_name else ""
+            calls = captured(
+                entry,
+                self.options.dtype,
+                size=0,
+                seed=self.options.seed,
+                wanted=self._wanted,
+                composite=self._composite,
+            )
+            for number, made in calls.items():
+                for (op, occurrence), call in _counted(made).items():
+                    origin = Origin(place, number, op, occurrence)
+                    label = f"{self.name}{variant}, sample {number}" + (f", call {occurrence}" if occurrence else "")
+                    found[call.op].setdefault(call.signature(), Template(origin, call, label))
+        taken, most = self._taken(found), self.options.max_samples
+        if most is not None and self.overload is None and not any(self.name in home_rows(op) for op in taken):
+            most = max(_FOREIGN, most // _FOREIGN)
+        return {op: spread(list(found[op].values()), most) for op in taken}
+
+    def _taken(self, found: Iterable[OpOverload]) -> list[OpOverload]:
+        """Return the overloads that are at home here; else those that are at home nowhere; else all."""
+        ops = list(found)
+        if self.overload is not None:
+            return ops
+        own = [op for op in ops if self.name in home_rows(op)]
+        return own or [op for op in ops if not owners(op) and sharded(op)] or [op for op in ops if sharded(op)]
+
+    # ---------------------------------------------------------------------------------------------------------- sizes
+    def at_size(self, template: Template, size: int, seed: int = 0) -> Call | None:
+        """Return the call at size number ``size``, as OpInfo generates it under another seed if ``seed`` is not 0.
+
+        Where the OpInfo has the same shapes at all sizes, or the size is the one whose extents are to differ, the
+        tensors are resized if torch takes that; None if there is no call at this size that the first one has not.
+        """
+        if size == 0 and seed == 0:
+            return template.call
+        if size >= len(SIZES):
+            return None
+        call = self._recaptured(template.origin, size, seed)
+        if call is None or call.structure() != template.call.structure():
+            return None
+        if seed:
+            return call
+        same = call.signature() == template.call.signature()
+        if (same or size in SKEWED) and base_of(template.origin.op) not in KEEP_VALUES:
+            other = resized(call, size)
+            if other is not None and other.signature() != template.call.signature():
+                return other
+        return None if same else call
+
+    def regenerated(self, template: Template, size: int) -> Callable[[int], Call | None]:
+        """Return the call with the values of draw number n, as OpInfo generates them."""
+        return lambda number: self.at_size(template, size, 1 + number % REGENERATIONS)
+
+    def _recaptured(self, origin: Origin, size: int, seed: int) -> Call | None:
+        key = (origin.entry, size, seed)
+        if key not in self._later:
+            origins = [t.origin for templates in self.templates.values() for t in templates]
+            ops = set(self.templates)
+            self._later[key] = captured(
+                opinfo_entries()[origin.entry],
+                self.options.dtype,
+                size=size,
+                seed=self.options.seed + 7919 * seed,
+                wanted=lambda op: op in ops,
+                composite=self._composite,
+                only={each.sample for each in origins if each.entry == origin.entry},
+            )
+        return _counted(self._later[key].get(origin.sample, [])).get((origin.op, origin.occurrence))
+
+
+def _counted(calls: Iterable[Call]) -> dict[tuple[str, int], Call]:
+    """Return the calls by overload and by how many of the same overload come before."""
+    counts: Counter[str] = Counter()
+    counted = {}
+    for call in calls:
+        name = str(call.op)
+        counted[name, counts[name]] = call
+        counts[name] += 1
+    return counted
+
+
+@cache
+def wanted(op: OpOverload) -> bool:
+    """Return whether DTensor has a rule for ``op``, or for something that a call of it can be turned into."""
+    return sharded(op) or family(op) in families_with_rule()
+
+
+@cache
+def registered_of() -> dict[str, tuple[OpOverload, ...]]:
+    """Return the overloads that DTensor has a rule of its own for, by the row that they are tested in, sorted."""
+    rows: dict[str, list[OpOverload]] = defaultdict(list)
+    for op in sorted(registered_overloads(), key=str):
+        for row in home_rows(op):
+            rows[row].append(op)
+    return {row: tuple(ops) for row, ops in rows.items()}
+
+
+@cache
+def _composite_rows() -> frozenset[str]:
+    """Return the rows to which overloads belong that autograd takes apart unless in inference mode."""
+    return frozenset(row for row, ops in registered_of().items() if any(hidden(op) for op in ops))
+
+
+# -------------------------------------------------------------------------------------------------------------- spread
+def spread(templates: Sequence[Template], most: int | None) -> list[Template]:
+    """Return at most ``most`` of the templates, each chosen for what it has that those before it have not.
+
+    Other numbers of dims, other arguments; among equals calls without empty or one-element tensors, and earlier ones.
+    """
+    if most is None or len(templates) <= most:
+        return list(templates)
+    features = [_features(template.call) for template in templates]
+    plain = [all(tensor.numel() > 1 for tensor in template.call.tensors) for template in templates]
+    left = list(range(len(templates)))
+    seen: set[str] = set()
+    chosen: list[int] = []
+    while left and len(chosen) < most:
+        best = max(left, key=lambda i: (plain[i] or len(chosen) > 0, len(features[i] - seen), plain[i], -i))
+        chosen.append(best)
+        left.remove(best)
+        seen |= features[best]
+    return [templates[i] for i in sorted(chosen)]
+
+
+def _features(call: Call) -> set[str]:
+    shapes = [tuple(tensor.shape) for tensor in call.tensors]
+    features = {f"ranks {[len(shape) for shape in shapes]}", f"equal {len(set(shapes)) == 1}"}
+    features |= {f"dtype {tensor.dtype}" for tensor in call.tensors}
+    if any(0 in shape for shape in shapes):
+        features.add("empty")
+    for name, value in call.values.items():
+        if not isinstance(value, torch.Tensor):
+            features.add(f"{name}={value if not _has_tensor(value) else 'tensors'}")
+    return features
+
+
+def _has_tensor(value: object) -> bool:
+    return isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value)

@@ -1,0 +1,211 @@
+"""Calls of aten overloads: their arguments by name, how they are run, and what they give."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+
+from verifier.torch_internals.names import OpOverload
+
+__all__ = ["REFUSALS", "Call", "Parameter", "attempt", "outcome", "parameters", "quiet"]
+
+REFUSALS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+)
+"""What torch raises where it does not take a call; NotImplementedError is a RuntimeError."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of an aten overload: ``type`` as the schema has it, ``written`` if the op writes into it."""
+
+    name: str
+    type: str
+    keyword_only: bool
+    written: bool
+    out: bool
+    has_default: bool
+    default: object
+
+
+@cache
+def parameters(op: OpOverload) -> tuple[Parameter, ...]:
+    """Return the parameters of ``op`` in the order of its schema."""
+    return tuple(
+        Parameter(
+            argument.name,
+            str(argument.type),
+            argument.kwarg_only,
+            argument.alias_info is not None and argument.alias_info.is_write,
+            argument.is_out,
+            argument.has_default_value(),
+            argument.default_value,
+        )
+        for argument in op._schema.arguments
+    )
+
+
+@cache
+def _writes(op: OpOverload) -> bool:
+    return any(parameter.written for parameter in parameters(op))
+
+
+class Call:
+    """A call of an aten overload with values; not to be changed."""
+
+    def __init__(self, op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        self.op, self.args, self.kwargs = op, args, kwargs
+
+    @classmethod
+    def of(cls, op: OpOverload, values: Mapping[str, object]) -> Call | None:
+        """Return the call of ``op`` with arguments by name; None if one is missing or unknown."""
+        args: list[object] = []
+        kwargs: dict[str, object] = {}
+        names = {parameter.name for parameter in parameters(op)}
+        if not values.keys() <= names:
+            return None
+        for parameter in parameters(op):
+            if parameter.name not in values and not parameter.has_default:
+                return None
+            if not parameter.keyword_only:
+                args.append(values.get(parameter.name, parameter.default))
+            elif parameter.name in values:
+                kwargs[parameter.name] = values[parameter.name]
+        while args and parameters(op)[len(args) - 1].name not in values:
+            args.pop()
+        return cls(op, tuple(args), kwargs)
+
+    @cached_property
+    def values(self) -> dict[str, object]:
+        """The arguments that are given, by name."""
+        positional = [parameter.name for parameter in parameters(self.op) if not parameter.keyword_only]
+        return {**dict(zip(positional, self.args, strict=False)), **self.kwargs}
+
+    @cached_property
+    def _flat(self) -> tuple[list[object], list[tuple[type, int] | None]]:
+        """The leaves, and how they are grouped: per argument None, or the type and length of a list.
+
+        Not torch's pytree, which gives the same leaves but would take most of the time of a run: arguments of aten
+        overloads are never nested deeper.
+        """
+        leaves: list[object] = []
+        groups: list[tuple[type, int] | None] = []
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, list | tuple):
+                leaves.extend(value)
+                groups.append((type(value), len(value)))
+            else:
+                leaves.append(value)
+                groups.append(None)
+        return leaves, groups
+
+    @property
+    def leaves(self) -> list[object]:
+        """The arguments in the order in which a pytree walk of ``(args, kwargs)`` meets them, in a new list."""
+        return list(self._flat[0])
+
+    @cached_property
+    def parameter_of(self) -> list[str]:
+        """The name of the parameter that each leaf belongs to."""
+        names = [parameter.name for parameter in parameters(self.op) if not parameter.keyword_only]
+        owners = [*names[: len(self.args)], *self.kwargs]
+        return [n for n, group in zip(owners, self._flat[1], strict=True) for _ in range(group[1] if group else 1)]
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self._flat[0] if isinstance(leaf, torch.Tensor)]
+
+    def with_leaves(self, leaves: list[object]) -> Call:
+        """Return the same call on other leaves."""
+        values: list[object] = []
+        at = 0
+        for group in self._flat[1]:
+            if group is None:
+                values.append(leaves[at])
+                at += 1
+            else:
+                values.append(group[0](leaves[at : at + group[1]]))
+                at += group[1]
+        count = len(self.args)
+        other = Call(self.op, tuple(values[:count]), dict(zip(self.kwargs, values[count:], strict=True)))
+        other._flat = leaves, self._flat[1]
+        return other
+
+    def signature(self) -> str:
+        """Return a text that two calls share iff they differ at most in the values of their tensors."""
+        return f"{self.op}|{_signature(self.args)}|{_signature(sorted(self.kwargs.items()))}"
+
+    def structure(self) -> str:
+        """Return a text that the same call at another size shares."""
+        return f"{self.op}|{_structure(self.args)}|{_structure(sorted(self.kwargs.items()))}"
+
+
+def _signature(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_signature(item) for item in value)}]"
+    return f"{type(value).__name__}:{value}"
+
+
+def _structure(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{value.ndim}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_structure(item) for item in value)}]"
+    return type(value).__name__
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+def outcome(call: Call) -> list[torch.Tensor]:
+    """Return the tensors that ``call`` returns and then those that it writes into; the call's own stay as they are.
+
+    Raises
+    ------
+    Exception
+        Whatever torch raises; see :data:`REFUSALS`.
+    """
+    if not _writes(call.op):
+        return list(_tensors(call.op(*call.args, **call.kwargs)))
+    leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+    fresh = call.with_leaves(leaves)
+    returned = fresh.op(*fresh.args, **fresh.kwargs)
+    values = fresh.values
+    written = [values.get(parameter.name) for parameter in parameters(call.op) if parameter.written]
+    return [*_tensors(returned), *_tensors(written)]
+
+
+def attempt(call: Call) -> list[torch.Tensor] | None:
+    """Return what :func:`outcome` returns, or None if torch does not take the call or cannot compare the results."""
+    try:
+        results = outcome(call)
+    except REFUSALS:
+        return None
+    return None if any(result.dtype == torch.complex32 for result in results) else results
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+class quiet(warnings.catch_warnings):  # noqa: N801  (a context manager, named as those of the standard library are)
+    """Silence the warnings that torch has for unusual calls."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        warnings.simplefilter("ignore")

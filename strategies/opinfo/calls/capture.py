@@ -1,0 +1,204 @@
+"""What OpInfo's samples dispatch to: the aten calls of their forward and backward passes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy
+import torch
+
+from strategies.opinfo.calls.call import REFUSALS, Call, quiet
+from strategies.opinfo.calls.op_facts import FOREACH_SHAPES, NO_BACKWARD, SIZES
+from strategies.opinfo.samples.derived_overloads import families_with_rule, family
+from verifier.torch_internals.names import OpOverload, pytree
+from verifier.torch_internals.opinfo import capture_calls, opinfo_entries, opinfo_samples, opinfo_sizes
+from verifier.torch_internals.ops import has_decomposition, is_composite, registered_overloads
+
+__all__ = ["Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtype"]
+
+_LARGEST = 4096
+"""Calls with a tensor of more elements are not captured."""
+_CUT_TO = (13, 7, 5)
+"""The extents that are left of a sample's tensor which is larger; of further dims it is 3."""
+_FALLBACK_DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128, torch.complex64)
+
+
+@dataclass(frozen=True, order=True)
+class Origin:
+    """Where a captured call comes from: the ``occurrence``-th call of ``op`` in a sample of an OpInfo."""
+
+    entry: int
+    sample: int
+    op: str
+    occurrence: int
+
+
+@cache
+def entries_of(row: str) -> tuple[tuple[int, Any], ...]:
+    """Return the OpInfos called ``row``, with their place in :func:`opinfo_entries`."""
+    return tuple((place, entry) for place, entry in enumerate(opinfo_entries()) if entry.name == row)
+
+
+@cache
+def sharded(op: OpOverload) -> bool:
+    """Return whether DTensor has a rule for ``op``, its own or by decomposition."""
+    return op.namespace == "aten" and (op in _registered() or has_decomposition(op))
+
+
+@cache
+def _registered() -> frozenset[OpOverload]:
+    return registered_overloads()
+
+
+@cache
+def hidden(op: OpOverload) -> bool:
+    """Return whether autograd takes ``op`` apart before DTensor sees it, which has a rule for it or for a sibling."""
+    return is_composite(op) and (op in _registered() or family(op) in families_with_rule())
+
+
+def usable_dtype(entry: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """Return ``dtype`` if the OpInfo supports it on CPU, else one that it does support."""
+    supported = entry.supported_dtypes("cpu")
+    return next((choice for choice in (dtype, *_FALLBACK_DTYPES) if choice in supported), None)
+
+
+def captured(
+    entry: Any,
+    dtype: torch.dtype,
+    *,
+    size: int,
+    seed: int,
+    wanted: Callable[[OpOverload], bool],
+    composite: bool = False,
+    only: Collection[int] | None = None,
+    most: int = 64,
+) -> dict[int, list[Call]]:
+    """Return, by the number of an OpInfo's sample, the calls of wanted overloads that it dispatches.
+
+    Parameters
+    ----------
+    size
+        Which of :data:`~strategies.opinfo.calls.op_facts.SIZES` the arguments have.
+    seed
+        Fixes the values.
+    composite
+        Also collect the overloads that autograd takes apart before DTensor sees them; in inference mode it sees them.
+    only
+        Numbers of the samples to run; if None, up to ``most`` of them, evenly spaced.
+    """
+    usable = usable_dtype(entry, dtype)
+    calls: dict[int, list[Call]] = {}
+    if usable is None:
+        return calls
+    # foreach ops do not dispatch otherwise in a backward pass, and some of their samples cannot have one
+    foreach = entry.name.startswith("_foreach")
+    differentiable = (
+        usable.is_floating_point and entry.supports_autograd and not foreach and entry.name not in NO_BACKWARD
+    )
+    with opinfo_sizes(SIZES[size], FOREACH_SHAPES[size]), _own_random_state(), quiet():
+        samples = _generated(entry, usable, differentiable, seed, None if only is None else max(only, default=-1))
+        if only is None:
+            step = max(1, -(-len(samples) // most))
+            only = range(0, len(samples), step)
+        for number in sorted(only):
+            if number < len(samples):
+                _reseed(seed, number)
+                calls[number] = _calls(entry, _cut(samples[number]), differentiable, wanted, composite)
+    return calls
+
+
+def _generated(entry: Any, dtype: torch.dtype, differentiable: bool, seed: int, last: int | None) -> list[Any]:
+    samples: list[Any] = []
+    _reseed(seed, 0)
+    try:
+        generated = opinfo_samples(entry, dtype, requires_grad=differentiable)
+        while last is None or len(samples) <= last:
+            _reseed(seed, len(samples))
+            sample = next(generated, None)
+            if sample is None:
+                break
+            samples.append(sample)
+    except REFUSALS:
+        # a generator that cannot work at this size or on this build; what it gave so far is good
+        pass
+    return samples
+
+
+def _cut(sample: Any) -> Any:
+    """Return the sample with its tensor cut down where that is the only one and too large to be captured.
+
+    So are all samples of ``slice`` that leave something out (torch 2.13.0).
+    """
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if len(tensors) != 1 or tensors[0] is not sample.input or sample.input.numel() <= _LARGEST:
+        return sample
+    smaller = sample.input.detach()
+    for dim in range(smaller.ndim):
+        extent = _CUT_TO[dim] if dim < len(_CUT_TO) else 3
+        smaller = smaller.narrow(dim, 0, min(extent, smaller.shape[dim]))
+    smaller = smaller.clone().requires_grad_(sample.input.requires_grad)
+    return type(sample)(smaller, args=sample.args, kwargs=sample.kwargs)
+
+
+def _calls(
+    entry: Any, sample: Any, differentiable: bool, wanted: Callable[[OpOverload], bool], composite: bool
+) -> list[Call]:
+    calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]
+    with capture_calls(wanted, _LARGEST) as calls:
+        try:
+            result = entry.op(sample.input, *sample.args, **sample.kwargs)
+            if differentiable:
+                _run_backward(result)
+        except REFUSALS:
+            pass  # what was dispatched before is good
+    if composite and not entry.name.startswith("_foreach"):
+        seen = {op for op, _, _ in calls}
+        with (
+            capture_calls(lambda op: hidden(op) and op not in seen and wanted(op), _LARGEST) as more,
+            torch.inference_mode(),
+            suppress(*REFUSALS),
+        ):
+            entry.op(sample.input, *sample.args, **sample.kwargs)
+        # outside of inference mode again, where its tensors may not be written to
+        calls += pytree.tree_map_only(torch.Tensor, torch.clone, more)
+    made = [Call(op, args, kwargs) for op, args, kwargs in calls]
+    return [call for call in made if any(tensor.numel() for tensor in call.tensors)]
+
+
+def _run_backward(result: object) -> None:
+    outputs = [
+        leaf
+        for leaf in pytree.tree_leaves(result)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.layout == torch.strided
+    ]
+    if outputs:
+        # integers of mixed sign: the gradient of a domain op is as good with them, nothing cancels by symmetry; made
+        # by numpy, since what torch does here is captured
+        generator = numpy.random.default_rng(random.getrandbits(32))
+        cotangents = []
+        for output in outputs:
+            values = generator.integers(1, 5, output.shape).astype("float64")
+            values.reshape(-1)[::2] *= -1
+            cotangents.append(torch.from_numpy(values).to(output.dtype))
+        torch.autograd.backward(outputs, cotangents)
+
+
+def _reseed(seed: int, number: int) -> None:
+    torch.default_generator.manual_seed(1_000_003 * seed + number)
+    random.seed(1_000_003 * seed + number)
+
+
+@contextmanager
+def _own_random_state() -> Iterator[None]:
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)

@@ -1,0 +1,135 @@
+"""Other ways of writing a call: the arguments as people spell them, not only as OpInfo does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
+from strategies.opinfo.calls.op_names import base_of
+
+__all__ = ["Variation", "spellings", "with_value"]
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A change to a call: what it is, and the changed call at each size (None where it does not apply)."""
+
+    label: str
+    apply: Callable[[Call], Call | None]
+
+
+_DIMS = {"dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1", "start_dim", "end_dim"}
+_FLAGS = {
+    "keepdim",
+    "largest",
+    "sorted",
+    "descending",
+    "stable",
+    "right",
+    "unbiased",
+    "ceil_mode",
+    "count_include_pad",
+    "align_corners",
+    "log_target",
+    "upper",
+    "exclusive",
+}
+
+
+def with_value(call: Call, name: str, value: object) -> Call | None:
+    """Return ``call`` with another value of the argument ``name``."""
+    return Call.of(call.op, {**call.values, name: value})
+
+
+def spellings(call: Call) -> Iterator[Variation]:
+    """Yield the other ways of writing ``call`` that torch takes.
+
+    Helpers that people do not call have only ``padding_idx``, ``ignore_index`` and the like changed: what calls
+    them has checked the others, and some of their kernels read past the end of a tensor on what they do not expect.
+    """
+    base = base_of(str(call.op))
+    helper = (base.startswith("_") and not base.startswith("_foreach")) or "backward" in base
+    for parameter in parameters(call.op):
+        for variation in _variations(call, parameter, helper):
+            changed = variation.apply(call)
+            if changed is not None and attempt(changed) is not None:
+                yield variation
+
+
+def _variations(call: Call, parameter: Parameter, helper: bool) -> Iterator[Variation]:
+    name, given = parameter.name, call.values.get(parameter.name, parameter.default)
+    if name in ("ignore_index", "padding_idx"):
+        yield Variation(f"{name} occurs", partial(_with_last_index, name))
+    elif name == "scale_grad_by_freq" and given is False:
+        yield Variation(f"{name}=True for False", partial(with_value, name=name, value=True))
+    elif not helper:
+        for value in _candidates(call, parameter, given):
+            if value != given or type(value) is not type(given):
+                yield Variation(f"{name}={value} for {given}", partial(with_value, name=name, value=value))
+
+
+def _with_last_index(name: str, call: Call) -> Call | None:
+    """Return ``call`` with an index that occurs in it for the argument ``name``, so that leaving it out matters."""
+    indices = [t for t in call.tensors if not t.is_floating_point() and t.dtype != torch.bool and t.numel()]
+    return with_value(call, name, int(indices[-1].view(-1)[-1])) if indices else None
+
+
+def _candidates(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
+    name, type_ = parameter.name, parameter.type
+    names = {other.name for other in parameters(call.op)}
+    optional = type_.startswith("Optional")
+    has_out = any(other.out for other in parameters(call.op))
+    if has_out and name not in _DIMS:
+        return  # the result might no longer fit the buffers
+    if name in _DIMS and "int" in type_ and isinstance(given, int):
+        yield from _equivalent_dims(call, name, given)
+        if optional and not has_out:
+            yield None
+    elif name in _DIMS and "List[int]" in type_:
+        reduces = "keepdim" in names and not has_out
+        yield from _dim_lists(call, given if isinstance(given, list | tuple) else [], reduces, optional)
+    elif name in _FLAGS and "bool" in type_:
+        yield not given
+    elif name == "correction":
+        yield from (0, 1, 2, None)
+    elif name == "reduction" and type_ == "int":
+        yield from (0, 1, 2)
+    elif name == "dtype" and optional and given is None and call.tensors[0].is_floating_point():
+        # narrower than the tensors' own, so that a cast on the wrong side of a reduction shows
+        yield torch.float32 if call.tensors[0].dtype == torch.float64 else torch.float64
+
+
+def _dim_lists(call: Call, given: list[int] | tuple[int, ...], reduces: bool, optional: bool) -> Iterator[object]:
+    rank = call.tensors[0].ndim
+    if given and rank:
+        yield [dim - rank if dim >= 0 else dim + rank for dim in given]
+    if reduces:
+        if len(given) > 1:
+            yield list(reversed(given))
+        if rank > 1:
+            yield [0, -1]
+            yield [rank - 1]
+        yield []
+        if optional:
+            yield None
+
+
+def _equivalent_dims(call: Call, name: str, given: int) -> Iterator[int]:
+    """Yield the same dim counted from the other end: of the first tensor, or of a result with one dim more."""
+    reference = attempt(call)
+    ranks = {tensor.ndim for tensor in call.tensors[:1]} | {tensor.ndim + 1 for tensor in call.tensors[:1]}
+    for rank in sorted(ranks):
+        other = given - rank if given >= 0 else given + rank
+        changed = with_value(call, name, other)
+        results = None if changed is None else attempt(changed)
+        if reference is not None and results is not None and _equal(results, reference):
+            yield other
+            return
+
+
+def _equal(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
+    return len(these) == len(those) and all(torch.equal(a, b) for a, b in zip(these, those, strict=True))

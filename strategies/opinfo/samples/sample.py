@@ -1,0 +1,217 @@
+"""A sample: one way of calling an overload, at several sizes and with new values at each draw."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import torch
+
+from strategies.opinfo.calls.by_op import Row, Template
+from strategies.opinfo.calls.call import Call, attempt, parameters, quiet
+from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
+from strategies.opinfo.calls.op_names import base_of
+from strategies.opinfo.samples.argument_spellings import Variation
+from strategies.opinfo.samples.fill_plans import (
+    Plan,
+    Regenerate,
+    fills_of,
+    make_plan,
+    refilled,
+    settled,
+    thresholds_of,
+    why_not_testable,
+    widened,
+)
+from strategies.opinfo.samples.fills import Chosen, Fill, Palette, with_specials
+from verifier.core.case import OpCase
+from verifier.rules.samples import Values
+
+__all__ = ["OpInfoSample"]
+
+_DIMS = ("dim", "dims", "dim0", "dim1", "axis")
+_SPECIAL_DRAWS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """The call at one size, ready to be filled."""
+
+    call: Call
+    plan: Plan
+    fills: dict[int, Fill]
+    tags: frozenset[str]
+
+
+class OpInfoSample:
+    """A captured call, or one that is made from it by ``changes``; see :class:`verifier.rules.samples.Sample`."""
+
+    def __init__(self, row: Row, template: Template, changes: tuple[Variation, ...] = ()) -> None:
+        self._row, self._template, self._changes = row, template, changes
+        self._prepared: dict[int, _Prepared | None] = {}
+        self._wide: dict[int, _Prepared | None] = {}
+        self._takes_specials: bool | None = None
+        first = self._changed(template.call)
+        assert first is not None
+        self.first = first
+        self._not_testable: str | None = None
+        self.op = str(first.op)
+        self.origin = ", ".join([template.label, *(change.label for change in changes)])
+        text = f"{self.op}|{self.origin}|{template.origin}"
+        self._seed = zlib.crc32(text.encode()) ^ (row.options.seed * 0x9E3779B1)
+
+    @property
+    def not_testable(self) -> str:
+        """Why its rules cannot be checked; empty if they can."""
+        if self._not_testable is None:
+            with quiet():
+                self._not_testable = why_not_testable(self.first)
+        return self._not_testable
+
+    @property
+    def unread(self) -> frozenset[str] | None:
+        """The parameters whose values this call does not read, at its first size; None if it cannot be drawn."""
+        prepared = self._at(0)
+        if prepared is None:
+            return None
+        names = prepared.call.parameter_of
+        read = {names[place] for place in prepared.fills if place not in prepared.plan.poison}
+        return frozenset(names[place] for place in prepared.plan.poison) - read
+
+    def poison_only(self, names: Collection[str]) -> None:
+        """Take it that values are read of all parameters but ``names``: other calls of the overload show that."""
+        prepared = self._at(0)
+        if prepared is not None:
+            kept = frozenset(place for place in prepared.plan.poison if prepared.call.parameter_of[place] in names)
+            if kept != prepared.plan.poison:
+                plan = replace(prepared.plan, poison=kept)
+                self._prepared = {0: self._filled(prepared.call, plan, 0)}
+
+    @property
+    def claims_only(self) -> str:
+        """Why nothing but what DTensor claims can be tried; empty if everything can."""
+        if not base_of(self.op).startswith(TRUSTING):
+            return ""
+        return "its kernel trusts sizes: only what DTensor claims is tried"
+
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
+        """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none."""
+        special = values is Values.SPECIAL
+        prepared = self._wide_at(size) if values is Values.WIDE else self._at(size)
+        if prepared is None or (special and not self._can_be_special()):
+            return None
+        leaves = self._leaves(prepared, size, draw, special)
+        call = prepared.call.with_leaves(leaves)
+        return OpCase(
+            op=self.op,
+            call=f"torch.ops.{self.op}",
+            args=call.args,
+            kwargs=call.kwargs,
+            family="opinfo",
+            exact=prepared.plan.exact,
+            tags=prepared.tags | {"special"} if special else prepared.tags,
+        )
+
+    def _leaves(self, prepared: _Prepared, size: int, draw: int, special: bool) -> list[object]:
+        # large odd factors, so that no two (size, draw) of a sample share a seed
+        seed = self._seed + size * 0x85EBCA6B + draw * 0xC2B2AE35 + special
+        generator = self._row.generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+        leaves = refilled(prepared.call, prepared.fills, generator, draw)
+        if special:
+            for place, fill in prepared.fills.items():
+                if isinstance(fill, Palette | Chosen):
+                    leaf = leaves[place]
+                    assert isinstance(leaf, torch.Tensor)
+                    if leaf.is_floating_point():
+                        leaves[place] = with_specials(leaf, thresholds_of(prepared.call), generator, draw)
+        return leaves
+
+    def varied(self, variation: Variation) -> OpInfoSample | None:
+        """Return the sample with one more change; None if the change does not apply."""
+        if variation.apply(self.first) is None:
+            return None
+        return OpInfoSample(self._row, self._template, (*self._changes, variation))
+
+    # ------------------------------------------------------------------------------------------------------ preparing
+    def _changed(self, call: Call | None) -> Call | None:
+        for change in self._changes:
+            call = None if call is None else change.apply(call)
+        return call
+
+    def _at(self, size: int) -> _Prepared | None:
+        if size not in self._prepared:
+            if size >= self._row.options.sizes:
+                return None
+            with quiet():
+                self._prepared[size] = self._prepare(size)
+        return self._prepared[size]
+
+    def _wide_at(self, size: int) -> _Prepared | None:
+        prepared = self._at(size)
+        if size not in self._wide and prepared is not None:
+            with quiet():
+                plan = widened(prepared.call, prepared.plan, self._regenerate(size), self._row.generator)
+            self._wide[size] = None if plan is None else self._filled(prepared.call, plan, size)
+        return self._wide.get(size)
+
+    def _prepare(self, size: int) -> _Prepared | None:
+        call = self.first if size == 0 else self._changed(self._row.at_size(self._template, size))
+        if call is None:
+            return None
+        if size == 0:
+            plan = make_plan(call, self._regenerate(0), self._row.generator)
+        else:
+            first = self._at(0)
+            plan = None if first is None else settled(call, first.plan, self._regenerate(size), self._row.generator)
+        if plan is None:
+            return None
+        return self._filled(call, plan, size)
+
+    def _filled(self, call: Call, plan: Plan, size: int) -> _Prepared:
+        fills = fills_of(call, plan, self._regenerate(size))
+        return _Prepared(call, plan, fills, _tags(call))
+
+    def _regenerate(self, size: int) -> Regenerate:
+        regenerated = self._row.regenerated(self._template, size)
+        return lambda number: self._changed(regenerated(number))
+
+    def _can_be_special(self) -> bool:
+        """Return whether torch takes special values, at the first size; some ops check for them and raise."""
+        if self._takes_specials is None:
+            prepared = self._at(0)
+            base = base_of(self.op).rstrip("_")
+            filled = prepared is not None and any(
+                isinstance(fill, Palette | Chosen) and fill.dtype.is_floating_point for fill in prepared.fills.values()
+            )
+            self._takes_specials = prepared is not None and filled and base not in KEEP_VALUES
+            with quiet():
+                for number in range(_SPECIAL_DRAWS if self._takes_specials else 0):
+                    assert prepared is not None
+                    call = prepared.call.with_leaves(self._leaves(prepared, 0, number, True))
+                    self._takes_specials = self._takes_specials and attempt(call) is not None
+        return self._takes_specials
+
+
+def _tags(call: Call) -> frozenset[str]:
+    values, base = call.values, base_of(str(call.op))
+    tags = set()
+    for name in _DIMS:
+        dims = values.get(name)
+        if any(isinstance(dim, int) and dim < 0 for dim in (dims if isinstance(dims, list | tuple) else (dims,))):
+            tags.add("negative dim")
+    if values.get("keepdim") is True:
+        tags.add("keepdim")
+    written = [parameter for parameter in parameters(call.op) if parameter.written]
+    if any(parameter.out for parameter in written):
+        tags.add("out=")
+    elif written:
+        tags.add("in-place")
+    if base.startswith("_foreach"):
+        tags.add("foreach")
+    shapes = [tensor.shape for tensor in call.tensors]
+    if len(set(shapes)) > 1 and any(1 in shape or len(shape) < max(map(len, shapes)) for shape in shapes):
+        tags.add("broadcast")
+    if any(0 in shape for shape in shapes):
+        tags.add("empty tensor")
+    return frozenset(tags)

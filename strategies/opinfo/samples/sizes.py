@@ -1,0 +1,63 @@
+"""Calls at other sizes than OpInfo has them: where it has one size only, and where two extents coincide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from strategies.opinfo.calls.call import Call, attempt
+
+__all__ = ["resized"]
+
+_SHRINKING = 1  # the size whose extents are smaller than the number of ranks
+
+
+def resized(call: Call, size: int) -> Call | None:
+    """Return ``call`` with other extents, by how far a dim is from the last one; None if torch does not take that.
+
+    Extents 0 and 1 stay, so that what was broadcast still is. Values are those of ``call``, repeated.
+
+    Only calls of pointwise ops and those whose tensors are all of one shape are resized: not every kernel checks that,
+    say, statistics have an element for each channel, and reads or writes past their end if not. Tensors of integers
+    may hold indices: with them extents only grow.
+    """
+    tensors = call.tensors
+    shrinks = size == _SHRINKING
+    holds_integers = any(not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool) for t in tensors)
+    pointwise = torch.Tag.pointwise in call.op.tags
+    if not pointwise and (not _one_shape(tensors) or (shrinks and holds_integers)):
+        return None
+    leaves: list[object] = []
+    for leaf in call.leaves:
+        if isinstance(leaf, torch.Tensor):
+            shape = [_extent(n, leaf.ndim - 1 - dim, size, shrinks) for dim, n in enumerate(leaf.shape)]
+            leaves.append(_repeated(leaf, shape))
+        else:
+            leaves.append(leaf)
+    other = call.with_leaves(leaves)
+    return other if attempt(other) is not None else None
+
+
+def _one_shape(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all tensors have the same shape but for extents of 1 and for 0-d ones."""
+    shapes = [tensor.shape for tensor in tensors if tensor.ndim]
+    return len({len(shape) for shape in shapes}) <= 1 and all(
+        len(set(extents) - {1}) <= 1 for extents in zip(*shapes, strict=False)
+    )
+
+
+def _extent(extent: int, from_last: int, size: int, shrinks: bool) -> int:
+    if extent < 2:
+        return extent
+    if shrinks:
+        return 1 if extent == 2 else max(2, extent // 2 - from_last)
+    return extent + from_last + size - 2
+
+
+def _repeated(tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    count = math.prod(shape)
+    if not tensor.numel():
+        return tensor.new_empty(shape)
+    return tensor.reshape(-1)[torch.arange(count) % tensor.numel()].view(shape)

@@ -1,0 +1,53 @@
+"""What a campaign is to do, checked and complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from verifier.core.case import MeshSpec
+from verifier.core.parts import Shard
+from verifier.gate.baseline import Baseline
+from verifier.meshes.torchrun.controller import Cluster
+from verifier.planning.families import Family
+from verifier.records.schema import RunHeader
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides what a campaign does.
+
+    Parameters
+    ----------
+    selected
+        The ops to draw, by family name.
+    combinations
+        At most so many combinations of a case; the rest is a pairwise sample.
+    time_limit
+        Seconds for the whole campaign, or None.
+    shard
+        The part of the cases to try; None for all.
+    rank_memory
+        Bytes that a rank may map on top of what it has when it starts, or None.
+    cluster
+        Where the ranks are, if torchrun started them; None for processes of this machine.
+    """
+
+    header: RunHeader
+    families: dict[str, Family]
+    selected: dict[str, tuple[str, ...]]
+    meshes: tuple[MeshSpec, ...]
+    dtypes: tuple[torch.dtype, ...]
+    seed: int
+    max_examples: int
+    combinations: int
+    time_limit: float | None
+    imports: tuple[str, ...] = ()
+    baseline: Baseline = field(default_factory=Baseline)
+    trial_limit: float = 20.0
+    shard: Shard | None = None
+    rank_memory: int | None = None
+    cluster: Cluster | None = None

@@ -1,0 +1,80 @@
+"""A run with its record on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verifier.campaign.campaign import Campaign
+from verifier.campaign.history import Past
+from verifier.campaign.plan import Plan
+from verifier.core.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
+from verifier.events import Event, Listener
+from verifier.records.schema import RunRecord
+from verifier.runs.graph import RedistributionGraph
+from verifier.runs.journal import RunWriter
+from verifier.runs.journal_lines import journal_listener
+from verifier.runs.store import RunStore
+from verifier.runs.summary import Summary
+
+__all__ = [
+    "record",
+]
+
+
+def record(
+    plan: Plan,
+    store: RunStore,
+    listeners: Sequence[Listener] = (),
+    past: Past | None = None,
+    writer: RunWriter | None = None,
+) -> RunRecord:
+    """Run ``plan`` and store what came of it; the journal is written as it goes.
+
+    Parameters
+    ----------
+    past
+        What has been done of the plan already.
+    writer
+        Of a run that goes on: its journal has the past. A new run is opened if it is not given.
+
+    Raises
+    ------
+    RunStoreError
+        If the file system refuses. The journal up to then is kept.
+    RunInterrupted
+        If a second interrupt comes while the first one ends the run; the journal is kept.
+    ReportInterrupted
+        If it comes when the record is written already.
+    """
+    graph = RedistributionGraph()
+    summary = Summary(graph)
+    with writer or store.open_run(plan.header) as opened, one_interrupt_at_a_time():
+        journal = journal_listener(opened, before=past.seconds if past and writer else 0.0)
+
+        everyone: list[Listener] = [*listeners, summary]
+
+        def recall(event: Event) -> None:
+            for listener in everyone:
+                listener(event)
+
+        def emit(event: Event) -> None:
+            recall(event)  # before the journal, so that a display learns of the end even if the disk is full
+            journal(event)
+
+        campaign = Campaign(plan, emit, past, recall if writer is not None else emit)
+        recorded = False
+        try:
+            campaign.run()
+            run = summary.record(campaign.known)
+            opened.finish(run)
+            recorded = True
+            kept = store.where_kept(plan.header.id)
+            graph.write_json(store.path(plan.header.id, "graph.json"), kept)
+            graph.write_graphml(store.path(plan.header.id, "graph.graphml"), kept)
+        except KeyboardInterrupt:
+            if recorded:
+                raise ReportInterrupted(f"interrupted; {store.where_kept(plan.header.id)}") from None
+            kept = f"what was tried is kept in {opened.journal_path}"
+            rest = f"; to go on: {opened.resume_command}" if plan.header.request else ""
+            raise RunInterrupted(f"interrupted before the record was written; {kept}{rest}") from None
+    return run

@@ -1,0 +1,214 @@
+"""From what the user asked to a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import msgspec
+import torch
+
+from verifier.campaign.plan import Plan
+from verifier.core.case import BACKENDS, MOST_RANKS, Backend, MeshSpec
+from verifier.core.parts import Shard
+from verifier.core.process_limits import format_size, parse_size
+from verifier.core.versions import versions
+from verifier.core.wording import unknown_name
+from verifier.execution.imports import imports_beside, modules_of_rules, own_rules, run_imports_with_warnings
+from verifier.gate.baseline import Baseline
+from verifier.meshes.hosts import Place, gpu_problem, gpus_shared, local_places
+from verifier.meshes.torchrun.controller import Cluster
+from verifier.planning.families import Family, installed_families, select_ops
+from verifier.planning.profiles import CAMPAIGN_PROFILES
+from verifier.records.files import new_run_id
+from verifier.records.schema import RunHeader
+from verifier.runs.revision import BASELINE, revision
+
+__all__ = [
+    "DEFAULT_MESHES",
+    "Request",
+    "make_plan",
+    "parse_rank_memory",
+]
+
+LEAST_RANK_MEMORY = 256 << 20
+DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for, as text; :func:`make_plan` checks it."""
+
+    patterns: Sequence[str] = ()
+    meshes: Sequence[str] = ()
+    backend: str | None = None
+    device: str = "cpu"
+    dtypes: Sequence[str] = ()
+    profile: str = "dev"
+    seed: int = 0
+    max_examples: int | None = None
+    time_limit: float | None = None
+    imports: Sequence[str] = ()
+    command: str = ""
+    shard: str | None = None
+    baseline: str = ""
+    """Where the baseline was read from."""
+    rank_memory: str | None = None
+
+
+def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = None) -> Plan:
+    """Return the plan for ``request``.
+
+    Parameters
+    ----------
+    cluster
+        Where the ranks are, if torchrun started them.
+
+    Raises
+    ------
+    ValueError
+        If anything in it does not exist or does not fit, with the nearest valid name.
+    """
+    run_imports_with_warnings(request.imports)
+    with imports_beside(request.imports) as imports:
+        families = installed_families()
+    if not families:
+        raise ValueError("no family is installed; install the distribution (pip install -e .), not the folder alone")
+    selected = select_ops(request.patterns, families)
+    if request.profile not in CAMPAIGN_PROFILES:
+        raise ValueError(unknown_name("profile", request.profile, CAMPAIGN_PROFILES))
+    if request.device not in ("cpu", "cuda"):
+        raise ValueError(unknown_name("device", request.device, ("cpu", "cuda")))
+    profile = CAMPAIGN_PROFILES[request.profile]
+    shard = Shard.parse(request.shard) if request.shard is not None else None
+    if cluster is not None and not request.meshes:  # stored with the run: elsewhere the default would be another one
+        request = replace(request, meshes=_meshes_within(cluster.world_size))
+    meshes = _meshes(request, cluster)
+    if request.max_examples is not None and request.max_examples < 1:
+        raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
+    if request.time_limit is not None and not 0 < request.time_limit < math.inf:
+        raise ValueError(f"--time-limit {request.time_limit:g}: the limit must be a positive, finite number of seconds")
+    rank_memory = parse_rank_memory(request.rank_memory)
+    if rank_memory is not None and any(mesh.device == "cuda" for mesh in meshes):
+        raise ValueError("--rank-memory: CUDA maps far more memory than it uses, so it cannot be limited so")
+    dtypes = _dtypes(request.dtypes, [families[name] for name in selected])
+    max_examples = request.max_examples or profile.max_examples
+    time_limit = request.time_limit or profile.time_limit
+    own = own_rules()
+    header = RunHeader(
+        id=new_run_id(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        seed=request.seed,
+        profile=profile.name,
+        families=list(selected),
+        meshes=[str(mesh) for mesh in meshes],
+        dtypes=[str(dtype).removeprefix("torch.") for dtype in dtypes],
+        device=request.device,
+        max_examples=max_examples,
+        time_limit=time_limit,
+        imports=imports,
+        versions=versions(),
+        command=request.command,
+        shard=str(shard or ""),
+        request=msgspec.to_builtins(replace(request, command="")),
+        digests={BASELINE: baseline.digest, **revision(imports, modules_of_rules())},
+        places=_describe_places(meshes, cluster),
+        own_rules=own,
+    )
+    return Plan(
+        header=header,
+        families=families,
+        selected=selected,
+        meshes=meshes,
+        dtypes=dtypes,
+        seed=request.seed,
+        max_examples=max_examples,
+        combinations=profile.combinations_per_case,
+        time_limit=time_limit,
+        imports=tuple(imports),
+        baseline=baseline.about(imports, own),
+        shard=shard,
+        rank_memory=rank_memory,
+        cluster=cluster,
+    )
+
+
+def parse_rank_memory(text: str | None) -> int | None:
+    """Return the bytes that ``--rank-memory`` names, None if it was not given.
+
+    Raises
+    ------
+    ValueError
+        If it is no size, or one under which a rank could do nothing.
+    """
+    if text is None:
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"--rank-memory: {error}") from error
+    if size < LEAST_RANK_MEMORY:
+        raise ValueError(
+            f"--rank-memory {text}: {format_size(size)} are too few for process groups and their threads; "
+            f"at least {format_size(LEAST_RANK_MEMORY)} are needed"
+        )
+    return size
+
+
+def _meshes_within(world_size: int) -> tuple[str, ...]:
+    """Return the default meshes that fit ``world_size`` ranks, and one of all ranks if none of these is as large."""
+    fitting = [text for text in DEFAULT_MESHES if MeshSpec.parse(text).world_size <= world_size]
+    largest = max((MeshSpec.parse(text).world_size for text in fitting), default=0)
+    return (*fitting, *([] if largest == world_size else [str(world_size)]))
+
+
+def _meshes(request: Request, cluster: Cluster | None) -> tuple[MeshSpec, ...]:
+    backend: Backend = "nccl" if request.device == "cuda" else "gloo"
+    if request.backend is not None:
+        if request.backend not in BACKENDS:
+            raise ValueError(unknown_name("backend", request.backend, BACKENDS))
+        backend = request.backend
+    texts = request.meshes or DEFAULT_MESHES
+    if request.device == "cuda" and not torch.cuda.device_count():
+        raise ValueError("--device cuda: torch sees no GPU here")
+    if request.device == "cuda" and backend == "nccl" and not request.meshes:
+        texts = [str(torch.cuda.device_count())]
+    meshes = tuple(dict.fromkeys(MeshSpec.parse(text, backend, request.device) for text in texts))
+    for mesh in meshes:
+        size, most = mesh.world_size, MOST_RANKS if cluster is None else cluster.world_size
+        if size > most:
+            room = f"at most {most} run on one machine" if cluster is None else f"torchrun started {most}"
+            raise ValueError(f"mesh {mesh} has {size} ranks; {room}")
+        if mesh.backend == "nccl" and mesh.device != "cuda":
+            raise ValueError(f"mesh {mesh}: nccl moves CUDA tensors only; add --device cuda")
+        if mesh.backend == "simulated" and mesh.device == "cuda":
+            raise ValueError(
+                f"mesh {mesh}: simulated ranks have CPU tensors only; --backend gloo lets ranks share GPUs"
+            )
+        if mesh.device == "cuda" and (problem := gpu_problem(_places(mesh, cluster), mesh.backend)):
+            raise ValueError(f"mesh {mesh}: {problem}")
+    return meshes
+
+
+def _places(mesh: MeshSpec, cluster: Cluster | None) -> tuple[Place, ...]:
+    return local_places(mesh.world_size) if cluster is None else cluster.places[: mesh.world_size]
+
+
+def _describe_places(meshes: Sequence[MeshSpec], cluster: Cluster | None) -> str:
+    """Return what to say of where the ranks are; empty if each is a process of this machine with its own device."""
+    shared = [mesh for mesh in meshes if mesh.device == "cuda" and gpus_shared(_places(mesh, cluster))]
+    parts = [] if cluster is None else [cluster.describe()]
+    if shared:
+        parts.append(f"ranks share GPUs on {'meshes' if len(shared) > 1 else 'mesh'} {' '.join(map(str, shared))}")
+    return "; ".join(parts)
+
+
+def _dtypes(names: Sequence[str], families: Sequence[Family]) -> tuple[torch.dtype, ...]:
+    known = {str(dtype).removeprefix("torch."): dtype for family in families for dtype in family.dtypes}
+    wanted = [name for text in names for name in text.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise ValueError(unknown_name("dtype", name, list(known)))
+    return tuple(known[name] for name in wanted) or tuple(known.values())

@@ -1,0 +1,190 @@
+"""Where the program starts: the command line in one process, or in each of those that torchrun started."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any, TextIO, cast
+
+from verifier.cli.app import app
+from verifier.core.interrupts import (
+    ENDING_SIGNALS,
+    Interrupts,
+    ReportInterrupted,
+    RunInterrupted,
+    one_interrupt_at_a_time,
+)
+from verifier.core.wording import plain_text
+from verifier.meshes.processes import PoolError
+from verifier.meshes.torchrun.controller import Cluster
+from verifier.meshes.torchrun.environment import TorchrunRank
+from verifier.meshes.torchrun.keeper import keep_place
+from verifier.records.files import RunStoreError
+from verifier.rules.campaign.workers import WorkerError
+
+__all__ = ["main"]
+
+INTERRUPTED = 130
+"""Exit status of what a Ctrl-C ended, as shells have it."""
+
+
+class OutputError(Exception):
+    """Standard output cannot be written; ``__cause__`` is the OSError."""
+
+
+class _Stdout:
+    """Standard output that raises :class:`OutputError`, by which it differs from all other files.
+
+    A reader that is gone is left to typer and rich, which end without a word.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with _output_errors():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _output_errors():
+            self._stream.flush()
+
+
+@contextmanager
+def _output_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
+
+
+@contextmanager
+def _whole_output() -> Iterator[None]:
+    """Have all that is written to standard output there at the end, or raise :class:`OutputError`."""
+    stream = sys.stdout
+    if stream is None:  # it was closed when Python began, as by `>&-`: nobody wants to read it
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            yield
+        return
+    sys.stdout = output = cast(TextIO, _Stdout(stream))
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+        try:
+            output.flush()
+        except (OutputError, BrokenPipeError) as error:
+            with suppress(OSError):  # or Python would try once more at its end, and complain
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if isinstance(error, OutputError):
+                raise
+
+
+@contextmanager
+def _plain_notices() -> Iterator[None]:
+    """Have a warning that names a line of ours written as a plain line: that line says nothing to a user."""
+    shown, ours = warnings.showwarning, os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:  # fmt: skip
+        if os.path.abspath(filename).startswith(ours):
+            _say(f"warning: {message}")
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit status 2.
+
+    SIGTERM and SIGHUP end it as a Ctrl-C does, with the status that shells expect of them. Of the processes that
+    torchrun starts the first one runs the command line; the others end with its exit status.
+    """
+    with one_interrupt_at_a_time(signals=ENDING_SIGNALS) as interrupts:
+        status = _status_of(lambda: _main(interrupts), interrupts)
+    raise SystemExit(status)
+
+
+def _main(interrupts: Interrupts) -> None:
+    rank = TorchrunRank.read()
+    if rank is None:
+        _run_app(None)
+    elif rank.rank:
+        raise SystemExit(keep_place(rank))
+    else:
+        with Cluster(rank) as cluster:
+            cluster.status = _status_of(lambda: _lead(rank, cluster), interrupts)
+        raise SystemExit(cluster.status)
+
+
+def _lead(rank: TorchrunRank, cluster: Cluster) -> None:
+    if rank.restarts:
+        raise ValueError(
+            f"torchrun --max-restarts {rank.restarts} would run everything again whenever there are findings; "
+            "leave it at 0, lost ranks are replaced without it"
+        )
+    _run_app(cluster)
+
+
+def _run_app(cluster: Cluster | None) -> None:
+    """Run the command line, on the ranks of ``cluster`` if torchrun started us."""
+    try:
+        with _whole_output(), _plain_notices():
+            app(obj=cluster)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # typer makes that of a KeyboardInterrupt, without a word
+            raise KeyboardInterrupt from ended
+        raise
+
+
+def _status_of(work: Callable[[], None], interrupts: Interrupts) -> int:
+    """Return the exit status of ``work``, and say on stderr why it failed.
+
+    What a signal has ended has the status of that, whatever had been found by then.
+    """
+    status = _ended(work, interrupts)
+    return status if interrupts.status is None else interrupts.status
+
+
+def _ended(work: Callable[[], None], interrupts: Interrupts) -> int:
+    try:
+        work()
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        _say(f"{ended.code}")  # Python would print it too, and exit with status 1: findings
+    except (ValueError, PoolError, WorkerError, RunStoreError, OutputError) as error:
+        _say(f"error: {error}")
+    except KeyboardInterrupt:
+        _say(f"{interrupts}")
+    except ReportInterrupted as interrupted:
+        _say(f"{interrupted}")
+    except RunInterrupted as interrupted:
+        _say(f"{interrupted}")
+        return INTERRUPTED
+    except Exception:  # noqa: BLE001 - Python would exit with status 1, which here means findings
+        _say(f"{traceback.format_exc()}error: the verifier itself failed; please report the lines above")
+    else:
+        return 0
+    return 2
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # what cannot be said has its exit status still
+        sys.stderr.write(f"{plain_text(text)}\n")

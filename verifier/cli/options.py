@@ -1,0 +1,137 @@
+"""The options of the command line that several commands have, and what they may be."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verifier.campaign.request import DEFAULT_MESHES
+from verifier.core.logs import LogLevel
+from verifier.records.files import DEFAULT_REPORTS
+
+__all__ = [
+    "DEFAULT_BASELINE",
+    "AskedImports",
+    "AskedMeshes",
+    "AskedPatterns",
+    "BackendOption",
+    "BaselineOption",
+    "Device",
+    "Dtypes",
+    "FailOn",
+    "Format",
+    "FormatOption",
+    "Imports",
+    "LogLevelOption",
+    "MaxExamples",
+    "Meshes",
+    "Out",
+    "Patterns",
+    "Profile",
+    "RankMemory",
+    "RulesFormat",
+    "Seed",
+    "TimeLimit",
+]
+
+DEFAULT_BASELINE = DEFAULT_REPORTS / "baseline.toml"
+DRAWN_UNASKED = ("embedding", "redistribution")
+"""The families of this distribution that a run without a pattern draws; to load all to ask them takes seconds."""
+
+
+class RulesFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
+class FailOn(StrEnum):
+    WRONG = "wrong"
+    MISSING = "missing"
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+def _folder(text: str | Path) -> Path | None:
+    return Path(text) if str(text) else None  # Path("") would be this folder
+
+
+def _refuse_no_folder(folder: Path | None) -> Path:
+    if folder is None:
+        raise ValueError("--out '' names no folder; give a path, as . for this one")
+    return folder
+
+
+Patterns = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FAMILY_OR_OP_GLOB]...",
+        help=f"What to verify; if none is given, the families {' and '.join(DRAWN_UNASKED)}.",
+        show_default=False,
+    ),
+]
+Meshes = Annotated[
+    list[str] | None,
+    typer.Option("--mesh", help="Mesh as 4, 2x2 or simulated:8; repeatable.", show_default=" ".join(DEFAULT_MESHES)),
+]
+BackendOption = Annotated[
+    str | None, typer.Option("--backend", help="simulated, gloo or nccl, for each --mesh without one.")
+]
+AskedPatterns = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FAMILY_OR_OP_GLOB]...", help="What to judge; everything that was recorded if none is given.",
+        show_default=False,
+    ),
+]  # fmt: skip
+AskedMeshes = Annotated[
+    list[str] | None,
+    typer.Option("--mesh", help="Mesh that has to have evidence, as 2x2; repeatable.", show_default="all recorded"),
+]
+AskedImports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", help="What the runs to judge imported; repeatable. A run that is made imports it.",
+        show_default="all recorded",
+    ),
+]  # fmt: skip
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Floating dtypes, as float32,bfloat16.")]
+Profile = Annotated[str, typer.Option("--profile", help="How much to try: dev, ci, nightly or gpu.")]
+Seed = Annotated[int, typer.Option("--seed", help="Fixes everything that is drawn.")]
+MaxExamples = Annotated[int | None, typer.Option("--max-examples", help="Cases per mesh; overrides the profile's.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", help="Seconds for the whole run, shared by the meshes; overrides the profile's."),
+]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="Module or file to run first, here and in every rank; repeatable."),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", metavar="PATH", parser=_folder, callback=_refuse_no_folder, help="Folder of the recorded runs."
+    ),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
+RankMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--rank-memory",
+        metavar="SIZE",
+        help="What a rank may allocate, as 4GiB; beyond it, its trial fails as out of memory.",
+        show_default="no limit",
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel,
+    typer.Option("--log-level", help="Log lines on stderr from this level on; those of a rank begin with its number."),
+]
+BaselineOption = Annotated[Path, typer.Option("--baseline", help="File of the known findings.")]

@@ -1,0 +1,38 @@
+"""Runs one finding again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verifier.core.case import Trial
+from verifier.core.verdict import Verdict
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.meshes.torchrun.controller import Cluster
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+
+__all__ = ["replay"]
+
+
+def replay(
+    trial: Trial,
+    expected: str,
+    imports: Sequence[str] = (),
+    memory_limit: int | None = None,
+    cluster: Cluster | None = None,
+) -> tuple[Verdict, bool]:
+    """Return the verdict on ``trial``, and whether it is the ``expected`` one, by ranks under ``memory_limit`` (bytes).
+
+    The ranks are processes of this machine, or of ``cluster``.
+
+    Raises
+    ------
+    PoolError
+        If the ranks do not start.
+    """
+    spares = None if cluster is None else cluster.spares(tuple(imports), memory_limit)
+    with Pool(PoolKey.of(trial.mesh), imports, memory_limit=memory_limit, spares=spares) as pool:
+        (observation,) = pool.run([trial])
+    verdict = judge(observation, make_reference(trial.case))
+    return verdict, verdict.kind == expected

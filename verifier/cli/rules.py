@@ -1,0 +1,117 @@
+"""The command ``rules``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from verifier.cli.common import (
+    command_line,
+    consoles,
+    exit_status,
+    load_given_baseline,
+    page_written,
+    refuse_cluster,
+    write_out,
+)
+from verifier.cli.options import (
+    DEFAULT_BASELINE,
+    BaselineOption,
+    FailOn,
+    Imports,
+    LogLevelOption,
+    Out,
+    RulesFormat,
+    Seed,
+)
+from verifier.cli.rules_progress import RulesProgress
+from verifier.core.logs import LogLevel, log_to_stderr
+from verifier.core.wording import plain_text
+from verifier.records.files import DEFAULT_REPORTS
+from verifier.report.github import github_lines
+from verifier.report.rules_json import render_rules_json
+from verifier.report.rules_text import header_line, op_lines, total_lines
+from verifier.report.words import with_folder
+from verifier.rules.campaign.recorded import record_rules
+from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
+from verifier.runs.store import RunStore
+
+__all__ = ["rules"]
+
+
+def rules(
+    context: typer.Context,
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[OP_GLOB]...",
+            help="Ops as OpInfo names them (add, nn.functional.embedding), or aten overloads; all if none is given.",
+            show_default=False,
+        ),
+    ] = None,
+    world_size: Annotated[
+        str | None, typer.Option("--world-size", help="Sizes of the meshes of one dim, as 2,3,4.", show_default="2,3")
+    ] = None,
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mesh",
+            help="Mesh of several dims on which products of rules are tried, as 2x2; repeatable.",
+            show_default="2x2, or none with --world-size",
+        ),
+    ] = None,
+    products: Annotated[
+        int | None,
+        typer.Option(
+            "--products",
+            help="Products of rules that are tried of each call on each mesh of several dims, at most.",
+            show_default="12, of the first 2 calls of an overload",
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="float64, float32 or bfloat16.")] = "float64",
+    max_samples: Annotated[int, typer.Option("--max-samples", help="Calls of one overload of an op, at most.")] = 8,
+    sizes: Annotated[int, typer.Option("--sizes", help="Sizes at which each call is drawn.")] = 3,
+    claims_only: Annotated[
+        bool, typer.Option("--claims-only", help="Try what DTensor claims; look for no missing rules.")
+    ] = False,
+    fail_on: Annotated[FailOn, typer.Option("--fail-on", help="With missing, missing rules fail too.")] = FailOn.WRONG,
+    seed: Seed = 0,
+    imports: Imports = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Worker processes.", show_default="one for each core")
+    ] = None,
+    output: Annotated[RulesFormat, typer.Option("--format", help="What to print on stdout.")] = RulesFormat.TEXT,
+    out: Out = DEFAULT_REPORTS,
+    baseline: BaselineOption = DEFAULT_BASELINE,
+    log_level: LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
+    log_to_stderr(log_level)
+    refuse_cluster(context)
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:  # 0 in a plan: in this process, which an op could crash
+        raise ValueError(f"--jobs {jobs}: must be from 1 to {MAX_JOBS}")
+    request = RulesRequest(
+        patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
+        command_line(), products,
+    )  # fmt: skip
+    plan = make_rules_plan(request, load_given_baseline(baseline))
+    store = RunStore(out)
+    made = record_rules(plan, store, RulesProgress(consoles()[1], plan))
+    with page_written(made, store):
+        assert made.rules is not None
+        if output is RulesFormat.JSON:
+            write_out(render_rules_json(made) + "\n", output)
+        elif output is RulesFormat.GITHUB:
+            write_out("".join(f"{with_folder(line, out)}\n" for line in github_lines(made)))
+        else:
+            ops, imported = made.rules.ops, made.header.imports
+            lines = [header_line(), *(line for name, op in ops.items() for line in op_lines(name, op, imported)), ""]
+            lines += total_lines(made.rules, imported)
+            write_out("".join(f"{with_folder(line, out)}\n" for line in lines))
+        for error in made.tool_errors:
+            sys.stderr.write(plain_text(f"error of the verifier: {error}\n"))
+    status = exit_status(made, baseline)
+    missing = any(op.missing for op in made.rules.ops.values())
+    raise typer.Exit(1 if status == 0 and missing and fail_on is FailOn.MISSING else status)

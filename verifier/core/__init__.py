@@ -1,0 +1,1 @@
+"""The nouns: cases, meshes, trials, observations, verdicts, and what every room uses."""

@@ -1,0 +1,143 @@
+"""What is tried: an op with its arguments, on a mesh, under a combination of placements.
+
+Nothing here runs anything. A family draws an :class:`OpCase`; together with a :class:`MeshSpec` and a combination of
+placements it is a :class:`Trial`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from verifier.torch_internals.placements import Combination, Placements
+
+__all__ = ["BACKENDS", "MOST_RANKS", "Backend", "MeshSpec", "OpCase", "Trial"]
+
+Backend = Literal["simulated", "gloo", "nccl"]
+BACKENDS: tuple[Backend, ...] = ("simulated", "gloo", "nccl")
+MOST_RANKS = 64
+"""On one machine; the ranks of a cluster are those that torchrun started."""
+
+
+@dataclass(frozen=True, order=True)
+class MeshSpec:
+    """A mesh by its shape and by where its ranks live; holds no process and no process group.
+
+    >>> MeshSpec.parse("2x2")
+    MeshSpec(shape=(2, 2), backend='gloo', device='cpu')
+    >>> str(MeshSpec.parse("simulated:8"))
+    'simulated:8'
+    """
+
+    shape: tuple[int, ...]
+    backend: Backend = "gloo"
+    device: str = "cpu"
+
+    @property
+    def world_size(self) -> int:
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def shape_text(self) -> str:
+        return "x".join(map(str, self.shape))
+
+    def __str__(self) -> str:
+        return self.shape_text if self.backend == "gloo" else f"{self.backend}:{self.shape_text}"
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Return the position of ``rank`` in the mesh, one index per mesh dim, row-major."""
+        coordinate = []
+        for extent in reversed(self.shape):
+            coordinate.append(rank % extent)
+            rank //= extent
+        return tuple(reversed(coordinate))
+
+    @classmethod
+    def parse(cls, text: str, backend: Backend = "gloo", device: str = "cpu") -> MeshSpec:
+        """Return the mesh that ``[BACKEND:]N[xN...]`` names.
+
+        Raises
+        ------
+        ValueError
+            If the text is malformed or a mesh dim has size 0.
+        """
+        prefix, colon, shape_text = text.strip().rpartition(":")
+        if colon:
+            if prefix not in BACKENDS:
+                raise ValueError(f"mesh {text!r}: backend {prefix!r} is none of {', '.join(BACKENDS)}")
+            backend = prefix
+        if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", shape_text):
+            raise ValueError(f"mesh {text[:80]!r} is not a shape such as 4, 2x2 or simulated:8")
+        shape = tuple(int(extent) for extent in shape_text.split("x"))
+        if not all(shape):
+            raise ValueError(f"mesh {text!r} has a mesh dim of size 0; every mesh dim needs at least one rank")
+        if len(shape) > 3:
+            raise ValueError(f"mesh {text!r} has {len(shape)} mesh dims; at most 3 are supported")
+        return cls(shape, backend, device)
+
+
+@dataclass(frozen=True, eq=False)
+class OpCase:
+    """A concrete local call, with values.
+
+    Parameters
+    ----------
+    op
+        The aten operator under test, as ``aten.embedding.default``; what findings and tables are filed under.
+    call
+        Dotted path of the callable that is called, as ``torch.nn.functional.embedding``.
+    args, kwargs
+        Arguments with *global* values: tensors, ``nn.Parameter``, nested lists and tuples of them, scalars.
+    family
+        Name of the family that drew the case.
+    exact
+        True if every value in the call is a small integer and the op's results on them are exact in the dtype, so that
+        results are compared bit for bit.
+    tags
+        The classes of input that the case belongs to, counted in coverage (``"empty shard"``, ``"0-d indices"``).
+    """
+
+    op: str
+    call: str
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    family: str = ""
+    exact: bool = True
+    tags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case on a mesh under a combination.
+
+    Parameters
+    ----------
+    combination
+        Placements of each tensor argument.
+    cotangents
+        One entry per backward pass: the placements of the cotangent of each differentiable output.
+    seed
+        Fixes how Partial arguments are split, and the values of the cotangents.
+    trace
+        Also count collectives with ``CommDebugMode`` (slower).
+    fault
+        A fault to inject, for tests of the tester only: ``"raise:1"``, ``"hang:1"``, ``"kill:1"`` (the rank),
+        ``"kill:0,2"``.
+    """
+
+    case: OpCase
+    mesh: MeshSpec
+    combination: Combination
+    cotangents: tuple[tuple[Placements, ...], ...] = ()
+    seed: int = 0
+    trace: bool = False
+    fault: str | None = None

@@ -1,0 +1,81 @@
+"""Log lines: the controller's on stderr, those of the ranks with the rank before them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+
+from verifier.core.wording import plain_text
+
+__all__ = ["LogLevel", "log_through", "log_to_stderr", "own_level"]
+
+FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_OURS = ("verifier", "strategies")
+
+
+class LogLevel(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+
+    @property
+    def number(self) -> int:
+        """The level as :mod:`logging` counts it."""
+        return logging.getLevelNamesMapping()[self.name]
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to what ``sys.stderr`` is at that moment, which a live display on a terminal replaces."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(plain_text(self.format(record)) + "\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001 - as in logging's own handlers, a line that cannot be written ends nothing
+            self.handleError(record)
+
+
+class _CallingHandler(logging.Handler):
+    """Hands each line to a function."""
+
+    def __init__(self, send: Callable[[int, str, str], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._send(record.levelno, record.name, self.format(record))
+        except Exception:  # noqa: BLE001 - see above
+            self.handleError(record)
+
+
+def _install(handler: logging.Handler, level: int) -> None:
+    root = logging.getLogger()
+    root.addHandler(handler)
+    # other packages' details are theirs: at level debug they would bury what was asked for
+    root.setLevel(max(level, logging.WARNING))
+    for name in _OURS:
+        logging.getLogger(name).setLevel(level)
+
+
+def log_to_stderr(level: LogLevel) -> None:
+    """Show our own lines from ``level`` on, and those of others from warnings on; a second call replaces the first."""
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _StderrHandler)]:
+        root.removeHandler(handler)
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter(FORMAT))
+    _install(handler, level.number)
+
+
+def log_through(send: Callable[[int, str, str], None], level: int) -> None:
+    """Hand the lines of this process to ``send(level, logger, text)``; for ranks."""
+    _install(_CallingHandler(send), level)
+
+
+def own_level() -> int:
+    """Return the level from which on our own lines are shown."""
+    return logging.getLogger(_OURS[0]).getEffectiveLevel()

@@ -1,0 +1,149 @@
+"""Facts about an op, read from its schema."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from verifier.core.case import OpCase
+from verifier.torch_internals.names import OpOverload, pytree
+
+__all__ = [
+    "argument_names",
+    "is_view",
+    "parameter_names",
+    "promises_strides",
+    "resolve",
+    "with_written",
+    "writes_out",
+    "written_arguments",
+]
+
+
+@functools.cache
+def resolve(path: str) -> Callable[..., object]:
+    """Return the callable at a dotted path, as ``torch.nn.functional.embedding`` or ``torch.ops.aten.mm.default``.
+
+    Raises
+    ------
+    ValueError
+        If there is no such callable.
+    """
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            target: object = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            for part in parts[cut:]:
+                target = getattr(target, part)
+        except AttributeError as error:
+            raise ValueError(f"{path!r}: {error}") from error
+        if not callable(target):
+            raise ValueError(f"{path!r} is a {type(target).__name__}, not a callable")
+        return target
+    raise ValueError(f"no module in {path!r} can be imported")
+
+
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
+
+
+def with_written(returned: Sequence[_Tensor], case: OpCase, inputs: Sequence[_Tensor]) -> list[_Tensor]:
+    """Return the results, followed by the tensor arguments that the op writes to and does not return."""
+    written = [inputs[number] for number in written_arguments(case)]
+    return [*returned, *(tensor for tensor in written if not any(tensor is other for other in returned))]
+
+
+def written_arguments(case: OpCase) -> tuple[int, ...]:
+    """Return the numbers, among the tensor arguments, of those that the operator's schema marks as written to.
+
+    >>> a, b = torch.zeros(2), torch.zeros(2)
+    >>> written_arguments(OpCase("aten.add.out", "torch.ops.aten.add.out", (a, b), {"out": torch.empty(2)}))
+    (2,)
+    """
+    schema = getattr(resolve(case.call), "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    names = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    named = [(argument.name, value) for argument, value in zip(schema.arguments, case.args, strict=False)]
+    numbers: list[int] = []
+    count = 0
+    for name, value in [*named, *case.kwargs.items()]:
+        here = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+        if name in names:
+            numbers += range(count, count + here)
+        count += here
+    return tuple(numbers)
+
+
+def writes_out(case: OpCase) -> bool:
+    """Return whether the operator's schema has arguments that only take results, as ``out=`` does.
+
+    >>> writes_out(OpCase("aten.add.out", "torch.ops.aten.add.out")), writes_out(OpCase("aten.add_", "torch.add"))
+    (True, False)
+    """
+    schema = getattr(resolve(case.call), "_schema", None)
+    return schema is not None and any(argument.is_out for argument in schema.arguments)
+
+
+def is_view(case: OpCase) -> bool:
+    """Return whether the op gives a view of an argument, by its schema.
+
+    >>> [is_view(OpCase(name, f"torch.ops.{name}")) for name in ("aten.expand.default", "aten.sum.dim_IntList")]
+    [True, False]
+    """
+    return _is_view(case.op)
+
+
+def promises_strides(case: OpCase) -> bool:
+    """Return whether a user relies on the strides of what the call returns: it is a view, and nothing else.
+
+    >>> promises_strides(OpCase("aten.t.default", "torch.ops.aten.t.default"))
+    True
+    """
+    return case.call == f"torch.ops.{case.op}" and _is_view(case.op)
+
+
+@functools.cache
+def _is_view(op: str) -> bool:
+    try:
+        overload = resolve(f"torch.ops.{op}")
+    except ValueError:  # a program of several steps
+        return False
+    if not isinstance(overload, OpOverload):  # a name of several, as aten.mm
+        return False
+    aliases = [argument.alias_info for argument in overload._schema.arguments]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def argument_names(case: OpCase) -> list[str]:
+    """Return a name for each tensor argument, in pytree order: the parameter's name, with an index inside a list."""
+    positional = parameter_names(case.call)
+    names = []
+    for path, leaf in pytree.tree_flatten_with_path((case.args, dict(case.kwargs)))[0]:
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        steps = [key.idx if isinstance(key, pytree.SequenceKey) else key.key for key in path]  # type: ignore[attr-defined]
+        root, first, *rest = steps
+        name = str(first) if root == 1 else positional[first] if first < len(positional) else f"argument {first}"
+        names.append(name + "".join(f"[{part}]" for part in rest))
+    return names
+
+
+@functools.cache
+def parameter_names(call: str) -> list[str]:
+    """Return the names of the parameters of the callable at a dotted path; empty if it does not tell."""
+    target = resolve(call)
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        return [argument.name for argument in schema.arguments]
+    try:
+        return list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # builtins without a signature
+        return []

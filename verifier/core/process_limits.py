@@ -1,0 +1,109 @@
+"""What a process that runs hostile code sets up for itself: that it ends with its controller, and a limit of memory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import resource
+import signal
+from multiprocessing.connection import wait
+
+from verifier.core.wording import nearest
+
+__all__ = ["die_with", "format_size", "limit_memory", "memory_note", "names_limit", "parse_size", "program_of"]
+
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNDER_LIMIT = "out of memory under the limit of"
+_OUT_OF_MEMORY = re.compile(r"bad_alloc|can't allocate memory|Cannot allocate memory|MemoryError|not enough memory")
+
+
+def program_of(module: str) -> str:
+    """Return the source of a process that runs the function ``main`` of ``module``.
+
+    It ignores what asks a program to end. Schedulers send that to all processes of a job, and the controller, which
+    gets it as well, would take the end of a rank for a fault of what it ran. There is no collection of garbage: nothing
+    that is loaded becomes any, and looking for some takes a sixth of the time. ``_signal`` loads at once, ``signal``
+    does not.
+    """
+    ignored = "; ".join(f"s.signal(s.{name}, s.SIG_IGN)" for name in ("SIGINT", "SIGTERM", "SIGHUP"))
+    return f"import gc, _signal as s; gc.disable(); {ignored}; from {module} import main; main()"
+
+
+def die_with(lifeline_fd: int) -> None:
+    """Have the kernel kill this process when the controller is gone, even in the middle of a native call.
+
+    A thread that reads the pipe would need the interpreter lock for that, and PR_SET_PDEATHSIG goes by the end of the
+    thread that started the process. Nothing may ever be written to the pipe: that would kill as well.
+    """
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([lifeline_fd], 0):  # it was gone before
+        os._exit(1)
+
+
+def mapped_memory() -> int:
+    """Return the bytes of address space that this process has mapped."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def limit_memory(above: int) -> None:
+    """Let allocations fail that go more than ``above`` bytes beyond what is mapped now."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = mapped_memory() + above
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def memory_note(text: str, limit: int | None) -> str:
+    """Return what to put before ``text`` if it tells of an allocation that failed; an empty string otherwise.
+
+    >>> memory_note("terminate called after throwing an instance of 'std::bad_alloc'", 512 << 20)
+    'out of memory under the limit of 512 MiB a rank: '
+    >>> memory_note("index out of range", 512 << 20)
+    ''
+    """
+    if not _OUT_OF_MEMORY.search(text):
+        return ""
+    return "out of memory: " if limit is None else f"{_UNDER_LIMIT} {format_size(limit)} a rank: "
+
+
+def names_limit(text: str) -> bool:
+    """Return whether a message says that a rank had no more memory because of its limit; see :func:`memory_note`."""
+    return _UNDER_LIMIT in text
+
+
+def parse_size(text: str) -> int:
+    """Return the number of bytes that ``text`` names.
+
+    Raises
+    ------
+    ValueError
+        If it is no size.
+
+    >>> parse_size("4GiB"), parse_size("1.5 MiB"), parse_size("512")
+    (4294967296, 1572864, 512)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    if match is None or match[2].lower() not in units:
+        near = nearest(match[2].lower(), units, 0.5) if match is not None else None
+        unit = next((unit for unit in _UNITS if unit.lower() == near), "")
+        hint = f"; did you mean {match[1]}{unit}?" if match is not None and unit else ""
+        raise ValueError(
+            f"size {text!r} is not a number of bytes such as 4GiB or 512MiB; units are KiB, MiB, GiB, TiB{hint}"
+        )
+    return int(float(match[1]) * units[match[2].lower()])
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes as people write it.
+
+    >>> format_size(4 << 30), format_size(1536 << 10), format_size(100)
+    ('4 GiB', '1.5 MiB', '100 B')
+    """
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size >= _UNITS[unit]:
+            return f"{round(size / _UNITS[unit], 2):g} {unit}"
+    return f"{size} B"

@@ -1,0 +1,60 @@
+"""What the oracle says of an observation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from verifier.core.observation import Phase
+
+__all__ = [
+    "Verdict",
+    "VerdictKind",
+]
+
+
+class VerdictKind(StrEnum):
+    """The closed set of outcomes of a trial."""
+
+    PASS = "PASS"
+    WRONG_VALUE = "WRONG_VALUE"
+    WRONG_SHAPE = "WRONG_SHAPE"
+    WRONG_DTYPE = "WRONG_DTYPE"
+    WRONG_PLACEMENT = "WRONG_PLACEMENT"
+    WRONG_GRADIENT = "WRONG_GRADIENT"
+    MUTATED_INPUT = "MUTATED_INPUT"
+    SILENT_ERROR = "SILENT_ERROR"
+    CRASH = "CRASH"
+    RANKS_DISAGREE = "RANKS_DISAGREE"
+    HANG = "HANG"
+    DIED = "DIED"
+    UNSUPPORTED = "UNSUPPORTED"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    TOOL_ERROR = "TOOL_ERROR"
+
+    @property
+    def bad(self) -> bool:
+        """True if the verdict accuses the strategy (or DTensor's runtime) of a defect."""
+        return self not in NOT_BAD
+
+
+NOT_BAD = frozenset(
+    {VerdictKind.PASS, VerdictKind.UNSUPPORTED, VerdictKind.INCONCLUSIVE, VerdictKind.TOOL_ERROR},
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the oracle says of an observation.
+
+    ``message`` leads with the difference and its values; ``subject`` and ``phase`` say where it arose.
+    """
+
+    kind: VerdictKind
+    message: str = ""
+    phase: Phase = Phase.DONE
+    subject: str = ""
+    backward: int | None = None
+    detail: str = ""
+    raised: str = ""
+    """The type of the exception, where the verdict is about one."""

@@ -1,0 +1,139 @@
+"""How messages put things: a count with its noun, a signal, the nearest valid name for one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+import signal
+from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "did_you_mean",
+    "import_options",
+    "nearest",
+    "one_line",
+    "plain_json",
+    "plain_text",
+    "plural",
+    "replay_text",
+    "signal_name",
+    "unknown_name",
+]
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    return f"{what} {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}"
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """Return which of ``known`` has ``name`` among its parts, or else is most like it; None if none is like it at all.
+
+    Parameters
+    ----------
+    cutoff
+        How alike they must be, from 0 (whatever is nearest will do) to 1 (equal), as ``difflib.get_close_matches`` has
+        it.
+
+    >>> nearest("embeding", ["mul", "embedding"]), nearest("xyz", ["mul", "embedding"])
+    ('embedding', None)
+    >>> nearest("relu", ["real", "nn.functional.relu"])
+    'nn.functional.relu'
+    """
+    names = list(known)
+    parts = (one for one in names if name in one.split("."))
+    return next(parts, None) or next(iter(difflib.get_close_matches(name, names, 1, cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return the end of a message that refuses ``name``; empty if nothing is like it. See :func:`nearest`.
+
+    >>> did_you_mean("nightli", ["dev", "ci", "nightly"])
+    "; did you mean 'nightly'?"
+    >>> did_you_mean("xyz", ["dev", "ci", "nightly"])
+    ''
+    """
+    found = nearest(name, known, cutoff)
+    return "" if found is None else f"; did you mean {found!r}?"
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Return the count with its noun.
+
+    >>> plural(1, "finding"), plural(1200, "finding"), plural(2, "class", "classes")
+    ('1 finding', '1,200 findings', '2 classes')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def replay_text(fingerprint: str, imports: Sequence[str] = ()) -> str:
+    """Return the command that runs a finding again: with the imports of its run, without which it is another's.
+
+    >>> replay_text("0b4a15ec4750", ["my rules.py"])
+    "python -m verifier replay 0b4a15ec4750 --import 'my rules.py'"
+    """
+    return " ".join(["python -m verifier replay", shlex.quote(fingerprint), *filter(None, [import_options(imports)])])
+
+
+def import_options(imports: Sequence[str]) -> str:
+    """Return the options that import these.
+
+    >>> import_options(["my_rules.py", "mine.ops"])
+    '--import my_rules.py --import mine.ops'
+    """
+    return " ".join(f"--import {shlex.quote(name)}" for name in imports)
+
+
+_CODES = (
+    *(set(range(0x20)) - {0x09, 0x0A}),  # what a terminal obeys: ESC, BEL, CR and the like, and their 8-bit forms
+    *range(0x7F, 0xA0),
+    0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF,  # order and width of text
+    *range(0xD800, 0xE000),  # no characters, and no stream takes them
+    *range(0xE0000, 0xE0080),
+)  # fmt: skip
+_ESCAPES = {code: repr(chr(code))[1:-1] if not chr(code).isprintable() else f"\\u{code:04x}" for code in _CODES}
+_JSON_ESCAPES = {code: json.dumps(chr(code))[1:-1] if code != 0x7F else "\\u007f" for code in _CODES}
+
+
+def plain_text(text: str) -> str:
+    r"""Return ``text`` with all that a terminal or a browser would obey instead of show, as Python spells it.
+
+    Whatever comes from a file passes here on its way to a terminal or a page: escape sequences, the carriage return
+    that hides a line, controls of the order of text. Tabs and line feeds stay.
+
+    >>> print(plain_text("\x1b]0;title\x07 \u202egnp.exe"))
+    \x1b]0;title\x07 \u202egnp.exe
+    """
+    return text if text.isascii() and text.isprintable() else text.translate(_ESCAPES)
+
+
+def plain_json(text: str) -> str:
+    r"""Return JSON of the same meaning as :func:`plain_text` would have it; JSON escapes some of this by itself.
+
+    >>> print(plain_json('["\x9b31m"]'))
+    ["\\u009b31m"]
+    """
+    return text if text.isascii() and "\x7f" not in text else text.translate(_JSON_ESCAPES)
+
+
+def one_line(text: str, longest: int = 600) -> str:
+    r"""Return ``text`` as one line of :func:`plain_text` of ``longest`` characters at most.
+
+    >>> one_line("first\nsecond")
+    'first\\nsecond'
+    """
+    text = text if len(text) <= longest else f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+    return plain_text(text).replace("\n", "\\n").replace("\t", " ")
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; those for real-time use are counted from the first, as ``kill -l`` does.
+
+    >>> signal_name(9), signal_name(signal.SIGRTMIN + 3)
+    ('SIGKILL', 'SIGRTMIN+3')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN{number - signal.SIGRTMIN:+}"

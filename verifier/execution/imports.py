@@ -1,0 +1,259 @@
+"""The user's own files, run in the controller and in every rank before anything else (``--import``)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from verifier.execution.registrations import (
+    Lacking,
+    as_option,
+    changes,
+    defining_modules,
+    is_installed,
+    is_of_python,
+    registered_rules,
+)
+from verifier.torch_internals.registries import let_new_rules_win
+
+__all__ = [
+    "ImportFailedError",
+    "command_names",
+    "follow",
+    "imported_module",
+    "imports_beside",
+    "is_importing",
+    "modules_of_rules",
+    "own_rules",
+    "rules_of_the_user",
+    "run_file",
+    "run_imports",
+    "run_imports_with_warnings",
+]
+
+_OWN = f"{Path(__file__).resolve().parent}{os.sep}"
+_running: list[str] = []
+
+
+class ImportFailedError(ValueError):
+    """A module or file named by ``--import`` could not be run."""
+
+
+def is_importing() -> bool:
+    """Return whether a module or file that was named is being run now."""
+    return bool(_running)
+
+
+def run_imports(names: Sequence[str]) -> list[str]:
+    """Import each module, or run each file, in order; a name that has been imported already is not run again.
+
+    A callable at a dotted path, as ``strategies.install``, is called. Sharding rules that are registered win over
+    torch's own; returned are the ops for which DTensor by itself would have kept its own.
+
+    Raises
+    ------
+    ImportFailedError
+        With the name, the exception, whatever it was, and the line of the user's that raised it; one that asks Python
+        to exit, too, and one by which pytest skips a module.
+    """
+    if not names:
+        return []
+    with let_new_rules_win() as helped:
+        for name in names:
+            _running.append(name)
+            try:
+                _import(name)
+            except KeyboardInterrupt:
+                raise
+            # The user's own code may raise anything. What ends it with sys.exit must not end us, with its status.
+            except BaseException as error:
+                text = error.msg if isinstance(error, SyntaxError) and _place(error) else error
+                said = f"{type(error).__name__}: {text}".removesuffix(": ")
+                raise ImportFailedError(f"--import {name}: {said}{_where(error)}") from error
+            finally:
+                _running.pop()
+    return helped
+
+
+def _where(error: BaseException) -> str:
+    """Return the last line of the user's own code that an exception went through, as `` (rules.py:12)``, if any did.
+
+    What is installed is the user's own only where nothing else is.
+    """
+    if isinstance(error, SyntaxError) and (place := _place(error)):
+        return f" ({place})"
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    files = [frame for frame in frames if os.path.isfile(frame[0]) and not is_of_python(frame[0])]
+    seen = [frame for frame in files if not os.path.realpath(frame[0]).startswith(_OWN)]
+    own = [frame for frame in seen if not is_installed(frame[0])]
+    file, line = next(reversed(own or seen), ("", None))
+    return f" ({file}:{line})" if file else ""
+
+
+def _place(error: SyntaxError) -> str:
+    """Return the line of the file that Python could not read; empty if what it could not read is in no file."""
+    return f"{error.filename}:{error.lineno}" if error.filename and os.path.isfile(error.filename) else ""
+
+
+def run_imports_with_warnings(names: Sequence[str]) -> None:
+    """Do as :func:`run_imports`, and warn of each op that it returns.
+
+    For functions that make a plan of what a user asked for: the warning names the line that called such a function.
+    """
+    for op in run_imports(names):
+        warnings.warn(
+            f"{op}: DTensor keeps its own rule beside one from register_sharding; yours is verified in its place",
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def imports_beside(names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield ``names``, and add what the block imports that registers rules: what processes are to import in its place.
+
+    So a family that registers rules of its own is tested with them, though ranks load no families.
+    """
+    imports, before = list(names), registered_rules()
+    yield imports
+    after = registered_rules()
+    new = [Lacking(op, after[op]) for op in changes(before, after) if op in after]
+    options = (as_option(source.module, source.file, ["", *sys.path]) for source in defining_modules(new))
+    imports += [name for name in dict.fromkeys(options) if name and name not in imports]
+
+
+def rules_of_the_user() -> dict[str, tuple[str, list[str]]]:
+    """Return, by op, what this process runs it by that is not torch's, as text, and the modules that define it."""
+    rules = {op: rule for op, rule in registered_rules().items() if rule.sources}
+    return {
+        op: (
+            rule.text,
+            [as_option(one.module, one.file, sys.path) for one in defining_modules([Lacking(op, rule)])],
+        )
+        for op, rule in rules.items()
+    }
+
+
+def follow(rules: Mapping[str, tuple[str, Sequence[str]]]) -> None:
+    """Have this process run ops by the rules of another one, as :func:`rules_of_the_user` returned them there.
+
+    Raises
+    ------
+    ImportFailedError
+        If that takes more than to import what defines them.
+    """
+    for op, (text, modules) in rules.items():
+        if not _runs(op, text):
+            run_imports([name for name in modules if name])
+        if not _runs(op, text):
+            raise ImportFailedError(
+                f"{op}: the process that asks has a rule that this one does not have, {text}, and it is not registered "
+                f"by an import of {', '.join(modules) or 'any module'}; name what registers it by --import FILE"
+            )
+
+
+def _runs(op: str, text: str) -> bool:
+    registered = registered_rules().get(op)
+    return registered is not None and registered.text == text
+
+
+def own_rules() -> list[str]:
+    """Return the ops that this process runs by rules that are not torch's own."""
+    return sorted(op for op, rule in registered_rules().items() if rule.sources)
+
+
+def modules_of_rules() -> list[ModuleType]:
+    """Return the modules that define these rules."""
+    names = {source.module: None for rule in registered_rules().values() for source in rule.sources}
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def imported_module(name: str) -> ModuleType | None:
+    """Return the module that :func:`run_imports` loaded under ``name``; of a function it is the one that has it.
+
+    None if there is none; nothing is imported.
+    """
+    path = Path(name)
+    if name.endswith(".py") or path.is_file():
+        return sys.modules.get(_module_name(path))
+    return sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
+
+
+def _module_name(path: Path) -> str:
+    return f"verifier_import_{path.stem}_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}"
+
+
+def _import(name: str) -> None:
+    path = Path(name)
+    if name.endswith(".py") or path.is_file():
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path.absolute()}")
+        run_file(path)
+        return
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        parent, _, attribute = name.rpartition(".")
+        if error.name != name or not parent:
+            raise
+        target = getattr(importlib.import_module(parent), attribute, None)
+        if not callable(target):
+            raise
+        target()
+
+
+def run_file(path: Path) -> ModuleType:
+    """Run a file as a module, once in a process, and return that; modules beside it can be imported by it.
+
+    Its name has the path in it, so that two files of one name are two modules.
+    """
+    resolved = path.resolve()
+    name = _module_name(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(resolved.parent) not in sys.path:
+        sys.path.append(str(resolved.parent))  # last, so that no file there hides an installed module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def command_names(names: Sequence[str], path: Sequence[str], folder: Path) -> list[str]:
+    """Return names that this process has imported as another one takes them that starts in ``folder``.
+
+    A module that is not found from there by its name is named by its file.
+
+    Parameters
+    ----------
+    path
+        Where modules are looked for in the other process, beside ``folder``, as ``sys.path``.
+    """
+    given = []
+    for name in names:
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None) if not name.endswith(".py") else name
+        if file is None:  # a callable at a dotted path, or a module in no file
+            given.append(name)
+            continue
+        option = as_option(name, os.path.realpath(file), [str(folder), *path]) if module is not None else file
+        relative = os.path.relpath(option, folder) if os.path.isabs(option) else option
+        given.append(option if relative.startswith(os.pardir) else relative)
+    return list(dict.fromkeys(given))

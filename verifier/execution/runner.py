@@ -1,0 +1,414 @@
+"""Level 2: one process's part of a trial.
+
+Runs the call through DTensor's dispatch and compares what each rank holds with what the placements promise. The same
+code serves a real rank and a process that simulates all of them: both hold a dictionary from rank to local tensor.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from verifier.core.arguments import tensor_arguments
+from verifier.core.case import OpCase, Trial
+from verifier.core.observation import (
+    Contribution,
+    Difference,
+    DifferenceKind,
+    Executed,
+    Phase,
+    ProcessReport,
+    Raised,
+    Redistribution,
+)
+from verifier.core.ops import promises_strides, resolve, with_written, writes_out
+from verifier.execution.converter import DTensorConverter
+from verifier.execution.faults import inject
+from verifier.execution.trial_log import TrialLog
+from verifier.oracle.comparison import Spot, check_full, check_shards, have_same_strides, is_comparable
+from verifier.oracle.reference import Reference, output_names
+from verifier.oracle.tolerance import case_tolerance, unexplained
+from verifier.programs import asked_placements
+from verifier.torch_internals.caches import cache_misses, clear_caches
+from verifier.torch_internals.dtensors import local_shards, per_rank
+from verifier.torch_internals.names import pytree
+from verifier.torch_internals.placements import Placements, placement_text
+from verifier.torch_internals.recording import Recorder
+from verifier.torch_internals.simulation import paused_simulation
+from verifier.torch_internals.watching import count_collectives
+
+__all__ = ["Exchange", "TrialRunner"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How the processes of a mesh agree, between two phases, on whether to go on.
+
+    Parameters
+    ----------
+    announce
+        Tells the controller at once that this process raised, and what it saw until then, since others may be waiting
+        for it.
+    agree
+        ``agree(failed, digest)`` returns whether all ranks can go on: none failed, and all gave the same digest.
+    enter
+        Notes for the controller which phase this process is in.
+    """
+
+    announce: Callable[[ProcessReport], None]
+    agree: Callable[[bool, int], bool]
+    enter: Callable[[Phase], None]
+
+
+class _Stopped(Exception):  # noqa: N818 - control flow, not an error
+    """This trial ends here on every rank."""
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes that ``tensor`` is in, as they are and not a copy."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+class _Overwritten(Exception):  # noqa: N818 - an event
+    """A trial has changed what the next ones begin with."""
+
+
+class TrialRunner:
+    """Runs trials on one mesh, in one process of it.
+
+    Parameters
+    ----------
+    mesh
+        The mesh; this process is one of its ranks, or simulates them all.
+    ranks
+        The ranks that this process speaks for.
+    exchange
+        How it agrees with the other processes.
+    memory_limit
+        The limit of memory that this process is under, in bytes, for messages.
+    """
+
+    def __init__(
+        self, mesh: DeviceMesh, ranks: tuple[int, ...], exchange: Exchange, memory_limit: int | None = None
+    ) -> None:
+        self.mesh = mesh
+        self.ranks = ranks
+        self.exchange = exchange
+        self.memory_limit = memory_limit
+        self.recorder = Recorder()
+        self._case: OpCase | None = None
+        self._converter: DTensorConverter | None = None
+        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def converter(self, case: OpCase) -> DTensorConverter:
+        """Return what places the tensors of ``case``: one for all its trials, as long as no other case comes."""
+        if self._converter is None or self._case is not case:
+            self._case, self._converter = case, DTensorConverter(self.mesh, case.args, case.kwargs)
+            self._values = [(held, held.clone()) for held in map(_held, tensor_arguments(case.args, case.kwargs))]
+        return self._converter
+
+    def _overwritten(self, case: OpCase) -> bool:
+        """Return whether the trial has written to the values of its case, from which later ones take their pieces.
+
+        By their bytes: what DTensor writes to a local tensor does not count as a version of it.
+        """
+        return case is self._case and not all(torch.equal(held, kept) for held, kept in self._values)
+
+    def run(self, trial: Trial, reference: Reference) -> ProcessReport:
+        """Return what this process saw of ``trial``. Whatever the call raises is in the report."""
+        log = TrialLog(self.memory_limit)
+        if writes_out(trial.case):
+            clear_caches()  # their keys leave `out` out, so that the rule of another trial would run
+        misses = cache_misses()
+        started = time.perf_counter()
+        with self.recorder.recording():
+            try:
+                _Steps(self, trial, reference, log).run()
+                log.reached = Phase.DONE
+            except _Stopped:
+                pass
+            except Exception as error:  # noqa: BLE001 - the process boundary: becomes TOOL_ERROR with its traceback
+                log.fail(error, ours=True)
+                self.exchange.announce(log.report(self.ranks))
+        log.seconds["total"] += time.perf_counter() - started
+        if self._overwritten(trial.case):
+            self._case = self._converter = None
+            log.fail(
+                _Overwritten(f"{trial.case.op} wrote to values of its case, which later trials have, too"), ours=True
+            )
+        if self.recorder.left_state() or log.reached is not Phase.DONE:
+            clear_caches()  # the next trial must not see what this one left pending
+        return log.report(self.ranks, cache_misses() - misses)
+
+
+class _Steps:
+    """The phases of one trial."""
+
+    def __init__(self, runner: TrialRunner, trial: Trial, reference: Reference, log: TrialLog) -> None:
+        self.runner = runner
+        self.mesh = runner.mesh
+        self.trial = trial
+        self.reference = reference
+        self.log = log
+
+    def run(self) -> None:
+        trial, reference, log = self.trial, self.reference, self.log
+        self.inject_fault()
+        with log.timed("setup"):
+            converter = self.runner.converter(trial.case)
+            leaves = converter.place_leaves(trial.combination, trial.seed)
+            args, kwargs = converter.rebuild(leaves)
+            inputs = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
+            with paused_simulation():
+                before = [{r: v.to("cpu", copy=True) for r, v in local_shards(t).locals.items()} for t in inputs]
+
+        result: list[object] = []
+        with self.dtensor(Phase.FORWARD):
+            self.inject_fault()
+            result.append(resolve(trial.case.call)(*args, **kwargs))
+        outputs = self.outputs(result, inputs)
+        if reference.raised is not None:
+            self.agree()
+            return
+        names = output_names(reference)
+        if log.raised is None:
+            self.check_asked(names, outputs)
+            for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
+                self.check(Spot(Phase.FORWARD, name), output, expected)
+        self.agree()
+
+        try:
+            for name, output, expected in zip(names, outputs, reference.outputs, strict=True):
+                self.gather(Spot(Phase.GATHER, name), output, expected)
+            if reference.differentiable and reference.wanted:
+                for log.backward in range(len(trial.cotangents)):
+                    self.backward(log.backward, inputs, outputs)
+                log.backward = None
+        except _Stopped:
+            # What the forward call wrote to, it wrote to, whatever raised since. A GPU may not answer any more.
+            if self.mesh.device_type != "cuda":
+                with log.timed("compare"), paused_simulation():
+                    self.check_inputs(inputs, before)
+            raise
+        log.reached = Phase.INPUTS
+        self.inject_fault()
+        with log.timed("compare"), paused_simulation():
+            self.check_inputs(inputs, before)
+
+    # --------------------------------------------------------------------------------------------------------- phases
+    @contextmanager
+    def dtensor(self, phase: Phase) -> Iterator[None]:
+        """Run DTensor's code: time it, record its redistributions, turn what it raises into data."""
+        log, recorder = self.log, self.runner.recorder
+        log.reached = phase
+        self.runner.exchange.enter(phase)
+        recorder.clear()
+        started = time.perf_counter()
+        try:
+            if self.trial.trace:
+                with count_collectives() as counts:
+                    yield
+                for name, count in counts.items():
+                    log.collectives[phase, name] += count
+            else:
+                yield
+            if self.mesh.device_type == "cuda":
+                torch.cuda.synchronize()  # a kernel that fails says so here, and not in the phases after this one
+        except Exception as error:  # noqa: BLE001 - becomes a verdict
+            log.fail(error)
+        finally:
+            log.seconds[phase] += time.perf_counter() - started
+            log.redistributions += [
+                Redistribution(phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes, s.path)
+                for s in recorder.steps
+            ]
+            log.executed += [Executed(phase, log.backward, op, texts) for op, texts in recorder.executed]
+        if log.raised is not None:
+            self.runner.exchange.announce(log.report(self.runner.ranks))
+
+    def inject_fault(self) -> None:
+        inject(self.trial.fault, self.runner.ranks, self.log.reached, self.runner.exchange.agree)
+
+    def agree(self) -> None:
+        """Go on only if every rank can, and if all hold the same placements: else the next collective would hang."""
+        with self.log.timed("exchange"):
+            text = ";".join(f"{subject}={placements}" for subject, placements in self.log.placements)
+            # a local tensor of another shape than its placements promise makes the next collective hang or abort
+            misshapen = any(d.kind is not DifferenceKind.VALUE for d in self.log.differences)
+            failed = misshapen or self.log.raised is not None
+            go_on = self.runner.exchange.agree(failed, zlib.crc32(text.encode()) & 0x3FFFFFFF)
+        if not go_on:
+            raise _Stopped
+
+    def outputs(self, result: list[object], inputs: list[DTensor]) -> list[DTensor]:
+        """Return the output DTensors, in pytree order; anything else that came back counts as raised.
+
+        Arguments that the op writes to and does not return come last.
+        """
+        if not result:
+            return []
+        flat, structure = pytree.tree_flatten(result[0])
+        returned = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        tensors = with_written(returned, self.trial.case, list[torch.Tensor](inputs))
+        for i, tensor in enumerate(tensors):
+            name = "output" if len(tensors) == 1 else f"output {i}"
+            text = placement_text(tensor.placements) if isinstance(tensor, DTensor) else type(tensor).__name__
+            self.log.placements.append((name, text))
+        if self.reference.raised is None and structure != self.reference.structure:
+            self.log.raised = Raised(
+                Phase.FORWARD, "Structure", f"returned {structure}, not {self.reference.structure}"
+            )
+        elif not all(isinstance(tensor, DTensor) for tensor in tensors):
+            self.log.raised = Raised(Phase.FORWARD, "Structure", "returned a plain tensor, not a DTensor")
+        return [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+
+    def check_asked(self, names: list[str], outputs: list[DTensor]) -> None:
+        """Check that an output whose placements the call names has these, and not others that hold the same value."""
+        asked = asked_placements(self.trial.case)
+        for name, output, wanted in zip(names, outputs, asked, strict=False):
+            got = placement_text(output.placements)
+            if wanted is not None and got != placement_text(wanted):
+                spot = Spot(Phase.FORWARD, name)
+                found = spot.difference(DifferenceKind.PLACEMENT, got, placement_text(wanted), self.runner.ranks[0])
+                self.log.differences.append(found)
+
+    def check(self, spot: Spot, got: DTensor, expected: torch.Tensor) -> None:
+        """Compare what each rank holds of ``got`` with what the placements promise of ``expected``."""
+        with self.log.timed("compare"), paused_simulation():
+            if tuple(got.shape) != tuple(expected.shape):
+                found = spot.difference(DifferenceKind.SHAPE, list(got.shape), list(expected.shape))
+                self.log.differences.append(found)
+                return
+            strided = spot.phase is Phase.FORWARD and promises_strides(self.trial.case)
+            if strided and not have_same_strides(got, expected):
+                found = spot.difference(DifferenceKind.STRIDES, list(got.stride()), list(expected.stride()))
+                self.log.differences.append(found)
+                return
+            shards = local_shards(got)
+            if shards.placements is None:
+                self.log.unchecked.append(f"{spot.subject}: {shards.reason}")
+                return
+            if not is_comparable(expected) and all(v.layout is expected.layout for v in shards.locals.values()):
+                self.log.unchecked.append(f"{spot.subject}: tensors of layout {expected.layout} are not compared")
+                return
+            placements = shards.placements
+
+            def differing(absolute: float) -> list[Difference]:
+                found, parts = check_shards(
+                    shards.locals, placements, expected.detach(), absolute, self.trial.mesh, spot
+                )
+                contributions[:] = parts
+                return found
+
+            contributions: list[Contribution] = []
+            self.compare(differing, spot, expected, ())
+            self.log.contributions += contributions
+
+    def compare(
+        self,
+        differing: Callable[[float], list[Difference]],
+        spot: Spot,
+        expected: torch.Tensor,
+        reduced: Placements,
+    ) -> None:
+        """Note what differs; where rounding explains it, that it proves nothing."""
+        steps = self.log.redistributions
+        differences, doubts = unexplained(differing, self.trial, self.reference, expected, steps, spot, reduced)
+        self.log.differences += differences
+        self.log.unchecked += doubts
+
+    def gather(self, spot: Spot, got: DTensor, expected: torch.Tensor) -> None:
+        """Let DTensor gather ``got`` on every rank and compare the whole with ``expected``."""
+        if not is_comparable(expected):
+            return
+        full: list[torch.Tensor] = []
+        with self.dtensor(spot.phase), torch.no_grad():
+            self.inject_fault()
+            full.append(got.full_tensor())
+        if not full:
+            # No exchange follows a gather that succeeds: it would cost each trial more than the rare rank that raises
+            # alone does. The others come to their next one, or wait for this rank until the controller breaks it off.
+            self.agree()
+        spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
+        with self.log.timed("compare"), paused_simulation():
+            held = per_rank(full[0])
+            self.compare(
+                lambda absolute: check_full(held, expected.detach(), absolute, spot), spot, expected, got.placements
+            )
+
+    def backward(self, index: int, inputs: list[DTensor], outputs: list[DTensor]) -> None:
+        reference, seed = self.reference, self.trial.seed + index
+        with self.log.timed("setup"):
+            with paused_simulation():
+                values = reference.cotangents(seed)
+                expected_gradients = reference.gradients(seed)
+            flowing = [
+                self.runner.converter(self.trial.case).place(value, placements, seed)
+                for value, placements in zip(values, self.trial.cotangents[index], strict=True)
+            ]
+        gradients: list[torch.Tensor | None] = []
+        with self.dtensor(Phase.BACKWARD):
+            self.inject_fault()
+            gradients.extend(
+                torch.autograd.grad(
+                    [outputs[i] for i in reference.differentiable],
+                    [inputs[i] for i in reference.wanted],
+                    flowing,
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            )
+        names = reference.names
+        subjects = [f"{names[i]}.grad" for i in reference.wanted]
+        for subject, gradient in zip(subjects, gradients, strict=False):
+            text = placement_text(gradient.placements) if isinstance(gradient, DTensor) else type(gradient).__name__
+            self.log.placements.append((f"{subject} {index}", text))
+        pairs = list(zip(subjects, gradients, expected_gradients, strict=True)) if self.log.raised is None else []
+        for subject, gradient, expected in pairs:
+            spot = Spot(Phase.BACKWARD, subject, index)
+            if expected is not None and isinstance(gradient, DTensor):
+                self.check(spot, gradient, expected)
+            elif expected is not None and gradient is not None and not expected.numel():
+                self.log.unchecked.append(f"{subject}: an empty gradient came as a plain tensor")
+            elif expected is not None or gradient is not None:
+                wanted = "no gradient" if expected is None else "a gradient" if gradient is None else "a DTensor"
+                plain = gradient is not None and not isinstance(gradient, DTensor)
+                got = "no gradient" if gradient is None else "a plain tensor" if plain else "a gradient"
+                self.log.differences.append(spot.difference(DifferenceKind.STRUCTURE, got, wanted))
+        self.agree()
+        for subject, gradient, expected in pairs:
+            if expected is not None and isinstance(gradient, DTensor):
+                self.gather(Spot(Phase.GATHER_GRADIENT, subject, index), gradient, expected)
+
+    def check_inputs(self, inputs: list[DTensor], before: list[dict[int, torch.Tensor]]) -> None:
+        """Check that each input is what it was, or what the local call made of it."""
+        reference = self.reference
+        for name, tensor, old, own, untouched in zip(
+            reference.names, inputs, before, reference.inputs, reference.untouched, strict=True
+        ):
+            if any(own is output for output in reference.outputs):
+                continue  # what the op writes to has been checked as a result
+            spot = Spot(Phase.INPUTS, name)
+            shards = local_shards(tensor)
+            if untouched:
+                wrong = [d for r, v in shards.locals.items() for d in check_full({r: v}, old[r], 0.0, spot)]
+            elif shards.placements is None:
+                wrong = []
+                self.log.unchecked.append(f"{name}: {shards.reason}")
+            else:
+                absolute = case_tolerance(self.trial, self.reference, own, self.log.redistributions)
+                wrong, parts = check_shards(
+                    shards.locals, shards.placements, own.detach(), absolute, self.trial.mesh, spot
+                )
+                self.log.contributions += parts
+            self.log.differences += [
+                Difference(DifferenceKind.MUTATED, d.phase, d.subject, d.rank, d.got, d.expected, d.index)
+                for d in wrong
+            ]

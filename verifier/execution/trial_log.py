@@ -1,0 +1,81 @@
+"""What one process has seen of a trial so far, and its report of that."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from verifier.core.observation import Contribution, Difference, Executed, Phase, ProcessReport, Raised, Redistribution
+from verifier.core.process_limits import memory_note
+from verifier.torch_internals.refusals import is_refusal, raised_in
+
+__all__ = ["TrialLog"]
+
+
+class _Timed:
+    """A class, since a trial enters a dozen of these, and a generator takes three times as long."""
+
+    __slots__ = ("seconds", "share", "started")
+
+    def __init__(self, seconds: defaultdict[str, float], share: str) -> None:
+        self.seconds = seconds
+        self.share = share
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.share] += time.perf_counter() - self.started
+
+
+@dataclass
+class TrialLog:
+    """What this process has seen of the trial so far."""
+
+    memory_limit: int | None = None
+    reached: Phase = Phase.SETUP
+    raised: Raised | None = None
+    backward: int | None = None
+    placements: list[tuple[str, str]] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    contributions: list[Contribution] = field(default_factory=list)
+    redistributions: list[Redistribution] = field(default_factory=list)
+    executed: list[Executed] = field(default_factory=list)
+    collectives: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unchecked: list[str] = field(default_factory=list)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def timed(self, share: str) -> _Timed:
+        """Return a context whose time is added to ``share``."""
+        return _Timed(self.seconds, share)
+
+    def report(self, ranks: tuple[int, ...], misses: int = 0) -> ProcessReport:
+        """Return what has been seen so far, as data."""
+        return ProcessReport(
+            ranks=ranks,
+            reached=self.reached,
+            raised=self.raised,
+            placements=tuple(self.placements),
+            differences=tuple(self.differences),
+            contributions=tuple(self.contributions),
+            redistributions=tuple(self.redistributions),
+            executed=tuple(self.executed),
+            collectives=tuple((phase, name, n) for (phase, name), n in sorted(self.collectives.items())),
+            unchecked=tuple(self.unchecked),
+            seconds=tuple(self.seconds.items()),
+            cache_misses=misses,
+        )
+
+    def fail(self, error: Exception, *, ours: bool = False) -> None:
+        text = "".join(traceback.format_exception(error)[-12:])
+        origin: BaseException = error
+        while origin.__cause__ is not None:  # DTensor wraps what a strategy raises in an exception of its own
+            origin = origin.__cause__
+        code = raised_in(origin)
+        where = f"{code.co_name} ({Path(code.co_filename).name})" if code is not None else "nowhere"
+        kind, message = type(error).__name__, str(error)
+        message = memory_note(f"{kind}: {message}", self.memory_limit) + message
+        self.raised = Raised(self.reached, kind, message, where, text, is_refusal(error), ours, self.backward)

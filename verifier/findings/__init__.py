@@ -1,0 +1,1 @@
+"""From failures to findings: group, minimise, write a script."""

@@ -1,0 +1,280 @@
+"""Which failures are one finding."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import torch
+from torch.distributed.tensor import Shard
+
+from verifier.core.arguments import combination_rows, tensor_arguments
+from verifier.core.case import OpCase
+from verifier.core.observation import Fate, Observation, Phase
+from verifier.core.ops import is_view, parameter_names, resolve, written_arguments
+from verifier.core.placement_text import format_placements, split_placements
+from verifier.core.verdict import VerdictKind
+from verifier.findings.failures import Failure, cotangent_text, first_report
+from verifier.placements.algebra import is_shard_order, sharded_dim
+from verifier.programs import facts_of, is_composed, targets
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.placements import Placements
+from verifier.torch_internals.registries import has_own_handler
+
+__all__ = [
+    "Collector",
+    "Group",
+    "case_flags",
+    "dtype_class",
+    "fingerprint",
+    "is_of_several_ranks",
+    "shows_on_some_ranks",
+    "symptom",
+    "unlike_rules",
+]
+
+
+def dtype_class(case: OpCase) -> str:
+    """Return ``float``, ``half``, ``complex``, ``integer`` or ``none``: the class of the first non-integer argument.
+
+    >>> dtype_class(OpCase("op", "call", (torch.zeros(2, dtype=torch.bfloat16),)))
+    'half'
+    """
+    tensors = tensor_arguments(case.args, case.kwargs)
+    for tensor in tensors:
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            return "half"
+        if tensor.dtype.is_floating_point:
+            return "float"
+        if tensor.dtype.is_complex:
+            return "complex"
+    return "integer" if tensors else "none"
+
+
+_BY_HASH_SEED = "ranks choose by their hash seeds"
+_LOUD = (VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED)
+_BEFORE = {Phase.GATHER: Phase.FORWARD, Phase.GATHER_GRADIENT: Phase.BACKWARD, Phase.INPUTS: Phase.FORWARD}
+
+
+def rule_class(failure: Failure) -> str:
+    """Return the op and the rules in use where it failed, by mesh dim: ``aten.embedding.default: S(0),MaskP(sum)``.
+
+    The placements are those on which DTensor ran the op, after it had redistributed the arguments. A mesh dim on which
+    everything is replicated is left out.
+    """
+    trial, verdict = failure.trial, failure.verdict
+    if verdict.backward is None and runs_own_code(trial.case):
+        return f"{trial.case.op}: code of its own, at any placements"
+    if verdict.kind is VerdictKind.RANKS_DISAGREE:  # each rank has a rule of its own
+        return f"{trial.case.op}: at any placements"
+    report = first_report(failure.observation)
+    phase = _BEFORE.get(verdict.phase, verdict.phase)
+    executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)] if report else []
+    if verdict.kind is VerdictKind.DIED:  # how far the others came is a matter of time
+        executed = []
+    if executed:
+        own = [e for e in executed if e.op == trial.case.op]  # a program runs other ops as well
+        op, texts = (own or executed)[-1].op, (own or executed)[-1].placements
+    else:
+        if made := targets(trial.case):
+            if not all(is_shard_order(placements, trial.mesh.shape) for placements in (*trial.combination, *made)):
+                return f"{trial.case.op}: strided shards in no shard order"
+            reduced = sorted({str(p) for placements in trial.combination for p in placements if p.is_partial()})
+            if reduced and len(made) == 1:  # how other mesh dims cut the tensor makes no difference to a reduction
+                return f"{trial.case.op}: {','.join(reduced)} -> {_kinds(made, nested=False)}"
+            return f"{trial.case.op}: {_kinds(trial.combination)} -> {_kinds(made)}"
+        op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
+        texts += (cotangent_text(failure),) if verdict.backward is not None else ()
+    columns = set(zip(*(split_placements(text) for text in texts), strict=False))
+    used = sorted(",".join(column) for column in columns if set(column) != {"R"})
+    return f"{op}: {' x '.join(used) or 'R'}"
+
+
+def runs_own_code(case: OpCase) -> bool:
+    """Return whether DTensor has code of its own for the op, which asks no rule: its placements tell no defects apart.
+
+    >>> runs_own_code(OpCase("aten.convolution.default", "torch.ops.aten.convolution.default"))
+    True
+    """
+    call = resolve(case.call)
+    return isinstance(call, OpOverload) and has_own_handler(call)
+
+
+def _kinds(places: Sequence[Placements], nested: bool = True) -> str:
+    """Return the kinds of placements that occur, without their dims: ``P(sum),S``; S+S where two cut one tensor dim.
+
+    Unless ``nested`` every cut is an S.
+    """
+    kinds = set()
+    for placements in places:
+        cuts = Counter(dim for dim in map(sharded_dim, placements) if dim is not None)
+        kinds |= {"S+S"} if nested and max(cuts.values(), default=0) > 1 else set()
+        for placement in placements:
+            strided = nested and not isinstance(placement, Shard)
+            kind = None if sharded_dim(placement) is None else "_S" if strided else "S"
+            kinds.add(kind or str(placement))
+    return ",".join(sorted(kinds - {"R"})) or "R"
+
+
+def group_key(failure: Failure) -> str:
+    """Return what failures of one group have in common, all of it structure.
+
+    A wrong value is the same defect wherever it is noticed first and however the op was called. Of crashes there are
+    many kinds, so the phase, the type of the exception and the function that raised it tell them apart.
+    """
+    trial = failure.trial
+    if failure.by_hash_seed:
+        return f"{trial.case.op} | {_BY_HASH_SEED} | {trial.mesh.ndim}-d mesh"
+    parts = [*symptom(failure)]
+    if is_of_any_op(failure):
+        return " | ".join([f"any {_style(trial.case)} op", *parts, f"{trial.mesh.ndim}-d mesh"])
+    if failure.verdict.kind not in _LOUD:
+        parts.append(dtype_class(trial.case))
+    if is_composed(trial.case):  # a program is a defect of its own where none of its calls fails by itself
+        parts.append(trial.case.call.rpartition(".")[2])
+    flags = ",".join(sorted(case_flags(trial.case) | facts_of(trial.case))) or "no flags"
+    return " | ".join([trial.case.op, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
+
+
+_FOR_ANY_OP = (
+    "_collective_utils.py",
+    "_dispatch.py",
+    "_op_schema.py",
+    "_redistribute.py",
+    "_sharding_prop.py",
+    "single_dim_strategy.py",
+)
+_FOR_VIEWS = "_view_ops.py"
+
+
+def is_of_any_op(failure: Failure) -> bool:
+    """Return whether an exception came from code of DTensor's that every op goes through: it is no op's own defect.
+
+    So it is with the rules of views in an op that is none: autograd expands and reshapes in many backward passes.
+    """
+    if failure.verdict.kind is not VerdictKind.CRASH:
+        return False
+    report = first_report(failure.observation)
+    error = report.raised if report is not None else None
+    file = error.where.rpartition("(")[2].rstrip(")") if error is not None else ""
+    return file in _FOR_ANY_OP or (file == _FOR_VIEWS and not is_view(failure.trial.case))
+
+
+def is_of_several_ranks(failure: Failure) -> bool:
+    """Return whether ranks did not do the same.
+
+    They disagree, hang or die, or some raised and others did not, or an op ran on other placements on some.
+    """
+    return shows_on_some_ranks(failure) or bool(unlike_rules(failure.observation))
+
+
+def shows_on_some_ranks(failure: Failure) -> bool:
+    """Return whether the verdict itself says that ranks did not do the same."""
+    if failure.verdict.kind in (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED):
+        return True
+    raised = [report is not None and report.raised is not None for report in failure.observation.reports]
+    return failure.verdict.kind is VerdictKind.CRASH and any(raised) and not all(raised)
+
+
+def unlike_rules(observation: Observation) -> str:
+    """Return on what ranks ran the first op for which they chose different rules; empty if there is none.
+
+    Only of a trial that came to its end: how far ranks came in another is a matter of time.
+    """
+    reports = [report for report in observation.reports if report is not None]
+    if observation.fate is not Fate.COMPLETED or any(report.raised is not None for report in reports):
+        return ""
+    for at_once in zip_longest(*(report.executed for report in reports)):
+        if len(set(at_once)) > 1:
+            ranks: dict[str, list[int]] = {}
+            for report, one in zip(reports, at_once, strict=True):
+                ran = f"{one.op} on ({', '.join(one.placements)})" if one else "nothing more after redistributing"
+                ranks.setdefault(ran, []).extend(report.ranks)
+            return "; ".join(f"rank{'s' * (len(by) > 1)} {', '.join(map(str, by))}: {ran}" for ran, by in ranks.items())
+    return ""
+
+
+def _style(case: OpCase) -> str:
+    """Return whether the op writes to its arguments, and whether it only writes to some."""
+    if not written_arguments(case):
+        return "functional"
+    schema = resolve(case.call)._schema  # type: ignore[attr-defined]
+    written = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return "out=" if any(one.kwarg_only for one in written) else "in-place"
+
+
+def symptom(failure: Failure) -> tuple[str, ...]:
+    """Return how the failure shows, which minimising must not change: the verdict and where it arose.
+
+    What becomes of ranks that choose differently is a matter of which of them is first.
+    """
+    verdict = failure.verdict
+    if failure.by_hash_seed and is_of_several_ranks(failure):
+        return (_BY_HASH_SEED,)
+    if verdict.kind is VerdictKind.DIED:  # how far the others came, and what they raised, is a matter of time
+        return (verdict.kind,)
+    if verdict.kind in _LOUD:
+        report = first_report(failure.observation)
+        error = report.raised if report is not None else None
+        return verdict.kind, verdict.phase, f"{error.type} in {error.where}" if error is not None else ""
+    subject = re.sub(r" \d+$", "", verdict.subject.removeprefix("gathered "))
+    return verdict.kind, _BEFORE.get(verdict.phase, verdict.phase), subject
+
+
+def case_flags(case: OpCase) -> set[str]:
+    """Return the names of the options that the call sets: keyword numbers and texts, and whatever is True.
+
+    >>> sorted(case_flags(OpCase("op", "torch.nn.functional.embedding", (), {"padding_idx": 3, "sparse": False})))
+    ['padding_idx']
+    """
+    if is_composed(case):  # it gives by name what the op takes by position
+        return {name for name, value in case.kwargs.items() if value is True}
+    names = parameter_names(case.call)
+    flags = {name for name, value in zip(names, case.args, strict=False) if value is True}
+    scalars = {name: value for name, value in case.kwargs.items() if isinstance(value, bool | int | float | str)}
+    return flags | {name for name, value in scalars.items() if value is not False}
+
+
+@dataclass
+class Group:
+    """Failures that look alike, the smallest of them kept."""
+
+    key: str
+    smallest: Failure
+    occurrences: int = 1
+    seen: dict[str, None] = field(default_factory=dict)
+    """The combinations in which it occurred, as text (the first dozen)."""
+
+    def add(self, failure: Failure) -> None:
+        self.occurrences += 1
+        if failure.size < self.smallest.size:
+            self.smallest = failure
+
+
+class Collector:
+    """Sorts failures into groups as they come."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+
+    def add(self, failure: Failure) -> Group:
+        key = group_key(failure)
+        if key in self.groups:
+            self.groups[key].add(failure)
+        else:
+            self.groups[key] = Group(key, failure)
+        group = self.groups[key]
+        if len(group.seen) < 12:
+            rows = combination_rows(failure.trial.case, failure.trial.combination)
+            whose = f"{failure.trial.case.op} on " if is_of_any_op(failure) else ""
+            group.seen[f"{whose}{failure.trial.mesh}: " + ", ".join(f"{n}={p}" for n, p in rows)] = None
+        return group
+
+
+def fingerprint(failure: Failure) -> str:
+    """Return twelve hex digits made of the structure of a minimised failure: never of values, shapes or messages."""
+    return hashlib.sha256(group_key(failure).encode()).hexdigest()[:12]

@@ -1,0 +1,129 @@
+"""A minimised failure as it is stored and shown: its message, its script, its place in the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verifier.core.arguments import combination_rows
+from verifier.core.call_text import describe_call
+from verifier.core.process_limits import format_size, names_limit, parse_size
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import replay_text
+from verifier.findings.failures import Failure, cotangent_text, first_report
+from verifier.findings.grouping import Group, dtype_class, fingerprint, group_key, rule_class, unlike_rules
+from verifier.findings.script.render import NoScriptError, render_script, run_script
+from verifier.gate.baseline import BaselineEntry
+from verifier.records.schema import GONE, NOT_RUN, FindingRecord
+from verifier.records.values import trial_record
+
+__all__ = ["finding_record", "message", "written_script"]
+
+
+def message(
+    failure: Failure, cause: str, name: str, imports: Sequence[str] = (), memory_limit: int | None = None
+) -> str:
+    """Return the finding's message: the difference, the call, the likely cause, what reproduces it."""
+    trial = failure.trial
+    call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
+    where = f"  in {trial.case.op}({call}) on mesh {trial.mesh.shape}, backend {trial.mesh.backend}"
+    if failure.verdict.kind not in (VerdictKind.DIED, VerdictKind.HANG):  # whose first line says where each rank was
+        where += f", during {failure.verdict.phase}"
+    lines = [failure.verdict.message, where]
+    if cotangents := cotangent_text(failure):
+        lines.append(f"  with the cotangent placed as {cotangents}")
+    if not trial.case.call.endswith(trial.case.op.removeprefix("aten.")):
+        lines.append(f"  called as {trial.case.call}")
+    if unlike := unlike_rules(failure.observation):
+        lines.append(f"  ranks chose different rules: {unlike}")
+    if cause:
+        lines.append(f"  likely: {cause}")
+    options = ""
+    if memory_limit is not None and names_limit(failure.verdict.message):
+        size = format_size(memory_limit).replace(" ", "")
+        options = f" --rank-memory {size if parse_size(size) == memory_limit else memory_limit}"
+    lines.append(f"  reproduce: {replay_text(name, imports)}{options}")
+    return "\n".join(lines)
+
+
+def written_script(failure: Failure, memory_limit: int | None = None, imports: Sequence[str] = ()) -> tuple[str, str]:
+    """Return the script of ``failure``, and why there is none; one of the two is empty.
+
+    Raises
+    ------
+    TypeError
+        If an argument of the call is of a type for which there is no literal.
+    """
+    try:
+        return render_script(failure.trial, failure.verdict, memory_limit, imports), ""
+    except NoScriptError as error:
+        return "", f"none could be written: {error}"
+
+
+def finding_record(
+    group: Group,
+    smallest: Failure,
+    confirmed: str,
+    minimised: bool,
+    entry: BaselineEntry | None,
+    family: str,
+    cause: str,
+    check_script: bool = True,
+    imports: Sequence[str] = (),
+    level: int = 2,
+    name: str = "",
+    script_status: str = "",
+    memory_limit: int | None = None,
+) -> FindingRecord:
+    """Return the record of ``group``, whose minimised failure is ``smallest``.
+
+    The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was
+    run when it was new. ``level`` is that at which it was found; ``name`` its
+    fingerprint, where that is not made of the minimised failure; ``script_status`` what came of the script, if it has
+    been run already, or why it was not; ``memory_limit`` the bytes that ranks were limited to.
+
+    Raises
+    ------
+    TypeError
+        If an argument of the call is of a type that no file can hold.
+    """
+    trial, verdict = smallest.trial, smallest.verdict
+    name = entry.fingerprint if entry is not None else name or fingerprint(smallest)
+    report = first_report(smallest.observation)
+    outputs = [text for subject, text in (report.placements if report else ()) if subject.startswith("output")]
+    stored = trial_record(trial)
+    script, no_script = written_script(smallest, memory_limit, imports)
+    if no_script:
+        status = no_script
+    elif entry is not None:
+        status = f"{NOT_RUN}: the finding is known"
+    else:
+        status = script_status or (run_script(script)[0] if check_script else NOT_RUN)
+        if status == GONE:
+            confirmed = "unconfirmed: the stand-alone script does not show it"
+    return FindingRecord(
+        fingerprint=name,
+        op=trial.case.op,
+        family=family,
+        verdict=verdict.kind,
+        level=level,
+        mesh=str(trial.mesh),
+        input_placements=dict(combination_rows(trial.case, trial.combination)),
+        output_placements=outputs,
+        known=entry is not None,
+        phase=verdict.phase,
+        subject=verdict.subject,
+        dtype=dtype_class(trial.case),
+        rule=rule_class(smallest),
+        message=message(smallest, cause, name, imports, memory_limit),
+        confirmed=confirmed,
+        minimised=minimised,
+        occurrences=group.occurrences,
+        trial=stored,
+        script=script,
+        script_status=status,
+        reason=entry.reason if entry is not None else "",
+        also=list(group.seen),
+        cotangent=cotangent_text(smallest),
+        imports=list(imports),
+        groups=sorted({group.key, group_key(smallest)}),
+    )

@@ -1,0 +1,1 @@
+"""The script that reproduces a finding with torch alone."""

@@ -1,0 +1,336 @@
+"""The stand-alone script of a finding: torch alone, values in full, one exit status.
+
+The script shows the defect through DTensor's public API. Exit status 1: the defect was seen; 0: the call ran and was
+right; 2: anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import keyword
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.arguments import tensor_arguments
+from verifier.core.case import OpCase, Trial
+from verifier.core.observation import Phase
+from verifier.core.ops import argument_names, promises_strides, written_arguments
+from verifier.core.process_limits import names_limit
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.findings.script.source import called_as, needs_its_module, program_source, source_folder
+from verifier.findings.script.template import IMPORTS, MEMORY, STRIDED_IMPORT, TEMPLATE
+from verifier.oracle.comparison import Spot
+from verifier.oracle.reference import make_reference, output_names
+from verifier.oracle.tolerance import accepted_error, case_tolerance
+from verifier.placements.algebra import split
+from verifier.programs import asked_placements
+from verifier.records.schema import FAILS, GONE
+from verifier.torch_internals.placements import Placements, strides_of
+
+__all__ = ["FAILS", "GONE", "NoScriptError", "render_script", "run_script"]
+
+TIME_LIMIT = 90.0
+ENDING_LIMIT = 2.0
+"""Seconds that processes get to end once they are asked to."""
+
+
+def _number(value: object) -> str:
+    """Return a number as an expression; Python has no literals of nan and the infinities."""
+    if isinstance(value, complex):
+        return f"complex({_number(value.real)}, {_number(value.imag)})"
+    return f"float('{value}')" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+
+
+def _values(value: object) -> str:
+    """Return nested lists of numbers as an expression."""
+    return f"[{', '.join(map(_values, value))}]" if isinstance(value, list) else _number(value)
+
+
+def _literal(tensor: torch.Tensor) -> str:
+    """Return an expression that makes ``tensor``, layout and all."""
+    text = f"torch.tensor({_values(tensor.detach().tolist())}, dtype={tensor.dtype})"
+    if tensor.numel() == 0 and tensor.ndim:
+        text = f"torch.empty({list(tensor.shape)}, dtype={tensor.dtype})"
+    if not tensor.is_contiguous() and tensor.ndim >= 2:
+        order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+        back = [order.index(dim) for dim in range(tensor.ndim)]
+        text += f".permute({order}).contiguous().permute({back})"
+    return text
+
+
+def _placement_literal(placement: Placement) -> str:
+    if (strided := strides_of(placement)) is not None:
+        return f"_StridedShard({strided[0]}, split_factor={strided[1]})"
+    if placement.is_partial():
+        return f'Partial("{placement.reduce_op}")'  # type: ignore[attr-defined]
+    return f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
+
+
+def _placements_literal(placements: Placements) -> str:
+    return f"[{', '.join(map(_placement_literal, placements))}]"
+
+
+def _dictionary(entries: Mapping[str, str]) -> str:
+    return "\n".join(f"    {name!r}: {text}," for name, text in entries.items())
+
+
+_OF_THE_CALL = frozenset(
+    {
+        "torch",
+        "PROGRAM",
+        "Partial",
+        "Replicate",
+        "Shard",
+        "_StridedShard",
+        "call",
+        "complex",
+        "float",
+        "getattr",
+        "slice",
+    }
+)
+"""What the text of a call may name beside its tensors."""
+
+
+def _is_taken(name: str) -> bool:
+    """Return whether Python lets nobody assign to a name."""
+    return keyword.iskeyword(name) or name == "__debug__"
+
+
+def _identifiers(names: Sequence[str], called: str) -> list[str]:
+    """Return a parameter for each tensor argument: its name, as far as Python can have it, and each once.
+
+    >>> _identifiers(["input", "from", "argument 0", "x[0]", "x_0", "torch"], "torch.add")
+    ['input', 'from_', 'argument_0', 'x_0', 'x_0_', 'torch_']
+    """
+    taken = {*_OF_THE_CALL, called}
+    found: list[str] = []
+    for name in names:
+        text = re.sub(r"[^0-9A-Za-z_]", "_", name.replace("]", ""))
+        text = f"_{text}" if not text or text[0].isdigit() else text
+        while _is_taken(text) or text in taken:
+            text += "_"
+        taken.add(text)
+        found.append(text)
+    return found
+
+
+def _call_text(case: OpCase, called: str, names: Sequence[str]) -> str:
+    """Return the call with tensors by name and everything else as a literal."""
+    remaining = iter(names)
+
+    def text(value: object) -> str:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return next(remaining)
+        if kind is list:
+            return f"[{', '.join(map(text, value))}]"  # type: ignore[call-overload]
+        if isinstance(value, tuple):
+            return f"({''.join(text(v) + ', ' for v in value)})"
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(f'{key!r}: {text(item)}' for key, item in value.items())}}}"
+        if kind in (float, complex):
+            return _number(value)
+        if isinstance(value, Placement):
+            return _placement_literal(value)
+        if isinstance(value, torch.device):
+            return f"torch.device('{value}')"
+        if value is None or kind in _PLAIN:
+            return repr(value)
+        raise TypeError(f"a script has no literal for {value!r}, a {kind.__name__}")
+
+    plain = [name for name in case.kwargs if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) and not _is_taken(name)]
+    parts = [text(value) for value in case.args]
+    named = [(name, text(value)) for name, value in case.kwargs.items()]
+    parts += [f"{name}={value}" for name, value in named if name in plain]
+    if others := ", ".join(f"{name!r}: {value}" for name, value in named if name not in plain):
+        parts.append(f"**{{{others}}}")
+    return f"{called}({', '.join(parts)})"
+
+
+_PLAIN = (bool, int, str, slice, torch.dtype, torch.layout, torch.memory_format)
+"""Types whose values Python writes as expressions."""
+
+
+_SILENT = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
+"""Verdicts that show as ranks which do not answer; elsewhere that may be a machine that has too much to do."""
+
+
+class NoScriptError(Exception):
+    """What was written as a script is no Python, so it is not shown."""
+
+
+def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = None, imports: Sequence[str] = ()) -> str:
+    """Return the source of a script that shows ``verdict`` of ``trial``.
+
+    It needs torch alone, or what the call is in, or what ``imports`` name: these it runs first, as ``--import`` does.
+    Its ranks have the limit of memory (bytes) that the trial's had if that is what the verdict is about.
+
+    Raises
+    ------
+    TypeError
+        If an argument of the call is of a type for which there is no literal.
+    NoScriptError
+        If what was made is no Python: an error of ours.
+    """
+    case, mesh = trial.case, trial.mesh
+    called = called_as(case.call)
+    tensors = tensor_arguments(case.args, case.kwargs)
+    names = _identifiers(argument_names(case), called)
+    call_text = _call_text(case, called, names)
+    reference = make_reference(case)
+    globals_, placements_, locals_ = {}, {}, {}
+    for position, (name, tensor, placements) in enumerate(zip(names, tensors, trial.combination, strict=True)):
+        suffix = ".requires_grad_()" if tensor.requires_grad else ""
+        globals_[name] = _literal(tensor) + suffix
+        placements_[name] = _placements_literal(placements)
+        pieces = split(tensor, placements, mesh.shape, trial.seed + position)
+        locals_[name] = "[" + ", ".join(_literal(piece) for piece in pieces) + "]"
+    backward = verdict.phase in (Phase.BACKWARD, Phase.GATHER_GRADIENT)
+    if verdict.kind in (VerdictKind.DIED, VerdictKind.HANG):  # ranks may not have said that they were in it
+        backward = bool(trial.cotangents)
+    accepted = [
+        accepted_error(trial, reference, output, Spot(Phase.FORWARD, name))
+        for name, output in zip(output_names(reference), reference.outputs, strict=True)
+    ]
+    accepted_writes = {
+        name: case_tolerance(trial, reference, own, ()) for name, own in zip(names, reference.inputs, strict=True)
+    }
+    accepted_gradients: list[float] = []
+    cotangent_text = ""
+    if backward:
+        index = verdict.backward or 0
+        for number, gradient in zip(reference.wanted, reference.gradients(trial.seed + index), strict=True):
+            spot = Spot(Phase.BACKWARD, f"{reference.names[number]}.grad", index)
+            accepted_gradients.append(0.0 if gradient is None else accepted_error(trial, reference, gradient, spot))
+        seed = trial.seed + index
+        values = reference.cotangents(seed)
+        wheres = trial.cotangents[index]
+        parts = [split(v, w, mesh.shape, seed) for v, w in zip(values, wheres, strict=True)]
+        whole = ", ".join(_literal(value) for value in values)
+        cut = ", ".join("[" + ", ".join(_literal(piece) for piece in pieces) + "]" for pieces in parts)
+        cotangent_text = (
+            f"\nCOTANGENT_GLOBAL = [{whole}]\n"
+            f"COTANGENT_PLACEMENTS = [{', '.join(_placements_literal(where) for where in wheres)}]\n"
+            f"COTANGENT_LOCAL = [{cut}]\n\n"
+        )
+    backend = "gloo" if mesh.backend == "simulated" else mesh.backend
+    asked = [None if where is None else _placements_literal(where) for where in asked_placements(case)]
+    limited = memory_limit is not None and names_limit(verdict.message)
+    source = TEMPLATE.format(
+        title=_documented(f"{verdict.kind} in {case.op}: {verdict.message}"),
+        memory_text=MEMORY.format(limit=memory_limit) if limited else "",
+        limit_call="        limit_memory(MEMORY_LIMIT)\n" if limited else "",
+        unlimit_call="    limit_memory(None)\n" if limited else "",
+        resource_import="import resource\n" if limited else "",
+        imports=(STRIDED_IMPORT if "_StridedShard" in f"{placements_} {call_text} {cotangent_text} {asked}" else "")
+        + _import_text(imports),
+        strided=promises_strides(trial.case),
+        asked=f"[{', '.join(map(str, asked))}]",
+        version=torch.__version__.partition("+")[0],
+        mesh_text=f"mesh {mesh.shape_text}, backend {backend}",
+        mesh=mesh.shape,
+        device=mesh.device,
+        backend=backend,
+        verdict=verdict.kind,
+        raised=repr(None if limited else verdict.raised or None),  # with less memory another allocation may fail
+        locally_raised=repr(None if reference.raised is None else type(reference.raised).__name__),
+        globals_text=_dictionary(globals_),
+        placements_text=_dictionary(placements_),
+        locals_text=_dictionary(locals_),
+        written=[names[number] for number in written_arguments(case)],
+        source=program_source(case.call),
+        needs=_documented(_needs(case.call, imports)),
+        parameters=", ".join(names),
+        call_text=call_text,
+        accepted=_values(accepted),
+        accepted_gradients=_values(accepted_gradients),
+        backward=backward,
+        writes=verdict.kind is VerdictKind.MUTATED_INPUT,
+        accepted_writes=f"{{{', '.join(f'{name!r}: {_number(value)}' for name, value in accepted_writes.items())}}}",
+        cotangent_text=cotangent_text,
+        world_size=mesh.world_size,
+        silent=limited or verdict.kind in _SILENT,  # without memory a rank may not even say that it has none
+    )
+    try:
+        compile(source, f"the script of {case.op}", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise NoScriptError(f"{type(error).__name__}: {error}") from error
+    return source
+
+
+def _documented(text: str) -> str:
+    """Return a text as it can stand in a docstring."""
+    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    return shown.replace("\\", "\\\\").replace('"""', "'''")
+
+
+def _needs(call: str, imports: Sequence[str]) -> str:
+    needs = ["torch", *([call] if needs_its_module(call) else []), *imports]
+    return "torch alone" if len(needs) == 1 else " and ".join(needs)
+
+
+def _import_text(imports: Sequence[str]) -> str:
+    """Return what runs ``imports`` first, wherever the script is run; empty if there are none."""
+    if not imports:
+        return ""
+    names = [str(Path(name).resolve()) if name.endswith(".py") else name for name in imports]
+    folders = [source_folder(name) for name in imports if not name.endswith(".py")]
+    return IMPORTS.format(names=names, folders=[folder for folder in dict.fromkeys(folders) if folder])
+
+
+def run_script(source: str) -> tuple[str, str]:
+    """Run a script in a process of its own; return ``fails as described``, ``did not fail`` or what went wrong,
+    and the end of what it printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "finding.py"
+        path.write_text(source, encoding="utf-8")
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        with subprocess.Popen(
+            [sys.executable, str(path)],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a group with its ranks, which would live on without it
+        ) as script:
+            try:
+                said, errors = script.communicate(timeout=TIME_LIMIT)
+            except subprocess.TimeoutExpired:
+                return f"not run to its end within {TIME_LIMIT:.0f} s", ""
+            finally:  # after a Ctrl-C as well
+                _end_group(script)
+    output = (errors + said).strip()[-2000:]  # what the script says comes last, and is kept
+    status = {1: FAILS, 0: GONE}.get(script.returncode, f"broke with exit status {script.returncode}")
+    return status, output
+
+
+def _end_group(script: subprocess.Popen[str]) -> None:
+    """End a script and its ranks, if they have not ended.
+
+    They are asked to first: what unlinks their semaphores once they are gone ignores that, and goes by itself.
+    """
+    for asked in (signal.SIGTERM, signal.SIGKILL):
+        until = time.monotonic() + ENDING_LIMIT
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, asked)
+            while time.monotonic() < until:
+                script.poll()
+                os.killpg(script.pid, 0)
+                time.sleep(0.02)
+            continue
+        return

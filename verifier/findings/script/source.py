@@ -1,0 +1,154 @@
+"""What a script calls: torch's own by its path, a function of ours or of a user's by its source or from its module."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import keyword
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from verifier.core.ops import resolve
+from verifier.findings.script.template import IMPORTS, MEMORY, TEMPLATE
+
+__all__ = ["called_as", "is_program", "needs_its_module", "program_source", "source_folder"]
+
+
+def is_program(call: str) -> bool:
+    """Return whether a dotted path is not torch's own."""
+    return not call.startswith("torch.")
+
+
+_PROGRAM_NAMES: dict[str, object] = {
+    "torch": torch,
+    "F": F,
+    "dist": dist,
+    "DTensor": DTensor,
+    "Partial": Partial,
+    "Replicate": Replicate,
+    "Shard": Shard,
+}
+"""What a program may use of its module, since scripts import it as well."""
+
+_TAKEN = frozenset(re.findall(r"^(?:def |class )?(\w+)(?: =|\(|:\n)", f"{TEMPLATE}\n{IMPORTS}\n{MEMORY}", re.MULTILINE))
+"""What scripts define themselves, after the source of a program."""
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that code, and functions inside it, may look up in their module."""
+    nested = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def _with_helpers(program: Callable[..., object]) -> list[FunctionType]:
+    """Return a program and the functions that it calls, of ours and by their own names; helpers first."""
+    found: dict[FunctionType, None] = {}
+    seen: set[FunctionType] = set()  # functions may call each other
+
+    def visit(function: FunctionType) -> None:
+        seen.add(function)
+        for name in sorted(_names(function.__code__)):
+            other = function.__globals__.get(name)
+            if not isinstance(other, FunctionType) or other.__module__.partition(".")[0] == "torch":
+                continue
+            if other.__name__ == name and other not in seen:
+                visit(other)
+        found[function] = None
+
+    if isinstance(program, FunctionType):
+        visit(program)
+    return list(found)
+
+
+def _stands_alone(function: FunctionType, known: dict[str, object]) -> bool:
+    """Return whether the source of a function says all of it, beside ``known`` names of its module."""
+    if function.__closure__ or function.__qualname__ != function.__name__ or hasattr(function, "__wrapped__"):
+        return False
+    try:
+        (defined,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, SyntaxError, ValueError):  # it was made by exec, or is one of several things on a line
+        return False
+    if not isinstance(defined, ast.FunctionDef) or defined.decorator_list:
+        return False
+    defaults = [*defined.args.defaults, *(default for default in defined.args.kw_defaults if default is not None)]
+    used = {node.id for default in defaults for node in ast.walk(default) if isinstance(node, ast.Name)}
+    used |= _names(function.__code__) & function.__globals__.keys()
+    missing = object()
+    given = {name: getattr(builtins, name, missing) for name in used} | known
+    return all(function.__globals__.get(name, getattr(builtins, name, missing)) is given[name] for name in used)
+
+
+def needs_its_module(call: str) -> bool:
+    """Return whether what a path names is not torch's own, and more than functions whose source says all of them."""
+    if not is_program(call):
+        return False
+    functions = _with_helpers(resolve(call))
+    names = {function.__name__: function for function in functions}
+    if not functions or functions[-1].__name__ != call.rpartition(".")[2]:
+        return True
+    if len(names) < len(functions) or names.keys() & _TAKEN:
+        return True
+    return not all(_stands_alone(function, _PROGRAM_NAMES | names) for function in functions)
+
+
+def _module(call: str) -> str:
+    """Return the module that a path begins with."""
+    resolve(call)  # imports it
+    parts = call.split(".")
+    found = (".".join(parts[:cut]) for cut in range(len(parts) - 1, 0, -1))
+    return next((name for name in found if name in sys.modules), parts[0])
+
+
+def called_as(call: str) -> str:
+    """Return the expression by which a script names what it calls.
+
+    >>> called_as("torch.mm"), called_as("torch.ops.aten.random_.from")
+    ('torch.mm', "getattr(torch.ops.aten.random_, 'from')")
+    """
+    if is_program(call):
+        return "PROGRAM" if needs_its_module(call) else call.rpartition(".")[2]
+    return _path(call)
+
+
+def _path(dotted: str) -> str:
+    """Return an expression for a dotted path, in which Python's keywords may occur."""
+    expression, *rest = dotted.split(".")
+    for part in rest:
+        plain = part.isidentifier() and not keyword.iskeyword(part)
+        expression = f"{expression}.{part}" if plain else f"getattr({expression}, {part!r})"
+    return expression
+
+
+def program_source(call: str) -> str:
+    """Return what a script needs before it can call a path: imports, or the source of functions."""
+    module = _module(call)
+    if not is_program(call):
+        return "" if module == "torch" or module.startswith("torch.ops") else f"import {module}\n\n"
+    if needs_its_module(call):
+        return (
+            f"try:\n    import {module}\n\n    PROGRAM = {_path(call)}\nexcept BaseException as error:\n"
+            f'    print(f"undecided: {{error}}", flush=True)\n    os._exit(2)\n\n'
+        )
+    parts = [inspect.getsource(function) for function in _with_helpers(resolve(call))]
+    return "\n\n".join(["import torch.nn.functional as F\n", *parts]) + "\n"
+
+
+def source_folder(module: str) -> str:
+    """Return the folder from which Python imports a module; empty for one that is installed, or has no file."""
+    package = sys.modules.get(module.partition(".")[0])
+    if package is None:
+        return ""
+    file = getattr(package, "__file__", None)
+    folders = [Path(folder).parent for folder in getattr(package, "__path__", ())]
+    folders += [Path(file).parent] if file and not folders else []
+    return next((str(folder.resolve()) for folder in folders if "site-packages" not in folder.parts), "")

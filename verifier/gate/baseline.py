@@ -1,0 +1,377 @@
+"""The baseline: findings that are known, each with a reason and a day on which it has to be looked at again.
+
+It is a TOML file under version control. A line of it changes only when a finding does, so that a review of the file is
+a review of what is being accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import did_you_mean, one_line
+from verifier.records.checks import check_name
+from verifier.records.files import write_atomically
+from verifier.records.schema import FORMAT_VERSION, FindingRecord, RunRecord, TrialRecord
+from verifier.records.values import load_trial
+
+__all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
+
+NOT_EXPLAINED = "not explained yet"
+"""What an update writes where a person is to write a reason. It is no reason: the finding stays new."""
+
+VALID_DAYS = 180
+"""Days from the day on which a finding enters the baseline to the one on which it expires."""
+
+_HEADER = """\
+# Known findings of `python -m verifier`. The gate fails on every finding that is not in here.
+#
+# reason   why the finding is accepted; without a person's reason it counts as new
+# link     where it is being dealt with (optional)
+# expires  after this day a finding that still fails counts against the gate again
+# torch    versions of torch on which it was seen
+# imports  the finding is about the rules that these imports register, not about torch's own (optional)
+# groups   what its failures look like before they are minimised: a failure that looks so is this finding
+# replay   the trial by value; the verifier runs it again to see whether the finding is fixed
+#
+# reason, link and expires are yours to edit; an update keeps them. It does not keep comments, and writes
+# "not explained yet" where a reason is missing.
+"""
+
+
+class BaselineError(ValueError):
+    """A baseline file cannot be read; the message has the file, the line, and what to change, on one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+@dataclass(frozen=True)
+class BaselineEntry:
+    """One known finding.
+
+    ``summary`` is the first line of the finding's message, ``torch`` the versions on which it was seen, ``expires`` the
+    last day on which it is accepted, ``groups`` what its failures look like before they are minimised, ``imports`` what
+    registered the rules that it is about, empty for torch's own, ``replay`` a TrialRecord as JSON on one line.
+    """
+
+    fingerprint: str
+    op: str
+    family: str
+    verdict: str
+    rule: str
+    mesh: str
+    summary: str
+    reason: str
+    torch: tuple[str, ...]
+    expires: date
+    replay: str
+    link: str = ""
+    groups: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+    @property
+    def explained(self) -> bool:
+        """Whether a person has given a reason."""
+        return self.reason.strip() not in ("", NOT_EXPLAINED)
+
+    def applies(self, imports: Collection[str], own_rules: Collection[str]) -> bool:
+        """Return whether the entry is about the rules that a run verifies.
+
+        An entry about a rule of torch's says nothing of a rule that the user registered in its place, nor does an entry
+        about the rules of one set of imports of those of another.
+
+        Parameters
+        ----------
+        imports
+            What the run imported.
+        own_rules
+            The ops whose rules these registered.
+        """
+        if self.imports or self.op in own_rules or self.rule.partition(":")[0] in own_rules:
+            return set(self.imports) == set(imports)
+        return True
+
+    def trial(self) -> TrialRecord:
+        """Return the trial to run again."""
+        return msgspec.json.decode(self.replay, type=TrialRecord)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Known findings, in the order of op, verdict and fingerprint. An empty one knows nothing."""
+
+    entries: tuple[BaselineEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        in_order = sorted(self.entries, key=lambda entry: (entry.op, entry.verdict, entry.fingerprint, entry.imports))
+        object.__setattr__(self, "entries", tuple(in_order))
+
+    def get(self, fingerprint: str) -> BaselineEntry | None:
+        """Return the entry of a finding, or None."""
+        return next((entry for entry in self.entries if entry.fingerprint == fingerprint), None)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits that stand for the findings and their trials, whatever is said of them.
+
+        >>> Baseline().digest
+        'e3b0c44298fc1c14'
+        """
+        decisive = "".join(
+            f"{entry.fingerprint}{entry.verdict}{entry.groups}{entry.imports or ''}{entry.replay}"
+            for entry in self.entries
+        )
+        return hashlib.sha256(decisive.encode()).hexdigest()[:16]
+
+    def about(self, imports: Collection[str], own_rules: Collection[str]) -> Baseline:
+        """Return the entries that are about the rules that a run verifies; see :meth:`BaselineEntry.applies`."""
+        return Baseline(tuple(entry for entry in self.entries if entry.applies(imports, own_rules)))
+
+    def updated(self, runs: Sequence[RunRecord], today: date, keep_untested: bool = True) -> Baseline:
+        """Return the baseline that lists what ``runs`` found.
+
+        New findings enter with the reason ``NOT_EXPLAINED``, which is none, and expire in ``VALID_DAYS`` days. Entries
+        leave that a run saw fixed and none saw fail. An entry whose finding is still there keeps its reason, link and
+        expiry, even a past one: to accept it for longer is a decision, to be made in the file.
+
+        Parameters
+        ----------
+        keep_untested
+            Whether entries that no run tried again stay. Not observed is not fixed.
+        """
+        entries: list[BaselineEntry] = []
+        taken: set[tuple[str, str]] = set()
+        for entry in self.entries:
+            about = [run for run in runs if entry.applies(run.header.imports, run.header.own_rules)]
+            found = [(run, one) for run in about for one in run.findings if one.fingerprint == entry.fingerprint]
+            status = {one.status for run in about for one in run.baseline if one.fingerprint == entry.fingerprint}
+            taken |= {(run.header.id, entry.fingerprint) for run, _ in found}
+            if found or "known" in status:
+                seen = {_torch(run) for run in about if _shows(run, entry.fingerprint)}
+                groups = {group for _, one in found for group in one.groups}
+                entries.append(
+                    replace(
+                        entry,
+                        reason=entry.reason if entry.reason.strip() else NOT_EXPLAINED,
+                        torch=tuple(sorted({*entry.torch, *seen}, key=_version_key)),
+                        groups=tuple(sorted({*entry.groups, *groups})),
+                    )
+                )
+            elif "fixed" not in status and keep_untested:
+                entries.append(entry)
+        new: dict[tuple[str, tuple[str, ...]], BaselineEntry] = {}
+        for run in runs:
+            for finding in run.findings:
+                if (run.header.id, finding.fingerprint) not in taken:
+                    entry = _entry(finding, run, today + timedelta(days=VALID_DAYS))
+                    new.setdefault((entry.fingerprint, entry.imports), entry)
+        return Baseline((*entries, *new.values()))
+
+    def to_toml(self) -> str:
+        """Return the text of the file: the same entries always give the same text."""
+        parts = [_HEADER, f"format_version = {FORMAT_VERSION}\n"]
+        for entry in self.entries:
+            parts.append("\n[[finding]]\n")
+            parts.extend(
+                _line(name, getattr(entry, name))
+                for name in _FILE_ORDER
+                if name not in _OPTIONAL or getattr(entry, name)
+            )
+        return "".join(parts)
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all.
+
+        Raises
+        ------
+        RunStoreError
+            If the file system refuses; the file is then as it was.
+        """
+        write_atomically(path, self.to_toml().encode(), "the baseline is as it was before")
+
+
+_FILE_ORDER = (
+    "fingerprint",
+    "op",
+    "family",
+    "verdict",
+    "rule",
+    "mesh",
+    "summary",
+    "reason",
+    "link",
+    "torch",
+    "expires",
+    "imports",
+    "groups",
+    "replay",
+)
+_OPTIONAL = ("link", "imports", "groups")
+assert set(_FILE_ORDER) == {field.name for field in fields(BaselineEntry)}
+
+
+def _torch(run: RunRecord) -> str:
+    return run.header.versions.get("torch", "unknown").partition("+")[0]
+
+
+def _shows(run: RunRecord, fingerprint: str) -> bool:
+    """Return whether the run saw the finding fail."""
+    known = any(one.fingerprint == fingerprint and one.status == "known" for one in run.baseline)
+    return known or any(finding.fingerprint == fingerprint for finding in run.findings)
+
+
+def _entry(finding: FindingRecord, run: RunRecord, expires: date) -> BaselineEntry:
+    entry = BaselineEntry(
+        fingerprint=finding.fingerprint,
+        op=finding.op,
+        family=finding.family,
+        verdict=finding.verdict,
+        rule=finding.rule,
+        mesh=finding.mesh,
+        summary=finding.message.partition("\n")[0],
+        reason=NOT_EXPLAINED,
+        torch=(_torch(run),),
+        expires=expires,
+        replay=msgspec.json.encode(finding.trial).decode(),
+        groups=tuple(finding.groups),
+    )
+    imports = tuple(sorted(run.header.imports))
+    return entry if entry.applies(imports, run.header.own_rules) else replace(entry, imports=imports)
+
+
+def _version_key(version: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in version.split(".")]
+
+
+def _line(name: str, value: str | date | tuple[str, ...]) -> str:
+    """Return ``name = value`` in TOML."""
+    if name == "groups" and isinstance(value, tuple):
+        lines = "".join(f"    {tomli_w.dumps({'v': item}).removeprefix('v = ').strip()},\n" for item in value)
+        return f"groups = [\n{lines}]\n"
+    if isinstance(value, tuple):
+        # On one line: a version more is one line of diff.
+        items = ", ".join(tomli_w.dumps({"v": item}).removeprefix("v = ").strip() for item in value)
+        return f"{name} = [{items}]\n"
+    if name == "replay" and isinstance(value, str) and not re.search(r"['\x00-\x1f\x7f]", value):
+        # JSON is full of double quotes; a literal string shows it as it is.
+        return f"{name} = '{value}'\n"
+    return tomli_w.dumps({name: value})
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+def load_baseline(path: Path, missing_ok: bool = False) -> Baseline:
+    """Return the baseline that is stored in the file ``path``.
+
+    Parameters
+    ----------
+    missing_ok
+        Whether a file that does not exist is an empty baseline, as before the first one is written.
+
+    Raises
+    ------
+    BaselineError
+        If the file does not exist or cannot be read, is no TOML, has another ``format_version``, or an entry lacks a
+        field, has an unknown or malformed one, or repeats a fingerprint. The message starts with file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if missing_ok:
+            return Baseline()
+        raise BaselineError(f"{path}: no such baseline file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BaselineError(f"{path}: cannot be read: {error}") from error
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # Python 3.11 gives the position in the text of the message only.
+        place = re.search(r"\(at line (\d+), column \d+\)$", str(error))
+        line = int(place[1]) if place else text.count("\n") + 1
+        raise BaselineError(f"{path}:{line}: not TOML: {error}") from error
+    except RecursionError as error:
+        raise BaselineError(f"{path}: not a baseline: tables and lists are nested too deep in it") from error
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        what = "has no format_version" if version is None else f"format_version is {version!r}"
+        raise BaselineError(
+            f"{path}:{_line_of(text, 'format_version')}: {what}; this version of the verifier reads {FORMAT_VERSION}"
+        )
+    for name in content:
+        if name not in ("format_version", "finding"):
+            raise BaselineError(f"{path}:{_line_of(text, name)}: unknown key {name!r}; findings are [[finding]]")
+    raw = content.get("finding", [])
+    if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
+        raise BaselineError(f"{path}:{_line_of(text, 'finding')}: findings are written as [[finding]]")
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*finding\s*\]\]", line)]
+    seen: dict[tuple[str, tuple[str, ...]], int] = {}
+    entries: list[BaselineEntry] = []
+    for position, values in enumerate(raw):
+        line = lines[position] if position < len(lines) else 1
+        try:
+            entry = _read_entry(values)
+        except BaselineError as error:
+            named = values.get("fingerprint") or "without a fingerprint"
+            raise BaselineError(f"{path}:{line}: finding {position + 1} ({named}): {error}") from error
+        key = (entry.fingerprint, tuple(sorted(entry.imports)))
+        if key in seen:
+            first = seen[key]
+            raise BaselineError(f"{path}:{line}: fingerprint {entry.fingerprint} stands in line {first} already")
+        seen[key] = line
+        entries.append(entry)
+    return Baseline(tuple(entries))
+
+
+def _line_of(text: str, key: str) -> int:
+    """Return the number of the line that defines a top-level ``key``; 1 if there is none."""
+    found = (n for n, line in enumerate(text.splitlines(), 1) if line.lstrip(" \"'[").startswith(key))
+    return next(found, 1)
+
+
+def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
+    for name in values:
+        if name not in _FILE_ORDER:
+            raise BaselineError(f"unknown field {name!r}{did_you_mean(name, _FILE_ORDER)}")
+    if missing := [name for name in _FILE_ORDER if name not in values and name not in _OPTIONAL]:
+        raise BaselineError(f"has no {', '.join(missing)}")
+    for name in _FILE_ORDER:
+        if name not in ("torch", "expires", "groups", "imports") and not isinstance(values.get(name, ""), str):
+            raise BaselineError(f"{name} is {values[name]!r}, but has to be a string")
+    for name in ("groups", "imports"):
+        texts = values.get(name, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise BaselineError(f"{name} is {texts!r}, but has to be a list of strings")
+    versions = values["torch"]
+    if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
+        raise BaselineError(f'torch is {versions!r}, but has to be a list of versions such as ["2.13.0"]')
+    expires = values["expires"]
+    if not isinstance(expires, date) or isinstance(expires, datetime):
+        raise BaselineError(f"expires is {str(expires)!r}, but has to be a date such as 2026-05-20, without quotes")
+    if not values["fingerprint"]:
+        raise BaselineError("its fingerprint is empty")
+    try:
+        check_name(values["fingerprint"], "fingerprint")
+    except ValueError as error:
+        raise BaselineError(f"{error}") from error
+    accusing = [kind.value for kind in VerdictKind if kind.bad]
+    if values["verdict"] not in accusing:
+        hint = did_you_mean(values["verdict"], accusing, 0.0)
+        raise BaselineError(f"verdict {values['verdict']!r} is none of a finding{hint}")
+    entry = BaselineEntry(
+        **{**values, **{name: tuple(values.get(name, ())) for name in ("torch", "groups", "imports")}}
+    )
+    try:
+        load_trial(entry.trial())
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise BaselineError(f"replay is no trial that can be run again: {error}") from error
+    return entry

@@ -1,0 +1,251 @@
+"""What of a set of evidence is new, known, fixed or untested."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import plural
+from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.evidence import Evidence, NoEvidence, proves
+from verifier.gate.question import imports_text
+from verifier.records.schema import FindingRecord, RunHeader, RunRecord
+
+__all__ = [
+    "GateDecision",
+    "GateItem",
+    "decide",
+    "decide_all",
+]
+
+
+@dataclass(frozen=True)
+class GateItem:
+    """One finding of the run, or one entry of the baseline, as the gate sees it.
+
+    ``message`` is the finding's, or the entry's summary where the run has no finding; ``note`` says why the item is
+    where it is. ``reason``, ``link`` and ``expires`` (an ISO date) come from the baseline and are empty without an
+    entry.
+    """
+
+    fingerprint: str
+    op: str
+    family: str
+    verdict: str
+    mesh: str
+    message: str
+    note: str = ""
+    reason: str = ""
+    link: str = ""
+    expires: str = ""
+
+
+@dataclass(frozen=True)
+class GateDecision:
+    """What is ``new``, ``known``, ``fixed``, ``expired`` (known, still there, past its day) and ``untested``.
+
+    ``question`` is what was asked, ``runs`` describes each run that counts, newest first, ``revision`` what they
+    verified. ``trials`` counts all trials, and the rules of level 1 if ``rules`` is true; ``evidence`` those that said
+    something: an unsupported or inconclusive trial, or an error of ours, proves nothing. ``errors`` are our own errors.
+    ``unanswered`` is what was asked and has no evidence, ``left_out`` are runs that do not count. ``imports`` are what
+    the runs imported: what is fixed is fixed with these.
+    """
+
+    question: str
+    runs: tuple[str, ...]
+    revision: str
+    new: tuple[GateItem, ...]
+    known: tuple[GateItem, ...]
+    fixed: tuple[GateItem, ...]
+    expired: tuple[GateItem, ...]
+    untested: tuple[GateItem, ...]
+    trials: int
+    evidence: int
+    complete: bool
+    errors: tuple[str, ...]
+    rules: bool = False
+    imports: tuple[str, ...] = ()
+    unanswered: tuple[NoEvidence, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def _counted(self) -> str:
+        return plural(self.trials, "trial or rule", "trials and rules") if self.rules else plural(self.trials, "trial")
+
+    @property
+    def unverified(self) -> str:
+        """Why the run proves too little to pass; empty if it proves enough."""
+        if self.errors:
+            return f"the verifier itself failed, with {plural(len(self.errors), 'distinct error')}"
+        if not self.trials and self.unanswered:
+            return self.unanswered[0].why
+        if not self.trials:
+            return f"nothing was tested: the run has no {'trials and no rules' if self.rules else 'trials'}"
+        if not self.evidence:
+            all_of = f"all {self._counted} are" if self.trials > 1 else f"the {self._counted} is"
+            return f"nothing was tested: {all_of} unsupported or inconclusive"
+        if self.unanswered:
+            return self.unanswered[0].why
+        if not self.complete:
+            where = "every op and mesh" if self.rules else "every mesh"
+            return f"the run is incomplete: it stopped before it had reached {where}"
+        return ""
+
+    @property
+    def exit_status(self) -> int:
+        """0 nothing new, 1 new or expired findings, 2 could not verify.
+
+        An error of ours, or no evidence at all, is always 2: what else is said may be wrong. New findings are 1 even if
+        a run is incomplete or something that was asked has no evidence, because what was found is a fact; without any
+        it is 2.
+        """
+        if self.errors or not self.evidence:
+            return 2
+        if self.new or self.expired:
+            return 1
+        return 0 if self.complete and not self.unanswered else 2
+
+
+def decide(run: RunRecord, baseline: Baseline, today: date) -> GateDecision:
+    """Return what one run says by itself, given ``baseline``; see :func:`decide_all`."""
+    return _decide(run.header.command, [run], baseline, today)
+
+
+def decide_all(evidence: Evidence, baseline: Baseline, today: date) -> GateDecision:
+    """Return what all evidence says, given ``baseline``. The same arguments always give the same decision.
+
+    - A finding of a run is *new* if the baseline has no entry for its fingerprint that is about the rules which the run
+      verified, or one without a reason. What the run itself thought known does not count: it may have had another
+      baseline.
+    - An entry is *known* if its finding is there, or it failed when it was tried again. It is *expired* instead if
+      today is after its day. Expiry is ignored for entries that were not tried again or that are fixed.
+    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; else it is *untested*.
+    """
+    decision = _decide(evidence.question.describe(), evidence.runs, baseline, today)
+    return replace(decision, unanswered=evidence.unanswered, left_out=evidence.left_out)
+
+
+def _decide(question: str, runs: Sequence[RunRecord], baseline: Baseline, today: date) -> GateDecision:
+    new: dict[tuple[str, tuple[str, ...]], GateItem] = {}
+    known: list[GateItem] = []
+    fixed: list[GateItem] = []
+    expired: list[GateItem] = []
+    untested: list[GateItem] = []
+    for entry in baseline.entries:
+        about = [run for run in runs if entry.applies(run.header.imports, run.header.own_rules)]
+        finding = next((one for run in about for one in run.findings if one.fingerprint == entry.fingerprint), None)
+        tried = {one.status: one for run in about for one in run.baseline if one.fingerprint == entry.fingerprint}
+        if finding or "known" in tried:
+            if not entry.explained:
+                place = (entry.fingerprint, entry.imports)
+                new[place] = _item(finding, entry, "its baseline entry has no reason of a person's")
+            elif entry.expires < today:
+                expired.append(_item(finding, entry, f"expired on {entry.expires.isoformat()}"))
+            else:
+                known.append(_item(finding, entry, f"until {entry.expires.isoformat()}"))
+        elif "fixed" in tried:
+            fixed.append(_item(None, entry, tried["fixed"].detail or "tried again, and passed"))
+        else:
+            why = tried["untested"].detail if "untested" in tried else ""
+            untested.append(_item(None, entry, why or _why_untested(runs, about, entry)))
+    for run in runs:
+        entries = baseline.about(run.header.imports, run.header.own_rules)
+        for finding in run.findings:
+            if entries.get(finding.fingerprint) is None:
+                new.setdefault(
+                    (finding.fingerprint, _own(finding, run.header)), _item(finding, None, _note(finding, run))
+                )
+    counts: Counter[str] = Counter()
+    for run in runs:
+        counts.update(run.counts)
+    errors = tuple(dict.fromkeys(error for run in runs for error in run.tool_errors))
+    if not errors and counts[VerdictKind.TOOL_ERROR]:
+        errors = (f"{plural(counts[VerdictKind.TOOL_ERROR], 'trial')} ended in TOOL_ERROR",)
+    return GateDecision(
+        question=question,
+        runs=tuple(_describe(run) for run in runs),
+        revision=_revision(runs),
+        new=_ordered(new.values()),
+        known=_ordered(known),
+        fixed=_ordered(fixed),
+        expired=_ordered(expired),
+        untested=_ordered(untested),
+        trials=sum(run.trials for run in runs),
+        evidence=proves(counts),
+        complete=all(run.complete for run in runs),
+        errors=errors,
+        rules=any(run.rules is not None for run in runs),
+        imports=tuple(dict.fromkeys(name for run in runs for name in run.header.imports)),
+    )
+
+
+def _own(finding: FindingRecord, header: RunHeader) -> tuple[str, ...]:
+    """Return the imports whose rules a finding is about; empty for torch's own."""
+    own = finding.op in header.own_rules or finding.rule.partition(":")[0] in header.own_rules
+    return tuple(sorted(header.imports)) if own else ()
+
+
+def _note(finding: FindingRecord, run: RunRecord) -> str:
+    """Return why a finding is new."""
+    own = _own(finding, run.header)
+    return f"not in the baseline; it is about the rules of {imports_text(own)}" if own else "not in the baseline"
+
+
+def _describe(run: RunRecord) -> str:
+    """Return a run on one line: its id, what it tried, and how it was made."""
+    header = run.header
+    tried = plural(len(run.counts_by_op), "op")
+    return f"{header.id}: {tried} on {' '.join(header.meshes)}, {imports_text(header.imports)}: {header.command}"
+
+
+def _revision(runs: Sequence[RunRecord]) -> str:
+    """Return which torch and which verifier the runs are of."""
+    parts = []
+    for name in ("torch", "dtensor-verifier"):
+        versions = dict.fromkeys(run.header.versions[name] for run in runs if name in run.header.versions)
+        if versions:
+            parts.append(f"{name} {', '.join(versions)}")
+    return "; ".join(parts)
+
+
+def _item(finding: FindingRecord | None, entry: BaselineEntry | None, note: str) -> GateItem:
+    source = finding or entry
+    assert source is not None, "an item has a finding or an entry"
+    if finding and finding.confirmed.startswith("unconfirmed"):
+        note = f"{note}; {finding.confirmed}"
+    return GateItem(
+        fingerprint=source.fingerprint,
+        op=source.op,
+        family=source.family,
+        verdict=source.verdict,
+        mesh=source.mesh,
+        message=finding.message if finding else entry.summary if entry else "",
+        note=note,
+        reason=entry.reason if entry else "",
+        link=entry.link if entry else "",
+        expires=entry.expires.isoformat() if entry else "",
+    )
+
+
+def _why_untested(runs: Sequence[RunRecord], about: Sequence[RunRecord], entry: BaselineEntry) -> str:
+    """Return why no run tried an entry again; ``about`` are the runs that verified the rules that it is about."""
+    if runs and not about:
+        if entry.imports:
+            return f"it is about the rules of {imports_text(entry.imports)}"
+        return f"{imports_text(runs[0].header.imports)} registers the rules of {entry.op} in the place of torch's"
+    if entry.family and not any(entry.family in run.header.families for run in about):
+        return f"family {entry.family} was not selected"
+    checked = [op for run in about if run.rules for op in run.rules.ops.values() if entry.op in op.overloads]
+    for op in checked:
+        if entry.op in op.not_testable:
+            return f"{entry.op} is not testable at level 1: {op.not_testable[entry.op]}"
+    if not checked and not any(entry.op in run.counts_by_op for run in about):
+        return f"{entry.op} was not tried"
+    return "was not tried again"
+
+
+def _ordered(items: Iterable[GateItem]) -> tuple[GateItem, ...]:
+    return tuple(sorted(items, key=lambda item: (item.op, item.verdict, item.fingerprint)))

@@ -1,0 +1,91 @@
+"""The gate's decision as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import msgspec
+
+from verifier.core.wording import plural
+from verifier.gate.decision import GateDecision
+from verifier.records.schema import FORMAT_VERSION
+
+__all__ = [
+    "as_json",
+    "render",
+]
+
+
+def as_json(decision: GateDecision) -> str:
+    """Return the decision as JSON: ``format_version``, ``exit_status``, ``unverified``, then its fields."""
+    fields = {
+        "format_version": FORMAT_VERSION,
+        "exit_status": decision.exit_status,
+        "unverified": decision.unverified,
+        **asdict(decision),
+    }
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"
+
+
+def render(decision: GateDecision) -> str:
+    """Return the decision as text for a terminal; its last lines say what to do next."""
+    lines = [f"gate on {decision.question}" + (f", {decision.revision}" if decision.revision else "")]
+    lines += [f"  judged   {run}" for run in decision.runs]
+    lines += [f"  left out {run}" for run in decision.left_out]
+    for title, items in (("NEW", decision.new), ("EXPIRED", decision.expired)):
+        for item in items:
+            lines += ["", f"{title} {item.fingerprint} {item.verdict}: {item.note}"]
+            lines += [f"  {line}" for line in item.message.splitlines()]
+            lines += [f"  {name}: {text}" for name, text in (("reason", item.reason), ("link", item.link)) if text]
+            if "reproduce:" not in item.message:
+                lines.append(f"  reproduce: python -m verifier replay {item.fingerprint}")
+    for title, items in (("known", decision.known), ("fixed", decision.fixed), ("untested", decision.untested)):
+        if items:
+            lines.append("")
+        for item in items:
+            reason = f"; {item.reason}" if title == "known" else ""
+            lines.append(
+                f"{title} {item.fingerprint} {item.verdict} in {item.op} on mesh {item.mesh}: {item.note}{reason}"
+            )
+    if decision.errors:
+        lines += ["", *(f"TOOL_ERROR {error}" for error in decision.errors)]
+    for one in decision.unanswered:
+        lines += ["", f"NO EVIDENCE {one.why}", f"  {one.remedy}"]
+    lines += [
+        "",
+        f"{decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
+        f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
+        f"{len(decision.fixed)} fixed, {len(decision.untested)} untested",
+        *_next_steps(decision),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _next_steps(decision: GateDecision) -> list[str]:
+    """Return what the reader is to do, the most pressing first, and the exit status."""
+    steps = []
+    if decision.errors:
+        steps.append("report the error of the verifier; until it is gone the run decides nothing")
+    elif decision.unanswered:
+        steps.append("run what has no evidence, as it says there; or ask about something else: `gate OP --mesh MESH`")
+    elif decision.unverified:
+        steps.append(f"{decision.unverified}; run again with more time, or another selection of ops")
+    if unexplained := sum(bool(item.expires) for item in decision.new):
+        entries = plural(unexplained, "entry", "entries")
+        steps.append(f"write in the baseline why what is new is accepted: {entries} without a reason; or fix it")
+    if len(decision.new) > unexplained:
+        steps.append("fix what is new, or accept it: `python -m verifier gate --update`, then give each a reason")
+    if decision.expired:
+        steps.append("fix what has expired, or move its `expires` in the baseline, with a reason that still holds")
+    if decision.fixed:
+        update = "`python -m verifier gate --update`"
+        if decision.imports:
+            options = " ".join(f"--import {name}" for name in decision.imports)
+            steps.append(f"what is fixed is so with {options}; if all runs have that from now on, drop it: {update}")
+        else:
+            steps.append(f"drop what is fixed from the baseline: {update}")
+    verdict = {0: "passed: nothing new", 1: "failed: new or expired findings", 2: "could not verify"}
+    return [
+        *(f"next: {step}" for step in steps),
+        f"gate {verdict[decision.exit_status]} (exit status {decision.exit_status})",
+    ]

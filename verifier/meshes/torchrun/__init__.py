@@ -1,0 +1,1 @@
+"""Meshes of ranks that torchrun started."""

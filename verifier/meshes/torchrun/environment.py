@@ -1,0 +1,101 @@
+"""Ranks that ``torchrun`` started, on any number of machines.
+
+Each process that torchrun starts sees here which rank it is. The first one is the controller: it runs the command line
+as it does anywhere else. The others are *keepers*: each keeps the place of its rank, and starts, interrupts and ends
+worker processes there when the controller asks. So a rank that dies or hangs costs one trial, and torchrun, which ends
+the whole job when one of its processes ends, does not notice.
+
+A worker talks to the controller itself, over a TCP connection that its keeper has opened and handed to it; what only
+the machine of a process knows (in which phase it is, how it ended) goes through the keeper. A keeper ends when its
+connection to the controller does, and its workers end with the keeper, as any worker does with whoever started it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from verifier import __version__
+from verifier.meshes.hosts import Place
+from verifier.meshes.torchrun.connections import interface_of, own_address
+
+__all__ = ["GATHERING_LIMIT", "VERSIONS", "Failure", "Hello", "TorchrunRank", "WorkerHello", "gloo_interface"]
+
+GATHERING_LIMIT = 300
+"""Seconds that the processes of torchrun get to find each other: some load torch from a slow disk."""
+VERSIONS = (__version__, str(torch.__version__))
+
+
+@dataclass(frozen=True)
+class TorchrunRank:
+    """What torchrun tells a process that it starts; :meth:`read` has its source."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node: int
+    host: str
+    restarts: int
+    attempt: int
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> TorchrunRank | None:
+        """Return what is in the environment of a process of torchrun, or None for any other process.
+
+        The variables are those that https://docs.pytorch.org/docs/stable/elastic/run.html lists.
+        """
+        if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
+            return None
+        return cls(
+            rank=int(environment["RANK"]),
+            world_size=int(environment["WORLD_SIZE"]),
+            local_rank=int(environment["LOCAL_RANK"]),
+            node=int(environment["GROUP_RANK"]),
+            host=environment["MASTER_ADDR"],
+            restarts=int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")),
+            attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        )
+
+    def store(self) -> Store:
+        """Return torchrun's store, in a part of it that is ours."""
+        shared, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=GATHERING_LIMIT)))
+        return PrefixStore(f"dtensor-verifier/{self.attempt}", shared)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a keeper says when it has connected."""
+
+    rank: int
+    place: Place
+    versions: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class WorkerHello:
+    """What is said on a connection that is going to be a worker's."""
+
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A keeper's answer if it could not do as it was told."""
+
+    text: str
+
+
+def gloo_interface(connection: Connection) -> str | None:
+    """Return the interface on which gloo is to meet other machines: what the user says, or that of ``connection``.
+
+    Left to itself gloo takes the one that the machine's name leads to, which in many a system is the loopback.
+    """
+    return os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(own_address(connection))

@@ -1,0 +1,1 @@
+"""Verify a whole model under a parallel plan."""

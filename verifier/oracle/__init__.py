@@ -1,0 +1,1 @@
+"""The judge: reference values, tolerance, verdicts."""

@@ -1,0 +1,168 @@
+"""The local reference: what a call gives on the global values in one process, and what its tensors are called.
+
+Nothing here knows DTensor's rules.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+
+from verifier.core.case import OpCase
+from verifier.core.observation import Phase
+from verifier.core.ops import argument_names, resolve, with_written
+from verifier.oracle.comparison import compare
+from verifier.torch_internals.names import pytree
+
+__all__ = [
+    "Reference",
+    "expected_value",
+    "make_reference",
+    "output_names",
+]
+
+
+@dataclass
+class Reference:
+    """What the call gives on the global values, in one process.
+
+    ``inputs`` are the tensor arguments (copies; the case's own are never touched), ``outputs`` the tensors among the
+    results and then the arguments that the op writes to without returning them, ``structure`` the pytree of the
+    results, ``raised`` the exception instead of results.
+    """
+
+    case: OpCase
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    structure: object = None
+    raised: Exception | None = None
+    _cotangents: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    _gradients: dict[int, list[torch.Tensor | None]] = field(default_factory=dict)
+
+    @property
+    def differentiable(self) -> list[int]:
+        """Positions of the outputs through which a gradient can flow."""
+        return [i for i, output in enumerate(self.outputs) if output.requires_grad]
+
+    @property
+    def wanted(self) -> list[int]:
+        """Positions of the inputs whose gradient is wanted."""
+        return [i for i, tensor in enumerate(self.inputs) if tensor.requires_grad]
+
+    @functools.cached_property
+    def no_gradient(self) -> str:
+        """What torch says where it has no gradient of the results, which it says when it is asked; empty otherwise.
+
+        Anything else that a backward pass raises is left for a trial to show.
+        """
+        if self.differentiable and self.wanted:
+            try:
+                self.gradients(0)
+            except RuntimeError as error:  # NotImplementedError among them
+                if any(reason in str(error) for reason in _NO_GRADIENT):
+                    return str(error)
+        return ""
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """A name for each input, see :func:`argument_names`."""
+        return argument_names(self.case)
+
+    @functools.cached_property
+    def untouched(self) -> list[bool]:
+        """Whether each input is, after the call, what it was before."""
+        leaves = pytree.tree_leaves((self.case.args, dict(self.case.kwargs)))
+        originals = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return [compare(own, original, 0.0) is None for own, original in zip(self.inputs, originals, strict=True)]
+
+    def cotangents(self, seed: int) -> list[torch.Tensor]:
+        """Return one cotangent for each differentiable output: small integers without 0, of mixed sign.
+
+        There are few sets of them, so that trials of one case have most gradients in common.
+        """
+        draw = seed % _COTANGENT_DRAWS
+        if draw not in self._cotangents:
+            self._cotangents[draw] = [_cotangent(self.outputs[i], draw, i) for i in self.differentiable]
+        return self._cotangents[draw]
+
+    def gradients(self, seed: int) -> list[torch.Tensor | None]:
+        """Return the gradient of each wanted input under the cotangents of ``seed``; None where there is none."""
+        draw = seed % _COTANGENT_DRAWS
+        if draw not in self._gradients:
+            self._gradients[draw] = list(
+                torch.autograd.grad(
+                    [self.outputs[i] for i in self.differentiable],
+                    [self.inputs[i] for i in self.wanted],
+                    self.cotangents(draw),
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            )
+        return self._gradients[draw]
+
+
+_COTANGENT_DRAWS = 8
+_NO_GRADIENT = ("is not implemented", "it is ill-defined")  # a missing derivative; eigenvectors up to a factor
+
+
+def _cotangent(output: torch.Tensor, draw: int, position: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash((draw, position, 77)) & 0x7FFFFFFF)
+    magnitude = torch.randint(1, 4, output.shape, generator=generator)
+    sign = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
+    return (magnitude * sign).to(output.dtype)
+
+
+def make_reference(case: OpCase) -> Reference:
+    """Run the call of ``case`` on copies of its values.
+
+    Raises
+    ------
+    ValueError
+        If ``case.call`` cannot be resolved. What the call itself raises is part of the reference.
+    """
+    call = resolve(case.call)
+    leaves, spec = pytree.tree_flatten((case.args, dict(case.kwargs)))
+    copies: list[object] = []
+    inputs: list[torch.Tensor] = []
+    seen: dict[int, torch.Tensor] = {}
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            copies.append(leaf)
+            continue
+        if id(leaf) not in seen:
+            copy = leaf.detach().clone(memory_format=torch.preserve_format)
+            seen[id(leaf)] = copy.requires_grad_(leaf.requires_grad)
+        copies.append(seen[id(leaf)])
+        inputs.append(seen[id(leaf)])
+    args, kwargs = pytree.tree_unflatten(copies, spec)
+    reference = Reference(case, inputs)
+    try:
+        result = call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - whatever the op raises is what the sharded call must raise as well
+        reference.raised = error
+        return reference
+    flat, reference.structure = pytree.tree_flatten(result)
+    reference.outputs = with_written([leaf for leaf in flat if isinstance(leaf, torch.Tensor)], case, inputs)
+    return reference
+
+
+def expected_value(
+    reference: Reference, phase: Phase, subject: str, backward: int | None, seed: int
+) -> torch.Tensor | None:
+    """Return the reference of ``subject``: an output, what the call leaves of an input, or an input's gradient."""
+    if phase is Phase.INPUTS:
+        return reference.inputs[reference.names.index(subject)]
+    if backward is None:
+        return reference.outputs[output_names(reference).index(subject)]
+    gradients = reference.gradients(seed + backward)
+    wanted = [f"{reference.names[i]}.grad" for i in reference.wanted]
+    return gradients[wanted.index(subject)]
+
+
+def output_names(reference: Reference) -> list[str]:
+    """Return a name for each output tensor: ``output``, or ``output 0``, ``output 1`` … where there are several."""
+    if len(reference.outputs) == 1:
+        return ["output"]
+    return [f"output {i}" for i in range(len(reference.outputs))]

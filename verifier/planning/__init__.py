@@ -1,0 +1,1 @@
+"""What is tried: families, profiles, the trials of a case."""

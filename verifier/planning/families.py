@@ -1,0 +1,200 @@
+"""Families of ops: the interface that `strategies` fills in, and how families are found."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.entry_points import load_entry_points
+from verifier.core.verdict import Verdict
+from verifier.core.wording import did_you_mean
+from verifier.placements.alphabet import Alphabet
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "DrawContext",
+    "Family",
+    "NarrowFamily",
+    "ReplicatedFamily",
+    "installed_families",
+    "matches",
+    "select_ops",
+]
+
+ENTRY_POINT_GROUP = "dtensor_verifier.families"
+
+
+@dataclass(frozen=True)
+class DrawContext:
+    """What a family may know when it draws: the mesh (to cut unevenly on purpose), dtypes and ops to choose from."""
+
+    mesh: MeshSpec
+    dtypes: tuple[torch.dtype, ...]
+    ops: tuple[str, ...]
+
+    def check(self, known: Collection[str]) -> None:
+        """Check that there is something to draw, of ops that the family knows.
+
+        Raises
+        ------
+        ValueError
+            If there is no op or no dtype.
+        """
+        if not self.ops or not self.dtypes:
+            raise ValueError(f"ops={self.ops} and dtypes={self.dtypes} must each have an entry")
+        unknown = set(self.ops) - set(known)
+        assert not unknown, f"not ops of this family: {unknown}"
+
+
+@runtime_checkable
+class Family(Protocol):
+    """All knowledge about one group of ops."""
+
+    @property
+    def name(self) -> str:
+        """Name on the command line, as ``embedding``."""
+        ...
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The floating dtypes that the family knows how to draw; the first is the default."""
+        ...
+
+    @property
+    def broad(self) -> bool:
+        """Whether it has so many ops that each is drawn by itself, and none unless a pattern names it."""
+        ...
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether Hypothesis finds smaller cases than those that it has drawn."""
+        ...
+
+    def select(self, pattern: str) -> tuple[str, ...]:
+        """Return those of its ops that a glob names; empty if there is none."""
+        ...
+
+    def covers(self, selected: tuple[str, ...], op: str) -> bool:
+        """Return whether a case of the aten operator ``op`` may be drawn where these ops are selected."""
+        ...
+
+    def left_out(self, context: DrawContext) -> Iterable[tuple[str, str]]:
+        """Return what there is of the ops in ``context`` and cannot be tested, and why."""
+        ...
+
+    def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
+        """Return a generator of cases for ``context``."""
+        ...
+
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return which placements the tensor arguments of ``case`` are given."""
+        ...
+
+    def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
+        """Return a guess at the cause of a bad verdict, as a question or a clause; empty if there is none."""
+        ...
+
+
+class NarrowFamily:
+    """What families of few ops have in common: all of these can be tested, and each is selected by its name."""
+
+    ops: tuple[str, ...]
+    """The operators that the family draws cases of, as ``aten.embedding.default``."""
+
+    @property
+    def broad(self) -> bool:
+        """Whether it has so many ops that each is drawn by itself: no."""
+        return False
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether Hypothesis finds smaller cases than those that it has drawn: yes."""
+        return True
+
+    def select(self, pattern: str) -> tuple[str, ...]:
+        """Return those of its ops that a glob names; empty if there is none."""
+        return tuple(op for op in self.ops if matches(op, pattern))
+
+    def covers(self, selected: tuple[str, ...], op: str) -> bool:
+        """Return whether ``op`` is selected."""
+        return op in selected
+
+    def left_out(self, context: DrawContext) -> tuple[tuple[str, str], ...]:
+        """Return what cannot be tested: nothing."""
+        return ()
+
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return the usual placements: Replicate, each Shard, and each Partial."""
+        return Alphabet()
+
+    def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
+        """Return no guess."""
+        return ""
+
+
+class ReplicatedFamily(NarrowFamily):
+    """A family of programs that cut their tensors themselves; drawn where a pattern names it."""
+
+    @property
+    def broad(self) -> bool:
+        """Whether each of its ops is drawn by itself, and none unless a pattern names it: yes."""
+        return True
+
+    def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
+        """Return which placements the tensors begin with: Replicate."""
+        return Alphabet(shard=False, partial=())
+
+
+def installed_families() -> dict[str, Family]:
+    """Return every family that an installed package declares under ``dtensor_verifier.families``, by name.
+
+    Raises
+    ------
+    TypeError
+        If an entry point loads something that is not a :class:`Family`.
+    """
+    return load_entry_points(ENTRY_POINT_GROUP, Family)  # type: ignore[type-abstract]
+
+
+def matches(op: str, pattern: str) -> bool:
+    """Return whether a glob names an aten operator, by its full or its short name.
+
+    >>> [matches("aten.embedding.default", glob) for glob in ("embedding", "aten.emb*", "*.default", "mm")]
+    [True, True, True, False]
+    """
+    short = op.removeprefix("aten.").removesuffix(".default")
+    return any(fnmatch.fnmatchcase(text, pattern) for text in (op, short, f"aten.{short}"))
+
+
+def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str, tuple[str, ...]]:
+    """Return the ops that each family is to draw: those that a family name or an op glob in ``patterns`` names.
+
+    No pattern selects everything but broad families. Those are asked only for what no other family has under just this
+    name: a lookup that the family of embeddings draws need not be drawn from a database of all ops as well.
+
+    Raises
+    ------
+    ValueError
+        If a pattern matches neither a family nor an op; the message has the nearest valid name.
+    """
+    narrow = {name: family for name, family in families.items() if not family.broad}
+    selected: dict[str, dict[str, None]] = {}
+    for pattern in patterns or tuple(narrow):
+        found = {name: family.select("*" if pattern == name else pattern) for name, family in narrow.items()}
+        if not any(found.values()) or any(letter in pattern for letter in "*?["):
+            broad = {name: family for name, family in families.items() if family.broad}
+            found |= {name: family.select("*" if pattern == name else pattern) for name, family in broad.items()}
+        if not any(found.values()):
+            known = [*families, *(op for family in families.values() for op in family.select("*"))]
+            hint = did_you_mean(pattern, known) or f"; families are {', '.join(families) or 'none'}"
+            raise ValueError(f"no family and no op matches {pattern!r}{hint}")
+        for name, ops in found.items():
+            if ops:
+                selected.setdefault(name, {}).update(dict.fromkeys(ops))
+    return {name: tuple(ops) for name, ops in selected.items()}

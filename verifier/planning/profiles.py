@@ -1,0 +1,92 @@
+"""Profiles: how long Hypothesis draws, and how much of what it draws a campaign tries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from verifier.core.wording import did_you_mean
+
+__all__ = ["CAMPAIGN_PROFILES", "CampaignProfile", "hypothesis_settings", "register_profiles"]
+
+
+@dataclass(frozen=True)
+class CampaignProfile:
+    """How much a campaign tries: ``max_examples`` cases per mesh and ``combinations_per_case`` of each.
+
+    It ends after ``time_limit`` seconds if that is not None, whatever is left.
+    """
+
+    name: str
+    max_examples: int
+    combinations_per_case: int
+    time_limit: float | None = None
+
+
+CAMPAIGN_PROFILES = {
+    profile.name: profile
+    for profile in (
+        CampaignProfile("dev", max_examples=10, combinations_per_case=16),
+        CampaignProfile("ci", max_examples=30, combinations_per_case=32),
+        # on three mesh dims a trial may take DTensor a second: a night is what bounds it there
+        CampaignProfile("nightly", max_examples=400, combinations_per_case=256, time_limit=8 * 3600.0),
+        CampaignProfile("gpu", max_examples=30, combinations_per_case=32),
+    )
+}
+
+# What differs between profiles. ci and gpu gate merges, so they are deterministic and remember nothing; dev and nightly
+# look at something new each time, and try again first what failed before.
+_DIFFERENCES: dict[str, dict[str, Any]] = {
+    "dev": {"max_examples": 25, "stateful_step_count": 20, "derandomize": False},
+    "ci": {"max_examples": 100, "stateful_step_count": 30, "derandomize": True},
+    "nightly": {"max_examples": 2000, "stateful_step_count": 60, "derandomize": False},
+    "gpu": {"max_examples": 50, "stateful_step_count": 30, "derandomize": True},
+}
+
+
+def hypothesis_settings(name: str, directory: Path = Path()) -> settings:
+    """Return the Hypothesis settings of profile ``name``, with every field given.
+
+    A field that is left out takes Hypothesis's default, which depends on whether ``CI`` is set.
+
+    Parameters
+    ----------
+    name
+        A key of :data:`CAMPAIGN_PROFILES`.
+    directory
+        Where ``dev`` and ``nightly`` keep failing examples, in ``.hypothesis/examples``; the working directory if none.
+
+    Raises
+    ------
+    ValueError
+        If there is no profile of this name; the message has the nearest one.
+    """
+    if name not in _DIFFERENCES:
+        hint = did_you_mean(name, _DIFFERENCES)
+        raise ValueError(f"profile {name!r} is none of {', '.join(_DIFFERENCES)}{hint}")
+    differences = _DIFFERENCES[name]
+    examples = directory.absolute() / ".hypothesis" / "examples"
+    return settings(
+        # Hypothesis refuses a database beside derandomize: a stored example would make the outcome depend on the past.
+        database=None if differences["derandomize"] else DirectoryBasedExampleDatabase(examples),
+        verbosity=Verbosity.normal,
+        # Without Phase.explain: it traces every line of this process, and what failed ran in other ones.
+        phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
+        report_multiple_bugs=True,
+        # The mesh sets time limits. One slow example says that ranks were started, not that a generator is bad.
+        deadline=None,
+        suppress_health_check=(HealthCheck.too_slow,),
+        print_blob=True,
+        backend="hypothesis",
+        **differences,
+    )
+
+
+def register_profiles(directory: Path = Path()) -> None:
+    """Register ``dev``, ``ci``, ``nightly`` and ``gpu`` with Hypothesis; loads none of them."""
+    for name in _DIFFERENCES:
+        settings.register_profile(name, hypothesis_settings(name, directory))

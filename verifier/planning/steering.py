@@ -1,0 +1,133 @@
+"""Which combinations to try if not all are: those that take what was tried least so far.
+
+Of an op these are products of the rules that DTensor claims; of a program that redistributes, what its explicit
+redistributions begin with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import product
+
+import torch
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.arguments import tensor_arguments
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.placement_text import format_placements
+from verifier.placements.alphabet import Alphabet
+from verifier.placements.edges import edges_between, resolved_moves
+from verifier.programs import explicit_moves
+from verifier.rules.claims import claimed_rules
+from verifier.torch_internals.placements import Combination, Placements
+
+__all__ = ["Steering"]
+
+Column = tuple[Placement, ...]
+"""What a rule asks of the tensor arguments on one mesh dim."""
+
+
+class Steering:
+    """Steers trials to the rules that DTensor claims of each call, and to edges between placements.
+
+    What it chooses depends on the cases that it has been shown, in their order, and not on what came of them. So all
+    shards of a campaign, and a run that is resumed, choose alike if they show it every case that is drawn.
+
+    Parameters
+    ----------
+    most
+        At most so many combinations are chosen of a case.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = max(1, most)
+        self._planned: Counter[tuple[str, str]] = Counter()
+        self._edges: Counter[tuple[int, str]] = Counter()
+        self._claims: dict[tuple[object, ...], Mapping[str, Column]] = {}
+        self._announced: set[tuple[str, str]] = set()
+
+    def wanted(self, case: OpCase, mesh: MeshSpec, alphabet: Alphabet | None = None) -> list[Combination]:
+        """Return the combinations to try in any case; empty if nothing tells them apart.
+
+        For a call with explicit redistributions these are combinations of the placements in ``alphabet`` from which a
+        redistribution takes an edge that was planned least so far; else products of claimed rules, those planned least
+        first.
+        """
+        if explicit_moves(case):
+            return self._from_least_planned(case, mesh, alphabet or Alphabet())
+        rules = self._rules(case, mesh)
+        seldom = sorted(rules, key=lambda text: (self._planned[case.op, text], text))
+        wanted: list[Combination] = []
+        for number in range(min(len(seldom), self.most)):
+            # on each mesh dim one rule: in turn the same on all, its neighbours, and others
+            texts = [seldom[(number + dim * (number % 3)) % len(seldom)] for dim in range(mesh.ndim)]
+            combination: Combination = tuple(zip(*(rules[text] for text in texts), strict=True))
+            if all(Alphabet.legal(placements) for placements in combination):
+                wanted.append(combination)
+                self._planned.update((case.op, text) for text in texts)
+        return wanted
+
+    def _from_least_planned(self, case: OpCase, mesh: MeshSpec, alphabet: Alphabet) -> list[Combination]:
+        """Return combinations, one after the other, whose redistributions as a whole were planned least.
+
+        Among equals those come first that take more edges of one mesh dim which are rare so far. Tensors are placed one
+        by one, because all their combinations would be too many.
+        """
+        tensors = tensor_arguments(case.args, case.kwargs)
+        choices = [_choices(alphabet, tensor.ndim, tensor.dtype, mesh.ndim) for tensor in tensors]
+        targets = [[target for source, target in explicit_moves(case) if source == n] for n in range(len(tensors))]
+        wanted: dict[Combination, None] = {}
+        for _ in range(min(self.most, max(map(len, choices), default=0))):
+            combination: Combination = ()
+            for number, options in enumerate(choices):
+                need = partial(self._need, mesh, number, targets[number])
+                combination = (*combination, min(options, key=need))
+            for number, source in enumerate(combination):  # what is not redistributed has its turns as well
+                self._edges[mesh.ndim, f"{number}: {format_placements(source)}"] += 1
+            for source, target in resolved_moves(case, combination):
+                self._edges.update((mesh.ndim, edge) for edge in _names(source, target))
+            wanted[combination] = None
+        return list(wanted)
+
+    def _need(
+        self, mesh: MeshSpec, number: int, targets: Sequence[Placements], source: Placements
+    ) -> tuple[int, float, int, str]:
+        """Sort key that puts first what was planned least: where tensor ``number`` goes from ``source``."""
+        text = format_placements(source)
+        whole, news = 0, 0.0
+        for target in targets:
+            first, *rest = _names(source, target)
+            whole += self._edges[mesh.ndim, first]
+            news += sum(1 / (1 + self._edges[mesh.ndim, edge]) for edge in rest)
+        return whole, -news, self._edges[mesh.ndim, f"{number}: {text}"], text
+
+    def news(self, case: OpCase, mesh: MeshSpec) -> tuple[str, ...]:
+        """Return the rules that are claimed of the call, if any of them has not been returned before; else nothing."""
+        rules = {(case.op, text) for text in self._rules(case, mesh)}
+        if rules <= self._announced:
+            return ()
+        self._announced |= rules
+        return tuple(sorted(text for _, text in rules))
+
+    def _rules(self, case: OpCase, mesh: MeshSpec) -> Mapping[str, Column]:
+        kinds = tuple((tensor.ndim, tensor.dtype) for tensor in tensor_arguments(case.args, case.kwargs))
+        key = case.call, kinds, tuple(sorted(case.tags)), mesh.shape[0]
+        if key not in self._claims:
+            self._claims[key] = claimed_rules(case, mesh.shape[0])
+        return self._claims[key]
+
+
+@lru_cache(maxsize=65536)
+def _names(source: Placements, target: Placements) -> tuple[str, ...]:
+    """Return what stands for a redistribution as a whole, and the edge on each mesh dim."""
+    first, last = format_placements(source), format_placements(target)
+    return f"{first} => {last}", *edges_between(first, last)
+
+
+@lru_cache(maxsize=256)
+def _choices(alphabet: Alphabet, ndim: int, dtype: torch.dtype, mesh_ndim: int) -> tuple[Placements, ...]:
+    """Return every way to place a tensor of ``ndim`` dims."""
+    letters: Sequence[Placement] = alphabet.placements(ndim, dtype)
+    return tuple(choice for choice in product(letters, repeat=mesh_ndim) if alphabet.allows(choice))

@@ -1,0 +1,177 @@
+"""Calls made of several ops: what such a program declares about its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.case import OpCase, Trial
+from verifier.torch_internals.placements import Combination, Placements
+
+__all__ = [
+    "Move",
+    "SimplerCall",
+    "asked_placements",
+    "asks",
+    "explicit_moves",
+    "facts_of",
+    "is_composed",
+    "joined",
+    "joins",
+    "keep_mesh_dims",
+    "moves",
+    "simpler_calls",
+    "simplifies",
+    "targets",
+    "tell_apart_by",
+]
+
+_facts: dict[str, Callable[[OpCase], Iterable[str]]] = {}
+
+
+def tell_apart_by(call: str, facts: Callable[[OpCase], Iterable[str]]) -> None:
+    """Declare that calls of the program at the dotted path ``call`` are told apart by ``facts`` of a case.
+
+    They should be few and each the sign of a defect: two failures of which different facts hold are two findings unless
+    minimising shows that they are one.
+    """
+    _facts[call] = facts
+
+
+def facts_of(case: OpCase) -> frozenset[str]:
+    """Return the facts of a case that its program declares; none for an op of torch.
+
+    >>> facts_of(OpCase("aten.mm.default", "torch.mm"))
+    frozenset()
+    """
+    found = _facts.get(case.call)
+    return frozenset() if found is None else frozenset(found(case))
+
+
+@dataclass(frozen=True)
+class SimplerCall:
+    """A call that a program makes, by itself: the case, and how its tensors are placed.
+
+    ``outputs`` are the numbers of those results of the program that come from this call, in order.
+    """
+
+    case: OpCase
+    combination: Combination
+    outputs: tuple[int, ...] = ()
+
+
+Simplify = Callable[[Trial, Mapping[int, Placements]], Iterable[SimplerCall]]
+Join = Callable[[OpCase, OpCase], OpCase | None]
+_simplify: dict[str, Simplify] = {}
+_join: dict[str, Join] = {}
+
+
+def simplifies(call: str, simplify: Simplify) -> None:
+    """Declare that the program at the dotted path ``call`` is made of calls that can be tried one by one.
+
+    ``simplify`` is given a trial, and the placements of those results of the program that are known, by their number;
+    it returns the calls, the overload under test first.
+    """
+    _simplify[call] = simplify
+
+
+def is_composed(case: OpCase) -> bool:
+    """Return whether the case calls a program that can be taken apart."""
+    return case.call in _simplify
+
+
+def simpler_calls(trial: Trial, placed: Mapping[int, Placements]) -> tuple[SimplerCall, ...]:
+    """Return the calls that the program of ``trial`` makes, by themselves; empty if it is not one of which is known."""
+    simplify = _simplify.get(trial.case.call)
+    return () if simplify is None else tuple(simplify(trial, placed))
+
+
+def joins(family: str, join: Join) -> None:
+    """Declare how two plain calls of one op by ``family`` become a program of both.
+
+    ``join`` is given the first call and the second. Its program makes both with the tensors of the second, whose
+    results come after those of the first; it returns None where more than numbers and texts tells the two apart.
+    """
+    _join[family] = join
+
+
+def joined(first: OpCase, second: OpCase) -> OpCase | None:
+    """Return a program that calls ``first`` and then ``second``; None if there is none for their family."""
+    join = _join.get(second.family)
+    return None if join is None or first.family != second.family or first.op != second.op else join(first, second)
+
+
+Asked = Callable[[OpCase], tuple[Placements | None, ...]]
+Move = tuple[int | Placements, Placements]
+"""A redistribution that a program asks for: from where to where. A number is that of a tensor argument, which begins
+where the combination places it."""
+_asked: dict[str, Asked] = {}
+_moves: dict[str, Callable[[OpCase], tuple[Move, ...]]] = {}
+
+
+def asks(call: str, asked: Asked) -> None:
+    """Declare that the program at the dotted path ``call`` asks for placements of its results.
+
+    ``asked`` returns them for each result of a case, None for a result whose placements DTensor may choose. Results
+    that are placed otherwise get the verdict WRONG_PLACEMENT.
+    """
+    _asked[call] = asked
+
+
+def asked_placements(case: OpCase) -> tuple[Placements | None, ...]:
+    """Return the placements that the call asks for, one entry for each result; empty if it asks for none."""
+    asked = _asked.get(case.call)
+    return () if asked is None else asked(case)
+
+
+def moves(call: str, found: Callable[[OpCase], tuple[Move, ...]]) -> None:
+    """Declare which redistributions the program at the dotted path ``call`` asks for, as far as their source is known.
+
+    What begins where DTensor has placed the result of an op is left out.
+    """
+    _moves[call] = found
+
+
+def explicit_moves(case: OpCase) -> tuple[Move, ...]:
+    """Return the redistributions that the call asks for; empty if it declares none."""
+    found = _moves.get(case.call)
+    return () if found is None else found(case)
+
+
+def targets(case: OpCase) -> tuple[Placements, ...]:
+    """Return the lists of placements among the arguments of ``case``, in order.
+
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> targets(OpCase("op", "call", (None, [[Shard(0)], [Replicate()]])))
+    ((Shard(dim=0),), (Replicate(),))
+    """
+    return tuple(_targets([*case.args, *case.kwargs.values()]))
+
+
+def keep_mesh_dims(case: OpCase, kept: tuple[int, ...]) -> OpCase:
+    """Return ``case`` with those mesh dims only in each target, as for a mesh that has no others."""
+    args = tuple(_kept(value, kept) for value in case.args)
+    return replace(case, args=args, kwargs={name: _kept(value, kept) for name, value in case.kwargs.items()})
+
+
+def _is_target(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, Placement) for item in value)
+
+
+def _targets(values: Iterable[Any]) -> Iterable[Placements]:
+    for value in values:
+        if _is_target(value):
+            yield tuple(value)
+        elif isinstance(value, list | tuple):
+            yield from _targets(value)
+
+
+def _kept(value: Any, kept: tuple[int, ...]) -> Any:
+    if _is_target(value):
+        return type(value)(value[mesh_dim] for mesh_dim in kept)
+    if isinstance(value, list | tuple):
+        return type(value)(_kept(item, kept) for item in value)
+    return value

@@ -1,0 +1,1 @@
+"""The file format of runs, and tensors as text."""

@@ -1,0 +1,162 @@
+"""What a record must be beyond the types of its fields, so that whatever reads it can rely on that.
+
+A file that was read back may have been written by anybody. Names in it become paths and anchors, verdicts become keys,
+trials are run again; so each is checked once, where the file is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+
+from verifier.core.case import MeshSpec
+from verifier.core.parts import Shard
+from verifier.core.placement_text import split_placements
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import did_you_mean
+from verifier.records.schema import (
+    FindingRecord,
+    GraphRecord,
+    KnownRecord,
+    OpRulesRecord,
+    RunHeader,
+    RunRecord,
+    TrialRecord,
+    WrongRuleRecord,
+)
+from verifier.records.values import load_trial
+
+__all__ = ["check_name", "check_record"]
+
+_VERDICTS = tuple(kind.value for kind in VerdictKind)
+_ACCUSING = tuple(kind.value for kind in VerdictKind if kind.bad)
+_LARGEST = 1 << 64
+"""Counts and bytes are below; so is every number that a float or a page can show."""
+
+
+def check_record(record: RunRecord | FindingRecord | RunHeader) -> None:
+    """Check all that the types of a record's fields leave open.
+
+    Raises
+    ------
+    ValueError
+        With the field and what is wrong in it.
+    """
+    if isinstance(record, RunHeader):
+        _check_header(record)
+    elif isinstance(record, FindingRecord):
+        _check_finding(record, "")
+    else:
+        _check_run(record)
+
+
+def _check_run(run: RunRecord) -> None:
+    _check_header(run.header)
+    _check_numbers(run, "")
+    _check_verdicts(run.counts, "counts")
+    for overload, counts in run.counts_by_op.items():
+        _check_verdicts(counts, f"counts_by_op[{overload!r}]")
+    for mesh, counts in run.counts_by_mesh.items():
+        _check_verdicts(counts, f"counts_by_mesh[{mesh!r}]")
+    for position, finding in enumerate(run.findings):
+        _check_finding(finding, f"findings[{position}].")
+    for position, known in enumerate(run.baseline):
+        _check_known(known, f"baseline[{position}].")
+    for position, matrix in enumerate(run.matrices):
+        for row, cells in matrix.cells.items():
+            for column, counts in cells.items():
+                _check_verdicts(counts, f"matrices[{position}].cells[{row!r}][{column!r}]")
+    _check_graph(run.graph)
+    if run.rules is not None:
+        _check_meshes(run.rules.meshes, "rules.meshes")
+        for name, op in run.rules.ops.items():
+            _check_rules(op, f"rules.ops[{name!r}].")
+
+
+def _check_header(header: RunHeader) -> None:
+    check_name(header.id, "id of the run")
+    _check_meshes(header.meshes, "meshes of the run")
+    if header.shard:
+        Shard.parse(header.shard)
+
+
+def _check_finding(finding: FindingRecord, where: str) -> None:
+    check_name(finding.fingerprint, f"{where}fingerprint")
+    _check_one(finding.verdict, _ACCUSING, f"{where}verdict")
+    MeshSpec.parse(finding.mesh)
+    _check_trial(finding.trial, f"{where}trial")
+
+
+def _check_trial(trial: TrialRecord, where: str) -> None:
+    try:
+        load_trial(trial)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _check_known(known: KnownRecord, where: str) -> None:
+    check_name(known.fingerprint, f"{where}fingerprint")
+    _check_one(known.status, ("known", "fixed", "untested"), f"{where}status")
+
+
+def _check_graph(graph: GraphRecord) -> None:
+    dims = {node: len(split_placements(node)) for node in graph.nodes}
+    for position, edge in enumerate(graph.edges):
+        MeshSpec.parse(edge.mesh)
+        for end in (edge.source, edge.target):
+            if end not in dims or dims[end] != dims.get(edge.source):
+                raise ValueError(f"graph.edges[{position}] ends at {end[:99]!r}, which is no node like its other end")
+
+
+def _check_rules(op: OpRulesRecord, where: str) -> None:
+    for name in ("wrong", "unconfirmed", "special"):
+        rules: list[WrongRuleRecord] = getattr(op, name)
+        for position, rule in enumerate(rules):
+            _check_one(rule.verdict, _VERDICTS, f"{where}{name}[{position}].verdict")
+            if rule.fingerprint:
+                check_name(rule.fingerprint, f"{where}{name}[{position}].fingerprint")
+
+
+# ------------------------------------------------------------------------------------------------------ single values
+def check_name(name: str, where: str) -> None:
+    """A name of our own stands in paths, in commands that a user copies, and in a page as what a link points at."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", name):
+        raise ValueError(f"{where} {name[:100]!r} is none; it has letters, digits, and -._:+ within")
+
+
+def _check_one(name: str, known: Iterable[str], where: str) -> None:
+    names = tuple(known)
+    if name not in names:
+        raise ValueError(f"{where} {name[:100]!r} is none of {', '.join(names)}{did_you_mean(name, names, 0.0)}")
+
+
+def _check_verdicts(counts: Mapping[str, int], where: str) -> None:
+    for name in counts:
+        _check_one(name, _VERDICTS, f"{where}: verdict")
+
+
+def _check_meshes(meshes: Iterable[str], where: str) -> None:
+    for mesh in meshes:
+        try:
+            MeshSpec.parse(mesh)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+
+def _check_numbers(value: object, where: str) -> None:
+    """Check that each number can be shown and added up; those of cases are no counts, and are the codec's."""
+    if isinstance(value, TrialRecord):
+        return
+    if isinstance(value, int | float):
+        if not (-_LARGEST if where.endswith("seed") else 0) <= value <= _LARGEST:  # NaN is not, either
+            raise ValueError(f"{where} is no number that a run counts up to")
+    elif is_dataclass(value):
+        for field in fields(value):
+            _check_numbers(getattr(value, field.name), f"{where}.{field.name}" if where else field.name)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check_numbers(item, f"{where}.{name}")
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            _check_numbers(item, f"{where}[{position}]")

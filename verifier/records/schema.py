@@ -1,0 +1,336 @@
+"""What is stored: the schema of ``run.json``, of findings and of stored cases.
+
+Every stored file begins with a ``format_version``. The JSON is these dataclasses, field by field, as msgspec writes
+them; ``docs/run-schema.json`` is generated from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+NOT_SELECTED = "is not selected"
+"""How the detail of a :class:`KnownRecord` ends whose op was not among those of the run."""
+
+OUT_OF_TIME = "not reached within the time limit"
+"""Why something was not tried that a run had no time for."""
+
+FAILS = "fails as described"
+GONE = "did not fail"
+NOT_RUN = "not run"
+"""What comes of the script of a finding, beside how it broke off."""
+
+INTERRUPTED = "interrupted"
+"""Why the rest of a run that a Ctrl-C ended was not tried."""
+
+
+@dataclass
+class TensorRecord:
+    """A tensor by value. ``values`` is flat and row-major; nan and infinities are strings, complex numbers pairs."""
+
+    dtype: str
+    shape: list[int]
+    values: list[Any]
+    contiguous: bool = True
+    requires_grad: bool = False
+    parameter: bool = False
+
+
+@dataclass
+class CaseRecord:
+    """A call by value. An argument that holds a tensor is ``{"tensor": TensorRecord}``; lists nest."""
+
+    op: str
+    call: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    family: str = ""
+    exact: bool = True
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class TrialRecord:
+    """Enough to run one trial again, whatever the versions of the generators."""
+
+    case: CaseRecord
+    mesh: str
+    device: str
+    combination: list[str]
+    cotangents: list[list[str]]
+    seed: int = 0
+
+
+@dataclass
+class FindingRecord:
+    """A deduplicated, minimised and confirmed bad verdict.
+
+    ``message`` has four lines (difference; call; likely cause; command that reproduces it). ``confirmed`` says on what
+    it was confirmed, or ``"unconfirmed"``. ``script`` needs torch alone, or what ``imports`` name as well.
+    ``script_status`` is ``"fails as described"``, ``"did not fail"``, ``"not run"`` with a reason, how the script broke
+    off, or why there is none.
+    """
+
+    fingerprint: str
+    op: str
+    family: str
+    verdict: str
+    level: int
+    mesh: str
+    input_placements: dict[str, str]
+    output_placements: list[str]
+    known: bool
+    phase: str
+    subject: str
+    dtype: str
+    rule: str
+    message: str
+    confirmed: str
+    minimised: bool
+    occurrences: int
+    trial: TrialRecord
+    script: str
+    script_status: str
+    reason: str = ""
+    also: list[str] = field(default_factory=list)
+    """Other combinations and meshes in which the same defect showed, as text."""
+    cotangent: str = ""
+    imports: list[str] = field(default_factory=list)
+    """The user's modules and files under which it was found; the script runs them first."""
+    groups: list[str] = field(default_factory=list)
+    """What the failures look like that turned out to be this defect, before minimising: op, verdict, place, rule."""
+    format_version: int = FORMAT_VERSION
+
+
+@dataclass
+class KnownRecord:
+    """A baseline entry that this run tried again: ``status`` is ``known`` (still fails), ``fixed`` or ``untested``."""
+
+    fingerprint: str
+    status: str
+    detail: str = ""
+
+
+@dataclass
+class UntestedRecord:
+    what: str
+    reason: str
+    count: int
+
+
+@dataclass
+class EdgeCoverageRecord:
+    """Of ``possible`` edges between placements of one mesh dim, those that explicit redistributions took.
+
+    ``refused`` are those that only occurred in what DTensor says that it does not support.
+    """
+
+    possible: int
+    exercised: list[str]
+    refused: list[str]
+
+
+@dataclass
+class RuleCoverageRecord:
+    """The rules that DTensor claims of an op, by their input placements on one mesh dim, and those of them that ran."""
+
+    claimed: list[str]
+    exercised: list[str]
+
+
+@dataclass
+class MatrixRecord:
+    """Verdicts by the placements of the first two tensor arguments: ``cells[row][column][verdict]`` is a count."""
+
+    op: str
+    mesh: str
+    row_name: str
+    column_name: str
+    cells: dict[str, dict[str, dict[str, int]]]
+
+
+@dataclass
+class EdgeRecord:
+    """Steps of one kind that DTensor took: ``bytes`` and ``count`` are totals over the run (rank 0's view)."""
+
+    source: str
+    target: str
+    mesh: str
+    mesh_dim: int
+    collective: str
+    bytes: int
+    count: int
+    phases: dict[str, int]
+
+
+@dataclass
+class GraphRecord:
+    nodes: list[str]
+    edges: list[EdgeRecord]
+
+
+@dataclass
+class TransferRecord:
+    """A collective on one argument: ``bytes`` is the size of the largest local tensor that enters it."""
+
+    argument: int
+    source: str
+    target: str
+    collective: str
+    bytes: int
+
+
+@dataclass
+class WrongRuleRecord:
+    """A claim of DTensor's that a counterexample refutes.
+
+    ``op`` is the aten overload, ``origin`` the sample that shows it; ``input_placements`` are those on which DTensor
+    runs the op. ``confirmed`` says on what real processes it was confirmed, or ``"unconfirmed"`` and why;
+    ``fingerprint`` names the finding and is empty for a rule that was not confirmed. ``draws`` counts the draws that
+    refute it.
+    """
+
+    op: str
+    input_placements: list[str]
+    output_placements: list[str]
+    mesh: str
+    shapes: list[list[int]]
+    arguments: str
+    origin: str
+    verdict: str
+    message: str
+    confirmed: str
+    fingerprint: str
+    known: bool
+    draws: int
+
+
+@dataclass
+class MissingRuleRecord:
+    """A rule that held in each of ``draws`` draws over ``sizes`` sets of shapes, where DTensor communicates or refuses.
+
+    ``saves`` is what DTensor runs instead at the shapes given; empty where it refuses. ``verdict`` is ``MISSING``.
+    ``samples`` counts the samples of the op in which it is missing.
+    """
+
+    op: str
+    input_placements: list[str]
+    output_placements: list[str]
+    shapes: list[list[int]]
+    arguments: str
+    origin: str
+    draws: int
+    sizes: int
+    world_sizes: list[int]
+    saves: list[TransferRecord]
+    collectives_saved: int
+    bytes_saved: int
+    samples: int = 1
+    verdict: str = "MISSING"
+
+
+@dataclass
+class OpRulesRecord:
+    """What level 1 says of one op.
+
+    ``combinations`` counts pairs of input placements and one output's placement that have a verdict, ``runs`` how often
+    input placements were run, over all draws. ``confirmed`` lists the claims that held in every draw, as text.
+    ``special`` are claims that hold but for infinities, NaN, -0.0 and values at a threshold. ``untested`` maps reasons
+    to numbers of combinations. ``not_testable`` maps overloads to the reason. ``seconds`` is the time of one worker.
+    """
+
+    overloads: list[str]
+    samples: int
+    combinations: int
+    runs: int
+    confirmed: list[str]
+    wrong: list[WrongRuleRecord]
+    unconfirmed: list[WrongRuleRecord]
+    missing: list[MissingRuleRecord]
+    special: list[WrongRuleRecord]
+    inconclusive: list[str]
+    untested: dict[str, int]
+    not_testable: dict[str, str]
+    died: list[str]
+    seconds: float
+
+
+@dataclass
+class RulesRecord:
+    """The rule check of one run. ``seconds`` is the wall time of all checks, without starting and confirming."""
+
+    combinations: int
+    seconds: float
+    seconds_starting: float
+    seconds_confirming: float
+    jobs: int
+    meshes: list[str]
+    dtype: str
+    sizes: int
+    claims_only: bool
+    ops: dict[str, OpRulesRecord]
+
+
+@dataclass
+class RunHeader:
+    """Everything that was decided before any work."""
+
+    id: str
+    started: str
+    seed: int
+    profile: str
+    families: list[str]
+    meshes: list[str]
+    dtypes: list[str]
+    device: str
+    max_examples: int
+    time_limit: float | None
+    imports: list[str]
+    versions: dict[str, str]
+    command: str
+    shard: str = ""
+    """``I/N`` if only that part of the cases was tried."""
+    request: dict[str, Any] = field(default_factory=dict)
+    """What was asked for, as text, of which a run that was cut short is resumed; empty where that cannot be."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of the sources that the outcome depends on (see :mod:`verifier.runs.revision`), and of the baseline."""
+    places: str = ""
+    """Where the ranks were, if not each a process of this machine with devices of its own."""
+    own_rules: list[str] = field(default_factory=list)
+    """The ops whose rules ``imports`` registered in the place of torch's, or where torch has none."""
+
+
+@dataclass
+class RunRecord:
+    """One recorded run: the whole of ``run.json``.
+
+    ``counts`` maps each verdict to its number of trials; ``coverage`` maps each class of input to the number of trials
+    in it; ``seconds_by`` maps each share of the time to seconds summed over ranks; ``rule_coverage`` maps ops to the
+    rules that level 2 exercised, ``edge_coverage`` the number of mesh dims to the edges between placements.
+    """
+
+    header: RunHeader
+    seconds: float
+    complete: bool
+    trials: int
+    counts: dict[str, int]
+    counts_by_op: dict[str, dict[str, int]]
+    counts_by_mesh: dict[str, dict[str, int]]
+    coverage: dict[str, int]
+    findings: list[FindingRecord]
+    baseline: list[KnownRecord]
+    untested: list[UntestedRecord]
+    matrices: list[MatrixRecord]
+    graph: GraphRecord
+    pool_restarts: int
+    seconds_by: dict[str, float]
+    inconclusive: dict[str, int] = field(default_factory=dict)
+    unsupported: dict[str, int] = field(default_factory=dict)
+    tool_errors: list[str] = field(default_factory=list)
+    rules: RulesRecord | None = None
+    rule_coverage: dict[str, RuleCoverageRecord] = field(default_factory=dict)
+    edge_coverage: dict[str, EdgeCoverageRecord] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION

@@ -1,0 +1,119 @@
+"""Puts the reports of samples together into what is said of an op."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from verifier.records.schema import MissingRuleRecord, OpRulesRecord, TransferRecord, WrongRuleRecord
+from verifier.rules.results import MissingRule, Rule, SampleReport, WrongRule
+
+__all__ = ["op_record", "wrong_record", "wrong_rules"]
+
+
+def wrong_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
+    """Return the wrong rules in ``reports``, each once for meshes of one dim and once for those of several.
+
+    Of several counterexamples the smallest is kept.
+    """
+    return _smallest(wrong for report in reports for wrong in report.wrong)
+
+
+def _smallest(wrongs: Iterable[WrongRule]) -> list[WrongRule]:
+    kept: dict[tuple[Rule, bool], WrongRule] = {}
+    for wrong in wrongs:
+        key = wrong.rule, "x" in wrong.mesh
+        known = kept.get(key)
+        if known is None:
+            kept[key] = wrong
+            continue
+        best = min(known, wrong, key=lambda one: one.elements)
+        kept[key] = replace(best, draws=known.draws + wrong.draws)
+    return [kept[key] for key in sorted(kept)]
+
+
+def op_record(
+    reports: Sequence[SampleReport], wrong: Sequence[WrongRuleRecord], given_up: Sequence[str], died: Sequence[str]
+) -> OpRulesRecord:
+    """Return what ``reports`` say of one op.
+
+    ``wrong`` are its wrong rules after an attempt to confirm each; ``given_up`` says why samples are missing, ``died``
+    what ended a worker.
+    """
+    untested: Counter[str] = Counter()
+    for report in reports:
+        untested.update(report.untested)
+    untested.update(given_up)
+    refuted = {(tuple(w.input_placements), tuple(w.output_placements), w.op) for w in wrong}
+    confirmed = {rule for report in reports for rule in report.confirmed}
+    held = sorted(rule for rule in confirmed if (rule.inputs, rule.outputs, rule.op) not in refuted)
+    inconclusive = {rule for report in reports for rule in report.inconclusive} - confirmed
+    return OpRulesRecord(
+        overloads=sorted({report.op for report in reports}),
+        samples=len(reports),
+        combinations=sum(report.combinations for report in reports),
+        runs=sum(report.runs for report in reports),
+        confirmed=[str(rule) for rule in held],
+        wrong=[w for w in wrong if not w.confirmed.startswith("unconfirmed")],
+        unconfirmed=[w for w in wrong if w.confirmed.startswith("unconfirmed")],
+        missing=_missing(reports),
+        special=[
+            wrong_record(w, "not tried: special values", "", False)
+            for w in _smallest(w for report in reports for w in report.special)
+        ],
+        inconclusive=[str(rule) for rule in sorted(inconclusive)],
+        untested=dict(sorted(untested.items())),
+        not_testable={report.op: report.not_testable for report in reports if report.not_testable},
+        died=sorted({text for report in reports for text in report.died} | set(died)),
+        seconds=round(sum(report.seconds for report in reports), 4),
+    )
+
+
+def wrong_record(wrong: WrongRule, confirmed: str, fingerprint: str, known: bool) -> WrongRuleRecord:
+    """Return the record of a wrong rule."""
+    return WrongRuleRecord(
+        op=wrong.rule.op,
+        input_placements=list(wrong.rule.inputs),
+        output_placements=list(wrong.rule.outputs),
+        mesh=wrong.mesh,
+        shapes=[list(shape) for shape in wrong.shapes],
+        arguments=wrong.arguments,
+        origin=wrong.origin,
+        verdict=wrong.verdict,
+        message=wrong.message,
+        confirmed=confirmed,
+        fingerprint=fingerprint,
+        known=known,
+        draws=wrong.draws,
+    )
+
+
+def _missing(reports: Sequence[SampleReport]) -> list[MissingRuleRecord]:
+    """Return each missing rule once, with the sample in which it would save most."""
+    best: dict[Rule, MissingRule] = {}
+    samples: Counter[Rule] = Counter()
+    for missing in (missing for report in reports for missing in report.missing):
+        samples[missing.rule] += 1
+        known = best.get(missing.rule)
+        if known is None or missing.bytes_saved > known.bytes_saved:
+            best[missing.rule] = missing
+    return [_missing_record(best[rule], samples[rule]) for rule in sorted(best)]
+
+
+def _missing_record(missing: MissingRule, samples: int) -> MissingRuleRecord:
+    return MissingRuleRecord(
+        op=missing.rule.op,
+        input_placements=list(missing.rule.inputs),
+        output_placements=list(missing.rule.outputs),
+        shapes=[list(shape) for shape in missing.shapes],
+        arguments=missing.arguments,
+        origin=missing.origin,
+        draws=missing.draws,
+        sizes=missing.sizes,
+        world_sizes=list(missing.world_sizes),
+        saves=[TransferRecord(t.argument, t.source, t.target, t.collective, t.bytes) for t in missing.saves],
+        collectives_saved=len(missing.saves),
+        bytes_saved=missing.bytes_saved,
+        samples=samples,
+    )

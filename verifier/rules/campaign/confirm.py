@@ -1,0 +1,244 @@
+"""Tries each wrong rule on real processes: only what they show as well is an accusation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from verifier.core.case import Trial
+from verifier.core.observation import Phase
+from verifier.core.placement_text import split_placements
+from verifier.core.verdict import VerdictKind
+from verifier.findings.failures import Failure, Runner, first_report
+from verifier.findings.grouping import Group, group_key
+from verifier.findings.record import finding_record, written_script
+from verifier.findings.script.render import run_script
+from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.planning.boundary import refusal
+from verifier.records.schema import GONE, NOT_RUN, NOT_SELECTED, FindingRecord, KnownRecord, WrongRuleRecord
+from verifier.records.values import load_trial
+from verifier.rules.campaign.collect import wrong_record
+from verifier.rules.results import WrongRule
+
+__all__ = ["Confirmer", "base_op", "defect_key", "flat_keys"]
+
+ATTEMPTS = 3
+"""Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
+
+
+def base_op(op: str) -> str:
+    """Return the op without its overload and without the mark of its in-place form: they share a strategy.
+
+    >>> base_op("aten.add_.Tensor"), base_op("aten.amax.out")
+    ('aten.add', 'aten.amax')
+    """
+    namespace, name, *_ = op.split(".")
+    return f"{namespace}.{name.rstrip('_')}"
+
+
+def defect_key(wrong: WrongRule) -> str:
+    """Return what wrong rules have in common that one defect makes wrong: op, verdict, and the kind of rule.
+
+    Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
+    everything is replicated.
+    """
+    return " | ".join([base_op(wrong.rule.op), wrong.verdict, *_kinds(wrong)])
+
+
+def flat_keys(wrong: WrongRule) -> list[str]:
+    """Return the :func:`defect_key` that each mesh dim's rule would have by itself, were it wrong in the same way."""
+    return [" | ".join([base_op(wrong.rule.op), wrong.verdict, kind]) for kind in _kinds(wrong)]
+
+
+def _kinds(wrong: WrongRule) -> list[str]:
+    """Return the kinds of the rules by mesh dim, each once and in order."""
+    read = wrong.rule.inputs[: wrong.read]
+    rows = [*read, *wrong.rule.outputs]
+    columns = set()
+    for column in zip(*(split_placements(row) for row in rows), strict=True):
+        # a strided shard is how a view spells a shard that another mesh dim has cut before
+        kinds = [re.sub(r"_?S\(\d+(, \d+)?", "S(*", text) for text in column]
+        inputs, outputs = kinds[: len(read)], kinds[len(read) :]
+        if set(kinds) != {"R"}:
+            columns.add(f"{','.join(dict.fromkeys(inputs))} -> {','.join(dict.fromkeys(outputs))}")
+    return sorted(columns)
+
+
+@dataclass
+class _Known:
+    entry: BaselineEntry
+    failure: Failure
+    occurrences: int = 0
+    also: tuple[str, ...] = ()
+
+
+@dataclass
+class _Defect:
+    """Confirmed wrong rules that one defect explains: the smallest, and in how many draws all of them failed."""
+
+    wrong: WrongRule
+    family: str
+    failure: Failure
+    confirmed: str
+    occurrences: int
+    also: dict[str, None]
+
+
+class Confirmer:
+    """Runs counterexamples through DTensor on real processes, and makes findings of those that fail there as well.
+
+    Parameters
+    ----------
+    run
+        Runs a trial on its mesh.
+    baseline
+        What is known.
+    families
+        Those whose entries in the baseline are run again.
+    imports
+        The user's files, for the command that reproduces a finding.
+    """
+
+    def __init__(self, run: Runner, baseline: Baseline, families: Sequence[str], imports: tuple[str, ...] = ()) -> None:
+        self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
+        self.statuses: list[KnownRecord] = []
+        self.findings: list[FindingRecord] = []
+        self.errors: list[str] = []
+        self.withdrawn: set[str] = set()
+        """Names of what level 2 showed and the script that needs torch alone did not: no accusation."""
+        self._known: dict[str, _Known] = {}
+        self._defects: dict[str, _Defect] = {}
+
+    def replay_known(self, ops: set[str]) -> None:
+        """Run the baseline's entries again whose op is among ``ops``, to see which still fail."""
+        for entry in self.baseline.entries:
+            if entry.family not in self.families:
+                continue
+            if entry.op not in ops:
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}"))
+                continue
+            trial = load_trial(entry.trial())
+            if reason := refusal(trial, self.imports):
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", reason))
+                continue
+            failure = self._run(trial)
+            if not failure.verdict.kind.bad:
+                self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+            else:
+                self._known[entry.fingerprint] = _Known(entry, failure)
+                self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
+
+    def confirm(self, wrongs: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
+        """Return the record of each wrong rule, which says whether real processes show it as well.
+
+        Findings are filed under ``family``. Rules of one mesh dim come before the products that they make wrong.
+        """
+        return [self._confirm(wrong, family) for wrong in wrongs]
+
+    def _confirm(self, wrong: WrongRule, family: str) -> WrongRuleRecord:
+        trial = load_trial(wrong.trial)
+        trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+        ranks = trial.mesh.world_size
+        for attempt in range(ATTEMPTS):
+            failure = self._run(replace(trial, seed=trial.seed + 7919 * attempt))
+            if failure.verdict.kind.bad and agrees(wrong, failure):
+                return self._accuse(wrong, family, failure, f"found at level 1, confirmed on gloo, {ranks} ranks")
+        seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
+        return wrong_record(wrong, f"unconfirmed: on {ranks} gloo ranks it is {seen}", "", False)
+
+    def _run(self, trial: Trial) -> Failure:
+        """Run ``trial`` and return what came of it, which need not be a failure."""
+        observation = self.run(trial)
+        verdict = judge(observation, make_reference(trial.case))
+        if verdict.kind is VerdictKind.TOOL_ERROR:
+            self.errors.append(f"{trial.case.op} on mesh {trial.mesh}: {verdict.message}\n{verdict.detail}".strip())
+        return Failure(trial, observation, verdict)
+
+    def _accuse(self, wrong: WrongRule, family: str, failure: Failure, confirmed: str) -> WrongRuleRecord:
+        name = self._name(wrong)
+        where = f"{wrong.rule} on mesh {wrong.mesh}"
+        known = self._known.get(name)
+        if known is not None:
+            known.occurrences += wrong.draws
+            known.also = (*known.also, where)
+            return wrong_record(wrong, confirmed, name, True)
+        defect = self._defects.get(name)
+        if defect is None:
+            defect = self._defects[name] = _Defect(wrong, family, failure, confirmed, 0, {})
+        elif _size(wrong, failure) < _size(defect.wrong, defect.failure):
+            defect.wrong, defect.failure, defect.confirmed = wrong, failure, confirmed
+        defect.occurrences += wrong.draws
+        defect.also[where] = None
+        return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
+
+    def _name(self, wrong: WrongRule) -> str:
+        """Return the fingerprint of the defect; of a product, that of a rule in it that is wrong by itself."""
+        names = [_fingerprint(key) for key in (defect_key(wrong), *flat_keys(wrong))]
+        return next((name for name in names if name in self._known or name in self._defects), names[0])
+
+    def settle(self) -> None:
+        """Make a finding of each defect: those of the baseline that still fail, and what is new."""
+        for name, known in self._known.items():
+            confirmed = f"found at level 1, confirmed on gloo, {known.failure.trial.mesh.world_size} ranks"
+            group = self._group(known.failure, max(1, known.occurrences), known.also)
+            self.findings.append(self._record(name, group, known.entry.family, confirmed, known.entry))
+        new = [name for name in self._defects if self.baseline.get(name) is None]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            failures = [self._defects[name].failure for name in new]
+            statuses = dict(zip(new, pool.map(self._script_status, failures), strict=True))
+        for name, defect in self._defects.items():
+            group = self._group(defect.failure, defect.occurrences, tuple(defect.also))
+            entry = self.baseline.get(name)
+            status = statuses.get(name, NOT_RUN)
+            if status == GONE:
+                self.withdrawn.add(name)
+                continue
+            self.findings.append(self._record(name, group, defect.family, defect.confirmed, entry, status))
+        self.findings.sort(key=lambda finding: (finding.op, finding.fingerprint))
+
+    def _record(
+        self, name: str, group: Group, family: str, confirmed: str, entry: BaselineEntry | None, status: str = ""
+    ) -> FindingRecord:
+        return finding_record(
+            group, group.smallest, confirmed, False, entry, family, "", False, self.imports,
+            level=1, name=name, script_status=status,
+        )  # fmt: skip
+
+    def _script_status(self, failure: Failure) -> str:
+        source, no_script = written_script(failure, imports=self.imports)
+        return no_script or run_script(source)[0]
+
+    @staticmethod
+    def _group(failure: Failure, occurrences: int, also: Sequence[str]) -> Group:
+        return Group(group_key(failure), failure, occurrences, dict.fromkeys(also[:12]))
+
+
+def agrees(wrong: WrongRule, failure: Failure) -> bool:
+    """Return whether real processes fail as level 1 says, and not in another way: DTensor may refuse the call.
+
+    Where the local op raises, DTensor has to raise the same; where it returns something wrong, DTensor has to return it
+    too, or fail only once it puts the parts together.
+    """
+    verdict = failure.verdict
+    if verdict.kind not in (VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED):
+        return wrong.verdict is not VerdictKind.CRASH
+    if wrong.verdict is not VerdictKind.CRASH:
+        return verdict.phase is not Phase.FORWARD or wrong.verdict is VerdictKind.DIED
+    report = first_report(failure.observation)
+    error = report.raised if report is not None else None
+    return error is None or f"raised {error.type}:" in wrong.message
+
+
+def _fingerprint(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:
+    """Smaller is simpler: ranks, mesh dims, elements."""
+    return failure.trial.mesh.world_size, failure.trial.mesh.ndim, wrong.elements

@@ -1,0 +1,248 @@
+"""A rule check with its record on disk."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from verifier.core.case import Trial
+from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
+from verifier.core.observation import Observation
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.records.schema import GraphRecord, OpRulesRecord, RulesRecord, RunRecord, UntestedRecord, WrongRuleRecord
+from verifier.rules.campaign.collect import op_record, wrong_rules
+from verifier.rules.campaign.confirm import Confirmer
+from verifier.rules.campaign.request import Progress, RulesPlan
+from verifier.rules.campaign.work import WorkItem, check_target, prepare
+from verifier.rules.campaign.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
+from verifier.rules.results import SampleReport
+from verifier.runs.journal import RunWriter
+from verifier.runs.store import RunStore
+
+__all__ = [
+    "record_rules",
+]
+
+TRIAL_LIMIT = 8.0
+FEW, PARTS_OF_FEW = 24, 4
+"""So few ops are shared out among the workers, each in so many parts; of more ops each worker has some to itself."""
+
+
+@dataclass
+class _Op:
+    """What has come back of one target so far: ``unfinished`` counts the parts that have more to come."""
+
+    unfinished: int
+    by_number: dict[int, SampleReport] = field(default_factory=dict)
+    given_up: list[str] = field(default_factory=list)
+    died: list[str] = field(default_factory=list)
+    record: OpRulesRecord | None = None
+
+    @property
+    def reports(self) -> list[SampleReport]:
+        """The reports of the samples, in the order of the samples whoever made them."""
+        return [self.by_number[number] for number in sorted(self.by_number)]
+
+
+def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *_: None) -> RunRecord:
+    """Run ``plan`` and store what came of it; the journal has a line for each op as it is done.
+
+    A Ctrl-C ends the run early: what has been checked by then is stored, as incomplete.
+
+    Raises
+    ------
+    RunInterrupted
+        If a second one comes while the first one ends the run; the journal is kept.
+    """
+    started = time.monotonic()
+    with store.open_run(plan.header) as writer, one_interrupt_at_a_time():
+        try:
+            run = _RulesRun(plan, writer, progress)
+            complete = True
+            try:
+                run.check()
+            except KeyboardInterrupt:
+                complete = False
+            record = run.finish(complete, time.monotonic() - started)
+            writer.finish(record)
+        except KeyboardInterrupt:
+            kept = f"what was checked is listed in {writer.journal_path}"
+            raise RunInterrupted(f"interrupted before the record was written; {kept}") from None
+    return record
+
+
+class _RulesRun:
+    def __init__(self, plan: RulesPlan, writer: RunWriter, progress: Progress) -> None:
+        self.plan, self.writer, self.progress = plan, writer, progress
+        self.parts = PARTS_OF_FEW if len(plan.targets) <= FEW else 1
+        self.ops = [_Op(self.parts) for _ in plan.targets]
+        self.errors: list[str] = []
+        self.done = 0
+        self.seconds = self.starting = self.confirming = 0.0
+        self.findings: Confirmer | None = None
+
+    def check(self) -> None:
+        """Check every target, then confirm what is wrong."""
+        plan = self.plan
+        items = [
+            WorkItem(target, plan.samples, plan.check, part, self.parts)
+            for target in plan.targets
+            for part in range(self.parts)
+        ]
+        began = time.monotonic()
+        with WorkerSet(min(plan.jobs, len(items)), plan.header.imports, prepare=prepare) as workers:
+            workers.start()
+            ready = time.monotonic()
+            self.starting = ready - began
+            try:
+                for outcome in workers.run(items, check_target):
+                    self._take(outcome)
+            finally:
+                self.seconds = time.monotonic() - ready
+        began = time.monotonic()
+        self._confirm()
+        self.confirming = time.monotonic() - began
+
+    def _take(self, outcome: Outcome[SampleReport]) -> None:
+        index, part = divmod(outcome.item, self.parts)
+        op, name = self.ops[index], self.plan.targets[index].name
+        match outcome:
+            case Part(ordinal=ordinal, result=report):
+                op.by_number[ordinal * self.parts + part] = report
+                return
+            case Died(how=how, detail=detail, position=position):
+                where = f"sample {position[0]}"
+                op.died.append(f"{name}, {where}: {how}" + (f": {detail}" if detail else ""))
+                return
+            case GaveUp(why=why):
+                op.given_up.append(f"samples after the crash were not reached: {why}")
+            case Failed(traceback=text):
+                self.errors.append(f"{name}: {text.strip()}")
+            case Finished():
+                pass
+        op.unfinished -= 1
+        if op.unfinished:
+            return
+        self.done += 1
+        op.record = self._op_record(op, [])
+        self.writer.append({
+            "event": "OpChecked", "op": name, "combinations": op.record.combinations,
+            "confirmed": len(op.record.confirmed), "wrong": len(wrong_rules(op.reports)),
+            "missing": len(op.record.missing), "seconds": op.record.seconds,
+        })  # fmt: skip
+        self.progress(self.done, len(self.ops), name, op.record)
+
+    @staticmethod
+    def _op_record(op: _Op, wrong: Sequence[WrongRuleRecord]) -> OpRulesRecord:
+        return op_record(op.reports, wrong, op.given_up, op.died)
+
+    # ------------------------------------------------------------------------------------------------------- confirming
+    def _confirm(self) -> None:
+        """Run counterexamples, and the baseline's entries, on real processes."""
+        tried = {report.op for op in self.ops for report in op.reports}
+        pools = PoolSet(self._make_pool)
+
+        def run(trial: Trial) -> Observation:
+            (observation,) = pools.of(trial.mesh).run([trial], fresh=True)
+            return observation
+
+        header = self.plan.header
+        self.findings = Confirmer(run, self.plan.baseline, header.families, tuple(header.imports))
+        try:
+            self.findings.replay_known(tried)
+            records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
+            wrong = [wrong_rules(op.reports) for op in self.ops]
+            for flat in (True, False):
+                for target, found, own in zip(self.plan.targets, wrong, records, strict=True):
+                    own += self.findings.confirm([one for one in found if ("x" not in one.mesh) is flat], target.source)
+            self.findings.settle()
+            for op, own in zip(self.ops, records, strict=True):
+                op.record = self._op_record(op, [self._withdrawn(record) for record in own])
+        except Exception:  # noqa: BLE001 - what has been checked must not be lost; becomes an error of ours
+            self.errors.append(traceback.format_exc().strip())
+        finally:
+            self.errors += self.findings.errors
+            pools.close()
+
+    def _withdrawn(self, record: WrongRuleRecord) -> WrongRuleRecord:
+        """Return the record without its accusation, if the script of its finding does not show the defect."""
+        assert self.findings is not None
+        if record.fingerprint not in self.findings.withdrawn:
+            return record
+        return replace(record, confirmed="unconfirmed: the stand-alone script does not show it", fingerprint="")
+
+    def _make_pool(self, key: PoolKey) -> Pool:
+        return Pool(key, tuple(self.plan.header.imports), TRIAL_LIMIT)
+
+    # ------------------------------------------------------------------------------------------------------- the whole
+    def finish(self, complete: bool, seconds: float) -> RunRecord:
+        plan, header = self.plan, self.plan.header
+        records = {
+            target.name: op.record if op.record is not None else self._op_record(op, [])
+            for target, op in zip(plan.targets, self.ops, strict=True)
+            if op.reports or op.record is not None
+        }
+        rules = RulesRecord(
+            combinations=sum(record.combinations for record in records.values()),
+            seconds=round(self.seconds, 3),
+            seconds_starting=round(self.starting, 3),
+            seconds_confirming=round(self.confirming, 3),
+            jobs=plan.jobs,
+            meshes=list(header.meshes),
+            dtype=header.dtypes[0],
+            sizes=plan.samples.sizes,
+            claims_only=plan.check.claims_only,
+            ops=records,
+        )
+        by_op = _counts_by_op(records.values())
+        counts: Counter[str] = Counter()
+        for one in by_op.values():
+            counts.update(one)
+        untested: Counter[str] = Counter()
+        for record in records.values():
+            untested.update(record.untested)
+        not_reached = [target.name for target in plan.targets if target.name not in records]
+        skipped = [UntestedRecord(name, "no call of it reaches a rule", 1) for name in not_reached]
+        return RunRecord(
+            header=header,
+            seconds=round(seconds, 3),
+            complete=complete,
+            trials=sum(counts.values()),
+            counts=dict(counts),
+            counts_by_op={op: dict(one) for op, one in sorted(by_op.items())},
+            counts_by_mesh={},
+            coverage={},
+            findings=self.findings.findings if self.findings is not None else [],
+            baseline=self.findings.statuses if self.findings is not None else [],
+            untested=[
+                *(UntestedRecord("combinations at level 1", reason, count) for reason, count in untested.items()),
+                *skipped,
+            ],
+            matrices=[],
+            graph=GraphRecord([], []),
+            pool_restarts=0,
+            seconds_by={},
+            tool_errors=self.errors,
+            rules=rules,
+        )
+
+
+def _counts_by_op(records: Iterable[OpRulesRecord]) -> dict[str, Counter[str]]:
+    """Return for each overload the number of rules by what came of them; each rule counts once."""
+    seen: dict[str, dict[str, str]] = defaultdict(dict)
+    for record in records:
+        for text in record.confirmed:
+            seen[text.partition(":")[0]].setdefault(text, VerdictKind.PASS)
+        for text in record.inconclusive:
+            seen[text.partition(":")[0]].setdefault(text, VerdictKind.INCONCLUSIVE)
+        for wrong in record.wrong:
+            seen[wrong.op][f"{wrong.input_placements} -> {wrong.output_placements} {wrong.mesh}"] = wrong.verdict
+        for wrong in record.unconfirmed:
+            text = f"{wrong.input_placements} -> {wrong.output_placements} {wrong.mesh}"
+            seen[wrong.op][text] = VerdictKind.INCONCLUSIVE
+    return {op: Counter(rules.values()) for op, rules in seen.items()}

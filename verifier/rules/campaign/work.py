@@ -1,0 +1,91 @@
+"""What a worker does: check the samples of one target, one after the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+from verifier.rules.campaign.worker_process import InFlight, Position
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
+from verifier.rules.results import SampleReport
+from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources
+
+__all__ = ["WorkItem", "check_target", "prepare"]
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One op, or every so many-th of its samples, and how to check it.
+
+    Parameters
+    ----------
+    part, parts
+        Of ``parts`` workers that share the op this one checks the samples whose number leaves ``part`` as remainder.
+    """
+
+    target: Target
+    samples: SampleOptions
+    check: CheckOptions
+    part: int = 0
+    parts: int = 1
+
+
+def prepare() -> None:
+    """Load what every worker needs, so that it is ready when it says so."""
+    for source in _sources().values():
+        source.prepare()
+
+
+@cache
+def _sources() -> dict[str, SampleSource]:
+    return installed_sources()
+
+
+class _Replayed:
+    """Samples that are made when they are first asked for, and kept for the next who goes through them."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._made: list[Sample] = []
+        self._rest = iter(samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        number = 0
+        while True:
+            if number == len(self._made):
+                sample = next(self._rest, None)
+                if sample is None:
+                    return
+                self._made.append(sample)
+            yield self._made[number]
+            number += 1
+
+
+@lru_cache(maxsize=1)
+def _shared(target: Target, options: SampleOptions) -> _Replayed:
+    """Return the samples of an op that this worker may check several parts of, one after the other."""
+    return _Replayed(_sources()[target.source].samples(target, options))
+
+
+def check_target(
+    item: WorkItem, in_flight: InFlight, skip: frozenset[Position], resume_at: int, /
+) -> Iterator[SampleReport]:
+    """Yield the report of each sample of the target of ``item``, in order; the first ``resume_at`` are left out."""
+    made = _shared if item.parts > 1 else _sources()[item.target.source].samples
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seen: Counter[str] = Counter()
+        done = 0
+        for number, sample in enumerate(made(item.target, item.samples)):
+            in_flight.leave()
+            seen[sample.op] += 1
+            if number % item.parts != item.part:
+                continue
+            done += 1
+            if done > resume_at:
+                with_products = seen[sample.op] <= item.check.samples_with_products
+                options = item.check if with_products else replace(item.check, products=0)
+                yield check_sample(sample, options, number, in_flight.enter, skip)

@@ -1,0 +1,259 @@
+"""One worker process: the controller's end, the program that runs in it, and the note that outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from typing import IO, Protocol, TypeAlias, TypeVar
+
+import torch
+
+from verifier.core.process_limits import die_with, limit_memory, program_of
+from verifier.core.wording import signal_name
+from verifier.execution.imports import follow, rules_of_the_user, run_imports
+
+__all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
+
+Position: TypeAlias = tuple[int, int, int, int]
+"""Where a task is, in its own coordinates, such as (unit, sample, mesh, combination)."""
+
+START_LIMIT = 180.0
+_TAIL = 600
+_PROGRAM = program_of("verifier.rules.campaign.worker_process")
+
+ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+
+class InFlight:
+    """Notes where a worker is, in memory that outlives it; a note takes about 0.3 µs.
+
+    Parameters
+    ----------
+    memory
+        At least ``InFlight.SIZE`` bytes, shared with the process that is to read the note.
+    """
+
+    _LAYOUT = struct.Struct("Q4qQ")  # progress, position, whether it holds: last, so that no torn position is believed
+    SIZE = _LAYOUT.size
+
+    def __init__(self, memory: mmap.mmap | bytearray) -> None:
+        self._memory = memory
+        self._progress = 0
+        self._pack = self._LAYOUT.pack_into
+
+    def enter(self, position: Position) -> None:
+        """Note that ``position`` is about to be run; leaves the one before."""
+        self._progress += 1
+        self._pack(self._memory, 0, self._progress, *position, 1)
+
+    def leave(self) -> None:
+        """Note that nothing dangerous is being run; a sign of life, too, in long stretches of that."""
+        self._progress += 1
+        self._pack(self._memory, 0, self._progress, 0, 0, 0, 0, 0)
+
+    @property
+    def position(self) -> Position | None:
+        """What is, or was when the process died, being run; None outside :meth:`enter` and :meth:`leave`."""
+        _, *position, holds = self._LAYOUT.unpack_from(self._memory)
+        return (position[0], position[1], position[2], position[3]) if holds else None
+
+    def snapshot(self) -> bytes:
+        """Return the note as it is; it differs from an earlier one if there was progress in between."""
+        return bytes(self._memory[: self.SIZE])
+
+
+class Task(Protocol[ItemT_contra, ResultT_co]):
+    """What is run in a worker: a function of a module, not ``__main__``, that yields the results of an item's parts.
+
+    It notes each position with ``in_flight``, leaves out the positions in ``skip``, does not yield the first
+    ``resume_at`` parts, which have been received, and yields the same parts in the same order whenever it is run.
+    """
+
+    def __call__(
+        self, item: ItemT_contra, in_flight: InFlight, skip: frozenset[Position], resume_at: int, /
+    ) -> Iterator[ResultT_co]: ...
+
+
+@dataclass
+class Flight:
+    """An item on its way: what has come back of it so far."""
+
+    item: int
+    received: int = 0
+    deaths: int = 0
+    skip: set[Position] = field(default_factory=set)
+
+
+class WorkerProcess:
+    """The controller's end of one worker.
+
+    Parameters
+    ----------
+    imports
+        Modules and files that the worker runs first.
+    memory_limit
+        Bytes that it may map on top of what it has then.
+    prepare
+        A function of a module that it calls before it is ready.
+
+    Attributes
+    ----------
+    ready
+        Whether it has said that it is.
+    served
+        Number of items that it has been given.
+    flight
+        The item that it has, or is to get when it is ready.
+    """
+
+    def __init__(
+        self, imports: Sequence[str], memory_limit: int | None, prepare: Callable[[], None] | None = None
+    ) -> None:
+        self.connection, theirs = Pipe()
+        lifeline_read, self._lifeline = os.pipe()
+        memory_fd = os.memfd_create("in flight")  # nothing on disk to be left behind
+        os.ftruncate(memory_fd, mmap.PAGESIZE)
+        self.in_flight = InFlight(mmap.mmap(memory_fd, 0))
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._log_start = 0
+        fds = (theirs.fileno(), lifeline_read, memory_fd)
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *map(str, fds)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=fds,
+                start_new_session=True,  # its terminal and its group are the controller's
+                env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+            )
+        finally:
+            theirs.close()
+            os.close(lifeline_read)
+            os.close(memory_fd)
+        self._send((list(imports), memory_limit, prepare, rules_of_the_user()))
+        self.pid = self._popen.pid
+        self.ready = False
+        self.served = 0
+        self.flight: Flight | None = None
+        self._killed_for = ""
+        self._given = self._seen = self.in_flight.snapshot()
+        self._seen_at = self._started_at = time.monotonic()
+
+    def _send(self, content: object) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead, as the end of file is going to tell
+            self.connection.send_bytes(pickle.dumps(content))
+
+    def give(self, flight: Flight, item: object, task: object) -> None:
+        """Have the worker run ``task`` on ``item``, from where ``flight`` says."""
+        self.flight = flight
+        self._log_start = os.fstat(self._log.fileno()).st_size
+        self._given = self.in_flight.snapshot()
+        self.alive()
+        self.served += 1
+        self._send((task, item, frozenset(flight.skip), flight.received))
+
+    @property
+    def began(self) -> bool:
+        """Whether the worker has set about its item, so that its death can be the item's doing."""
+        return self.in_flight.snapshot() != self._given
+
+    def alive(self) -> None:
+        """Note that something has come from the worker."""
+        self._seen_at = time.monotonic()
+
+    def look(self, stall_limit: float) -> None:
+        """Kill the worker if it is at work and there was no progress for too long."""
+        now = time.monotonic()
+        seen = self.in_flight.snapshot()
+        if not self.ready and now - self._started_at > START_LIMIT:
+            self.kill_for(f"not ready after {START_LIMIT:g} s")
+        elif not self.ready or self.flight is None or seen != self._seen:
+            self._seen, self._seen_at = seen, now
+        elif now - self._seen_at > stall_limit:
+            self.kill_for(f"no progress for {stall_limit:g} s")
+
+    def kill_for(self, why: str) -> None:
+        """Kill the worker; what it has sent can still be received, and then the end of file."""
+        self._killed_for = self._killed_for or why
+        self._popen.kill()
+
+    def ending(self) -> str:
+        """Return how the worker, whose end of the pipe is closed, ended."""
+        try:
+            code = self._popen.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            return "a closed pipe"
+        return self._killed_for or (signal_name(-code) if code < 0 else f"exit status {code}")
+
+    def last_line(self) -> str:
+        """Return the last line that was written since the item was given out."""
+        end = os.fstat(self._log.fileno()).st_size
+        start = max(self._log_start, end - _TAIL)
+        lines = os.pread(self._log.fileno(), end - start, start).decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def close(self) -> None:
+        """Kill the worker, if it lives, and release what belongs to it."""
+        self._popen.kill()
+        self._popen.wait()
+        self.connection.close()
+        self._log.close()
+        os.close(self._lifeline)
+
+
+# ------------------------------------------------------------------------------------------------------ in the worker
+def _serve(message: bytes, connection: Connection, in_flight: InFlight) -> None:
+    """Run a task on an item and send what it yields."""
+    in_flight.leave()  # tells the controller that the item has arrived
+    try:
+        task, item, skip, resume_at = pickle.loads(message)
+        for result in task(item, in_flight, skip, resume_at):
+            # by value: multiprocessing's own pickler would move tensors through files that die with the worker
+            connection.send_bytes(pickle.dumps(("part", result)))
+        last = ("finished", "")
+    except Exception:  # noqa: BLE001 - the boundary of the process: it becomes an outcome
+        last = ("failed", traceback.format_exc())
+    in_flight.leave()
+    connection.send_bytes(pickle.dumps(last))
+
+
+def main() -> None:
+    """Run the items that come through a pipe; its file descriptor, the lifeline's and the memory's are in argv."""
+    connection_fd, lifeline_fd, memory_fd = map(int, sys.argv[1:])
+    die_with(lifeline_fd)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
+    connection = Connection(connection_fd)
+    in_flight = InFlight(mmap.mmap(memory_fd, 0))
+    torch.set_num_threads(1)
+    imports, memory_limit, prepare, rules = pickle.loads(connection.recv_bytes())
+    run_imports(imports)  # an exception ends the process, and the controller quotes its last line
+    if prepare is not None:
+        prepare()
+    follow(rules)
+    gc.collect()
+    gc.freeze()  # what is loaded stays, and what a check makes is seldom a cycle: collecting takes a tenth of the time
+    gc.set_threshold(100_000, 50, 50)
+    gc.enable()
+    if memory_limit is not None:
+        limit_memory(memory_limit)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the controller is gone
+        connection.send_bytes(pickle.dumps(("ready", None)))
+        while True:
+            _serve(connection.recv_bytes(), connection, in_flight)
+    os._exit(0)  # memory may be corrupted: no finalisers

@@ -1,0 +1,225 @@
+"""A sample at one size on one mesh: its draws, what DTensor claims there, and whether the claims hold."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import torch
+
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.verdict import VerdictKind
+from verifier.placements.partials import is_reducible, largest_part
+from verifier.records.values import trial_record
+from verifier.rules.claims import (
+    OWN_CODE,
+    Claim,
+    judge_claim,
+    possible,
+    read_claim,
+    run_claim,
+    where_to_ask,
+)
+from verifier.rules.classify import Expected, Mismatch
+from verifier.rules.execute import Cuts, LocalCall, Results
+from verifier.rules.ledger import Candidate, Ledger
+from verifier.rules.options import DECISIVE
+from verifier.rules.results import Rule, WrongRule
+from verifier.rules.samples import Values
+from verifier.torch_internals.claims import ClaimReader
+from verifier.torch_internals.names import pytree
+from verifier.torch_internals.placements import Combination, placement_text
+from verifier.torch_internals.registries import has_own_handler
+
+__all__ = ["IMPOSSIBLE", "Place"]
+
+IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
+
+
+class Place:
+    """A sample at one size on one mesh.
+
+    Raises
+    ------
+    RuntimeError, ValueError, IndexError, TypeError, NotImplementedError
+        What the call raises on the whole tensors; see :meth:`make`.
+    """
+
+    def __init__(self, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> None:
+        self.ledger, self.mesh, self.mesh_number, self.size = ledger, mesh, mesh_number, size
+        self.take(case, 0)
+        self.reader = ClaimReader(self.call.op, case.args, case.kwargs, self.reference.returned)  # type: ignore[arg-type]
+        self.shapes = tuple(tuple(tensor.shape) for tensor in self.call.tensors)
+        self.arguments = _arguments(case)
+        self.claims: dict[Combination, Claim] = {}
+        self.no_claims = "DTensor has no rule for this call"
+        self._bits: dict[Rule, list[int]] = {}
+
+    @classmethod
+    def make(cls, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> Self | None:
+        """Return the place; None if the call raises on the whole tensors, so that there is nothing to compare with."""
+        try:
+            return cls(ledger, case, mesh, mesh_number, size)
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+            return None
+
+    # ----------------------------------------------------------------------------------------------------------- draws
+    def take(self, case: OpCase, draw: int) -> None:
+        """Make ``case`` the call that is run from now on."""
+        self.case, self.draw = case, draw
+        self.call = LocalCall(case)
+        self.reference: Results = self.call(self.call.tensors)
+        terms = sum(t.numel() for t in self.call.tensors) + sum(t.numel() for t in self.reference.tensors)
+        parts = self.mesh.world_size
+        # a cast to a narrower dtype rounds the parts of a Partial, whatever the whole is
+        widest = max((_width(t) for t in self.call.tensors), default=0)
+        self.expected = [
+            Expected(t, parts, case.exact and not 0 < _width(t) < widest, terms, largest_part(t.dtype))
+            for t in self.reference.tensors
+        ]
+        self.vacuous = not any(t.numel() for t in self.reference.tensors)
+        self.telling = all(_telling(t) for t in self.reference.tensors)
+        self.ledger.told |= self.telling
+        self.finite = all(expected.finite for expected in self.expected)
+        text = f"{self.ledger.sample.op}/{self.ledger.sample.origin}/{self.size}/{draw}/{self.mesh}"
+        self.seed = zlib.crc32(text.encode()) ^ self.ledger.options.seed
+        self._cuts: Cuts | None = None
+
+    def cuts(self) -> Cuts:
+        """Return the local tensors of this draw's arguments."""
+        if self._cuts is None:
+            self._cuts = Cuts(self.call.tensors, self.mesh.shape, self.seed)
+        return self._cuts
+
+    def draws(self) -> Iterator[bool]:
+        """Make one draw after the other current.
+
+        Left out are draws whose call raises, and those that came upon an infinity or NaN, by a division by 0 for one,
+        where the first did not: these are special values, which a Partial cannot always carry.
+        """
+        finite = self.finite
+        yield True
+        for draw in range(1, self.ledger.options.draws):
+            if self.take_drawn(draw) and (self.finite or not finite):
+                yield True
+
+    def take_drawn(self, draw: int, values: Values = Values.USUAL) -> bool:
+        """Make a draw of the sample the call that is run from now on; return whether there is one that runs."""
+        case = self.ledger.sample.draw(self.size, draw, values)
+        if case is None:
+            return False
+        try:
+            self.take(case, draw)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return False
+        return True
+
+    # ---------------------------------------------------------------------------------------------------------- claims
+    def read_claims(self, combinations: Sequence[Combination]) -> None:
+        op = self.ledger.sample.op
+        if has_own_handler(self.call.op) or op in OWN_CODE:  # type: ignore[arg-type]
+            self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
+            return
+        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape)
+        kept = [combination for combination in asked if possible(self.call.tensors, combination)]
+        if impossible := len(asked) - len(kept):
+            self.ledger.report.untested[IMPOSSIBLE] += impossible
+        for combination in kept:
+            claim = read_claim(self.reader, self.call, op, combination, self.mesh, self.reference)
+            if claim is not None and not self.reducible(claim):
+                self.ledger.report.untested[IMPOSSIBLE] += 1
+            elif claim is not None:
+                self.claims[combination] = claim
+                bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
+                if claim.plain and len(bits) == len(self.expected) and all(bits):
+                    self._bits[claim.rule] = bits
+
+    def reducible(self, claim: Claim) -> bool:
+        """Return whether collectives reduce each result as it is claimed, or do not say plainly that they cannot.
+
+        They refuse a maximum of complex numbers; an average of bools or integers ends in an error that names neither.
+        """
+        return all(
+            not (placement.is_partial() and expected.dtype.is_complex)
+            or is_reducible(expected.dtype, placement.reduce_op)  # type: ignore[attr-defined]
+            for expected, placements in zip(self.expected, claim.outputs, strict=False)
+            for placement in placements
+        )
+
+    def try_claim(self, claim: Claim, results: list[Results] | Exception | None, masks: Sequence[int] = ()) -> None:
+        """Hold the claim against this draw. ``masks`` is what the results represent, where that is known."""
+        bits = self._bits.get(claim.rule)
+        if results is not None and bits and masks and all(a & b for a, b in zip(bits, masks, strict=True)):
+            self._hold(claim)
+            return
+        if results is None:
+            try:
+                results = run_claim(claim, self.call, self.cuts(), self.mesh)
+            except Exception as error:  # noqa: BLE001 - as above
+                results = error
+        found = self.mismatch(claim, results)
+        if found is None:
+            self._hold(claim)
+        elif not found.clear:
+            self.ledger.unclear.add(claim.rule)
+        else:
+            self.ledger.note(self.counterexample(claim, found), self.mesh.ndim)
+
+    def _hold(self, claim: Claim) -> None:
+        ledger = self.ledger
+        if self.vacuous or not all(expected.decisive(DECISIVE) for expected in self.expected):
+            ledger.vacuous.add(claim.rule)
+        else:
+            (ledger.held if self.telling else ledger.constant).add(claim.rule)
+
+    def mismatch(self, claim: Claim, results: list[Results] | Exception) -> Mismatch | None:
+        """Return how the ranks' results differ from what is claimed; None if they do not."""
+        if isinstance(results, Exception):
+            text = (str(results).strip() or "no message").splitlines()[0]
+            return Mismatch(VerdictKind.CRASH, f"a rank raised {type(results).__name__}: {text}")
+        return judge_claim(claim, results, self.expected, self.reference.others, self.mesh)
+
+    def counterexample(self, claim: Claim, found: Mismatch) -> WrongRule:
+        """Return the record of a claim that this draw refutes."""
+        trial = Trial(self.case, self.mesh, claim.inputs, (), self.seed)
+        return WrongRule(
+            claim.rule, str(self.mesh), self.shapes, self.arguments, self.ledger.sample.origin, found.kind,
+            found.message, trial_record(trial), sum(tensor.numel() for tensor in self.call.tensors), self.call.in_args,
+        )  # fmt: skip
+
+    def died(self, combination: Combination, claim: Claim | None) -> None:
+        """Note a combination that ended the process when it was run before; if DTensor claims it, that is a defect."""
+        ledger = self.ledger
+        placed = ", ".join(placement_text(placements) for placements in combination)
+        text = f"{ledger.sample.op} of shapes {[list(shape) for shape in self.shapes]} at {placed} on mesh {self.mesh}"
+        ledger.report.untested["DIED: it ended the process"] += 1
+        if text not in ledger.report.died:
+            ledger.report.died.append(text)
+        ledger.candidates[combination] = Candidate([])
+        if claim is not None:
+            found = Mismatch(VerdictKind.DIED, "the op ended the process of a rank")
+            ledger.note(self.counterexample(claim, found), self.mesh.ndim)
+
+
+def _width(tensor: torch.Tensor) -> int:
+    """Return the bytes of an element of a floating tensor; 0 for any other."""
+    return tensor.element_size() if tensor.is_floating_point() else 0
+
+
+def _telling(value: torch.Tensor) -> bool:
+    """Return whether agreeing with ``value`` says anything: it is neither empty nor the same everywhere."""
+    if value.numel() < 2:
+        return bool(value.numel())
+    return not bool((value == value.reshape(-1)[0]).all())
+
+
+def _arguments(case: OpCase) -> str:
+    """Return the arguments that are no tensors, as text."""
+    texts = [repr(value) for value in case.args if not _holds_tensor(value)]
+    texts += [f"{name}={value!r}" for name, value in case.kwargs.items() if not _holds_tensor(value)]
+    return ", ".join(texts)
+
+
+def _holds_tensor(value: object) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))

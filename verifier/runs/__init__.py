@@ -1,0 +1,1 @@
+"""What lies on disk: runs, journals, summaries, coverage."""

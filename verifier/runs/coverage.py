@@ -1,0 +1,121 @@
+"""Which rules and redistributions a run has tried."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from verifier.core.observation import Observation, Phase
+from verifier.core.placement_text import format_placements, split_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.placements.edges import edges_between, possible_edges, resolved_moves
+from verifier.programs import is_composed
+from verifier.records.schema import EdgeCoverageRecord, RuleCoverageRecord
+from verifier.torch_internals.placements import Placements
+
+__all__ = [
+    "EdgeCoverage",
+    "RuleCoverage",
+    "columns_run",
+    "merged_edges",
+    "ran_at",
+]
+
+
+class EdgeCoverage:
+    """Keeps, for each number of mesh dims, which edges calls that ask for redistributions have taken.
+
+    An edge counts as exercised where DTensor planned a redistribution along it, forward or backward, and as refused
+    where it only ever said that it does not support what was asked.
+    """
+
+    def __init__(self) -> None:
+        self._exercised: defaultdict[int, set[str]] = defaultdict(set)
+        self._refused: defaultdict[int, set[str]] = defaultdict(set)
+
+    def add(self, observation: Observation, verdict: Verdict) -> None:
+        """Take in one trial."""
+        trial = observation.trial
+        asked = resolved_moves(trial.case, trial.combination)
+        if not asked or verdict.kind is VerdictKind.TOOL_ERROR:
+            return
+        ndim = trial.mesh.ndim
+        exercised = self._exercised[ndim]
+        report = next((report for report in observation.reports if report is not None), None)
+        for step in report.redistributions if report is not None else ():
+            exercised.update(edges_between(*step.path))
+        if verdict.kind is VerdictKind.UNSUPPORTED and verdict.phase in (Phase.SETUP, Phase.FORWARD):
+            self._refused[ndim].update(_edges(asked))
+
+    def records(self) -> dict[str, EdgeCoverageRecord]:
+        """Return what is known for each number of mesh dims on which redistributions were asked for."""
+        possible = possible_edges()
+        return {
+            str(ndim): EdgeCoverageRecord(
+                len(possible), sorted(exercised & possible), sorted((self._refused[ndim] & possible) - exercised)
+            )
+            for ndim, exercised in sorted(self._exercised.items())
+        }
+
+
+def _edges(moves: Iterable[tuple[Placements, Placements]]) -> Iterator[str]:
+    for source, target in moves:
+        yield from edges_between(format_placements(source), format_placements(target))
+
+
+def merged_edges(parts: Sequence[Mapping[str, EdgeCoverageRecord]]) -> dict[str, EdgeCoverageRecord]:
+    """Return what any part has exercised, and of the rest what any part saw refused."""
+    merged = {}
+    for ndim in sorted({ndim for part in parts for ndim in part}):
+        records = [part[ndim] for part in parts if ndim in part]
+        exercised = {edge for record in records for edge in record.exercised}
+        refused = {edge for record in records for edge in record.refused} - exercised
+        merged[ndim] = EdgeCoverageRecord(
+            max(record.possible for record in records), sorted(exercised), sorted(refused)
+        )
+    return merged
+
+
+def ran_at(observation: Observation) -> list[str]:
+    """Return the placements to which DTensor redistributed the arguments of a trial's op in its forward call.
+
+    Empty if it ran the op as the trial gave them to it, or not at all.
+    """
+    report = next((report for report in observation.reports if report is not None), None)
+    executed = report.executed if report is not None else ()
+    own = [e for e in executed if e.phase is Phase.FORWARD and e.op == observation.trial.case.op]
+    return list(own[-1].placements) if own else []
+
+
+def columns_run(observation: Observation) -> Iterator[str]:
+    """Yield the input placements, mesh dim by mesh dim, on which the op of a trial ran in its forward call."""
+    given = [format_placements(placements) for placements in observation.trial.combination]
+    if is_composed(observation.trial.case):  # what the op is given in a program, nobody has seen
+        given = []
+    for column in zip(*map(split_placements, ran_at(observation) or given), strict=True):
+        yield ", ".join(column)
+
+
+class RuleCoverage:
+    """Keeps, for each op, which rules DTensor claims and which of them have run."""
+
+    def __init__(self) -> None:
+        self._claimed: defaultdict[str, set[str]] = defaultdict(set)
+        self._ran: defaultdict[str, set[str]] = defaultdict(set)
+
+    def claim(self, op: str, rules: Iterable[str]) -> None:
+        """Note that DTensor claims ``rules`` of ``op``."""
+        self._claimed[op].update(rules)
+
+    def run(self, observation: Observation, verdict: Verdict) -> None:
+        """Note which rules a trial ran: none where the forward call was refused, or where the verifier failed."""
+        refused = verdict.kind is VerdictKind.UNSUPPORTED and verdict.phase in (Phase.SETUP, Phase.FORWARD)
+        if not refused and verdict.kind is not VerdictKind.TOOL_ERROR:
+            self._ran[observation.trial.case.op].update(columns_run(observation))
+
+    def records(self) -> dict[str, RuleCoverageRecord]:
+        """Return what is known of each op whose claims were read."""
+        return {
+            op: RuleCoverageRecord(sorted(rules), sorted(rules & self._ran.get(op, set())))
+            for op, rules in sorted(self._claimed.items())
+        }

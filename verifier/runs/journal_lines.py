@@ -1,0 +1,178 @@
+"""Events as lines of a journal, and what a line says of a trial as the observation that it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+import msgspec
+
+from verifier import events
+from verifier.core.case import Trial
+from verifier.core.observation import Executed, Fate, Observation, Phase, ProcessReport, Redistribution
+from verifier.core.placement_text import format_placements
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.records.files import RunFormatError, version_first
+from verifier.runs.coverage import ran_at
+from verifier.runs.journal import RunWriter
+
+__all__ = ["FINDING", "NAMES", "journal_listener", "load_observation"]
+
+FINDING = "finding"
+"""Name of the lines that hold a whole finding."""
+
+NAMES: dict[type, str] = {
+    events.RunStarted: "run started",
+    events.RunResumed: "run resumed",
+    events.MeshStarted: "mesh started",
+    events.EntryStarted: "entry",
+    events.CaseStarted: "case",
+    events.RulesClaimed: "rules claimed",
+    events.TrialRepeated: "trial repeated",
+    events.TrialFinished: "trial",
+    events.CaseSkipped: "skipped",
+    events.PoolRestarted: "pool restarted",
+    events.GroupStarted: "minimising",
+    events.GroupSettled: "settled",
+    events.FindingReported: FINDING,
+    events.RunFinished: "run finished",
+}
+"""How a line names its event."""
+
+
+def journal_listener(
+    writer: RunWriter, clock: Callable[[], float] = time.monotonic, before: float = 0.0
+) -> events.Listener:
+    """Return a listener that writes each event to ``writer``: trials in a few words, findings whole.
+
+    Every line has ``event`` and ``at``, the seconds since this function was called, and ``before`` that. Tensors occur
+    only in findings, by value.
+    """
+    start = clock() - before
+
+    def listen(event: events.Event) -> None:
+        writer.append({"event": NAMES[type(event)], "at": round(clock() - start, 4), **_describe(event)})
+
+    return listen
+
+
+def _describe(event: events.Event) -> dict[str, object]:
+    match event:
+        case events.RunStarted(header):
+            return {"id": header.id}
+        case events.RunResumed() | events.EntryStarted() | events.GroupStarted() | events.GroupSettled():
+            return {field.name: getattr(event, field.name) for field in fields(event)}
+        case events.MeshStarted(mesh, family, examples):
+            return {"mesh": str(mesh), "family": family, "examples": examples}
+        case events.CaseStarted(number, case, mesh, trials, digest):
+            return {"case": number, "op": case.op, "mesh": str(mesh), "trials": trials, "digest": digest}
+        case events.RulesClaimed(op, rules):
+            return {"op": op, "rules": list(rules)}
+        case events.TrialRepeated(trial, rows, position):
+            return {"trial": position, **_describe_trial(trial, rows)}
+        case events.TrialFinished(observation, verdict, rows, position):
+            return {
+                **({"trial": position} if position else {}),
+                **_describe_trial(observation.trial, rows),
+                "verdict": verdict.kind.value,
+                "seconds": round(observation.seconds, 6),
+                **({"message": verdict.message} if verdict.message else {}),
+                **_describe_observation(observation, verdict),
+            }
+        case events.CaseSkipped(what, reason, count):
+            return {"what": what, "reason": reason, "count": count}
+        case events.PoolRestarted(mesh, reason, seconds):
+            return {"mesh": str(mesh), "reason": reason, "seconds": seconds}
+        case events.FindingReported(finding, group, became):
+            return {**({"group": group, "became": became} if group else {}), "finding": version_first(finding)}
+        case events.RunFinished(seconds, complete):
+            return {"seconds": seconds, "complete": complete}
+
+
+def _describe_trial(trial: Trial, rows: tuple[tuple[str, str], ...]) -> dict[str, object]:
+    named = ", ".join(f"{name}={placements}" for name, placements in rows)
+    combination = named or ", ".join(map(format_placements, trial.combination))
+    return {"op": trial.case.op, "mesh": str(trial.mesh), "combination": combination}
+
+
+# ---------------------------------------------------------------------------------------------- what listeners ask for
+def _describe_observation(observation: Observation, verdict: Verdict) -> dict[str, object]:
+    """Return what listeners and the grouping of failures take from an observation; never a tensor.
+
+    The steps of redistributions are those of one rank, as the graph counts them; a bad verdict has three reports at
+    most: the first one, the first one of a process that raised, and the first one with another choice of rules.
+    """
+    reports = [report for report in observation.reports if report is not None]
+    shares: dict[str, float] = {}
+    for report in reports:
+        for share, seconds in report.seconds:
+            shares[share] = shares.get(share, 0.0) + seconds
+    kept: list[ProcessReport] = []
+    if verdict.kind.bad:
+        raised = [report for report in reports if report.raised is not None]
+        unlike = [report for report in reports if report.executed != reports[0].executed]
+        telling = {id(report) for report in (*reports[:1], *raised[:1], *unlike[:1])}
+        kept = [report for report in reports if id(report) in telling]
+    described: dict[str, object] = {
+        "judged": _given(replace(verdict, kind=VerdictKind.PASS, message=""), ("kind",)),
+        "fate": "" if observation.fate is Fate.COMPLETED else observation.fate.value,
+        "detail": observation.detail,
+        "shares": {share: round(seconds, 6) for share, seconds in shares.items()},
+        "steps": [[*_step(step)] for step in reports[0].redistributions] if reports else [],
+        "ran": ran_at(observation),
+        "reports": [_given(report, _NOT_KEPT) for report in kept],
+    }
+    return {name: value for name, value in described.items() if value}
+
+
+_NOT_KEPT = ("differences", "contributions", "redistributions", "collectives", "unchecked", "seconds", "cache_misses")
+
+
+def _given(record: Verdict | ProcessReport, but: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, as plain values."""
+    plain: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if field.name not in but and (field.default is MISSING or value != field.default):
+            plain[field.name] = msgspec.to_builtins(value)
+    return plain
+
+
+def _step(step: Redistribution) -> tuple[object, ...]:
+    return (step.phase, step.source, step.target, step.mesh_dim, step.collective, step.bytes, *step.path)
+
+
+def _executed(line: Mapping[str, Any], trial: Trial) -> tuple[Executed, ...]:
+    """Return where DTensor ran the op of a trial whose reports are not kept."""
+    ran = line.get("ran")
+    return (Executed(Phase.FORWARD, None, trial.case.op, tuple(ran)),) if ran else ()
+
+
+def load_observation(line: Mapping[str, Any], trial: Trial) -> tuple[Observation, Verdict]:
+    """Return what came of ``trial`` by the line of its journal, as far as listeners and groups of failures need it.
+
+    Raises
+    ------
+    RunFormatError
+        If the line is not one that :func:`journal_listener` writes for a trial.
+    """
+    try:
+        judged = {"kind": line["verdict"], "message": line.get("message", ""), **line.get("judged", {})}
+        verdict = msgspec.convert(judged, Verdict)
+        steps = tuple(
+            Redistribution(Phase(phase), source, target, mesh_dim, collective, size, (begin, end))
+            for phase, source, target, mesh_dim, collective, size, begin, end in line.get("steps", ())
+        )
+        reports = [msgspec.convert(report, ProcessReport) for report in line.get("reports", ())]
+        seconds = tuple(line.get("shares", {}).items())
+        if (steps or seconds) and not reports:
+            reports = [ProcessReport((0,), Phase.DONE, executed=_executed(line, trial))]
+        if reports:
+            reports[0] = replace(reports[0], redistributions=steps, seconds=seconds)
+        fate = Fate(line.get("fate", Fate.COMPLETED))
+        observation = Observation(trial, fate, tuple(reports), line.get("detail", ""), line["seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFormatError(f"trial {line.get('trial')} of the journal cannot be read: {error}") from error
+    return observation, verdict

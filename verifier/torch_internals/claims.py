@@ -1,0 +1,277 @@
+"""What DTensor's strategies claim, read without running them on ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._ops.single_dim_strategy import (
+    _PreparedSingleDimStrategy,
+    _resolve_foreach_elementwise_overload,
+)
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils import _pytree as pytree
+
+from verifier.torch_internals.placements import Combination, Placements, placements_of_spec
+from verifier.torch_internals.registries import installed_sharded_op
+from verifier.torch_internals.sharded_ops import ShardedOp
+
+__all__ = [
+    "ClaimReader",
+    "Propagation",
+    "Slot",
+]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for tensor argument number ``index`` in a call that DTensor has rewritten."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """What DTensor decides to do with a call whose tensors have given placements, as one rank sees it.
+
+    Parameters
+    ----------
+    inputs
+        For each tensor argument the placements to which DTensor brings it before it runs the op.
+    outputs
+        The placements of each result, None for one that is no tensor; None if the op returns no DTensor.
+    call
+        ``(op, args)`` where DTensor runs another op or other arguments than it was given, with :class:`Slot` in the
+        place of tensors; else None.
+    """
+
+    inputs: tuple[Placements, ...]
+    outputs: tuple[Placements | None, ...] | None
+    call: tuple[Callable[..., object], tuple[object, ...]] | None = None
+
+
+class ClaimReader:
+    """Reads what DTensor claims for one call: no process group, no DTensor, nothing is run.
+
+    Whatever way of registering the op's rules used, DTensor's sharding propagation is what turns them into a decision,
+    so that is what is asked. Only its dry run of the op on fake tensors is left out: the results are known.
+
+    Parameters
+    ----------
+    op
+        The overload that is called.
+    args, kwargs
+        The call, with global tensors.
+    result
+        What the call returns on them.
+    """
+
+    def __init__(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
+        self.op = op
+        self._propagator = DTensor._op_dispatcher.sharding_propagator
+        leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        self._leaves = leaves
+        self._slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._metas = [_meta_of(leaves[i]) for i in self._slots]
+        self._result_meta: Any = _result_meta(result)
+        self._in_args = len([leaf for leaf in pytree.tree_leaves(tuple(args)) if isinstance(leaf, torch.Tensor)])
+
+    def at(self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0) -> Propagation | None:
+        """Return what DTensor does at ``combination``; None if it has no rule for it or fails to apply one."""
+        mesh = _bare_mesh(mesh_shape, rank)
+        specs = [
+            DTensorSpec(mesh, placements, tensor_meta=meta)
+            for placements, meta in zip(combination, self._metas, strict=True)
+        ]
+        schema = self._schema(specs)
+        try:
+            with self._without_dry_run():
+                sharding = self._propagator.propagate_op_sharding_non_cached(schema)
+        except Exception:  # noqa: BLE001 - strategies refuse in many ways, and fail in more; none of them is a claim
+            return None
+        outputs = placements_of_spec(sharding.output_spec)
+        changed = sharding.redistribute_schema if sharding.needs_redistribute else None
+        ours = installed_sharded_op(self.op)
+        if ours is not None:
+            return self._by_kernel(ours, changed or schema, mesh, outputs)
+        if changed is None:
+            return Propagation(combination, outputs)
+        wanted = [leaf for leaf in pytree.tree_leaves(changed.args_schema) if isinstance(leaf, DTensorSpec)]
+        in_kwargs = combination[self._in_args :]  # DTensor never redistributes those
+        inputs = (*(tuple(spec.placements) for spec in wanted), *in_kwargs)
+        if not sharding.use_val_from_redistribute_schema:
+            return Propagation(inputs, outputs)
+        return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
+
+    def _by_kernel(
+        self, ours: ShardedOp, schema: OpSchema, mesh: DeviceMesh, outputs: tuple[Placements | None, ...] | None
+    ) -> Propagation:
+        specs = [leaf for leaf in pytree.tree_leaves(schema.args_schema) if isinstance(leaf, DTensorSpec)]
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None
+        inputs = tuple(tuple(spec.placements) for spec in specs)
+        return Propagation(inputs, outputs, (ours.at(mesh, coordinate, specs), _with_slots(schema.args_schema)))
+
+    def listed(
+        self, mesh_shape: tuple[int, ...], combinations: Sequence[tuple[Placement, ...]]
+    ) -> list[tuple[Placement, ...]] | None:
+        """Return the input placements, on one mesh dim, of the rules that the op's strategy lists.
+
+        An op without a strategy is traced through its decomposition with each of ``combinations``. None for an op
+        whose strategy decides by the placements that it is shown, so that each combination has to be tried.
+        """
+        if self.op in self._propagator.op_single_dim_strategy_funcs:
+            return self._listed_per_element() if self._is_foreach() else self._listed_whole(mesh_shape)
+        if self.op in self._propagator.op_strategy_funcs or self.op in self._propagator.op_to_rules:
+            return None
+        if not self._decomposes([Replicate()] * len(self._metas)):
+            return []
+        return [combination for combination in combinations if self._decomposes(combination)]
+
+    @property
+    def lists_rules(self) -> bool:
+        """Whether the op's strategy lists its rules for one mesh dim, whatever the placements that it is shown."""
+        return self.op in self._propagator.op_single_dim_strategy_funcs
+
+    def enumerated(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]]:
+        """Return the input placements, on one mesh dim, that the op's strategy enumerates for replicated arguments."""
+        strategy = self._propagator.op_strategy_funcs.get(self.op)
+        if strategy is None or self.lists_rules or len(mesh_shape) > 1:
+            return []
+        mesh = _bare_mesh(mesh_shape, 0)
+        specs = [DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas]
+        try:
+            decided = strategy(self._propagator._wrap_with_op_strategy(self._schema(specs)))
+        except Exception:  # noqa: BLE001 - as above
+            return []
+        rules = []
+        for one in getattr(decided, "strategies", []):
+            inputs = one.input_specs or ()
+            placed = [spec.placements[0] for spec in inputs if isinstance(spec, DTensorSpec)]
+            if len(placed) == len(self._metas):
+                rules.append(tuple(placed))
+        return rules
+
+    def _listed_whole(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]] | None:
+        mesh = _bare_mesh(mesh_shape, 0)
+        first = next((i for i, meta in enumerate(self._metas) if len(meta.shape)), None)
+        specs = [
+            DTensorSpec(mesh, (Shard(0) if i == first else Replicate(),) * mesh.ndim, tensor_meta=meta)
+            for i, meta in enumerate(self._metas)
+        ]  # the strategy fills in Shard where it sees one among the inputs
+        return self._rules(self._schema(specs), self._result_meta, len(self._metas))
+
+    def _is_foreach(self) -> bool:
+        return str(self.op).startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_")) and any(
+            isinstance(arg, list | tuple) and any(isinstance(x, torch.Tensor) for x in arg) for arg in self._args()
+        )
+
+    def _args(self) -> tuple[object, ...]:
+        args: tuple[object, ...] = pytree.tree_unflatten(self._leaves, self._spec)[0]
+        return args
+
+    def _listed_per_element(self) -> list[tuple[Placement, ...]] | None:
+        """Return the rules that DTensor applies to each element of the lists, here the same to all elements."""
+        mesh = _bare_mesh((2,), 0)
+        lengths: list[int] = []
+        element: list[object] = []
+        for arg in self._args():
+            tensors = [x for x in arg if isinstance(x, torch.Tensor)] if isinstance(arg, list | tuple) else []
+            if tensors or isinstance(arg, torch.Tensor):
+                lengths.append(len(tensors) or 1)
+                one = tensors[0] if tensors else arg
+                assert isinstance(one, torch.Tensor)
+                element.append(DTensorSpec(mesh, (Shard(0) if one.ndim else Replicate(),), tensor_meta=_meta_of(one)))
+            else:
+                element.append(arg)
+        meta = self._result_meta[0] if isinstance(self._result_meta, list | tuple) and self._result_meta else None
+        schema = OpSchema(_resolve_foreach_elementwise_overload(self.op) or self.op, tuple(element), {})
+        rules = self._rules(schema, meta, len(lengths))
+        if rules is None:
+            return None
+        return [tuple(p for p, n in zip(rule, lengths, strict=True) for _ in range(n)) for rule in rules]
+
+    def _rules(self, schema: OpSchema, result_meta: Any, inputs: int) -> list[tuple[Placement, ...]] | None:
+        info = self._propagator.op_single_dim_strategy_funcs[self.op]
+        try:
+            wrapped = self._propagator._wrap_with_op_strategy(schema)
+            prepared = _PreparedSingleDimStrategy(info, wrapped, result_meta)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        rules = [rule[prepared.num_outputs :] for rule in prepared.expanded_strategies]
+        complete = [tuple(p for p in rule if p is not None) for rule in rules]
+        return [rule for rule in complete if len(rule) == inputs]
+
+    def _decomposes(self, combination: Sequence[Placement]) -> bool:
+        """Return whether DTensor can carry ``combination`` through the op's decomposition."""
+        strategy = self._propagator.decomp_strategy
+        mesh = _bare_mesh((2,), 0)
+        schema = self._schema([
+            DTensorSpec(mesh, (placement,), tensor_meta=meta)
+            for placement, meta in zip(combination, self._metas, strict=True)
+        ])  # fmt: skip
+        slots = dict(zip(self._slots, combination, strict=True))
+        placements: Any = tuple(slots.get(i) for i in range(len(self._leaves)))
+        try:
+            strategy.ensure_schema_info(self.op)
+            strategy._propagate_through_decomp(schema, placements, strategy._get_fake_mesh("cpu"))
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    def _schema(self, specs: Sequence[DTensorSpec]) -> OpSchema:
+        leaves = list(self._leaves)
+        for slot, spec in zip(self._slots, specs, strict=True):
+            leaves[slot] = spec
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        propagator = self._propagator
+        info = propagator.op_to_schema_info.get(self.op)
+        if info is None:
+            info = propagator.op_to_schema_info_for_single_dim_strategy.get(self.op)
+        return OpSchema(self.op, args, kwargs, schema_info=info)
+
+    @contextlib.contextmanager
+    def _without_dry_run(self) -> Iterator[None]:
+        propagator = self._propagator
+        propagator._propagate_tensor_meta_non_cached = lambda op_schema: self._result_meta  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del propagator._propagate_tensor_meta_non_cached
+
+
+def _with_slots(args: Sequence[object]) -> tuple[object, ...]:
+    numbers = itertools.count()
+    filled = pytree.tree_map_only(DTensorSpec, lambda _: Slot(next(numbers)), tuple(args))
+    return tuple(filled)
+
+
+def _meta_of(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _result_meta(result: object) -> Any:
+    if isinstance(result, torch.Tensor):
+        return _meta_of(result)
+    if isinstance(result, list | tuple):
+        metas = [_meta_of(item) if isinstance(item, torch.Tensor) else None for item in result]
+        return tuple(metas) if isinstance(result, tuple) else metas
+    return None
+
+
+@functools.cache
+def _bare_mesh(shape: tuple[int, ...], rank: int) -> DeviceMesh:
+    """Return a mesh as ``rank`` sees it, that has a shape and nothing behind it."""
+    ranks = torch.arange(math.prod(shape)).view(shape)
+    return DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank)

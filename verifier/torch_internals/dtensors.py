@@ -1,0 +1,136 @@
+"""DTensors made of local tensors, and local tensors of DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._local_tensor import LocalTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
+
+from verifier.torch_internals.placements import PLAIN_PLACEMENTS, Placements
+
+__all__ = [
+    "LocalShards",
+    "describe_dtensor",
+    "is_fake",
+    "local_shards",
+    "make_dtensor",
+    "make_rank_tensors",
+    "new_dtensor",
+    "per_rank",
+    "with_local",
+]
+
+
+def make_rank_tensors(locals_: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return one tensor that holds the local tensor of every simulated rank, given in rank order."""
+    result: torch.Tensor = LocalTensor(dict(enumerate(locals_)))  # type: ignore[no-untyped-call]
+    return result
+
+
+new_dtensor = DTensor.__new__
+"""As DTensor makes the results of its own ops: the constructor does nothing more, at twice the price."""
+
+
+def describe_dtensor(value: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensorSpec:
+    """Return the description of a DTensor that stands for ``value``, a global tensor."""
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(value.shape, value.stride(), value.dtype))
+
+
+def make_dtensor(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """Return what ``DTensor.from_local`` makes of ``local`` without a check, for a tenth of the time.
+
+    That one goes through an autograd function, in case a gradient has to flow back to ``local``. DTensors may share
+    what :func:`describe_dtensor` returned, as results of DTensor's cached ops do, unless a shard is strided: of these
+    DTensor changes descriptions in place (torch 2.13.0).
+    """
+    result: torch.Tensor = new_dtensor(DTensor, local, spec, requires_grad=False)
+    return result
+
+
+@dataclass(frozen=True)
+class LocalShards:
+    """What this process holds of a DTensor, in terms of :mod:`verifier.placements.algebra`.
+
+    ``placements`` is None where a placement is not understood, and
+    ``reason`` then names it. A masked partial is turned into the plain ``P(sum)`` that it promises to be: masked
+    elements count as 0.
+    """
+
+    placements: Placements | None
+    locals: dict[int, torch.Tensor]
+    reason: str = ""
+
+
+def per_rank(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
+    """Return this process's value of ``tensor`` by rank: one entry, or all of them if ranks are simulated."""
+    if isinstance(tensor, LocalTensor):
+        return {int(rank): local.detach() for rank, local in sorted(tensor._local_tensors.items())}
+    world = dist.group.WORLD
+    assert world is not None, "there is no process group"
+    if type(tensor) is not torch.Tensor or tensor.requires_grad:
+        tensor = tensor.detach()
+    return {world.rank(): tensor}  # dist.get_rank() takes ten times as long, and this is called often
+
+
+def local_shards(tensor: DTensor) -> LocalShards:
+    """Return what this process holds of ``tensor``: its own local tensor, or every rank's if ranks are simulated."""
+    locals_ = per_rank(tensor._local_tensor)
+    understood: list[Placement] = []
+    for placement in tensor.placements:
+        if type(placement) in PLAIN_PLACEMENTS:
+            understood.append(placement)
+        elif isinstance(placement, _MaskPartial):
+            mask = placement.mask_buffer.data
+            if mask is None:
+                return LocalShards(None, locals_, "a masked partial has lost its mask")
+            masks = per_rank(mask)
+            for rank, local in locals_.items():
+                if local.shape[: masks[rank].ndim] != masks[rank].shape:
+                    got, needed = list(masks[rank].shape), list(local.shape)
+                    return LocalShards(None, locals_, f"a mask of shape {got} on a local tensor of {needed}")
+            locals_ = {rank: _without_masked(local, masks[rank]) for rank, local in locals_.items()}
+            understood.append(Partial(placement.reduce_op))
+        elif isinstance(placement, _StridedShard | _NormPartial):
+            understood.append(placement)
+        else:
+            return LocalShards(None, locals_, f"placement {placement} is not modelled")
+    return LocalShards(tuple(understood), locals_)
+
+
+def _without_masked(local: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return ``local`` [*mask.shape, ...] with 0 where ``mask`` is set: what the rank contributes to the sum."""
+    widened = mask.view(*mask.shape, *(1 for _ in range(local.ndim - mask.ndim)))
+    return torch.where(widened, torch.zeros((), dtype=local.dtype, device=local.device), local)
+
+
+def implicit_replication_allowed() -> bool:
+    """Return whether DTensor takes plain tensors for replicated ones now."""
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def is_fake(value: object) -> bool:
+    """Return whether ``value`` is a tensor without values, of which shapes alone are known.
+
+    Not while torch.compile traces, which has to see what is done with values, or that it cannot.
+    """
+    return isinstance(value, FakeTensor) and not torch.compiler.is_compiling()
+
+
+def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """Return a DTensor of local tensors ``local``, of any dtype, that is placed and shaped as ``tensor``; no gradient.
+
+    ``DTensor.from_local`` takes strided shards for another order of shards, whatever those of ``tensor`` are.
+    """
+    meta = TensorMeta(tensor.shape, tensor.stride(), local.dtype)
+    spec = replace(tensor._spec, tensor_meta=meta)
+    result: DTensor = new_dtensor(DTensor, local, spec, requires_grad=False)
+    return result

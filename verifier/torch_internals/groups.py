@@ -1,0 +1,93 @@
+"""Process groups: release, worlds, collectives staged through the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils import _pytree as pytree
+
+from verifier.torch_internals.watching import FUNCTIONAL_COLLECTIVES
+
+__all__ = [
+    "chunk_sharded",
+    "mesh_of_world",
+    "release_groups",
+    "stage_through_host",
+    "staged_collective",
+]
+
+
+def release_groups(mesh: DeviceMesh) -> None:
+    """Let go of the process groups of a mesh that nobody uses any more, with their threads and connections.
+
+    The mesh itself may live on in some cache of DTensor's.
+    """
+    mesh._pg_registry.clear()
+
+
+def mesh_of_world(
+    device: str, shape: tuple[int, ...], backend: str | None = None, dim_names: tuple[str, ...] = ()
+) -> DeviceMesh:
+    """Return a mesh of all ranks of the default process group, with groups of ``backend`` if it is given."""
+    names = dim_names or None
+    if backend is None:
+        return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names)
+    overrides: dict[int | str, Any] = dict.fromkeys(range(len(shape)), backend)
+    return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names, backend_override=overrides)
+
+
+def chunk_sharded(
+    piece: torch.Tensor, dim: int, ranks: Sequence[int], shape: Sequence[int], group: dist.ProcessGroup
+) -> Any:
+    """Return a legacy ShardedTensor of ``shape``, of which this rank has ``piece`` and ``ranks`` the pieces in order.
+
+    Programs call it, so it has its imports in itself: its source stands in scripts that need torch alone.
+    """
+    import warnings
+
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    # its kernels call what is deprecated, and would hide what ends a process among as many warnings
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)
+    spec = ChunkShardingSpec(dim, [f"rank:{rank}/{piece.device}" for rank in ranks])
+    return ShardedTensor._init_from_local_tensor(piece, spec, shape, process_group=group)
+
+
+def stage_through_host() -> list[torch.library.Library]:
+    """Have DTensor's collectives on CUDA tensors copy these to the host and back; lasts as long as what is returned.
+
+    Gloo itself does so for some collectives, and reads from the GPU's addresses in others, which ends the process:
+    https://github.com/pytorch/pytorch/issues/152645, on the very one with which DTensor gathers.
+    """
+    libraries = []
+    for namespace, names in (("_c10d_functional", FUNCTIONAL_COLLECTIVES), ("_dtensor", ("shard_dim_alltoall",))):
+        library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+        for name in names:
+            op = getattr(getattr(torch.ops, namespace), name).default
+            library.impl(name, staged_collective(op), "CUDA")  # type: ignore[no-untyped-call]
+        libraries.append(library)
+    return libraries
+
+
+def staged_collective(op: OpOverload) -> Callable[..., Any]:
+    """Return a function that does what the functional collective ``op`` does, by way of the host's memory."""
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        named = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+        device = next(leaf.device for leaf in pytree.tree_leaves(named) if isinstance(leaf, torch.Tensor))
+        hosted = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("cpu", copy=True), named)
+        result = pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, op(**hosted))
+        if written:  # one tensor in each of these ops, which they return
+            (name,) = written
+            return named[name].copy_(result)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), result)
+
+    return run

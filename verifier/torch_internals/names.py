@@ -1,0 +1,11 @@
+"""Classes and modules of torch's own without a public name, which the verifier uses as they are."""
+
+from __future__ import annotations
+
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+from torch.utils import _pytree as pytree
+
+__all__ = ["CustomOpDef", "DTensorSpec", "LocalShardsWrapper", "OpOverload", "OpOverloadPacket", "pytree"]

@@ -1,0 +1,155 @@
+"""torch's OpInfo database, and calls captured from it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "capture_calls",
+    "opinfo_entries",
+    "opinfo_samples",
+    "opinfo_sizes",
+    "torch_converter",
+]
+
+
+@functools.cache
+def opinfo_entries() -> tuple[Any, ...]:
+    """Return torch's own descriptions of its ops, with generators of arguments: ``op_db`` and the foreach lists.
+
+    The first call imports torch's test utilities, which takes about 2 s.
+    """
+    from torch.testing._internal import common_methods_invocations as db
+
+    foreach = ("unary", "binary", "pointwise", "reduce", "other")
+    return (*db.op_db, *(entry for kind in foreach for entry in getattr(db, f"foreach_{kind}_op_db")))
+
+
+def _opinfo_modules() -> list[Any]:
+    import importlib
+    import pkgutil
+
+    from torch.testing._internal import common_methods_invocations as db
+    from torch.testing._internal.opinfo import definitions
+
+    names = [module.name for module in pkgutil.iter_modules(definitions.__path__)]
+    return [db, *(importlib.import_module(f"{definitions.__name__}.{name}") for name in names)]
+
+
+@contextlib.contextmanager
+def opinfo_sizes(constants: Mapping[str, int], foreach: Sequence[tuple[int, ...]]) -> Iterator[None]:
+    """Let torch's generators of arguments use other sizes inside the block.
+
+    Parameters
+    ----------
+    constants
+        Values of the constants that they are written with: S, M, L, XS.
+    foreach
+        Shapes of the tensors in each list of a foreach op; torch has square ones only.
+    """
+    from torch.testing import make_tensor
+    from torch.testing._internal import common_methods_invocations as db
+
+    def foreach_tensors(
+        info: object, device: str, dtype: torch.dtype, count: int, **options: Any
+    ) -> list[torch.Tensor]:
+        kept = {name: options[name] for name in ("low", "high", "requires_grad") if name in options}
+        return [make_tensor(foreach[i % len(foreach)], dtype=dtype, device=device, **kept) for i in range(count)]
+
+    replaced: list[tuple[Any, str, object]] = []
+    try:
+        for module in _opinfo_modules():
+            for name, value in constants.items():
+                if isinstance(getattr(module, name, None), int):
+                    replaced.append((module, name, getattr(module, name)))
+                    setattr(module, name, value)
+        replaced.append((db, "sample_inputs_foreach", vars(db)["sample_inputs_foreach"]))
+        setattr(db, "sample_inputs_foreach", foreach_tensors)  # noqa: B010
+        yield
+    finally:
+        for module, name, old in reversed(replaced):
+            setattr(module, name, old)
+
+
+def opinfo_samples(entry: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Any]:
+    """Return the sample inputs that ``entry`` generates, without torch's seeding (it depends on the running test)."""
+    options = {"num_input_tensors": [2]} if entry.name.startswith("_foreach") else {}
+    # not entry.sample_inputs: it seeds by the running test, which it finds by walking the stack for every sample
+    samples: Iterator[Any] = iter(entry.sample_inputs_func(entry, "cpu", dtype, requires_grad, **options))
+    return samples
+
+
+def torch_converter(mesh: DeviceMesh, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """Return the ``DTensorConverter`` of torch's own tests: an iterator of ``(args, kwargs)`` made of DTensors.
+
+    They are replicated or evenly sharded. It makes them by ``distribute_tensor``, so all ranks have to call it.
+    """
+    from torch.testing._internal.distributed._tensor.common_dtensor import DTensorConverter
+
+    return DTensorConverter(mesh, args, kwargs)
+
+
+_EMPTY = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+"""Ops that return memory as it is: what is captured would differ from process to process, as the noise of rrelu does
+where it is not training."""
+
+
+class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(
+        self, wanted: Callable[[OpOverload], bool], largest: int, calls: list[tuple[OpOverload, Any, Any]]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.wanted, self.largest, self.calls = wanted, largest, calls
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.wanted(func):
+            values = [*args, *kwargs.values()]
+            # aten has no deeper nesting; pytree would take most of the time
+            flat = [leaf for value in values for leaf in (value if isinstance(value, list | tuple) else (value,))]
+            tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+            if tensors and all(self._plain(tensor) for tensor in tensors):
+                # copied now, since a later call may write into them
+                copies = tuple(map(_plain_copies, args)), {name: _plain_copies(v) for name, v in kwargs.items()}
+                self.calls.append((func, *copies))
+        result = func(*args, **kwargs)
+        if func.overloadpacket.__name__ in _EMPTY:
+            result.zero_()
+        return result
+
+    def _plain(self, tensor: torch.Tensor) -> bool:
+        return (
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.layout == torch.strided
+            and tensor.device.type == "cpu"
+            and not tensor.is_quantized
+            and tensor.numel() <= self.largest
+        )
+
+
+def _plain_copies(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return type(value)(map(_plain_copies, value)) if isinstance(value, list | tuple) else value
+
+
+@contextlib.contextmanager
+def capture_calls(
+    wanted: Callable[[OpOverload], bool], largest: int
+) -> Iterator[list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]]:
+    """Collect the calls of aten overloads inside the block that ``wanted`` accepts, with copies of their tensors.
+
+    Calls without a tensor, with one of more than ``largest`` elements, or with one that is not plain (sparse,
+    quantized, on another device) are left out. The copies are contiguous. Memory that nobody has written to is 0.
+    """
+    calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = []
+    with _Capture(wanted, largest, calls):
+        yield calls

@@ -1,0 +1,184 @@
+"""Redistributions that DTensor plans and executes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed._local_tensor import LocalTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import _dispatch as dispatch_module
+from torch.distributed.tensor import _redistribute as redistribute_module
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema
+from torch.distributed.tensor.placement_types import _MaskPartial
+
+from verifier.torch_internals.caches import clear_caches
+from verifier.torch_internals.dtensors import per_rank
+from verifier.torch_internals.placements import PLAIN_PLACEMENTS, placement_text
+
+__all__ = [
+    "Recorder",
+    "forget_calls",
+]
+
+
+@dataclass
+class Step:
+    """One step of a redistribution; all placements as text of all mesh dims."""
+
+    source: str
+    target: str
+    mesh_dim: int
+    collective: str | None
+    bytes: int
+    path: tuple[str, str]
+
+
+@dataclass
+class Recorder:
+    """Collects the redistributions that DTensor performs, and the placements on which it really runs each op."""
+
+    steps: list[Step] = field(default_factory=list)
+    executed: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    _masks: list[object] = field(default_factory=list)
+
+    def left_state(self) -> bool:
+        """Return whether a mask made while recording is still held, in placements that DTensor has cached.
+
+        A later call of the same shapes would then run with it. Forgets the masks.
+        """
+        masks, self._masks = self._masks, []
+        return any(mask.refcount for mask in masks)  # type: ignore[attr-defined]
+
+    def clear(self) -> None:
+        self.steps.clear()
+        self.executed.clear()
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """Record everything that this thread's DTensors do inside the block."""
+        _install_hooks()
+        _recorders.append(self)
+        try:
+            yield self
+        finally:
+            _recorders.remove(self)
+
+
+_recorders: list[Recorder] = []
+_hooked = False
+
+
+def _install_hooks() -> None:
+    """Wrap DTensor's two redistribution entry points, once per process.
+
+    A hook and not ``DebugMode``: that one is a dispatch mode and multiplies the time of every op, this costs only where
+    there is a redistribution.
+    """
+    global _hooked
+    if _hooked:
+        return
+    _hooked = True
+    redistribute = redistribute_module.redistribute_local_tensor
+    redistribute_args = dispatch_module.OpDispatcher.redistribute_local_args
+
+    def recording_redistribute(
+        local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, **options: Any
+    ) -> torch.Tensor:
+        if _recorders and not current.placements == target.placements:  # noqa: SIM201 - != takes 30 times as long
+            steps = _planned_steps(local, current, target, options.get("use_graph_based_transform"))
+            masks = [p.mask_buffer for p in target.placements if isinstance(p, _MaskPartial)]
+            for recorder in _recorders:
+                recorder.steps.extend(steps)
+                recorder._masks.extend(masks)
+        result: torch.Tensor = redistribute(local, current, target, **options)
+        return result
+
+    def recording_redistribute_args(op_info: OpInfo, schema: OpSchema, use_values: bool) -> None:
+        if _recorders:
+            entry = _executed(schema)
+            for recorder in _recorders:
+                recorder.executed.append(entry)
+        redistribute_args(op_info, schema, use_values)
+
+    for holder, name, hook in (
+        (redistribute_module, "redistribute_local_tensor", recording_redistribute),
+        (dispatch_module, "redistribute_local_tensor", recording_redistribute),
+        (dispatch_module.OpDispatcher, "redistribute_local_args", staticmethod(recording_redistribute_args)),
+    ):
+        setattr(holder, name, hook)
+
+
+def _executed(schema: OpSchema) -> tuple[str, tuple[str, ...]]:
+    specs = [arg for arg in schema.args_schema if isinstance(arg, DTensorSpec)]
+    return str(schema.op), tuple(placement_text(spec.placements) for spec in specs)
+
+
+_planned: dict[tuple[object, ...], tuple[list[Step], DeviceMesh, DeviceMesh]] = {}
+"""What :func:`_plan_steps` returned, and the meshes, which a key names by their ids. :func:`forget_calls` empties it.
+
+DTensor remembers its plans as well, but by specs, whose hash and comparison are Python's.
+"""
+
+
+def _planned_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
+    """Return what :func:`_plan_steps` does, or did for the same redistribution."""
+    placements = (*current.placements, *target.placements)
+    if isinstance(local, LocalTensor) or any(type(p) not in _COMPARED_BY_TEXT for p in placements):
+        return _plan_steps(local, current, target, graph_based)
+    orders = (current.shard_order, target.shard_order)
+    size = local.numel() * local.element_size()
+    key = (id(current.mesh), id(target.mesh), placements, orders, current.tensor_meta, graph_based, size)
+    known = _planned.get(key)
+    if known is None:
+        steps = _plan_steps(local, current, target, graph_based)
+        known = _planned[key] = (steps, current.mesh, target.mesh)
+    return known[0]
+
+
+_COMPARED_BY_TEXT = PLAIN_PLACEMENTS | {_MaskPartial}
+"""Placements that have the same text if they are equal."""
+
+
+def _plan_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
+    """Return the steps that DTensor will take; none if it cannot plan them, which is for DTensor to report."""
+    try:
+        infos = redistribute_module._gen_transform_infos(current, target, graph_based)
+    except (RuntimeError, ValueError, NotImplementedError, AssertionError):
+        return []
+    size = max((shard.numel() * shard.element_size() for shard in per_rank(local).values()), default=0)
+    state = list(current.placements)
+    path = (placement_text(current.placements), placement_text(target.placements))
+    mesh_shape = tuple(current.mesh.shape)
+    steps = []
+    for info in infos:
+        before, after = info.src_dst_placements
+        source = placement_text(state)
+        state[info.mesh_dim] = after
+        collective = info._comm_type_key()
+        steps.append(Step(source, placement_text(state), info.mesh_dim, collective, size, path))
+        extent = mesh_shape[info.mesh_dim]
+        if isinstance(before, Shard) and not isinstance(after, Shard):
+            size *= extent
+        elif isinstance(after, Shard) and not isinstance(before, Shard):
+            size = -(-size // extent)
+    return steps
+
+
+def forget_calls() -> int:
+    """Empty every cache in which DTensor keeps what it has worked out of calls; return how many redistributions it had.
+
+    None of them has a limit: with calls that are ever new, a rank of a mesh 2x2 grows by 20 KB with each trial.
+    """
+    clear_caches()
+    count: int = redistribute_module._gen_transform_infos.cache_info().currsize
+    redistribute_module._gen_transform_infos.cache_clear()
+    redistribute_module.clear_redistribute_planner_cache()
+    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
+    _planned.clear()
+    return count

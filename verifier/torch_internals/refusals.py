@@ -1,0 +1,62 @@
+"""Which exceptions are DTensor's clear refusals."""
+
+from __future__ import annotations
+
+import os
+import re
+from types import CodeType
+
+__all__ = [
+    "is_refusal",
+    "raised_in",
+]
+
+_BACKEND_REFUSALS = (
+    "Cannot use ReduceOp",  # gloo and nccl on a reduction that they lack
+    "Unsupported data type",
+    "Invalid scalar type",
+)
+_VIEW_REFUSALS = (  # a view must not communicate
+    "Please redistribute the tensor before this operation",
+    "Please redistribute the input first",
+)
+_PARTIAL_REFUSALS = (
+    "redistributing to Partial is for internal use only",
+    "does not support complex tensors",  # an all-reduce by product, minimum or maximum
+)
+_MIXED_REFUSALS = ("got mixed torch.Tensor and DTensor",)  # as where a function of torch makes plain tensors itself
+_CONVOLUTION_REFUSALS = ("for tensor parallel convolution",)  # of strides, dilations and sizes
+_UNEVEN_REFUSALS = ("cannot be evenly sharded",)  # nll_loss, whose mean would be biased
+_SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return True if DTensor or the backend says plainly that it does not support what was asked.
+
+    ``NotImplementedError`` is the documented way. The communication backends and the view ops raise RuntimeError, so
+    theirs are known by their message; elsewhere in DTensor, whatever it raises, the message has to say so.
+    """
+    if isinstance(error, NotImplementedError):
+        return True
+    text = str(error)
+    if isinstance(error, RuntimeError | ValueError) and text.startswith(_BACKEND_REFUSALS):
+        return True
+    if isinstance(error, RuntimeError):
+        known = (*_VIEW_REFUSALS, *_PARTIAL_REFUSALS, *_MIXED_REFUSALS, *_CONVOLUTION_REFUSALS, *_UNEVEN_REFUSALS)
+        if any(refusal in text for refusal in known):
+            return True
+    return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
+
+
+def _raised_by_dtensor(error: BaseException) -> bool:
+    """Return whether the exception came from torch's distributed package and not from a kernel."""
+    code = raised_in(error)
+    return code is not None and f"{os.sep}torch{os.sep}distributed{os.sep}" in code.co_filename
+
+
+def raised_in(error: BaseException) -> CodeType | None:
+    """Return the code that raised ``error``; None if nothing has raised it yet."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return None if step is None else step.tb_frame.f_code

@@ -1,0 +1,233 @@
+"""Where DTensor keeps strategies, handlers and rules for single ops."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import _SingleDimStrategyInfo
+from torch.distributed.tensor._ops.utils import generate_redistribute_costs
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.torch_internals.caches import clear_caches
+from verifier.torch_internals.sharded_ops import ShardedOp
+
+__all__ = [
+    "has_own_handler",
+    "install_handler",
+    "install_sharded_op",
+    "installed_sharded_op",
+    "let_new_rules_win",
+    "registries_of_rules",
+    "replaced_handler",
+    "replaced_sharded_op",
+    "replaced_strategy",
+]
+
+
+def registries_of_rules() -> tuple[dict[OpOverload, Any], ...]:
+    """Return what DTensor runs each op by, in whatever way it was registered.
+
+    These are handlers, prop rules, strategies, and last the strategies for one mesh dim, which DTensor asks before the
+    two kinds before them.
+    """
+    dispatcher = DTensor._op_dispatcher
+    propagator = dispatcher.sharding_propagator
+    return (
+        dispatcher._custom_op_handlers,
+        propagator.op_to_rules,
+        propagator.op_strategy_funcs,
+        propagator.op_single_dim_strategy_funcs,
+    )
+
+
+@contextlib.contextmanager
+def let_new_rules_win() -> Iterator[list[str]]:
+    """Let rules that are registered inside the block replace torch's own; yield the ops for which that took our help.
+
+    ``register_sharding`` says that it overrides a strategy that DTensor has, but DTensor (torch 2.13.0) asks its newer
+    registry of single-dim strategies first, in which nothing is replaced. The op's entry there is removed.
+    """
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    registries: tuple[dict[OpOverload, Any], ...] = (propagator.op_strategy_funcs, propagator.op_to_rules)
+    before = [dict(registry) for registry in registries]
+    helped: list[str] = []
+    yield helped
+    for old, registry in zip(before, registries, strict=True):
+        for op, rule in registry.items():
+            if old.get(op) is not rule and propagator.op_single_dim_strategy_funcs.pop(op, None) is not None:
+                helped.append(str(op))
+    clear_caches()
+
+
+@contextlib.contextmanager
+def replaced_strategy(
+    op: OpOverload, strategy: Callable[..., list[list[Placement | None]]] | None = None
+) -> Iterator[None]:
+    """Let DTensor have no other rules for ``op`` inside the block than those of ``strategy``.
+
+    Parameters
+    ----------
+    strategy
+        Called with the op, its arguments and its keyword arguments, in which a tensor is its ``TensorMeta``. Returns
+        rules for one mesh dim: the placements of each result, then of each tensor argument. Shards may be uneven. If it
+        is None, the block registers rules itself, in whatever way.
+    """
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    registries: tuple[dict[OpOverload, Any], ...] = (
+        propagator.op_single_dim_strategy_funcs,
+        propagator.op_strategy_funcs,
+        propagator.op_to_rules,
+        propagator.op_to_schema_info,
+        propagator.op_to_schema_info_for_single_dim_strategy,
+    )
+    # what is said of the arguments stays: whether they hold lists of tensors does not depend on the rules
+    kept = [registry.get(op) for registry in registries]
+    for registry in registries[:3]:
+        registry.pop(op, None)
+    if strategy is not None:
+        info = _SingleDimStrategyInfo(func=strategy, allow_uneven_sharding=True)
+        propagator.op_single_dim_strategy_funcs[op] = info
+    clear_caches()
+    try:
+        yield
+    finally:
+        for registry, rules in zip(registries, kept, strict=True):
+            registry.pop(op, None)
+            if rules is not None:
+                registry[op] = rules
+        clear_caches()
+
+
+def install_sharded_op(sharded: ShardedOp) -> None:
+    """Let DTensor run an op by ``sharded`` from now on."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    older: tuple[dict[OpOverload, Any], ...] = (
+        propagator.op_strategy_funcs,
+        propagator.op_to_rules,
+        propagator.op_to_schema_info,
+    )
+    for registry in older:  # of which the dispatcher asks some first
+        registry.pop(sharded.op, None)
+    info = _SingleDimStrategyInfo(func=sharded.rules_to_decide_by, allow_uneven_sharding=True)
+    propagator.register_single_dim_op_strategy(sharded.op, info, RuntimeSchemaInfo(sharded.static_argnum))
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    handlers[sharded.op] = sharded
+    clear_caches()
+
+
+def install_handler(op: OpOverload, handler: Callable[..., object]) -> None:
+    """Let DTensor call ``handler(op, *args, **kwargs)`` in the place of ``op`` from now on."""
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    handlers[op] = lambda op, args, kwargs: handler(op, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def replaced_sharded_op(sharded: ShardedOp) -> Iterator[None]:
+    """Let DTensor run an op by ``sharded`` inside the block, and as before after it."""
+    with replaced_strategy(sharded.op), _restored_handler(sharded.op):
+        install_sharded_op(sharded)
+        yield
+
+
+@contextlib.contextmanager
+def replaced_handler(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
+    """Let DTensor call ``handler`` in the place of ``op`` inside the block, and do as before after it."""
+    with _restored_handler(op):
+        install_handler(op, handler)
+        yield
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """Rules of an op, each of which ``guard`` is asked about before DTensor goes by it."""
+
+    rules: Callable[[OpSchema], Any]
+    guard: Callable[..., None]
+
+    def __call__(self, schema: OpSchema) -> Any:
+        given = schema.args_schema[0]
+        assert isinstance(given, OpStrategy)
+        if not math.prod(given.shape):
+            return _replicated(given)
+        strategy = self.rules(schema)
+        args = [arg.shape if isinstance(arg, OpStrategy) else arg for arg in schema.args_schema]
+        for rule in strategy.strategies:
+            (before,) = rule.input_specs
+            mesh_shape = tuple(before.mesh.shape)
+            self.guard(schema.op, args, mesh_shape, before.placements, rule.output_spec.placements)
+        return strategy
+
+
+def _replicated(given: OpStrategy) -> OpStrategy:
+    """Return the rule of an op with one tensor and one result by which both are replicated."""
+    everywhere = DTensorSpec(
+        given.mesh, (Replicate(),) * given.mesh.ndim, tensor_meta=given.strategies[0].output_spec.tensor_meta
+    )
+    costs = [generate_redistribute_costs(given, everywhere)]
+    return OpStrategy([OpSpec(everywhere, (everywhere,), redistribute_cost=costs)])
+
+
+def install_guard(op: OpOverload, guard: Callable[..., None]) -> None:
+    """Let DTensor ask ``guard`` before it goes by a rule of ``op``, an op with one tensor and one result, from now on.
+
+    A tensor without elements is replicated, whatever its rules are: torch's rule of views, asked to flatten one, looks
+    for further dims for ever (2.13.0).
+
+    To do so twice changes nothing, nor does it where DTensor has no rules of that op that look at a whole call.
+
+    Parameters
+    ----------
+    guard
+        Called with the op, its arguments with the shape in the tensor's place, the shape of the mesh, and the
+        placements of the tensor and of the result. What it raises is what the op raises.
+    """
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    rules = strategies.get(op)
+    if rules is None or (isinstance(rules, _Guarded) and rules.guard is guard):
+        return
+    strategies[op] = _Guarded(rules, guard)
+    clear_caches()
+
+
+@contextlib.contextmanager
+def guarded(op: OpOverload, guard: Callable[..., None]) -> Iterator[None]:
+    """Let DTensor ask ``guard`` about the rules of ``op`` inside the block, and not after it."""
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    kept = strategies.get(op)
+    install_guard(op, guard)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            strategies[op] = kept
+        clear_caches()
+
+
+@contextlib.contextmanager
+def _restored_handler(op: OpOverload) -> Iterator[None]:
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    kept = handlers.get(op)
+    try:
+        yield
+    finally:
+        handlers.pop(op, None)
+        if kept is not None:
+            handlers[op] = kept
+
+
+def installed_sharded_op(op: OpOverload) -> ShardedOp | None:
+    handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
+    return handler if isinstance(handler, ShardedOp) else None
+
+
+def has_own_handler(op: OpOverload) -> bool:
+    """Return whether DTensor runs code of its own for ``op``, of which nothing is known, instead of the op."""
+    return op in DTensor._op_dispatcher._custom_op_handlers and installed_sharded_op(op) is None

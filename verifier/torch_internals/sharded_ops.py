@@ -1,0 +1,329 @@
+"""Ops that run with one call per rank: the frame for strategies of our own."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed import _local_tensor as local_tensor_module
+from torch.distributed._local_tensor import LocalTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils import _pytree as pytree
+
+from verifier.torch_internals.dtensors import new_dtensor
+from verifier.torch_internals.placements import Placements, strides_of
+from verifier.torch_internals.simulation import paused_simulation, simulated_ranks
+
+__all__ = [
+    "RankView",
+    "ShardedOp",
+    "given_strides",
+    "on_each_rank",
+    "remembered_decisions",
+]
+
+
+@dataclass(frozen=True)
+class RankView:
+    """What a rank may know of a call beside its own tensors.
+
+    Parameters
+    ----------
+    mesh_shape, coordinate
+        Of the mesh, and of the rank on it.
+    shapes, placements
+        Global shape and placements of each tensor argument, in the order of the call.
+    """
+
+    mesh_shape: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    placements: tuple[Placements, ...]
+
+    def bounds(self, number: int, tensor_dim: int) -> tuple[int, int]:
+        """Return where on ``tensor_dim`` the rank's shard of tensor argument ``number`` starts and stops."""
+        shape, placements = self.shapes[number], self.placements[number]
+        if any(strides_of(placement) for placement in placements):
+            sizes, offsets = _compute_local_shape_and_global_offset(
+                shape, self.mesh_shape, list(self.coordinate), placements
+            )
+            return int(offsets[tensor_dim]), int(offsets[tensor_dim]) + int(sizes[tensor_dim])
+        start, stop = 0, shape[tensor_dim]  # without tensors, so that a call can be traced
+        for mesh_dim in self.cuts(number, tensor_dim):
+            chunk = -(-(stop - start) // self.mesh_shape[mesh_dim])
+            start = min(start + self.coordinate[mesh_dim] * chunk, stop)
+            stop = min(start + chunk, stop)
+        return start, stop
+
+    def cuts(self, number: int, tensor_dim: int) -> tuple[int, ...]:
+        """Return the mesh dims that cut ``tensor_dim`` of tensor argument ``number``."""
+        return tuple(
+            mesh_dim
+            for mesh_dim, placement in enumerate(self.placements[number])
+            if isinstance(placement, Shard) and placement.dim == tensor_dim
+        )
+
+
+@dataclass(frozen=True)
+class ShardedOp:
+    """An op that DTensor is to run by rules and a kernel of our own.
+
+    Parameters
+    ----------
+    op
+        The overload.
+    rules
+        Called with the op, its arguments and its keyword arguments, in which a tensor is its ``TensorMeta``. Returns
+        rules for one mesh dim: the placements of each result, then of each tensor argument. Shards may be uneven or
+        empty.
+    kernel
+        Called with a :class:`RankView` and the arguments, with the rank's own tensors in them; returns the rank's part
+        of the result. It communicates nothing.
+    static_argnum
+        From this argument on, what is no tensor decides about the rules.
+    check
+        Called with the arguments; raises where they are not supported. It may look at whatever decides how the call is
+        run (placements, shapes, dtypes, and what is no tensor), since it is not called again for the same of all.
+    flag, before
+        Where the argument of number ``flag`` is true, ``before`` is called with the arguments. It returns those to be
+        used in their place, and further keyword arguments for the kernel. Here an op may communicate.
+    as_it_is
+        Whether the kernel, without further keyword arguments, is the op itself on the rank's own tensors. Such a call
+        takes less time.
+    """
+
+    op: OpOverload
+    rules: Callable[..., list[list[Placement | None]]]
+    kernel: Callable[..., object]
+    static_argnum: int = 100
+    check: Callable[[tuple[object, ...]], None] | None = None
+    flag: int = 0
+    before: Callable[[tuple[object, ...]], tuple[tuple[object, ...], dict[str, object]]] | None = None
+    as_it_is: Callable[[RankView], bool] | None = None
+
+    def __call__(self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """Run the op on DTensors: DTensor's dispatcher calls this."""
+        extra: dict[str, object] = {}
+        if self.before is not None and len(args) > self.flag and args[self.flag]:
+            args, extra = self.before(args)
+        key, local = _call_key(op, args, kwargs)
+        try:
+            decision = remembered_decisions.get(key)
+        except TypeError:  # sizes that are symbols, while torch.compile traces, have no hash
+            key = decision = None
+        if decision is None:
+            if self.check is not None:
+                self.check(args)
+            return self._decided(op, args, kwargs, extra, key)
+        plain = decision.as_it_is and not extra
+        result = op(*local) if plain else self.kernel(decision.view, *local, **extra)
+        if self.in_place:
+            return args[0]
+        spec = decision.result
+        if isinstance(spec, DTensorSpec) and isinstance(result, torch.Tensor):
+            return new_dtensor(DTensor, result, spec, requires_grad=result.requires_grad)
+        return DTensor._op_dispatcher.wrap(result, spec)
+
+    def _decided(
+        self,
+        op: OpOverload,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        extra: dict[str, object],
+        key: tuple[object, ...] | None,
+    ) -> object:
+        """Run the op as DTensor's rules decide, and remember under ``key`` if nothing is to be redistributed."""
+        dispatcher = DTensor._op_dispatcher
+        info = dispatcher.unwrap_to_op_info(op, args, kwargs)
+        assert info.schema is not None
+        given = {placement for spec in info.schema.args_spec for placement in spec.placements}
+        asked = _given_placements.set(given)
+        try:
+            dispatcher.sharding_propagator.propagate(info)
+        finally:
+            _given_placements.reset(asked)
+        sharding = info.output_sharding
+        assert isinstance(sharding, OutputSharding)
+        if not info.compute_mesh._is_current_rank_part_of_mesh():
+            nothing = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
+            return dispatcher.wrap(nothing, sharding.output_spec)
+        schema = sharding.redistribute_schema if sharding.needs_redistribute else info.schema
+        assert schema is not None
+        if sharding.needs_redistribute:
+            if self.in_place and schema.args_spec[0] != info.schema.args_spec[0]:
+                raise NotImplementedError(f"{op}: a tensor placed as {info.schema.args_spec[0]} cannot be written to")
+            dispatcher.redistribute_local_args(info, schema, False)
+        specs = [leaf for leaf in pytree.tree_leaves(schema.args_schema) if isinstance(leaf, DTensorSpec)]
+        local_args: Any = info.local_args
+        if info.args_tree_spec is not None:
+            local_args = pytree.tree_unflatten(list(local_args), info.args_tree_spec)
+        elif key is not None and not sharding.needs_redistribute:
+            if len(remembered_decisions) >= _MOST_DECISIONS:
+                remembered_decisions.clear()
+            coordinate = info.compute_mesh.get_coordinate()
+            assert coordinate is not None, "this rank is part of the mesh"
+            meshes = tuple(arg._spec.mesh for arg in args if isinstance(arg, DTensor))
+            view = _view(info.compute_mesh, specs, coordinate)
+            as_it_is = self.as_it_is is not None and self.as_it_is(view)
+            remembered_decisions[key] = _Decision(view, as_it_is, sharding.output_spec, meshes)
+        call = functools.partial(_with_view, self.kernel, info.compute_mesh, specs)
+        results = _by_rank(info.compute_mesh, call, local_args, {**info.local_kwargs, **extra})
+        return args[0] if self.in_place else dispatcher.wrap(results, sharding.output_spec)
+
+    @functools.cached_property
+    def in_place(self) -> bool:
+        """Whether the op changes its first argument and returns it; its rules must leave that placed as it is."""
+        alias = self.op._schema.arguments[0].alias_info
+        return alias is not None and alias.is_write
+
+    def rules_to_decide_by(
+        self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> list[list[Placement | None]]:
+        """Return :attr:`rules`, in a call of the op without those that want a Partial which no argument is.
+
+        To make an argument Partial that is not never costs less than to replicate it. DTensor takes the products of
+        the rules over all mesh dims, ``rules ** 3`` on three, and weighs each.
+        """
+        rules, given = self.rules(op, args, kwargs), _given_placements.get()
+        if given is None:
+            return rules
+        results = len(op._schema.returns)
+        return [rule for rule in rules if all(p is None or not p.is_partial() or p in given for p in rule[results:])]
+
+    def at(self, mesh: DeviceMesh, coordinate: Sequence[int], specs: Sequence[DTensorSpec]) -> Callable[..., object]:
+        """Return the kernel as the rank at ``coordinate`` runs it on tensors that are placed by ``specs``."""
+        return functools.partial(_with_view, self.kernel, mesh, specs, coordinate)
+
+
+def given_strides() -> tuple[Placement, ...]:
+    """Return the strided shards among the placements of the call whose rules DTensor is asking for, if it is."""
+    return tuple(p for p in _given_placements.get() or () if strides_of(p))
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What is the same in each call with the same specs and the same other arguments, on the same mesh.
+
+    ``meshes`` keeps alive those that the key names by their ids.
+    """
+
+    view: RankView
+    as_it_is: bool
+    result: Any
+    meshes: tuple[DeviceMesh, ...]
+
+
+_given_placements: ContextVar[set[Placement] | None] = ContextVar("_given_placements", default=None)
+"""Those of the arguments of the call that is being decided."""
+_SCALARS = frozenset({bool, int, float, str, type(None)})
+_MOST_DECISIONS = 4096
+remembered_decisions: dict[tuple[object, ...] | None, _Decision] = {}
+"""By :func:`_call_key`. DTensor remembers the same, but takes its call apart before it looks, which takes longer.
+
+:func:`clear_caches` empties it.
+"""
+
+
+def _call_key(
+    op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...] | None, list[object]]:
+    """Return all of a call that decides how it is run, and the arguments with the rank's own tensors in them.
+
+    None and no arguments if the call is not to be remembered.
+
+    Meshes are equal whose ranks, names and threads are, although this rank may stand elsewhere on the other: on one of
+    a later process group, or of a later thread that has got the number of an earlier one. So each is named by its id.
+    """
+    if kwargs or local_tensor_module.local_tensor_mode() is not None:
+        return None, []
+    key: list[object] = [op]
+    local: list[object] = []
+    for arg in args:
+        kind = type(arg)
+        if kind is DTensor:
+            spec = arg._spec  # type: ignore[attr-defined]
+            # and not the spec, which is another object in each backward: its hash and comparison are Python's
+            key += (id(spec.mesh), spec.placements, spec.tensor_meta, spec.shard_order)
+            local.append(arg._local_tensor)  # type: ignore[attr-defined]
+        elif kind in _SCALARS:
+            key += (kind, arg)  # 1 is not True
+            local.append(arg)
+        else:
+            return None, []
+    return tuple(key), local
+
+
+def on_each_rank(function: Callable[..., object], *tensors: DTensor) -> None:
+    """Call ``function`` with a :class:`RankView` and this rank's part of each tensor, for what it writes to them.
+
+    If the ranks are simulated, call it for each of them.
+    """
+    mesh = tensors[0].device_mesh
+    if mesh._is_current_rank_part_of_mesh():
+        specs = [tensor._spec for tensor in tensors]
+        call = functools.partial(_with_view, function, mesh, specs)
+        _by_rank(mesh, call, [tensor._local_tensor for tensor in tensors], {})
+
+
+def _with_view(
+    function: Callable[..., object],
+    mesh: DeviceMesh,
+    specs: Sequence[DTensorSpec],
+    coordinate: Sequence[int],
+    *args: object,
+    **kwargs: object,
+) -> object:
+    return function(_view(mesh, specs, coordinate), *args, **kwargs)
+
+
+def _view(mesh: DeviceMesh, specs: Sequence[DTensorSpec], coordinate: Sequence[int]) -> RankView:
+    shapes = tuple(tuple(spec.shape) for spec in specs)
+    placements = tuple(tuple(spec.placements) for spec in specs)
+    return RankView(tuple(mesh.shape), tuple(coordinate), shapes, placements)
+
+
+def _by_rank(
+    mesh: DeviceMesh, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
+    """Return what ``function`` returns at this rank's coordinate, or at every rank's if they are simulated."""
+    if simulated_ranks() is None:
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None, "this rank is not part of the mesh"
+        return function(coordinate, *args, **kwargs)
+    with paused_simulation():
+        by_rank = {}
+        for coordinate, rank in zip(_coordinates(mesh), mesh.mesh.flatten().tolist(), strict=True):
+            own_args, own_kwargs = _of_rank(rank, (tuple(args), dict(kwargs)))
+            by_rank[rank] = function(coordinate, *own_args, **own_kwargs)
+    flat = {rank: pytree.tree_flatten(made) for rank, made in by_rank.items()}
+    structure = next(iter(flat.values()))[1]
+    columns = zip(*(leaves for leaves, _ in flat.values()), strict=True)
+    joined = [_joined(dict(zip(flat, column, strict=True))) for column in columns]
+    return pytree.tree_unflatten(joined, structure)
+
+
+def _joined(values: dict[int, object]) -> object:
+    """Return the tensors of simulated ranks as one; what is no tensor is the same on all."""
+    first = next(iter(values.values()))
+    return LocalTensor(values) if isinstance(first, torch.Tensor) else first  # type: ignore[no-untyped-call]
+
+
+def _of_rank(rank: int, values: Any) -> Any:
+    """Return a pytree with the tensors that simulated rank ``rank`` holds of those in ``values``."""
+    return pytree.tree_map_only(LocalTensor, lambda tensor: tensor._local_tensors[rank], values)
+
+
+def _coordinates(mesh: DeviceMesh) -> list[tuple[int, ...]]:
+    """Return the coordinates of a mesh, the last dim running fastest."""
+    return list(itertools.product(*(range(extent) for extent in mesh.shape)))

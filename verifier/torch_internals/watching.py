@@ -1,0 +1,120 @@
+"""Collectives and narrowing, seen while code runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["FUNCTIONAL_COLLECTIVES", "CollectiveWatch", "NarrowingWatch", "count_collectives", "next_sequence_number"]
+
+
+@contextlib.contextmanager
+def count_collectives() -> Iterator[dict[str, int]]:
+    """Count the collectives that really run inside the block, by name, with torch's ``CommDebugMode``."""
+    counts: dict[str, int] = {}
+    mode = CommDebugMode()  # type: ignore[no-untyped-call]
+    with mode:
+        yield counts
+    for op, count in mode.get_comm_counts().items():
+        name = str(op).rsplit(".", 1)[-1]
+        counts[name] = counts.get(name, 0) + count
+
+
+_C10D_NAMES = {  # what torch.distributed calls them, which those of the functional collectives follow
+    "_allgather_base_": "all_gather_into_tensor",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "allgather_": "all_gather",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "broadcast_": "broadcast",
+    "gather_": "gather",
+    "reduce_": "reduce",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "scatter_": "scatter",
+}
+
+
+def _collective_name(op: OpOverload) -> str | None:
+    """Return what a collective is called, None for any other op: a wait, or what only passes a tensor on."""
+    name = op.overloadpacket.__name__
+    if op.namespace == "c10d":
+        return _C10D_NAMES.get(name)
+    functional = op.namespace == "_c10d_functional" and name in FUNCTIONAL_COLLECTIVES
+    return name if functional or name == "shard_dim_alltoall" else None
+
+
+class CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells ``seen`` of each collective that this thread issues: its name, and the autograd node that it runs in.
+
+    The node is given by its sequence number, which grows with the order in which nodes are made in the forward pass; it
+    is None outside a backward pass. Of DTensors the collectives on their local tensors are seen.
+    """
+
+    def __init__(self, seen: Callable[[str, int | None], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = seen
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if DTensor in types:
+            return NotImplemented
+        name = _collective_name(func)
+        if name is not None:
+            node = torch._C._current_autograd_node()
+            self._seen(name, None if node is None else node._sequence_nr())
+        return func(*args, **(kwargs or {}))
+
+
+class NarrowingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes in ``eps`` the coarsest dtype to which this thread converts values of a finer one; 0 for none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.eps = 0.0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            before, after = (
+                torch.finfo(one.dtype).eps if one.is_floating_point() or one.is_complex() else None
+                for one in (source, result)
+            )
+            if before is not None and after is not None and after > before:
+                self.eps = max(self.eps, after)
+        return result
+
+
+def next_sequence_number() -> int:
+    """Return the sequence number that the next autograd node of this thread gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+FUNCTIONAL_COLLECTIVES = (
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_out",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_",
+)

@@ -1,0 +1,1 @@
+"""Verify one call from a test."""
