@@ -42,11 +42,11 @@ from strategies.torchrec.family import FAMILY as TABLES
 from strategies.torchrec.layouts import LAYOUTS
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Observation, Phase
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 from verifier.planning.families import DrawContext, Family
 from verifier.planning.trials import cotangent_placements
 from verifier.torch_internals.registries import replaced_sharded_op

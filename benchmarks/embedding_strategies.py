@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, init
 from torch.nn.functional import embedding
 
 import strategies
-from verifier.core.placement_text import parse_placements
+from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.placements import Placements
 from verifier.torch_internals.recording import Recorder
 from verifier.torch_internals.watching import count_collectives

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "mutants"
 
 from rule_mutants import MUTANTS, RuleMutant, check, samples, short
 
-from verifier.core.placement_text import parse_placements
+from verifier.placements.parsing import parse_placements
 from verifier.rules.results import Rule
 
 

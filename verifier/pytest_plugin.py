@@ -239,8 +239,8 @@ def _end_in_order(config: pytest.Config) -> None:
 def verify_module(pytestconfig: pytest.Config, mesh_pools: PoolSet) -> Callable[..., ModuleVerification]:
     """``verify_module(model, plan, inputs, ...)``: compare a sharded model, as it trains, with the local one.
 
-    See :func:`verifier.modules.verify.verify_module`. The mesh is the first ``--verifier-mesh`` unless a call names one;
-    what it does is not recorded in the run.
+    See :func:`verifier.modules.verify.verify_module`. The mesh is the first ``--verifier-mesh`` unless a call names
+    one; what it does is not recorded in the run.
     """
     from verifier.modules.verify import verify_module
 

@@ -9,12 +9,13 @@ import typer
 
 from strategies.layouts.demo import show_layouts
 from strategies.layouts.tables import LayoutOptions
+from verifier.cli.commands import Command
 from verifier.cli.common import consoles, refuse_cluster
 from verifier.cli.options import LogLevelOption
 from verifier.core.logs import LogLevel, log_to_stderr
 from verifier.core.verdict import VerdictKind
 
-__all__ = ["layouts"]
+__all__ = ["COMMAND", "layouts"]
 
 
 def _counts(option: str, text: str | None) -> tuple[int, ...] | None:
@@ -74,3 +75,6 @@ def layouts(
         consoles()[0].print(line, highlight=False, markup=False)
         status = max(status, 1 if kind.bad else 0 if kind is VerdictKind.PASS else 2)
     raise typer.Exit(status)
+
+
+COMMAND = Command("layouts", layouts)

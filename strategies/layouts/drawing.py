@@ -80,7 +80,7 @@ def _owners(layout: TableLayout, at: tuple[int, int]) -> str:
 
 def render_layouts(layouts: Sequence[tuple[TableLayout, str]]) -> str:
     """Return layouts, each with its summary, as one HTML page that loads nothing."""
-    environment = page_environment()
+    environment = page_environment("strategies.layouts")
     views = [
         (layout, summary, layout_svg(layout), ranks_left_out(layout.ranks), layout_lines(layout))
         for layout, summary in layouts

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from strategies.layouts.tables import Chunk, TableLayout
-from verifier.core.placement_text import parse_placements
 from verifier.core.wording import plural
+from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.names import LocalShardsWrapper
 from verifier.torch_internals.placements import placement_text
 from verifier.torch_internals.simulation import simulated_ranks

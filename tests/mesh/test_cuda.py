@@ -18,7 +18,6 @@ from verifier.campaign.request import Request, make_plan
 from verifier.cli.app import app
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Observation
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.gate.baseline import Baseline
@@ -27,6 +26,7 @@ from verifier.meshes.hosts import Place, gpu_problem
 from verifier.meshes.pool import Pool
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.placements import Placements
 
 GPUS = torch.cuda.device_count()

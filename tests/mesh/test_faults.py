@@ -19,13 +19,13 @@ from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, _Flight
 from verifier.meshes.processes import PoolError
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 
 MESH = MeshSpec((2,))
 TRIAL_LIMIT = 3.0

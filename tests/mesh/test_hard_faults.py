@@ -19,12 +19,12 @@ from test_faults import CASE, MESH, kinds, trial, wait_for_end
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Phase
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 from verifier.verify.result import NothingVerified
 from verifier.verify.verifier import Verifier
 

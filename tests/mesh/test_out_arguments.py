@@ -7,12 +7,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.placement_text import parse_placements
 from verifier.findings.failures import first_report
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 from verifier.rules.claims import claimed_rules
 from verifier.torch_internals.registries import replaced_strategy
 

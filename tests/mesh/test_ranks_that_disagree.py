@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Phase
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import VerdictKind
 from verifier.findings.script.render import render_script, run_script
 from verifier.meshes.crew import PoolKey
@@ -19,6 +18,7 @@ from verifier.meshes.pool import Pool
 from verifier.meshes.processes import Spares
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FAILS
 
 MESH = MeshSpec((2,))

@@ -10,12 +10,12 @@ from torch.distributed.tensor import DTensor
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Phase
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 
 MESH = MeshSpec((2,))
 

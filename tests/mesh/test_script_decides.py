@@ -7,9 +7,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.findings.script.render import render_script, run_script
+from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FAILS, GONE
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.findings.script.render import render_script, run_script
 from verifier.findings.script.source import needs_its_module
+from verifier.placements.parsing import parse_placements
 
 
 @pytest.mark.parametrize(

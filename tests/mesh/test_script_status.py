@@ -8,11 +8,11 @@ import torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Phase
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import render_script, run_script
 from verifier.gate.baseline import load_baseline
+from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FAILS
 from verifier.records.values import load_trial
 

@@ -17,7 +17,7 @@ from rule_mutants import MUTANTS, RuleMutant, ShownBy, check, short
 from rule_strategies import AVG, MIN, SUM, R, Rule, Strategy, mm, pointwise
 from torch.distributed.tensor import Partial, Shard
 
-from verifier.core.placement_text import parse_placements
+from verifier.placements.parsing import parse_placements
 from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING
 from verifier.rules.results import MissingRule, SampleReport, WrongRule
 from verifier.rules.results import Rule as Claimed

@@ -35,9 +35,9 @@ from verifier.campaign.request import Request, make_plan
 from verifier.cli import app as cli
 from verifier.cli import main as entry
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.gate.baseline import Baseline
+from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FORMAT_VERSION
 from verifier.report import html
 

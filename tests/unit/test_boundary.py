@@ -20,11 +20,11 @@ from strategies.redistribution.programs import STEPS
 from verifier.cli import app as cli
 from verifier.cli import main as entry
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.execution.imports import run_imports
 from verifier.gate.baseline import Baseline, BaselineEntry, load_baseline
 from verifier.oracle.reference import make_reference
+from verifier.placements.parsing import parse_placements
 from verifier.planning.boundary import needs_imports, refusal
 from verifier.records.schema import FindingRecord
 from verifier.records.values import load_trial

@@ -12,7 +12,8 @@ from run_factory import make_graph
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Redistribution
-from verifier.runs.graph import LOCAL, RedistributionGraph, split_placements
+from verifier.core.placement_text import split_placements
+from verifier.runs.graph import LOCAL, RedistributionGraph
 
 GATHER = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R"))
 GATHER_LATE = Redistribution(Phase.BACKWARD, "S(0)", "R", 0, "all_gather", 4, ("S(0)", "R"))

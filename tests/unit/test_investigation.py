@@ -20,12 +20,12 @@ from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, Phase, ProcessReport
-from verifier.core.placement_text import parse_placements
 from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
 from verifier.findings import minimising
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 from verifier.records.schema import OUT_OF_TIME, FindingRecord
 from verifier.records.values import trial_record
 from verifier.runs.graph import RedistributionGraph

@@ -9,12 +9,12 @@ import torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, Phase, ProcessReport
-from verifier.core.placement_text import parse_placements
 from verifier.findings.failures import Failure
 from verifier.findings.minimising import Minimiser, _is_determined, _plainer_cases
 from verifier.findings.script.render import render_script
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 
 
 def test_a_call_without_its_mode_is_not_held_to_be_exact() -> None:

@@ -26,12 +26,12 @@ from verifier.core.observation import (
     ProcessReport,
     Raised,
 )
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import VerdictKind
 from verifier.events import FindingReported, GroupSettled
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FindingRecord, RunHeader
 from verifier.records.values import trial_record
 from verifier.torch_internals.placements import Placements

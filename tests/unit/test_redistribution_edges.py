@@ -13,10 +13,10 @@ from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP
 from strategies.redistribution.programs import CHAIN, SEQUENCE
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Redistribution
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.placements.alphabet import Alphabet
 from verifier.placements.edges import possible_edges, resolved_moves
+from verifier.placements.parsing import parse_placements
 from verifier.planning.steering import Steering
 from verifier.programs import keep_mesh_dims
 from verifier.runs.coverage import EdgeCoverage, merged_edges

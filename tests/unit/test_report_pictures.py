@@ -9,8 +9,8 @@ import pytest
 from run_factory import make_finding
 
 from verifier.core.case import MeshSpec
-from verifier.core.placement_text import parse_placements
 from verifier.placements.algebra import local_shape
+from verifier.placements.parsing import parse_placements
 from verifier.records.schema import TensorRecord
 from verifier.report.svg import drawn_text, local_part, sharding_svg
 from verifier.report.values import call_text, named_tensors, values_text

@@ -18,7 +18,6 @@ from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
 from verifier.core.ops import argument_names
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import Group
@@ -28,6 +27,7 @@ from verifier.findings.script.render import NoScriptError, render_script
 from verifier.findings.script.source import needs_its_module
 from verifier.findings.script.template import TEMPLATE
 from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
 
 SQUARE = torch.arange(1.0, 5.0, dtype=torch.float64).reshape(2, 2)
 R = parse_placements("R")

@@ -1,4 +1,4 @@
-"""Imports point one way, and torch's private modules have one importer."""
+"""The rooms of the code: imports point down only, and torch's private modules have one importer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRIVATE_IMPORTER = ROOT / "verifier" / "torch_internals.py"
+
+FLOORS = (
+    ("verifier", "torch_internals"),
+    ("core",),
+    ("programs",),
+    ("placements",),
+    ("oracle", "records"),
+    ("events", "execution", "findings.script", "rules"),
+    ("meshes", "planning", "runs"),
+    ("gate", "meshes.torchrun", "report", "testing"),
+    ("findings",),
+    ("campaign", "rules.campaign", "verify"),
+    ("cli", "modules"),
+    ("__main__", "pytest_plugin"),
+)
+"""The rooms of ``verifier``, and the modules at its top, from bottom to top. A room imports from lower floors only."""
+
+MOST_AT_THE_TOP = 8
+MOST_IN_A_ROOM = 14
 
 
 def python_files(*packages: str) -> list[Path]:
@@ -45,41 +63,94 @@ def is_private_torch(name: str) -> bool:
     return first == "torch" and any(part.startswith("_") and not part.startswith("__") for part in rest)
 
 
-@pytest.mark.parametrize("path", python_files("verifier"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_verifier_imports_neither_families_nor_tests(path: Path) -> None:
-    assert [name for name in imports_of(path) if name.split(".")[0] in ("strategies", "tests")] == []
+def room_of(module: str) -> str:
+    """Return the room of a module: its package without ``verifier.``, or the name of a module at the top."""
+    if (ROOT / module.replace(".", "/") / "__init__.py").exists():
+        return module.removeprefix("verifier.")
+    package, _, name = module.rpartition(".")
+    return name if package == "verifier" else package.removeprefix("verifier.")
 
 
-@pytest.mark.parametrize("path", python_files("strategies"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_strategies_import_no_tests(path: Path) -> None:
-    assert [name for name in imports_of(path) if name.split(".")[0] == "tests"] == []
+def modules_of_the_verifier() -> dict[str, Path]:
+    """Return the files of ``verifier`` by the dotted name of their module."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in python_files("verifier")}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
 
 
-@pytest.mark.parametrize("path", python_files("verifier", "strategies"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_private_modules_of_torch_have_one_importer(path: Path) -> None:
-    private = [name for name in imports_of(path) if is_private_torch(name)]
-    if path == PRIVATE_IMPORTER:
-        assert private
-    else:
-        assert private == []
+def imports_between_modules() -> dict[str, set[str]]:
+    """Return which of the verifier's modules each of them imports when it is loaded."""
+    modules = modules_of_the_verifier()
+    return {name: _imports_at_load(path) & modules.keys() - {name} for name, path in modules.items()}
 
 
-def test_import_graph_has_no_cycle() -> None:
-    """Among the verifier's own modules; imports for type checkers only are none at run time."""
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in python_files("verifier")}
-    graph = {name: _run_time_imports(path) & set(modules) - {name} for name, path in modules.items()}
-    done: set[str] = set()
+def _imports_at_load(path: Path) -> set[str]:
+    """Return what a file imports at its top level; what it imports for type checkers only does not count."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {name for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom) for name in _names(node)}
+    packages = {name.rpartition(".")[0] for name in names}
+    return names | packages
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    yield from imported(ast.unparse(node))
+
+
+def upward_imports(imports: dict[str, set[str]], floors: tuple[tuple[str, ...], ...]) -> list[str]:
+    """Return the imports between rooms that do not point to a lower floor, each as ``importer -> imported``."""
+    floor = {room: number for number, rooms in enumerate(floors) for room in rooms}
+    return [
+        f"{name} -> {other}"
+        for name, others in sorted(imports.items())
+        for other in sorted(others)
+        if room_of(name) != room_of(other) and floor[room_of(name)] <= floor[room_of(other)]
+    ]
+
+
+def test_every_room_stands_on_one_floor() -> None:
+    assert sorted(room for rooms in FLOORS for room in rooms) == sorted({room_of(m) for m in modules_of_the_verifier()})
+
+
+def test_imports_point_down_only() -> None:
+    imports = imports_between_modules()
+    assert sum(map(len, imports.values())) > 500
+    assert upward_imports(imports, FLOORS) == []
+
+
+def test_an_upward_import_is_seen() -> None:
+    imports = {"verifier.core.case": {"verifier.oracle.verdicts"}, "verifier.oracle.verdicts": {"verifier.core.case"}}
+    assert upward_imports(imports, FLOORS) == ["verifier.core.case -> verifier.oracle.verdicts"]
+
+
+def test_no_modules_import_each_other() -> None:
+    graph, done = imports_between_modules(), set[str]()
     while graph.keys() - done:
-        ready = {name for name in graph.keys() - done if graph[name] <= done}
+        ready = {name for name in graph.keys() - done if graph[name] - {name} <= done}
         assert ready, f"import each other: {sorted(graph.keys() - done)}"
         done |= ready
 
 
-def _run_time_imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    kept = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
-    names = set(imported(ast.unparse(ast.Module(kept, []))))
-    return names | {name.rpartition(".")[0] for name in names}
+def test_rooms_are_small() -> None:
+    folders = {path.parent for path in python_files("verifier", "strategies")}
+    sizes = {folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) for folder in folders}
+    most = {ROOT / "verifier": MOST_AT_THE_TOP}
+    assert {str(f): size for f, size in sizes.items() if size > most.get(f, MOST_IN_A_ROOM)} == {}
+
+
+def test_verifier_imports_neither_families_nor_tests() -> None:
+    names = [(path, name) for path in python_files("verifier") for name in imports_of(path)]
+    assert len(names) > 1000
+    assert [found for found in names if found[1].split(".")[0] in ("strategies", "tests")] == []
+
+
+def test_strategies_import_no_tests() -> None:
+    names = [(path, name) for path in python_files("strategies") for name in imports_of(path)]
+    assert [found for found in names if found[1].split(".")[0] == "tests"] == []
+
+
+def test_private_modules_of_torch_have_one_importer() -> None:
+    files = python_files("verifier", "strategies")
+    private = {path for path in files if any(map(is_private_torch, imports_of(path)))}
+    assert {path.parent for path in private} == {ROOT / "verifier" / "torch_internals"}
 
 
 @pytest.mark.parametrize(

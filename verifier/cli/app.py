@@ -13,11 +13,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from strategies.layouts.command import layouts
 from verifier.campaign.recorded import record
 from verifier.campaign.request import Request, make_plan, parse_rank_memory
 from verifier.campaign.resuming import merge as merge_shards
 from verifier.campaign.resuming import resume, resume_notice, run_to_resume
+from verifier.cli.commands import COMMANDS, Command
 from verifier.cli.common import (
     command_line,
     consoles,
@@ -53,6 +53,7 @@ from verifier.cli.progress import ProgressDisplay
 from verifier.cli.replay import replay as replay_trial
 from verifier.cli.rules import rules as check_rules
 from verifier.core.case import MOST_RANKS, Trial
+from verifier.core.entry_points import load_entry_points
 from verifier.core.logs import LogLevel, log_to_stderr
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import import_options, plural, replay_text
@@ -421,4 +422,5 @@ def _say_replayed(message: str, was: str, verdict: Verdict, fails: bool) -> NoRe
     raise typer.Exit(1 if fails else 0)
 
 
-app.command()(layouts)
+for _command in load_entry_points(COMMANDS, Command).values():
+    app.command(_command.name)(_command.function)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
+import verifier
 from verifier.cli.app import app
 from verifier.core.interrupts import (
     ENDING_SIGNALS,
@@ -92,7 +93,7 @@ def _whole_output() -> Iterator[None]:
 @contextmanager
 def _plain_notices() -> Iterator[None]:
     """Have a warning that names a line of ours written as a plain line: that line says nothing to a user."""
-    shown, ours = warnings.showwarning, os.path.dirname(os.path.abspath(__file__)) + os.sep
+    shown, ours = warnings.showwarning, os.path.dirname(os.path.abspath(verifier.__file__)) + os.sep
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,

@@ -22,7 +22,7 @@ def load_entry_points(group: str, interface: type[_NamedT]) -> dict[str, _NamedT
     Parameters
     ----------
     interface
-        The runtime-checkable protocol that all of it has to follow.
+        The class, or the runtime-checkable protocol, of which all of it has to be.
 
     Raises
     ------

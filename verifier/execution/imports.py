@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import verifier
 from verifier.execution.registrations import (
     Lacking,
     as_option,
@@ -40,7 +41,7 @@ __all__ = [
     "run_imports_with_warnings",
 ]
 
-_OWN = f"{Path(__file__).resolve().parent}{os.sep}"
+_OWN = f"{Path(verifier.__file__).resolve().parent}{os.sep}"
 _running: list[str] = []
 
 

@@ -9,11 +9,11 @@ import torch
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.placement_text import parse_placements
 from verifier.findings.failures import Failure, first_report
 from verifier.findings.grouping import case_flags
 from verifier.oracle.reference import make_reference
 from verifier.placements.alphabet import Alphabet
+from verifier.placements.parsing import parse_placements
 from verifier.planning.trials import cotangent_placements, simpler_placements
 from verifier.programs import SimplerCall, is_composed, keep_mesh_dims, simpler_calls
 from verifier.torch_internals.names import pytree

@@ -15,11 +15,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from verifier.core.case import MeshSpec
 from verifier.core.ops import resolve
-from verifier.core.placement_text import format_placements, parse_placements
+from verifier.core.placement_text import format_placements
 from verifier.core.wording import did_you_mean, plural
 from verifier.execution.packing import pack, unpack
 from verifier.placements.algebra import sharded_dim
 from verifier.placements.alphabet import Alphabet
+from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.placements import Placements
 
 __all__ = [

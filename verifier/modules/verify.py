@@ -13,7 +13,6 @@ from torch import nn
 
 from verifier.core.case import MeshSpec
 from verifier.core.ops import resolve
-from verifier.core.placement_text import parse_placements
 from verifier.execution.packing import unpack
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
@@ -50,6 +49,7 @@ from verifier.modules.outcomes import (
     some,
     warning_lines,
 )
+from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.placements import Placements
 from verifier.verify.result import NothingVerified, ToolError
 

@@ -20,12 +20,12 @@ from verifier.core.observation import (
     ProcessReport,
     Raised,
 )
-from verifier.core.placement_text import parse_placements
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.oracle.comparison import Spot, compare
 from verifier.oracle.reference import Reference, expected_value
 from verifier.oracle.tolerance import unexplained
 from verifier.placements.algebra import Disagreement, Irreducible, combine
+from verifier.placements.parsing import parse_placements
 
 __all__ = [
     "judge",

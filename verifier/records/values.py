@@ -19,8 +19,9 @@ from torch import nn
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.placement_text import format_placements, parse_placement, parse_placements
+from verifier.core.placement_text import format_placements
 from verifier.core.wording import did_you_mean
+from verifier.placements.parsing import parse_placement, parse_placements
 from verifier.records.schema import CaseRecord, TensorRecord, TrialRecord
 from verifier.torch_internals.placements import Placements
 

@@ -10,10 +10,11 @@ from html import escape
 import networkx as nx  # type: ignore[import-untyped]
 from markupsafe import Markup
 
+from verifier.core.placement_text import split_placements
 from verifier.core.wording import plural
 from verifier.records.schema import EdgeRecord, GraphRecord
 from verifier.report.words import bytes_text
-from verifier.runs.graph import LOCAL, split_placements
+from verifier.runs.graph import LOCAL
 
 __all__ = ["Drawing", "collective_class", "draw_graph", "placement_order"]
 

@@ -9,13 +9,13 @@ from verifier.core.wording import plain_text
 __all__ = ["page_environment"]
 
 
-def page_environment() -> jinja2.Environment:
-    """Return where templates of pages come from: what they show is escaped.
+def page_environment(package: str = "verifier.report") -> jinja2.Environment:
+    """Return where the templates of ``package`` come from: what they show is escaped.
 
     A name without a value is an error. Controls of the order of text, which HTML obeys, are shown as escapes.
     """
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("verifier.report", ""),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name, "") for name in (package, "verifier.report")]),
         autoescape=True,
         finalize=lambda value: plain_text(value) if isinstance(value, str) else value,
         undefined=jinja2.StrictUndefined,

@@ -10,8 +10,8 @@ from html import escape
 from markupsafe import Markup
 
 from verifier.core.case import MeshSpec
+from verifier.core.placement_text import split_placements
 from verifier.placements.algebra import shard_bounds
-from verifier.runs.graph import split_placements
 
 __all__ = [
     "MOST_RANKS_DRAWN",

@@ -12,10 +12,11 @@ from typing import Any
 import networkx as nx  # type: ignore[import-untyped]
 
 from verifier.core.observation import Observation, Phase, Redistribution
+from verifier.core.placement_text import split_placements
 from verifier.records.files import AS_IT_WAS, write_atomically
 from verifier.records.schema import FORMAT_VERSION, EdgeRecord, GraphRecord
 
-__all__ = ["LOCAL", "RedistributionGraph", "split_placements"]
+__all__ = ["LOCAL", "RedistributionGraph"]
 
 LOCAL = "none (local)"
 """What stands in for the collective of a step that needs none, such as cutting a replicated tensor."""
@@ -24,26 +25,6 @@ _PHASES = {str(phase): position for position, phase in enumerate(Phase)}
 
 _Key = tuple[str, str, str, int, str]
 """source, target, mesh, mesh dim, collective: steps that agree in these are one edge."""
-
-
-def split_placements(text: str) -> tuple[str, ...]:
-    """Return the placement of each mesh dim in ``text``, as text.
-
-    Unlike :func:`verifier.core.placement_text.parse_placements` this accepts placements that the verifier does not
-    model, which a redistribution may well pass through.
-
-    >>> split_placements("(S(0), MaskP(sum, None, 0))"), split_placements("_S(0, 2)")
-    (('S(0)', 'MaskP(sum, None, 0)'), ('_S(0, 2)',))
-    """
-    if not (text.startswith("(") and text.endswith(")")):
-        return (text,)
-    parts, depth, begin = [], 0, 1
-    for position in range(1, len(text) - 1):
-        depth += {"(": 1, ")": -1}.get(text[position], 0)
-        if text[position] == "," and depth == 0:
-            parts.append(text[begin:position].strip())
-            begin = position + 1
-    return tuple(part for part in (*parts, text[begin:-1].strip()) if part)
 
 
 @dataclass

@@ -10,10 +10,11 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.core.arguments import tensor_arguments, unsupported_reason
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import argument_names, resolve
-from verifier.core.placement_text import format_placements, parse_placement, parse_placements
+from verifier.core.placement_text import format_placements
 from verifier.core.wording import did_you_mean, plural
 from verifier.oracle.reference import Reference
 from verifier.placements.alphabet import Alphabet
+from verifier.placements.parsing import parse_placement, parse_placements
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.ops import selected_overload
 from verifier.torch_internals.placements import Combination, Placements
