@@ -43,6 +43,7 @@ def ended(
         process = subprocess.Popen(
             [sys.executable, *program],
             cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup has all that it starts ignore SIGHUP
         )  # fmt: skip
         try:
             wait_until(lambda: any(begun in path.read_text() for path in texts(folder)), begun)

@@ -32,7 +32,7 @@ register_sharding(torch.ops.scripted.negated.default)(lambda x: [([Partial()], [
 """
 
 
-def test_a_script_runs_the_imports_that_its_finding_needs(tmp_path: Path) -> None:
+def test_a_script_runs_the_imports_that_its_finding_needs(tmp_path: Path, rules_taken_back: None) -> None:
     rules = tmp_path / "my rules.py"
     rules.write_text(DOUBLED)
     run_imports([str(rules)])
