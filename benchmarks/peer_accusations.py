@@ -80,7 +80,7 @@ class Verdict:
 def load_accusations(path: Path = ACCUSATIONS) -> list[Accusation]:
     """Return the accused rules in the order of the file."""
     stored = json.loads(path.read_text())
-    assert stored["format_version"] == 1, path
+    assert stored["format_version"] == 2, path
     return [
         Accusation(
             op=entry["op"],

@@ -302,7 +302,7 @@ def test_a_session_is_recorded(pytester: pytest.Pytester, options: tuple[str, ..
     (finding,) = run.findings
     assert (finding.verdict, finding.mesh, finding.known) == ("CRASH", "3", False)
     assert finding.input_placements == {"input": "R", "weight": "S(0)"}
-    assert finding.confirmed == "confirmed on gloo, 3 ranks"
+    assert finding.confirmed.text == "confirmed on gloo, 3 ranks"
     assert finding.minimised
     assert finding.script_status == "fails as described"
     shapes = [argument["tensor"]["shape"] for argument in finding.trial.case.args]
@@ -325,7 +325,7 @@ def test_a_known_finding_is_recorded_as_known(pytester: pytest.Pytester) -> None
     second = newest(pytester)
     assert second.header.id != first.header.id
     assert [finding.known for finding in second.findings] == [True]
-    assert [finding.confirmed for finding in second.findings] == ["unconfirmed: ranks were simulated"]
+    assert [finding.confirmed.text for finding in second.findings] == ["unconfirmed: ranks were simulated"]
     assert [(known.fingerprint, known.status) for known in second.baseline] == [
         (first.findings[0].fingerprint, "known")
     ]

@@ -327,7 +327,7 @@ def test_shards_merged_are_one_run(commands: Commands, uninterrupted: dict[str, 
     assert "still fails: WRONG_VALUE" in said
     merged = commands.result("merged")
     assert merged == uninterrupted
-    assert RunStore(commands.folder / "merged").find_finding(fingerprint).confirmed == "confirmed on gloo, 2 ranks"
+    assert RunStore(commands.folder / "merged").find_finding(fingerprint).confirmed.text == "confirmed on gloo, 2 ranks"
 
 
 def test_a_shard_that_was_cut_short_by_its_time_limit_can_be_merged(

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.records.schema import FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
+from verifier.records.schema import ConfirmationRecord, FindingRecord, GraphRecord, KnownRecord, RunHeader, RunRecord
 from verifier.records.values import trial_record
 
 EMBEDDING = "aten.embedding.default"
@@ -50,8 +50,8 @@ def a_finding(fingerprint: str = "a1", **changes: object) -> FindingRecord:
         dtype="float64",
         rule="S(0), R -> P(sum)",
         message="weight.grad row 3: got 0.0, expected 1.7\n  in aten.embedding on mesh (4,)\n"
-        f"  likely: padding_idx is used as a local row index\n  reproduce: python -m verifier replay {fingerprint}",
-        confirmed="gloo, 4 ranks",
+        "  likely: padding_idx is used as a local row index",
+        confirmed=ConfirmationRecord("confirmed", "gloo", 4),
         minimised=True,
         occurrences=1,
         trial=trial_record(Trial(case, MeshSpec((4,)), ((Shard(0),),))),

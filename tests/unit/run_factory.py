@@ -9,6 +9,7 @@ import msgspec
 
 from verifier.records.schema import (
     CaseRecord,
+    ConfirmationRecord,
     EdgeRecord,
     FindingRecord,
     GraphRecord,
@@ -80,8 +81,7 @@ def make_finding(
     message = (
         f"weight.grad row 3: got 0.0, expected 1.7 in {ODD} {MARKUP}\n"
         f"  in {op}(indices=i64[3] {indices}, weight=f64[5, 2] {weight}) on mesh {mesh}, backend gloo\n"
-        f"  likely: padding_idx is used as a local row index\n"
-        f"  reproduce: python -m verifier replay {fingerprint}"
+        f"  likely: padding_idx is used as a local row index"
     )
     finding = FindingRecord(
         fingerprint=fingerprint,
@@ -98,7 +98,7 @@ def make_finding(
         dtype="float64",
         rule=f"indices={indices}, weight={weight} -> P(sum)",
         message=message,
-        confirmed="confirmed on gloo, 4 ranks",
+        confirmed=ConfirmationRecord("confirmed", "gloo", 4),
         minimised=True,
         occurrences=17,
         trial=TrialRecord(case, mesh, "cpu", [indices, weight], [["R"]], 7),
@@ -188,7 +188,7 @@ def make_run(**changes: object) -> RunRecord:
             mesh="2x2",
             weight="(S(0), S(0))",
             indices="(R, P(sum))",
-            confirmed="unconfirmed",
+            confirmed=ConfirmationRecord("unconfirmed"),
             script_status="not run",
             minimised=False,
             also=[],
@@ -226,7 +226,7 @@ def make_run(**changes: object) -> RunRecord:
 # -------------------------------------------------------------------------------------------------------------- level 1
 SUM = "aten.sum.dim_IntList"
 RENORMED = "aten.renorm.default"
-BY_LEVEL_1 = "found at level 1, confirmed on gloo, 2 ranks"
+BY_LEVEL_1 = ConfirmationRecord("confirmed", "gloo", 2)
 
 
 def make_wrong_rule(fingerprint: str = "5eed5eed01", op: str = RENORMED, **changes: object) -> WrongRuleRecord:
@@ -290,7 +290,7 @@ def make_op_rules(**changes: object) -> OpRulesRecord:
 
 def make_rules(**changes: object) -> RulesRecord:
     """Return the rule check of five ops: wrong, missing, untested, not testable, and one with nothing amiss."""
-    unsure = make_wrong_rule("", confirmed="unconfirmed: gloo cannot run it", op=SUM)
+    unsure = make_wrong_rule("", confirmed=ConfirmationRecord("unconfirmed", why="gloo cannot run it"), op=SUM)
     refused = make_missing_rule(1, saves=[], collectives_saved=0, bytes_saved=0)
     ops = {
         "renorm": make_op_rules(
@@ -303,7 +303,7 @@ def make_rules(**changes: object) -> RulesRecord:
         "sum": make_op_rules(
             unconfirmed=[unsure],
             missing=[make_missing_rule(), refused],
-            special=[make_wrong_rule("", SUM, confirmed="not tried: special values")],
+            special=[make_wrong_rule("", SUM, confirmed=ConfirmationRecord("not tried", why="special values"))],
             inconclusive=[f"{SUM}: P(max) -> P(max)"],
         ),
         "mean": make_op_rules(overloads=["aten.mean.dim"], missing=[make_missing_rule(2, "aten.mean.dim", samples=3)]),

@@ -13,7 +13,7 @@ from run_factory import BY_LEVEL_1, make_op_rules, make_rules
 from verifier.gate.baseline import NOT_EXPLAINED, Baseline
 from verifier.gate.decision import GateDecision, decide
 from verifier.gate.text import as_json, render
-from verifier.records.schema import FindingRecord, RunRecord
+from verifier.records.schema import ConfirmationRecord, FindingRecord, RunRecord
 
 TODAY = date(2026, 5, 20)
 
@@ -264,14 +264,18 @@ def test_what_is_fixed_by_an_import_is_said_to_be_so() -> None:
     imported = replace(run, header=replace(run.header, imports=["a.rules", "b.py"]))
     said = render(decide(imported, a_baseline("b2"), TODAY))
     assert (
-        "next: what is fixed is so with --import a.rules --import b.py; if all runs have that from now on, drop it: "
+        "next: these entries passed because of --import a.rules --import b.py; if every run will have it, remove them: "
         "`python -m verifier gate --update`\n"
     ) in said
     assert "drop what is fixed" in render(decide(run, a_baseline("b2"), TODAY))
 
 
 def test_unconfirmed_finding_counts_and_is_said_to_be_so() -> None:
-    decision = decide(a_run(a_finding(confirmed="unconfirmed: did not fail a second time")), Baseline(), TODAY)
+    decision = decide(
+        a_run(a_finding(confirmed=ConfirmationRecord("unconfirmed", why="did not fail a second time"))),
+        Baseline(),
+        TODAY,
+    )
     assert decision.exit_status == 1
     assert "NEW a1 WRONG_GRADIENT: not in the baseline; unconfirmed: did not fail a second time\n" in render(decision)
 
@@ -307,6 +311,6 @@ def test_json_says_the_same_and_does_not_depend_on_the_order_of_findings() -> No
     assert written == as_json(decide(a_run(*reversed(findings)), baseline, TODAY))
     content = json.loads(written)
     assert list(content)[:3] == ["format_version", "exit_status", "unverified"]
-    assert (content["format_version"], content["exit_status"]) == (1, 1)
+    assert (content["format_version"], content["exit_status"]) == (2, 1)
     assert [item["fingerprint"] for item in content["new"]] == ["a1", "b2"]
     assert content["untested"][0]["expires"] == "2026-05-21"

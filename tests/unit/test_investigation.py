@@ -154,7 +154,7 @@ def test_failures_are_made_small_while_there_is_time(clock: Clock, left: float) 
     one.it.investigate()
     (finding,) = one.findings
     assert (finding.minimised, finding.dtype) == ((True, "float") if left > 0 else (False, "half"))
-    assert finding.confirmed == "confirmed on gloo, 2 ranks"
+    assert finding.confirmed.text == "confirmed on gloo, 2 ranks"
     assert any(isinstance(event, CaseSkipped) for event in one.told) == (left < 0)
 
 
@@ -171,7 +171,7 @@ def test_what_hangs_is_tried_again_only_while_there_is_time_and_to_confirm_it(cl
     one.it.investigate()
     assert len(one.tried) == 2
     assert one.tried[-1] == failing
-    assert [finding.confirmed for finding in one.findings] == ["confirmed on gloo, 4 ranks"]
+    assert [finding.confirmed.text for finding in one.findings] == ["confirmed on gloo, 4 ranks"]
 
 
 # ------------------------------------------------------------------------------------------------------- known findings

@@ -151,7 +151,7 @@ def test_hangs_that_one_hash_seed_avoids_are_one_finding_of_the_op() -> None:
     first, second = findings_of(hangs, passes, trial(SHARDED), trial(PARTIAL))
     assert first.fingerprint == second.fingerprint
     assert CAUSE in first.message
-    assert first.confirmed == "confirmed on gloo, 4 ranks"
+    assert first.confirmed.text == "confirmed on gloo, 4 ranks"
     assert [finding.occurrences for finding in (first, second)] == [1, 1]
     (other,) = findings_of(hangs, passes, trial(SHARDED, "abs"))
     assert other.fingerprint != first.fingerprint
@@ -214,7 +214,7 @@ def test_they_may_end_otherwise_each_time() -> None:
     ends = itertools.cycle([dies, stuck, hangs])
     (found,) = findings_of(lambda one: next(ends)(one), passes, trial(SHARDED))
     assert CAUSE in found.message
-    assert found.confirmed == "confirmed on gloo, 4 ranks"
+    assert found.confirmed.text == "confirmed on gloo, 4 ranks"
 
 
 def test_what_becomes_something_else_on_its_way_is_reported_as_it_was() -> None:
@@ -262,4 +262,4 @@ def test_other_hangs_are_told_apart_by_their_placements(alike: Runner | None) ->
 def test_what_does_not_show_again_says_nothing_of_hash_seeds() -> None:
     (found,) = findings_of(passes, passes, trial(SHARDED))
     assert CAUSE not in found.message
-    assert found.confirmed.startswith("unconfirmed")
+    assert found.confirmed.unsure

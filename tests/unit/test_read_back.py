@@ -23,7 +23,7 @@ from verifier.cli import main as entry
 from verifier.cli.common import consoles
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.gate.baseline import Baseline, BaselineEntry
-from verifier.records.schema import RunHeader, RunRecord
+from verifier.records.schema import ConfirmationRecord, RunHeader, RunRecord
 from verifier.report.html import render_html
 from verifier.runs.store import RunStore
 
@@ -71,7 +71,7 @@ def stored(out: Path, record: bytes | None = None, journal: bytes | None = None,
 
 
 def journal_of(header: RunHeader, *lines: dict[str, Any]) -> bytes:
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in ({"format_version": 1, "header": header}, *lines))
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in ({"format_version": 2, "header": header}, *lines))
 
 
 # ----------------------------------------------------------------------------------------------------- broken records
@@ -101,7 +101,7 @@ BROKEN = {
     "a fingerprint of two lines": (msgspec.json.encode(a_run(a_finding("a\nb"))), "findings[0].fingerprint"),
     "a number without an end": (_with(seconds=1e300), "seconds is no number"),
     "half of it": (_with()[:300], "not JSON"),
-    "no UTF-8": (b'{"format_version": 1, "x": "\xff"}', "not JSON"),
+    "no UTF-8": (b'{"format_version": 2, "x": "\xff"}', "not JSON"),
     "nothing": (b"", "not JSON"),
 }
 
@@ -211,7 +211,12 @@ def test_nothing_in_a_baseline_is_obeyed_by_a_terminal(tmp_path: Path, command: 
 def test_nothing_in_a_record_is_obeyed_by_a_terminal(
     words: list[str], tmp_path: Path, command: Command, nothing: Path
 ) -> None:
-    found = make_finding(message=f"{OBEYED}\n in", rule=OBEYED, script=f"# {OBEYED}\n", confirmed=OBEYED)
+    found = make_finding(
+        message=f"{OBEYED}\n in",
+        rule=OBEYED,
+        script=f"# {OBEYED}\n",
+        confirmed=ConfirmationRecord("unconfirmed", why=OBEYED),
+    )
     made = a_run(
         found, tool_errors=[OBEYED], unsupported={OBEYED: 1}, header=a_header(command=OBEYED, imports=[OBEYED])
     )

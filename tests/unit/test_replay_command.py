@@ -97,7 +97,7 @@ def test_an_op_that_an_import_of_the_run_defines_is_there_to_be_replayed(
     assert ended.value.code == 1, said.err
     assert ranks_import == [str(definitions)]
     assert "still fails: WRONG_GRADIENT: replayed_by_name.negated.default replayed" in said.out
-    assert "reproduce: python -m verifier replay a1b2c3d4e5 --out 'else where'" in said.out
+    assert f"reproduce: python -m verifier replay a1b2c3d4e5 --import {definitions} --out 'else where'" in said.out
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,16 @@ def test_it_is_indented_text_with_a_version() -> None:
     text = render_json(make_run())
     assert text.startswith('{\n  "header": {\n')
     assert text.endswith("}\n")
-    assert json.loads(text)["format_version"] == 1
+    assert json.loads(text)["format_version"] == 2
     assert ODD in json.loads(text)["findings"][0]["message"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format_version": 99}', "has format_version 99, expected 1"),
+        ('{"format_version": 99}', "has format_version 99, expected 2"),
         ('{"nodes": []}', "has no format_version"),
-        ('{"format_version": 1}', "is not a run of the verifier.*header"),
+        ('{"format_version": 2}', "is not a run of the verifier.*header"),
         ("not json", "is not a run of the verifier"),
         ("[]", "is not a run of the verifier"),
     ],

@@ -24,6 +24,7 @@ from run_factory import (
 )
 
 from verifier.records.schema import (
+    ConfirmationRecord,
     MissingRuleRecord,
     OpRulesRecord,
     RulesRecord,
@@ -37,7 +38,7 @@ from verifier.report.github import github_lines
 from verifier.report.html import banners, render_html
 from verifier.report.rules_html import MOST_CONFIRMED, MOST_MISSING, rules_view
 from verifier.report.rules_text import by_worth, header_line, op_lines, saves_text, state_text, total_lines
-from verifier.report.words import counted, evidence_text, is_unconfirmed, level_1_only, totals
+from verifier.report.words import counted, evidence_text, level_1_only, totals
 from verifier.runs.summary import join_levels
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -78,7 +79,7 @@ def test_commands_that_run_a_wrong_rule_again_import_what_its_run_did() -> None:
 
 
 def test_known_wrong_rule_is_one_line_and_an_unconfirmed_one_accuses_nobody() -> None:
-    unsure = make_wrong_rule("", confirmed="unconfirmed: gloo cannot run it")
+    unsure = make_wrong_rule("", confirmed=ConfirmationRecord("unconfirmed", why="gloo cannot run it"))
     first, *lines = op_lines("renorm", make_op_rules(wrong=[make_wrong_rule(known=True)], unconfirmed=[unsure]))
     assert first.endswith("1 known; 1 unconfirmed")
     assert lines[0].startswith("  known 5eed5eed01 WRONG_VALUE in aten.renorm.default(")
@@ -136,7 +137,7 @@ def test_totals_add_up_and_name_everything_that_was_not_tested() -> None:
         "  renorm, sample 3: SIGSEGV: double free or corruption",
         "next: python -m verifier replay 5eed5eed01 runs the first wrong rule again; fix it, or accept it: "
         "python -m verifier gate --update",
-        "next: accused rules that are unconfirmed accuse nobody: read why each could not be confirmed",
+        "next: unconfirmed findings do not fail the gate; see the reason given for each",
         "next: python -m verifier report shows every op's missing rules, and what each would save",
     ]
 
@@ -178,7 +179,12 @@ def test_each_kind_of_result_has_its_kind_of_annotation() -> None:
 
 
 def test_workflow_commands_are_escaped() -> None:
-    odd = make_wrong_rule(op="aten.a,b:c%", message="100% \r wrong", arguments="x\ny", confirmed="a\nb::error::c")
+    odd = make_wrong_rule(
+        op="aten.a,b:c%",
+        message="100% \r wrong",
+        arguments="x\ny",
+        confirmed=ConfirmationRecord("unconfirmed", why="a\nb::error::c"),
+    )
     (line, _) = github_lines(make_rules_run(make_rules(ops={"odd": make_op_rules(wrong=[odd])})))
     assert line.startswith(
         "::error title=wrong rule in aten.a%2Cb%3Ac%25::WRONG_VALUE 100%25 %0D wrong%0Ain aten.a,b:c%25"
@@ -246,7 +252,16 @@ def test_page_escapes_whatever_a_rule_says() -> None:
     hostile = make_op_rules(
         overloads=[ODD],
         confirmed=[ODD],
-        wrong=[make_wrong_rule(ODD, ODD, arguments=ODD, message=ODD, confirmed=ODD, output_placements=[ODD])],
+        wrong=[
+            make_wrong_rule(
+                ODD,
+                ODD,
+                arguments=ODD,
+                message=ODD,
+                confirmed=ConfirmationRecord("confirmed", ODD, 2),
+                output_placements=[ODD],
+            )
+        ],
         missing=[make_missing_rule(op=ODD, arguments=ODD, input_placements=[ODD])],
         special=[make_wrong_rule(message=ODD)],
         inconclusive=[ODD],
@@ -277,7 +292,7 @@ def test_page_of_many_ops_stays_small() -> None:
 
 def test_a_finding_of_level_1_says_so_once() -> None:
     page = render_html(make_rules_run())
-    assert f"<dd>{BY_LEVEL_1}</dd>" in page
+    assert f"<dd>found at level 1, {BY_LEVEL_1.text}</dd>" in page
     assert "found at level 1, found" not in page
     assert '<span class="tag">level 1</span>' in page
     assert '<span class="tag">level 1</span>' not in render_html(make_run())
@@ -296,7 +311,7 @@ def test_untested_rules_are_never_green() -> None:
     assert tone(untested={"the local call raises": 1}) == ["open"]
     assert tone(not_testable={SUM: "it draws random numbers"}) == ["open"]
     assert tone(died=["SIGSEGV"]) == ["open"]
-    assert tone(unconfirmed=[make_wrong_rule("", confirmed="unconfirmed")]) == ["open", "open"]
+    assert tone(unconfirmed=[make_wrong_rule("", confirmed=ConfirmationRecord("unconfirmed"))]) == ["open", "open"]
 
 
 def test_a_run_without_level_1_has_no_such_section() -> None:
@@ -319,19 +334,17 @@ def test_what_both_levels_tried_stays_in_the_table_of_ops() -> None:
 
 
 @pytest.mark.parametrize(
-    ("confirmed", "unsure"),
+    ("confirmed", "unsure", "text"),
     [
-        ("unconfirmed", True),
-        ("unconfirmed: it passed", True),
-        ("found at level 1, unconfirmed", True),
-        (BY_LEVEL_1, False),
+        (ConfirmationRecord("unconfirmed"), True, "unconfirmed"),
+        (ConfirmationRecord("unconfirmed", why="it passed"), True, "unconfirmed: it passed"),
+        (BY_LEVEL_1, False, "confirmed on gloo, 2 ranks"),
     ],
 )
-def test_unconfirmed_is_recognised_with_its_reason(confirmed: str, unsure: bool) -> None:
-    assert is_unconfirmed(confirmed) is unsure
-    assert evidence_text(1, confirmed).count("found at level 1") == 1
-    text = render_html(make_run(findings=[make_finding(confirmed=confirmed)]))
-    assert ('<span class="tag warn">unconfirmed</span>' in text) is unsure
+def test_an_unconfirmed_finding_is_tagged(confirmed: ConfirmationRecord, unsure: bool, text: str) -> None:
+    assert evidence_text(1, confirmed) == f"found at level 1, {text}"
+    page = render_html(make_run(findings=[make_finding(confirmed=confirmed)]))
+    assert ('<span class="tag warn">unconfirmed</span>' in page) is unsure
 
 
 # ---------------------------------------------------------------------------------------------------------------- docs

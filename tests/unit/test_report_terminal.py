@@ -20,9 +20,10 @@ from run_factory import (
     make_run,
 )
 
+from verifier.records.commands import replay_command
 from verifier.records.schema import EdgeCoverageRecord, RuleCoverageRecord, RunRecord
 from verifier.report.terminal import print_summary
-from verifier.report.words import OUTCOMES, replay_command, totals, with_folder
+from verifier.report.words import OUTCOMES, totals
 from verifier.runs.summary import join_levels
 
 
@@ -96,23 +97,6 @@ def test_commands_name_the_folder_of_the_runs_where_it_is_not_the_usual_one() ->
     assert replay == "  reproduce: python -m verifier replay a1b2c3d4e5 --out 'my runs'"
     assert "    reproduce: python -m verifier replay a1b2c3d4e5 --out 'my runs'" in out.getvalue().splitlines()
     assert "--out" not in printed(resumable)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("python -m verifier replay 0b4a --import 'a b' --rank-memory 1GiB", " --out x"),
-        ("next: python -m verifier gate --update", " --out x"),
-        ("python -m verifier report shows every op's missing rules", None),
-        ("python -m verifier run, for what level 1 cannot see", ""),
-    ],
-)
-def test_only_commands_that_read_runs_name_the_folder(text: str, expected: str | None) -> None:
-    found = with_folder(text, Path("x"))
-    if expected is None:
-        assert found == "python -m verifier report --out x shows every op's missing rules"
-    else:
-        assert found == text + expected
 
 
 def test_nothing_tested_is_said_and_not_green() -> None:
@@ -205,9 +189,7 @@ def test_two_levels_are_summed_up_one_after_the_other() -> None:
 
 
 def test_the_command_at_the_end_has_the_options_of_the_finding() -> None:
-    finding = make_run().findings[0]
-    command = f"python -m verifier replay {finding.fingerprint} --import rules.py"
-    asked = replace(finding, message=f"wrong\n  in a call\n  reproduce: {command}")
-    assert replay_command(asked) == command
-    silent = replace(finding, message="wrong")
-    assert replay_command(silent) == f"python -m verifier replay {finding.fingerprint}"
+    finding = replace(make_run().findings[0], imports=["my rules.py"], rank_memory="1GiB")
+    command = f"python -m verifier replay {finding.fingerprint} --import 'my rules.py' --rank-memory 1GiB"
+    assert replay_command(finding) == command
+    assert replay_command(finding, Path("nights")) == f"{command} --out nights"

@@ -28,6 +28,7 @@ from verifier.events import (
     TrialFinished,
 )
 from verifier.records.schema import (
+    ConfirmationRecord,
     EdgeCoverageRecord,
     EdgeRecord,
     GraphRecord,
@@ -200,7 +201,7 @@ finding_events = st.builds(
     ),
     st.sampled_from(["a1", "b2"]),
     st.sampled_from(["4", "2x2"]),
-    st.just("unconfirmed"),
+    st.just(ConfirmationRecord("unconfirmed")),
     st.integers(1, 5),
     st.lists(st.sampled_from(["x", "y"]), unique=True).map(sorted),
 )
@@ -233,11 +234,16 @@ def test_merging_does_not_depend_on_grouping(parts: list[list[Event]]) -> None:
 
 
 def test_merge_prefers_the_better_evidence_and_remembers_where_else() -> None:
-    unsure = a_finding(mesh="2x2", confirmed="unconfirmed", occurrences=3)
+    unsure = a_finding(mesh="2x2", confirmed=ConfirmationRecord("unconfirmed"), occurrences=3)
     sure = a_finding(mesh="8", occurrences=2, known=True)
     for order in ([unsure, sure], [sure, unsure]):
         [merged] = merge_records([summed(FindingReported(one)) for one in order]).findings
-        assert (merged.mesh, merged.confirmed, merged.occurrences, merged.known) == ("8", "gloo, 4 ranks", 5, True)
+        assert (merged.mesh, merged.confirmed.text, merged.occurrences, merged.known) == (
+            "8",
+            "confirmed on gloo, 4 ranks",
+            5,
+            True,
+        )
         assert merged.also == ["2x2: weight=S(0), indices=R"]
 
 

@@ -25,7 +25,15 @@ from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext
-from verifier.records.schema import NOT_SELECTED, OUT_OF_TIME, FindingRecord, KnownRecord
+from verifier.records.schema import (
+    CONFIRMED,
+    NOT_SELECTED,
+    NOT_TRIED,
+    OUT_OF_TIME,
+    ConfirmationRecord,
+    FindingRecord,
+    KnownRecord,
+)
 from verifier.records.values import load_trial
 
 __all__ = ["Investigation"]
@@ -115,7 +123,7 @@ class Investigation:
 
     def _take_in(self, entry: BaselineEntry, replayed: tuple[Verdict, Failure | None] | str) -> None:
         if isinstance(replayed, str):
-            self.known.append(KnownRecord(entry.fingerprint, "untested", replayed))
+            self.known.append(KnownRecord(entry.fingerprint, "untested", replayed, self._is_selected(entry)))
             return
         verdict, failure = replayed
         if failure is not None and failure.verdict.kind == entry.verdict:
@@ -145,7 +153,7 @@ class Investigation:
                 merged.seen.update(group.seen)
             self.known.append(KnownRecord(fingerprint_, "known", f"in {plural(merged.occurrences, 'trial')}"))
             mesh = failure.trial.mesh
-            where = f"confirmed on {mesh.backend}, {mesh.world_size} rank{'s' * (mesh.world_size != 1)}"
+            where = ConfirmationRecord(CONFIRMED, mesh.backend, mesh.world_size)
             entry = self.plan.baseline.get(fingerprint_)
             found = self._record(merged, failure, where, True, entry)
             self._emit(FindingReported(replace(found, groups=sorted(group.key for group in groups))))
@@ -192,7 +200,7 @@ class Investigation:
                 smallest, minimised = failure, False  # on its way it has become something else
             if time.monotonic() > self.until:
                 self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
-            smallest, confirmed = (smallest, "") if known else confirm(smallest, minimiser)
+            smallest, confirmed = (smallest, ConfirmationRecord(NOT_TRIED)) if known else confirm(smallest, minimiser)
             name = fingerprint(smallest)
             entry = self.plan.baseline.get(name)
             known_group = group_key(smallest)
@@ -285,7 +293,12 @@ class Investigation:
         return True
 
     def _record(
-        self, group: Group, smallest: Failure, confirmed: str, minimised: bool, entry: BaselineEntry | None
+        self,
+        group: Group,
+        smallest: Failure,
+        confirmed: ConfirmationRecord,
+        minimised: bool,
+        entry: BaselineEntry | None,
     ) -> FindingRecord:
         family = self.plan.families[smallest.trial.case.family]
         cause = _BY_HASH_SEED if smallest.by_hash_seed else family.likely_cause(smallest.trial, smallest.verdict)

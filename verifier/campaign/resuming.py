@@ -20,9 +20,10 @@ from verifier.events import Event, Listener, RunResumed
 from verifier.gate.baseline import Baseline
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.boundary import OutsideError, needs_imports
+from verifier.records.commands import resume_text
 from verifier.records.files import OtherVersionError, RunFormatError, out_option, read_bytes, read_record
 from verifier.records.schema import INTERRUPTED, RunHeader, RunRecord
-from verifier.runs.journal import JOURNAL_NAME, RECORD_NAME, Journal, is_open, read_journal, resume_text
+from verifier.runs.journal import JOURNAL_NAME, RECORD_NAME, Journal, is_open, read_journal
 from verifier.runs.store import RunStore
 
 __all__ = ["merge", "resume", "resume_notice", "run_to_resume"]
@@ -214,7 +215,8 @@ def _part(name: str, store: RunStore) -> _Part:
         raise ValueError(f"run {header.id} is no shard; make each part with run --shard I/N, and merge those")
     if not (folder / RECORD_NAME).is_file():
         raise ValueError(
-            f"run {header.id}, shard {header.shard}, did not finish; first {resume_text(header)}, where it was made"
+            f"run {header.id}, shard {header.shard}, did not finish; first "
+            f"{resume_text(header.id, header.imports)}, where it was made"
         )
     return _Part(header.id, Shard.parse(header.shard), journal, read_record(folder / RECORD_NAME))
 

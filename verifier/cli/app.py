@@ -56,7 +56,7 @@ from verifier.core.case import MOST_RANKS, Trial
 from verifier.core.entry_points import load_entry_points
 from verifier.core.logs import LogLevel, log_to_stderr
 from verifier.core.verdict import Verdict, VerdictKind
-from verifier.core.wording import import_options, plural, replay_text
+from verifier.core.wording import import_options, plural
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import NoScriptError, render_script, run_script
 from verifier.gate.baseline import BaselineEntry, load_baseline
@@ -66,12 +66,12 @@ from verifier.gate.question import Question, asked_by
 from verifier.gate.text import as_json, render
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.boundary import OutsideError, needs_imports, refusal
-from verifier.records.files import DEFAULT_REPORTS, RunFormatError, out_option
+from verifier.records.commands import finding_text, replay_text
+from verifier.records.files import DEFAULT_REPORTS, RunFormatError
 from verifier.records.schema import FAILS, RunRecord, TrialRecord
 from verifier.records.values import load_trial
 from verifier.report.json import render_json
 from verifier.report.terminal import print_summary
-from verifier.report.words import with_folder
 from verifier.runs.store import RunStore
 from verifier.runs.summary import join_levels
 
@@ -310,7 +310,7 @@ def gate(
         consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )
-    said = as_json(decision) if output is Format.JSON else with_folder(render(decision), out)
+    said = as_json(decision) if output is Format.JSON else render(decision, out)
     write_out(said.rstrip() + "\n", output)
     raise typer.Exit(decision.exit_status)
 
@@ -358,7 +358,7 @@ def replay(
     verdict, fails = replay_trial(trial, found.verdict, imports or [], limit, cluster)
     if script:
         _say_script(found.fingerprint, trial, verdict, fails, imports or [], limit)
-    _say_replayed(with_folder(found.message, out), found.verdict, verdict, fails)
+    _say_replayed(finding_text(found, out), found.verdict, verdict, fails)
 
 
 def _runnable(
@@ -368,7 +368,7 @@ def _runnable(
     if missing := needs_imports(named, imports):
         raise OutsideError(
             f"{what} was found under {import_options(missing)}; nothing that a file names is imported, so say it: "
-            f"{replay_text(what, [*imports, *missing])}{out_option(out)}"
+            f"{replay_text(what, [*imports, *missing], folder=out)}"
         )
     run_imports(imports)  # before the call is looked up: its op may be of theirs
     trial = load_trial(record)

@@ -33,7 +33,6 @@ from verifier.records.files import DEFAULT_REPORTS
 from verifier.report.github import github_lines
 from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, total_lines
-from verifier.report.words import with_folder
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
 from verifier.runs.store import RunStore
@@ -104,12 +103,16 @@ def rules(
         if output is RulesFormat.JSON:
             write_out(render_rules_json(made) + "\n", output)
         elif output is RulesFormat.GITHUB:
-            write_out("".join(f"{with_folder(line, out)}\n" for line in github_lines(made)))
+            write_out("".join(f"{line}\n" for line in github_lines(made, out)))
         else:
             ops, imported = made.rules.ops, made.header.imports
-            lines = [header_line(), *(line for name, op in ops.items() for line in op_lines(name, op, imported)), ""]
-            lines += total_lines(made.rules, imported)
-            write_out("".join(f"{with_folder(line, out)}\n" for line in lines))
+            lines = [
+                header_line(),
+                *(line for name, op in ops.items() for line in op_lines(name, op, imported, out)),
+                "",
+            ]
+            lines += total_lines(made.rules, imported, out)
+            write_out("".join(f"{line}\n" for line in lines))
         for error in made.tool_errors:
             sys.stderr.write(plain_text(f"error of the verifier: {error}\n"))
     status = exit_status(made, baseline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -78,6 +79,8 @@ class Raised:
     ours: bool = False
     """The exception came from the verifier itself."""
     backward: int | None = None
+    out_of_memory: bool = False
+    """The process had no more memory under the limit that it was given."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,10 @@ class Observation:
     detail: str = ""
     """For fates other than completed: which ranks were where."""
     seconds: float = 0.0
+    signals: tuple[int, ...] = ()
+    """The signals that ended processes."""
+    out_of_memory: bool = False
+    """Whether a process ended because it had no more memory under its limit."""
 
     @property
     def killed(self) -> bool:
@@ -171,4 +178,4 @@ class Observation:
 
         The kernel does where memory is short, and people do; a call that takes too much memory has it happen again.
         """
-        return self.fate is Fate.DIED and "ended with signal SIGKILL" in self.detail
+        return self.fate is Fate.DIED and signal.SIGKILL in self.signals

@@ -11,7 +11,7 @@ from multiprocessing.connection import wait
 
 from verifier.core.wording import nearest
 
-__all__ = ["die_with", "format_size", "limit_memory", "memory_note", "names_limit", "parse_size", "program_of"]
+__all__ = ["die_with", "format_size", "is_out_of_memory", "limit_memory", "memory_note", "parse_size", "program_of"]
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNDER_LIMIT = "out of memory under the limit of"
@@ -64,14 +64,18 @@ def memory_note(text: str, limit: int | None) -> str:
     >>> memory_note("index out of range", 512 << 20)
     ''
     """
-    if not _OUT_OF_MEMORY.search(text):
+    if not is_out_of_memory(text):
         return ""
     return "out of memory: " if limit is None else f"{_UNDER_LIMIT} {format_size(limit)} a rank: "
 
 
-def names_limit(text: str) -> bool:
-    """Return whether a message says that a rank had no more memory because of its limit; see :func:`memory_note`."""
-    return _UNDER_LIMIT in text
+def is_out_of_memory(text: str) -> bool:
+    """Return whether what a process said on its way out tells of an allocation that failed.
+
+    >>> is_out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
+    True
+    """
+    return _OUT_OF_MEMORY.search(text) is not None
 
 
 def parse_size(text: str) -> int:

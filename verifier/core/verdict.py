@@ -58,3 +58,5 @@ class Verdict:
     detail: str = ""
     raised: str = ""
     """The type of the exception, where the verdict is about one."""
+    out_of_memory: bool = False
+    """Whether a rank had no more memory under the limit that ranks were given."""

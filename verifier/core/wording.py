@@ -16,7 +16,6 @@ __all__ = [
     "plain_json",
     "plain_text",
     "plural",
-    "replay_text",
     "signal_name",
     "unknown_name",
 ]
@@ -65,15 +64,6 @@ def plural(count: int, noun: str, many: str = "") -> str:
     ('1 finding', '1,200 findings', '2 classes')
     """
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
-
-
-def replay_text(fingerprint: str, imports: Sequence[str] = ()) -> str:
-    """Return the command that runs a finding again: with the imports of its run, without which it is another's.
-
-    >>> replay_text("0b4a15ec4750", ["my rules.py"])
-    "python -m verifier replay 0b4a15ec4750 --import 'my rules.py'"
-    """
-    return " ".join(["python -m verifier replay", shlex.quote(fingerprint), *filter(None, [import_options(imports)])])
 
 
 def import_options(imports: Sequence[str]) -> str:

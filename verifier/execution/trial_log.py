@@ -77,5 +77,9 @@ class TrialLog:
         code = raised_in(origin)
         where = f"{code.co_name} ({Path(code.co_filename).name})" if code is not None else "nowhere"
         kind, message = type(error).__name__, str(error)
-        message = memory_note(f"{kind}: {message}", self.memory_limit) + message
-        self.raised = Raised(self.reached, kind, message, where, text, is_refusal(error), ours, self.backward)
+        note = memory_note(f"{kind}: {message}", self.memory_limit)
+        limited = bool(note) and self.memory_limit is not None
+        refused = is_refusal(error)
+        self.raised = Raised(
+            self.reached, kind, note + message, where, text, refused, ours, self.backward, out_of_memory=limited
+        )

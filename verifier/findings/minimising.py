@@ -12,7 +12,6 @@ from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate
 from verifier.core.verdict import VerdictKind
-from verifier.core.wording import plural
 from verifier.findings.failures import Drawn, Failure, Runner
 from verifier.findings.grouping import symptom
 from verifier.findings.shrinking import shrink
@@ -32,6 +31,7 @@ from verifier.oracle.reference import Reference, make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.alphabet import Alphabet
 from verifier.programs import joined, simpler_calls, targets
+from verifier.records.schema import CONFIRMED, UNCONFIRMED, ConfirmationRecord
 
 __all__ = [
     "Minimiser",
@@ -209,7 +209,7 @@ def _fits(template: Trial, case: OpCase) -> bool:
     return True
 
 
-def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
+def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, ConfirmationRecord]:
     """Run ``failure`` once more on real processes; return it as it then is, and on what it was confirmed.
 
     DTensor's caches are empty then, so what only an earlier trial made fail is not confirmed.
@@ -224,5 +224,5 @@ def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, str]:
             if failure.trial.mesh != trial.mesh
             else "did not fail a second time, with DTensor's caches empty"
         )
-        return failure, f"unconfirmed: {why}"
-    return again, f"confirmed on {trial.mesh.backend}, {plural(trial.mesh.world_size, 'rank')}"
+        return failure, ConfirmationRecord(UNCONFIRMED, why=why)
+    return again, ConfirmationRecord(CONFIRMED, trial.mesh.backend, trial.mesh.world_size)

@@ -6,23 +6,22 @@ from collections.abc import Sequence
 
 from verifier.core.arguments import combination_rows
 from verifier.core.call_text import describe_call
-from verifier.core.process_limits import format_size, names_limit, parse_size
+from verifier.core.process_limits import format_size, parse_size
 from verifier.core.verdict import VerdictKind
-from verifier.core.wording import replay_text
 from verifier.findings.failures import Failure, cotangent_text, first_report
 from verifier.findings.grouping import Group, dtype_class, fingerprint, group_key, rule_class, unlike_rules
 from verifier.findings.script.render import NoScriptError, render_script, run_script
 from verifier.gate.baseline import BaselineEntry
-from verifier.records.schema import GONE, NOT_RUN, FindingRecord
+from verifier.records.schema import GONE, NOT_RUN, UNCONFIRMED, ConfirmationRecord, FindingRecord
 from verifier.records.values import trial_record
 
-__all__ = ["finding_record", "message", "written_script"]
+SCRIPT_RAN = "the stand-alone script does not show it"
+
+__all__ = ["SCRIPT_RAN", "finding_record", "message", "written_script"]
 
 
-def message(
-    failure: Failure, cause: str, name: str, imports: Sequence[str] = (), memory_limit: int | None = None
-) -> str:
-    """Return the finding's message: the difference, the call, the likely cause, what reproduces it."""
+def message(failure: Failure, cause: str) -> str:
+    """Return the finding's message: the difference, the call, the likely cause."""
     trial = failure.trial
     call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
     where = f"  in {trial.case.op}({call}) on mesh {trial.mesh.shape}, backend {trial.mesh.backend}"
@@ -37,12 +36,15 @@ def message(
         lines.append(f"  ranks chose different rules: {unlike}")
     if cause:
         lines.append(f"  likely: {cause}")
-    options = ""
-    if memory_limit is not None and names_limit(failure.verdict.message):
-        size = format_size(memory_limit).replace(" ", "")
-        options = f" --rank-memory {size if parse_size(size) == memory_limit else memory_limit}"
-    lines.append(f"  reproduce: {replay_text(name, imports)}{options}")
     return "\n".join(lines)
+
+
+def rank_memory(failure: Failure, memory_limit: int | None) -> str:
+    """Return the limit without which a replay would not show ``failure``, as ``--rank-memory`` takes it; else ""."""
+    if memory_limit is None or not failure.verdict.out_of_memory:
+        return ""
+    size = format_size(memory_limit).replace(" ", "")
+    return size if parse_size(size) == memory_limit else str(memory_limit)
 
 
 def written_script(failure: Failure, memory_limit: int | None = None, imports: Sequence[str] = ()) -> tuple[str, str]:
@@ -62,7 +64,7 @@ def written_script(failure: Failure, memory_limit: int | None = None, imports: S
 def finding_record(
     group: Group,
     smallest: Failure,
-    confirmed: str,
+    confirmed: ConfirmationRecord,
     minimised: bool,
     entry: BaselineEntry | None,
     family: str,
@@ -99,7 +101,7 @@ def finding_record(
     else:
         status = script_status or (run_script(script)[0] if check_script else NOT_RUN)
         if status == GONE:
-            confirmed = "unconfirmed: the stand-alone script does not show it"
+            confirmed = ConfirmationRecord(UNCONFIRMED, why=SCRIPT_RAN)
     return FindingRecord(
         fingerprint=name,
         op=trial.case.op,
@@ -114,7 +116,7 @@ def finding_record(
         subject=verdict.subject,
         dtype=dtype_class(trial.case),
         rule=rule_class(smallest),
-        message=message(smallest, cause, name, imports, memory_limit),
+        message=message(smallest, cause),
         confirmed=confirmed,
         minimised=minimised,
         occurrences=group.occurrences,
@@ -125,5 +127,6 @@ def finding_record(
         also=list(group.seen),
         cotangent=cotangent_text(smallest),
         imports=list(imports),
+        rank_memory=rank_memory(smallest, memory_limit),
         groups=sorted({group.key, group_key(smallest)}),
     )

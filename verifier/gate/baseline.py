@@ -22,13 +22,16 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import did_you_mean, one_line
 from verifier.records.checks import check_name
 from verifier.records.files import write_atomically
-from verifier.records.schema import FORMAT_VERSION, FindingRecord, RunRecord, TrialRecord
+from verifier.records.schema import FindingRecord, RunRecord, TrialRecord
 from verifier.records.values import load_trial
 
 __all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
 
 NOT_EXPLAINED = "not explained yet"
 """What an update writes where a person is to write a reason. It is no reason: the finding stays new."""
+
+FORMAT_VERSION = 1
+"""Of the file; records have a version of their own."""
 
 VALID_DAYS = 180
 """Days from the day on which a finding enters the baseline to the one on which it expires."""

@@ -28,7 +28,7 @@ class GateItem:
 
     ``message`` is the finding's, or the entry's summary where the run has no finding; ``note`` says why the item is
     where it is. ``reason``, ``link`` and ``expires`` (an ISO date) come from the baseline and are empty without an
-    entry.
+    entry. ``imports`` and ``rank_memory`` are what a replay needs.
     """
 
     fingerprint: str
@@ -41,6 +41,8 @@ class GateItem:
     reason: str = ""
     link: str = ""
     expires: str = ""
+    imports: tuple[str, ...] = ()
+    rank_memory: str = ""
 
 
 @dataclass(frozen=True)
@@ -214,8 +216,8 @@ def _revision(runs: Sequence[RunRecord]) -> str:
 def _item(finding: FindingRecord | None, entry: BaselineEntry | None, note: str) -> GateItem:
     source = finding or entry
     assert source is not None, "an item has a finding or an entry"
-    if finding and finding.confirmed.startswith("unconfirmed"):
-        note = f"{note}; {finding.confirmed}"
+    if finding and finding.confirmed.unsure:
+        note = f"{note}; {finding.confirmed.text}"
     return GateItem(
         fingerprint=source.fingerprint,
         op=source.op,
@@ -227,6 +229,8 @@ def _item(finding: FindingRecord | None, entry: BaselineEntry | None, note: str)
         reason=entry.reason if entry else "",
         link=entry.link if entry else "",
         expires=entry.expires.isoformat() if entry else "",
+        imports=tuple(finding.imports if finding else entry.imports if entry else ()),
+        rank_memory=finding.rank_memory if finding else "",
     )
 
 

@@ -21,9 +21,10 @@ from verifier.gate.baseline import Baseline
 from verifier.gate.question import Question, families, names_op, selected
 from verifier.planning.families import select_ops
 from verifier.planning.profiles import CAMPAIGN_PROFILES
+from verifier.records.commands import resume_text
 from verifier.records.files import RunFormatError, out_option, read_record
 from verifier.records.schema import INTERRUPTED, FindingRecord, RunHeader, RunRecord
-from verifier.runs.journal import JOURNAL_NAME, RECORD_NAME, is_open, read_journal, resume_text
+from verifier.runs.journal import JOURNAL_NAME, RECORD_NAME, is_open, read_journal
 from verifier.runs.journal_lines import FINDING
 from verifier.runs.revision import Change, changes_since
 from verifier.runs.store import RunStore
@@ -311,7 +312,7 @@ class _Collection:
             self.left_out.append(f"run {header.id} was cut short; a complete run has tried all that it was to try")
             return
         goes_on = bool(header.request) and (run is None or any(one.reason == INTERRUPTED for one in run.untested))
-        remedy = f"to go on: {resume_text(header)}{out_option(self.store.root)}" if goes_on else _again(header)
+        remedy = f"to go on: {resume_text(header.id, header.imports, self.store.root)}" if goes_on else _again(header)
         ended = "was cut short and has no record" if run is None else "is incomplete: it stopped before its end"
         self.unanswered.append(NoEvidence(f"run {header.id} {ended}", remedy))
 

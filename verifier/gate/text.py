@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import msgspec
 
 from verifier.core.wording import plural
 from verifier.gate.decision import GateDecision
+from verifier.records.commands import command_text, replay_text
+from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import FORMAT_VERSION
 
 __all__ = [
@@ -27,7 +30,7 @@ def as_json(decision: GateDecision) -> str:
     return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"
 
 
-def render(decision: GateDecision) -> str:
+def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
     """Return the decision as text for a terminal; its last lines say what to do next."""
     lines = [f"gate on {decision.question}" + (f", {decision.revision}" if decision.revision else "")]
     lines += [f"  judged   {run}" for run in decision.runs]
@@ -36,9 +39,9 @@ def render(decision: GateDecision) -> str:
         for item in items:
             lines += ["", f"{title} {item.fingerprint} {item.verdict}: {item.note}"]
             lines += [f"  {line}" for line in item.message.splitlines()]
+            replay = replay_text(item.fingerprint, item.imports, item.rank_memory, folder)
+            lines.append(f"    reproduce: {replay}")
             lines += [f"  {name}: {text}" for name, text in (("reason", item.reason), ("link", item.link)) if text]
-            if "reproduce:" not in item.message:
-                lines.append(f"  reproduce: python -m verifier replay {item.fingerprint}")
     for title, items in (("known", decision.known), ("fixed", decision.fixed), ("untested", decision.untested)):
         if items:
             lines.append("")
@@ -56,14 +59,15 @@ def render(decision: GateDecision) -> str:
         f"{decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
         f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
         f"{len(decision.fixed)} fixed, {len(decision.untested)} untested",
-        *_next_steps(decision),
+        *_next_steps(decision, folder),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _next_steps(decision: GateDecision) -> list[str]:
+def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
     """Return what the reader is to do, the most pressing first, and the exit status."""
     steps = []
+    update = f"`{command_text('gate --update', folder)}`"
     if decision.errors:
         steps.append("report the error of the verifier; until it is gone the run decides nothing")
     elif decision.unanswered:
@@ -74,14 +78,13 @@ def _next_steps(decision: GateDecision) -> list[str]:
         entries = plural(unexplained, "entry", "entries")
         steps.append(f"write in the baseline why what is new is accepted: {entries} without a reason; or fix it")
     if len(decision.new) > unexplained:
-        steps.append("fix what is new, or accept it: `python -m verifier gate --update`, then give each a reason")
+        steps.append(f"fix what is new, or accept it: {update}, then give each a reason")
     if decision.expired:
         steps.append("fix what has expired, or move its `expires` in the baseline, with a reason that still holds")
     if decision.fixed:
-        update = "`python -m verifier gate --update`"
         if decision.imports:
             options = " ".join(f"--import {name}" for name in decision.imports)
-            steps.append(f"what is fixed is so with {options}; if all runs have that from now on, drop it: {update}")
+            steps.append(f"these entries passed because of {options}; if every run will have it, remove them: {update}")
         else:
             steps.append(f"drop what is fixed from the baseline: {update}")
     verdict = {0: "passed: nothing new", 1: "failed: new or expired findings", 2: "could not verify"}

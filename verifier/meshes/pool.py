@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from verifier.core.case import MeshSpec, Trial
 from verifier.core.observation import Fate, Observation, Phase, ProcessReport
-from verifier.core.process_limits import memory_note
+from verifier.core.process_limits import is_out_of_memory, memory_note
 from verifier.execution.imports import is_importing
 from verifier.execution.packing import pack
 from verifier.meshes.crew import Crew, PoolKey
@@ -288,7 +288,7 @@ class Pool:
                     if self._may_retry(number, unreported):
                         self._recover(f"between trials: {self._who_died(unreported)}")
                         return
-                    yield self._ended(flight, Fate.DIED, self._who_died(unreported))
+                    yield self._died(flight, unreported)
                     return
                 if self.size > 1 and len(flight.raised) > raised:
                     raised, grace_until = len(flight.raised), time.monotonic() + flight.patience(self.grace)
@@ -300,7 +300,7 @@ class Pool:
                     if time.monotonic() < grace_until and self._goes_on(flight):
                         continue
                     if lost:
-                        yield self._ended(flight, Fate.DIED, self._who_died(sorted(lost)))
+                        yield self._died(flight, sorted(lost))
                         return
                     fate = Fate.STUCK if flight.raised else Fate.SLOW if self._computes(flight) else Fate.HANG
                     yield self._ended(flight, fate, self._who_waits(flight))
@@ -382,6 +382,15 @@ class Pool:
         Ranks that wait for each other on GPUs may do so by asking again and again, which looks the same.
         """
         return self.key.device == "cpu" and len(flight.looks) > 1 and self._is_at_work(flight.looks)
+
+    def _died(self, flight: _Flight, lost: Sequence[int]) -> Observation:
+        observation = self._ended(flight, Fate.DIED, self._who_died(lost))
+        processes = [self._crew.processes[index] for index in lost]
+        return replace(
+            observation,
+            signals=tuple(process.signal() for process in processes),
+            out_of_memory=self.memory_limit is not None and any(is_out_of_memory(p.tail()) for p in processes),
+        )
 
     def _who_died(self, lost: Sequence[int]) -> str:
         texts = []

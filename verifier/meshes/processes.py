@@ -289,6 +289,10 @@ class RankProcess:
         """Return how the process ended, as ``signal SIGKILL`` or ``exit status 1``."""
         return self._program.ending()
 
+    def signal(self) -> int:
+        """Return the signal that ended the process; 0 for none."""
+        return self._program.signal()
+
     def tail(self) -> str:
         """Return the end of what the process wrote to stderr."""
         return self._program.tail()

@@ -78,6 +78,9 @@ class Program(Protocol):
     def ending(self) -> str:
         """Return how it ended, as ``signal SIGKILL`` or ``exit status 1``."""
 
+    def signal(self) -> int:
+        """Return the signal that ended it; 0 for none."""
+
     def tail(self) -> str:
         """Return the end of what it wrote to stderr."""
 
@@ -180,6 +183,9 @@ class WorkerProgram:
         except subprocess.TimeoutExpired:
             return "a closed pipe"
         return f"signal {signal_name(-code)}" if code < 0 else f"exit status {code}"
+
+    def signal(self) -> int:
+        return max(0, -(self._popen.poll() or 0))
 
     def tail(self) -> str:
         end = os.fstat(self._stderr.fileno()).st_size

@@ -146,7 +146,7 @@ def _judge_unended(observation: Observation, reference: Reference, reports: Sequ
         return Verdict(VerdictKind.INCONCLUSIVE, message, reached, detail=observation.detail)
     message = observation.detail if first is None else f"{observation.detail}\nbefore that: {first.message}"
     if observation.fate is Fate.DIED:
-        return Verdict(VerdictKind.DIED, message, reached, "process")
+        return Verdict(VerdictKind.DIED, message, reached, "process", out_of_memory=observation.out_of_memory)
     return Verdict(VerdictKind.HANG, message, reached, "collective")
 
 
@@ -184,7 +184,9 @@ def _judge_exception(
     if observation.fate is Fate.STUCK:
         message += f" ({observation.detail})"
     subject, detail = _subject_of(error), error.traceback
-    return Verdict(VerdictKind.CRASH, message, error.phase, subject, error.backward, detail, error.type)
+    return Verdict(
+        VerdictKind.CRASH, message, error.phase, subject, error.backward, detail, error.type, error.out_of_memory
+    )
 
 
 def _subject_of(error: Raised) -> str:

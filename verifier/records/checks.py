@@ -16,6 +16,9 @@ from verifier.core.placement_text import split_placements
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import did_you_mean
 from verifier.records.schema import (
+    CONFIRMED,
+    NOT_TRIED,
+    UNCONFIRMED,
     FindingRecord,
     GraphRecord,
     KnownRecord,
@@ -31,6 +34,7 @@ __all__ = ["check_name", "check_record"]
 
 _VERDICTS = tuple(kind.value for kind in VerdictKind)
 _ACCUSING = tuple(kind.value for kind in VerdictKind if kind.bad)
+_CONFIRMATIONS = (CONFIRMED, UNCONFIRMED, NOT_TRIED)
 _LARGEST = 1 << 64
 """Counts and bytes are below; so is every number that a float or a page can show."""
 
@@ -85,6 +89,7 @@ def _check_finding(finding: FindingRecord, where: str) -> None:
     check_name(finding.fingerprint, f"{where}fingerprint")
     _check_one(finding.verdict, _ACCUSING, f"{where}verdict")
     MeshSpec.parse(finding.mesh)
+    _check_one(finding.confirmed.status, _CONFIRMATIONS, f"{where}confirmed.status")
     _check_trial(finding.trial, f"{where}trial")
 
 
@@ -114,6 +119,7 @@ def _check_rules(op: OpRulesRecord, where: str) -> None:
         rules: list[WrongRuleRecord] = getattr(op, name)
         for position, rule in enumerate(rules):
             _check_one(rule.verdict, _VERDICTS, f"{where}{name}[{position}].verdict")
+            _check_one(rule.confirmed.status, _CONFIRMATIONS, f"{where}{name}[{position}].confirmed.status")
             if rule.fingerprint:
                 check_name(rule.fingerprint, f"{where}{name}[{position}].fingerprint")
 

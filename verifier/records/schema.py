@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT_VERSION = 1
+from verifier.core.wording import plural
+
+FORMAT_VERSION = 2
+"""Of records, journals and findings. 2: what confirmed a finding, and how to reproduce it, are fields."""
 
 
 NOT_SELECTED = "is not selected"
-"""How the detail of a :class:`KnownRecord` ends whose op was not among those of the run."""
+"""What the detail of a :class:`KnownRecord` says of an op that was not among those of the run."""
 
 OUT_OF_TIME = "not reached within the time limit"
 """Why something was not tried that a run had no time for."""
@@ -64,12 +67,50 @@ class TrialRecord:
     seed: int = 0
 
 
+CONFIRMED = "confirmed"
+UNCONFIRMED = "unconfirmed"
+NOT_TRIED = "not tried"
+"""What :class:`ConfirmationRecord` may say; "not tried" is said of special values alone, which accuse no rule."""
+
+
+@dataclass
+class ConfirmationRecord:
+    """Whether real processes showed a finding, or an accused rule, once more.
+
+    ``status`` is ``"confirmed"``, ``"unconfirmed"`` or ``"not tried"``. ``backend`` and ``ranks`` say what showed it;
+    ``why`` says why nothing did.
+    """
+
+    status: str
+    backend: str = ""
+    ranks: int = 0
+    why: str = ""
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the tool accuses without evidence from real processes."""
+        return self.status == UNCONFIRMED
+
+    @property
+    def text(self) -> str:
+        """As one line.
+
+        >>> ConfirmationRecord("confirmed", "gloo", 1).text
+        'confirmed on gloo, 1 rank'
+        >>> ConfirmationRecord("unconfirmed", why="the script ran").text
+        'unconfirmed: the script ran'
+        """
+        if self.status == CONFIRMED:
+            return f"confirmed on {self.backend}, {plural(self.ranks, 'rank')}"
+        return f"{self.status}: {self.why}" if self.why else self.status
+
+
 @dataclass
 class FindingRecord:
     """A deduplicated, minimised and confirmed bad verdict.
 
-    ``message`` has four lines (difference; call; likely cause; command that reproduces it). ``confirmed`` says on what
-    it was confirmed, or ``"unconfirmed"``. ``script`` needs torch alone, or what ``imports`` name as well.
+    ``message`` has three lines: difference, call, likely cause. ``script`` needs torch alone, or what ``imports`` name
+    as well. ``rank_memory`` is the limit under which a replay shows the finding, empty where memory does not matter.
     ``script_status`` is ``"fails as described"``, ``"did not fail"``, ``"not run"`` with a reason, how the script broke
     off, or why there is none.
     """
@@ -88,7 +129,7 @@ class FindingRecord:
     dtype: str
     rule: str
     message: str
-    confirmed: str
+    confirmed: ConfirmationRecord
     minimised: bool
     occurrences: int
     trial: TrialRecord
@@ -100,6 +141,7 @@ class FindingRecord:
     cotangent: str = ""
     imports: list[str] = field(default_factory=list)
     """The user's modules and files under which it was found; the script runs them first."""
+    rank_memory: str = ""
     groups: list[str] = field(default_factory=list)
     """What the failures look like that turned out to be this defect, before minimising: op, verdict, place, rule."""
     format_version: int = FORMAT_VERSION
@@ -107,11 +149,15 @@ class FindingRecord:
 
 @dataclass
 class KnownRecord:
-    """A baseline entry that this run tried again: ``status`` is ``known`` (still fails), ``fixed`` or ``untested``."""
+    """A baseline entry that this run tried again: ``status`` is ``known`` (still fails), ``fixed`` or ``untested``.
+
+    ``selected`` is false where the op of the entry was not among those of the run.
+    """
 
     fingerprint: str
     status: str
     detail: str = ""
+    selected: bool = True
 
 
 @dataclass
@@ -188,9 +234,8 @@ class WrongRuleRecord:
     """A claim of DTensor's that a counterexample refutes.
 
     ``op`` is the aten overload, ``origin`` the sample that shows it; ``input_placements`` are those on which DTensor
-    runs the op. ``confirmed`` says on what real processes it was confirmed, or ``"unconfirmed"`` and why;
-    ``fingerprint`` names the finding and is empty for a rule that was not confirmed. ``draws`` counts the draws that
-    refute it.
+    runs the op. ``fingerprint`` names the finding and is empty for a rule that was not confirmed. ``draws`` counts the
+    draws that refute it.
     """
 
     op: str
@@ -202,7 +247,7 @@ class WrongRuleRecord:
     origin: str
     verdict: str
     message: str
-    confirmed: str
+    confirmed: ConfirmationRecord
     fingerprint: str
     known: bool
     draws: int

@@ -8,8 +8,10 @@ annotation has a title and no place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from verifier.core.wording import replay_text
+from verifier.records.commands import replay_text
+from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import MissingRuleRecord, RunRecord, WrongRuleRecord
 from verifier.report.rules_text import (
     by_worth,
@@ -29,7 +31,7 @@ MOST_MISSING = 50
 """Missing rules that get an annotation of their own: those that save most."""
 
 
-def github_lines(run: RunRecord) -> list[str]:
+def github_lines(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> list[str]:
     """Return one line for each annotation; none for a run without level 1.
 
     An error of our own and a wrong rule that is not known are errors, an accused rule that was not confirmed is a
@@ -41,9 +43,11 @@ def github_lines(run: RunRecord) -> list[str]:
     ops, imports = run.rules.ops.values(), run.header.imports
     lines = [_command("error", "the verifier itself failed", error) for error in run.tool_errors]
     wrong = {_identity(rule): rule for op in ops for rule in op.wrong if not rule.known}.values()
-    lines += [_command("error", f"wrong rule in {rule.op}", _wrong_text(rule, imports)) for rule in wrong]
+    lines += [_command("error", f"wrong rule in {rule.op}", _wrong_text(rule, imports, folder)) for rule in wrong]
     unsure = {_identity(rule): rule for op in ops for rule in op.unconfirmed}.values()
-    lines += [_command("warning", f"unconfirmed: rule of {rule.op}", _wrong_text(rule, imports)) for rule in unsure]
+    lines += [
+        _command("warning", f"unconfirmed: rule of {rule.op}", _wrong_text(rule, imports, folder)) for rule in unsure
+    ]
     missing = by_worth({_identity(rule): rule for op in ops for rule in op.missing}.values())
     lines += [_command("notice", f"missing rule in {rule.op}", _missing_text(rule)) for rule in missing[:MOST_MISSING]]
     summary = totals_block(run.rules)
@@ -59,11 +63,11 @@ def _identity(rule: WrongRuleRecord | MissingRuleRecord) -> tuple[str, ...]:
     return (rule.fingerprint,) if rule.fingerprint else (call_text(rule), rule_text(rule), rule.mesh)
 
 
-def _wrong_text(rule: WrongRuleRecord, imports: Sequence[str]) -> str:
+def _wrong_text(rule: WrongRuleRecord, imports: Sequence[str], folder: Path) -> str:
     lines = [f"{rule.verdict} {first_line(rule.message)}", f"in {state_text(rule)}"]
     lines.append(evidence_text(1, rule.confirmed))
     if rule.fingerprint:
-        lines.append(f"reproduce: {replay_text(rule.fingerprint, imports)}")
+        lines.append(f"reproduce: {replay_text(rule.fingerprint, imports, folder=folder)}")
     return "\n".join(lines)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from markupsafe import Markup
 
 from verifier.core.case import MeshSpec
-from verifier.core.wording import plural, replay_text
+from verifier.core.wording import plural
+from verifier.records.commands import finding_text, replay_command, replay_text
 from verifier.records.files import AS_IT_WAS, DEFAULT_REPORTS, write_atomically
 from verifier.records.schema import FindingRecord, RunRecord
 from verifier.report.graph_svg import collective_class, draw_graph
@@ -29,14 +30,11 @@ from verifier.report.words import (
     bytes_text,
     counted,
     evidence_text,
-    is_unconfirmed,
     level_1_only,
     outcome,
     present_verdicts,
-    replay_command,
     seconds_text,
     totals,
-    with_folder,
 )
 
 __all__ = ["Banner", "banners", "render_html", "write_html"]
@@ -95,7 +93,7 @@ def banners(run: RunRecord, total: Totals) -> list[Banner]:
         text = f"{nouns.capitalize()} that end in one say nothing about the op; see “Errors of the verifier”."
         result.append(Banner("ours", f"{plural(total.tool_errors, 'error')} of the verifier itself", text))
     if total.new:
-        unconfirmed = sum(is_unconfirmed(f.confirmed) for f in run.findings if not f.known)
+        unconfirmed = sum(f.confirmed.unsure for f in run.findings if not f.known)
         text = f"{unconfirmed} of them unconfirmed." if unconfirmed else "All of them confirmed."
         result.append(Banner("fail", plural(total.new, "new finding"), text))
     elif total.failed > unsure and not total.known:
@@ -143,8 +141,8 @@ def _finding_view(finding: FindingRecord, unfolded: bool, folder: Path) -> _Find
         )
         for named in named_tensors(finding)
     )
-    lines = with_folder(finding.message, folder).split("\n")
-    replay = with_folder(replay_command(finding), folder)
+    lines = finding_text(finding, folder).split("\n")
+    replay = replay_command(finding, folder)
     return _FindingView(finding, tensors, call_text(finding), lines, replay, unfolded)
 
 
@@ -170,9 +168,8 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
     environment.filters |= {"bytes": bytes_text, "seconds": seconds_text}
     environment.filters |= {"outcome": outcome, "collective": collective_class}
     environment.filters |= {"rule": rule_text, "call": rule_call_text, "state": state_text}
-    environment.filters |= {"held": evidence_for, "saves": saves_text, "unconfirmed": is_unconfirmed}
-    environment.filters["in_folder"] = lambda command: with_folder(command, folder)
-    environment.filters["replay"] = lambda fingerprint: replay_text(fingerprint, run.header.imports)
+    environment.filters |= {"held": evidence_for, "saves": saves_text}
+    environment.filters["replay"] = lambda fingerprint: replay_text(fingerprint, run.header.imports, folder=folder)
     environment.filters["evidence"] = lambda confirmed, level: evidence_text(level, confirmed)
     environment.globals |= {"plural": plural, "most": MOST_OTHERS}
     script, total, by_rules = _asset("page.js.jinja"), totals(run), level_1_only(run)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from verifier.core.case import MeshSpec
-from verifier.core.wording import plural, replay_text
+from verifier.core.wording import plural
+from verifier.records.commands import command_text, replay_text
+from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import (
     MissingRuleRecord,
     OpRulesRecord,
@@ -117,11 +120,12 @@ def header_line() -> str:
     return "op".ljust(_NAME_WIDTH) + "".join(f"  {name:>{width}}" for name, width in _COLUMNS.items())
 
 
-def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = ()) -> list[str]:
+def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> list[str]:
     """Return what is said of one op: a line of numbers and why not more was tested, then its rules, indented.
 
     Wrong rules come in full, known ones in a line each, missing rules in a line each up to a limit. A number that is 0
-    is a dash, so that what is there stands out. ``imports`` are those of the run, without which none is seen again.
+    is a dash, so that what is there stands out. ``imports`` are those of the run, without which none is seen again;
+    ``folder`` is where the run is recorded.
     """
     numbers = (op.combinations, len(op.confirmed), len(op.wrong), len(op.missing), sum(op.untested.values()))
     texts = [*(f"{number:,}" if number else "-" for number in numbers), f"{op.seconds:.2f}"]
@@ -131,9 +135,9 @@ def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = ()) -> list[
     lines = [f"{row}  {'; '.join(_notes(op))}".rstrip()]
     lines += [f"  died: {_flat(text)}" for text in op.died]
     for rule in op.wrong:
-        lines += [_known_line(rule)] if rule.known else _wrong_lines(rule, imports)
+        lines += [_known_line(rule)] if rule.known else _wrong_lines(rule, imports, folder)
     for rule in op.unconfirmed[:_MOST_UNCONFIRMED]:
-        lines += _wrong_lines(rule, imports)
+        lines += _wrong_lines(rule, imports, folder)
     if len(op.unconfirmed) > _MOST_UNCONFIRMED:
         lines.append(f"  and {len(op.unconfirmed) - _MOST_UNCONFIRMED:,} more unconfirmed in run.json")
     for missing in by_worth(op.missing)[:_MOST_MISSING]:
@@ -161,13 +165,13 @@ def _notes(op: OpRulesRecord) -> list[str]:
     return notes
 
 
-def _wrong_lines(rule: WrongRuleRecord, imports: Sequence[str]) -> list[str]:
+def _wrong_lines(rule: WrongRuleRecord, imports: Sequence[str], folder: Path) -> list[str]:
     """Return a wrong rule in the order of all messages: the difference, the call, the evidence, how to see it again."""
     lines = [f"  {rule.verdict} {first_line(rule.message)}", f"    in {state_text(rule)}"]
-    unsure = rule.confirmed.startswith("unconfirmed")
-    lines.append(f"    {_flat(rule.confirmed if unsure else evidence_text(1, rule.confirmed))}")
+    evidence = rule.confirmed.text if rule.confirmed.unsure else evidence_text(1, rule.confirmed)
+    lines.append(f"    {_flat(evidence)}")
     if rule.fingerprint:
-        lines.append(f"    reproduce: {replay_text(rule.fingerprint, imports)}")
+        lines.append(f"    reproduce: {replay_text(rule.fingerprint, imports, folder=folder)}")
     return lines
 
 
@@ -176,9 +180,9 @@ def _known_line(rule: WrongRuleRecord) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- totals
-def total_lines(rules: RulesRecord, imports: Sequence[str] = ()) -> list[str]:
+def total_lines(rules: RulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> list[str]:
     """Return the numbers of the whole rule check, what was not tested and why, and what to do next."""
-    return [*totals_block(rules), *(f"next: {step}" for step in _next_steps(rules, imports))]
+    return [*totals_block(rules), *(f"next: {step}" for step in _next_steps(rules, imports, folder))]
 
 
 def untested_reasons(rules: RulesRecord) -> Counter[str]:
@@ -271,21 +275,21 @@ def _not_tested_lines(rules: RulesRecord) -> list[str]:
     return lines
 
 
-def _next_steps(rules: RulesRecord, imports: Sequence[str]) -> list[str]:
+def _next_steps(rules: RulesRecord, imports: Sequence[str], folder: Path) -> list[str]:
     ops = rules.ops.values()
     new = [rule for op in ops for rule in op.wrong if not rule.known]
     steps = []
     if not any(is_tested(op) for op in ops):
         steps.append("nothing was tested, so nothing is proved: see above why, then run again")
     if new:
-        command = replay_text(new[0].fingerprint, imports)
+        command = replay_text(new[0].fingerprint, imports, folder=folder)
         steps.append(
-            f"{command} runs the first wrong rule again; fix it, or accept it: python -m verifier gate --update"
+            f"{command} runs the first wrong rule again; fix it, or accept it: {command_text('gate --update', folder)}"
         )
     if any(op.unconfirmed for op in ops):
-        steps.append("accused rules that are unconfirmed accuse nobody: read why each could not be confirmed")
+        steps.append("unconfirmed findings do not fail the gate; see the reason given for each")
     if any(op.missing for op in ops):
-        steps.append("python -m verifier report shows every op's missing rules, and what each would save")
+        steps.append(f"{command_text('report', folder)} shows every op's missing rules, and what each would save")
     elif not steps:
         steps.append("python -m verifier run, for what level 1 cannot see: redistribution, backward, the dispatcher")
     return steps

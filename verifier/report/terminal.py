@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from verifier.core.wording import plural
+from verifier.records.commands import finding_text, replay_command, resume_text
 from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import FAILS, GONE, NOT_SELECTED, FindingRecord, RunRecord
 from verifier.report.rules_text import totals_block, untested_beside_rules
@@ -18,12 +19,9 @@ from verifier.report.words import (
     level_1_only,
     outcome,
     present_verdicts,
-    replay_command,
     seconds_text,
     totals,
-    with_folder,
 )
-from verifier.runs.journal import resume_text
 
 __all__ = ["next_steps", "print_summary"]
 
@@ -49,7 +47,7 @@ def print_summary(
     """
 
     def say(text: str | Text = "", style: str = "") -> None:
-        line = Text(with_folder(text, folder), style=style) if isinstance(text, str) else text
+        line = Text(text, style=style) if isinstance(text, str) else text
         console.print(line, soft_wrap=True, highlight=False)
 
     total = totals(run)
@@ -64,18 +62,18 @@ def print_summary(
     _say_rules(run, say)
     _say_rule_coverage(run, say)
     _say_edge_coverage(run, say)
-    _say_findings(run, say)
+    _say_findings(run, say, folder)
     _say_not_tested(run, say)
     say()
     if not run.complete:
         say("INCOMPLETE: the run ended before it reached everything", "bold yellow")
     parts = [Text(part, style=_STYLES.get(tone, "")) for part, tone in total.parts]
     say(Text(", ").join(parts).append(f"; took {seconds_text(run.seconds)}"))
-    for line_text in next_steps(run, page):
+    for line_text in next_steps(run, page, folder):
         say(f"  {line_text}")
 
 
-def next_steps(run: RunRecord, page: Path | str | None) -> list[str]:
+def next_steps(run: RunRecord, page: Path | str | None, folder: Path = DEFAULT_REPORTS) -> list[str]:
     """Return what to do after ``run``, one step a line; the last one is the page to open, if there is one."""
     total = totals(run)
     new = [finding for finding in run.findings if not finding.known]
@@ -86,11 +84,11 @@ def next_steps(run: RunRecord, page: Path | str | None) -> list[str]:
         steps.append("the verifier failed in places: read its errors before you trust the rest")
     if not run.complete:
         if run.header.request and run.header.time_limit is None:
-            steps.append(f"go on with it: {resume_text(run.header)}")
+            steps.append(f"go on with it: {resume_text(run.header.id, run.header.imports, folder)}")
         else:
             steps.append(f"run it again, with more time if that was short: {run.header.command}")
     if new:
-        steps.append(f"reproduce: {replay_command(new[0])}")
+        steps.append(f"reproduce: {replay_command(new[0], folder)}")
     if page is not None:
         steps.append(f"open {page}")
     return steps
@@ -156,7 +154,7 @@ def _say_edge_coverage(run: RunRecord, say: _Say) -> None:
         say(f"{of} exercised on {ndim}-d meshes, {len(edges.refused)} only refused by DTensor, {never} never asked for")
 
 
-def _say_findings(run: RunRecord, say: _Say) -> None:
+def _say_findings(run: RunRecord, say: _Say, folder: Path) -> None:
     new = [finding for finding in run.findings if not finding.known]
     known = [finding for finding in run.findings if finding.known]
     if new:
@@ -165,7 +163,7 @@ def _say_findings(run: RunRecord, say: _Say) -> None:
     for finding in new[:_MOST_IN_FULL]:
         say()
         say(Text(f"{finding.verdict} {finding.fingerprint}, {_evidence(finding)}", style="red"))
-        for line in finding.message.splitlines():
+        for line in finding_text(finding, folder).splitlines():
             say(f"  {line}")
     if len(new) > _MOST_IN_FULL:
         say()
@@ -180,7 +178,7 @@ def _say_findings(run: RunRecord, say: _Say) -> None:
         say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}: {reason}")
     others = [entry for entry in run.baseline if entry.status != "known"]
     # a run of some ops has nothing to say of the rest
-    beside = [entry for entry in others if entry.status == "untested" and entry.detail.endswith(NOT_SELECTED)]
+    beside = [entry for entry in others if entry.status == "untested" and not entry.selected]
     others = [entry for entry in others if entry not in beside]
     if beside:
         say()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from verifier.core.verdict import VerdictKind
-from verifier.core.wording import plural, replay_text
-from verifier.records.files import out_option
-from verifier.records.schema import FindingRecord, RunRecord
+from verifier.core.wording import plural
+from verifier.records.schema import ConfirmationRecord, RunRecord
 
 __all__ = [
     "OUTCOMES",
@@ -19,14 +16,11 @@ __all__ = [
     "bytes_text",
     "counted",
     "evidence_text",
-    "is_unconfirmed",
     "level_1_only",
     "outcome",
     "present_verdicts",
-    "replay_command",
     "seconds_text",
     "totals",
-    "with_folder",
     "worst_verdict",
 ]
 
@@ -174,20 +168,13 @@ def level_1_only(run: RunRecord) -> set[str]:
     return (checked & set(run.counts_by_op)) - {matrix.op for matrix in run.matrices}
 
 
-def is_unconfirmed(confirmed: str) -> bool:
-    """Return whether a finding's ``confirmed`` says that it was not confirmed, with or without the reason."""
-    return confirmed.removeprefix("found at level 1, ").startswith("unconfirmed")
-
-
-def evidence_text(level: int, confirmed: str) -> str:
+def evidence_text(level: int, confirmed: ConfirmationRecord) -> str:
     """Return at which level something was found and on what it was confirmed.
 
-    >>> evidence_text(2, "confirmed on gloo, 4 ranks")
+    >>> evidence_text(2, ConfirmationRecord("confirmed", "gloo", 4))
     'found at level 2, confirmed on gloo, 4 ranks'
-    >>> evidence_text(1, "found at level 1, confirmed on gloo, 2 ranks")
-    'found at level 1, confirmed on gloo, 2 ranks'
     """
-    return confirmed if confirmed.startswith("found at level") else f"found at level {level}, {confirmed}"
+    return f"found at level {level}, {confirmed.text}"
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
@@ -221,26 +208,3 @@ def seconds_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min" + (f" {whole % 60:02} s" if whole % 60 else "")
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-
-
-def replay_command(finding: FindingRecord) -> str:
-    """Return the command that runs the smallest case of ``finding`` again, with the options that its message has."""
-    _, found, command = finding.message.rpartition("reproduce: ")
-    return command.strip() if found else replay_text(finding.fingerprint)
-
-
-_OPTION = r" --[a-z-]+ (?:'[^']*'|[^\s']+)"
-_READS_RUNS = re.compile(
-    rf"python -m verifier (?:replay [0-9a-f]+(?:{_OPTION})*|run --resume \S+(?:{_OPTION})*|gate --update|report\b)"
-)
-
-
-def with_folder(text: str, folder: Path) -> str:
-    """Return ``text`` with each command in it that reads runs told that they are in ``folder``.
-
-    >>> with_folder("reproduce: python -m verifier replay 0b4a15ec4750", Path("nights"))
-    'reproduce: python -m verifier replay 0b4a15ec4750 --out nights'
-    >>> with_folder("reproduce: python -m verifier replay 0b4a15ec4750", Path("reports"))
-    'reproduce: python -m verifier replay 0b4a15ec4750'
-    """
-    return _READS_RUNS.sub(lambda command: command[0] + out_option(folder), text)

@@ -13,14 +13,13 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
-from verifier.core.wording import import_options
+from verifier.records.commands import resume_text
 from verifier.records.files import (
     RunFormatError,
     RunStoreError,
     convert_fields,
     decode_versioned,
     encode_record,
-    out_option,
     read_bytes,
     refused,
     write_all,
@@ -28,7 +27,7 @@ from verifier.records.files import (
 )
 from verifier.records.schema import FORMAT_VERSION, RunHeader, RunRecord
 
-__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal", "resume_text"]
+__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal"]
 
 RECORD_NAME = "run.json"
 JOURNAL_NAME = "journal.jsonl"
@@ -174,11 +173,6 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def resume_text(header: RunHeader) -> str:
-    """Return the command that goes on with a run, with what it imported, which its journal alone would not."""
-    return " ".join(filter(None, [f"python -m verifier run --resume {header.id}", import_options(header.imports)]))
-
-
 class RunWriter:
     """Writes one run: :meth:`append` as it goes, :meth:`finish` at its end. Leaving it as a context manager closes it.
 
@@ -275,7 +269,7 @@ class RunWriter:
     @property
     def resume_command(self) -> str:
         """The command that goes on with the run."""
-        return resume_text(self.header) + out_option(self.directory.parent.parent)
+        return resume_text(self.header.id, self.header.imports, self.directory.parent.parent)
 
     def _lines(self) -> str:
         return f"first {self._written} lines" if self._written != 1 else "first line"

@@ -119,6 +119,7 @@ def _describe_observation(observation: Observation, verdict: Verdict) -> dict[st
         "judged": _given(replace(verdict, kind=VerdictKind.PASS, message=""), ("kind",)),
         "fate": "" if observation.fate is Fate.COMPLETED else observation.fate.value,
         "detail": observation.detail,
+        "signals": [*observation.signals],
         "shares": {share: round(seconds, 6) for share, seconds in shares.items()},
         "steps": [[*_step(step)] for step in reports[0].redistributions] if reports else [],
         "ran": ran_at(observation),
@@ -173,6 +174,7 @@ def load_observation(line: Mapping[str, Any], trial: Trial) -> tuple[Observation
             reports[0] = replace(reports[0], redistributions=steps, seconds=seconds)
         fate = Fate(line.get("fate", Fate.COMPLETED))
         observation = Observation(trial, fate, tuple(reports), line.get("detail", ""), line["seconds"])
+        observation = replace(observation, signals=tuple(map(int, line.get("signals", ()))))
     except (KeyError, TypeError, ValueError) as error:
         raise RunFormatError(f"trial {line.get('trial')} of the journal cannot be read: {error}") from error
     return observation, verdict

@@ -386,7 +386,7 @@ def _where(finding: FindingRecord) -> str:
 def _preference(finding: FindingRecord) -> tuple[bool, bool, int, bytes]:
     """Sort key that puts the best evidence first, whatever the order in which findings came in."""
     trial = msgspec.json.encode(finding.trial)
-    unsure = finding.confirmed.startswith("unconfirmed")
+    unsure = finding.confirmed.unsure
     return unsure, not finding.minimised, len(trial), trial
 
 

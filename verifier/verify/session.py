@@ -23,7 +23,16 @@ from verifier.findings.grouping import Collector, Group, fingerprint
 from verifier.findings.record import finding_record
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.records.files import new_run_id
-from verifier.records.schema import NOT_RUN, OUT_OF_TIME, KnownRecord, RunHeader, RunRecord
+from verifier.records.schema import (
+    CONFIRMED,
+    NOT_RUN,
+    OUT_OF_TIME,
+    UNCONFIRMED,
+    ConfirmationRecord,
+    KnownRecord,
+    RunHeader,
+    RunRecord,
+)
 from verifier.runs.graph import RedistributionGraph
 from verifier.runs.revision import BASELINE, revision
 from verifier.runs.store import RunStore
@@ -139,13 +148,14 @@ class SessionRecord:
             smallest = raised.failure if raised is not None else group.smallest
             trial, imports = smallest.trial, smallest.imports
             in_time = time.monotonic() < until
-            ranks = f"{trial.mesh.backend}, {plural(trial.mesh.world_size, 'rank')}"
-            simulated = trial.mesh.backend == "simulated"
+            confirmed = ConfirmationRecord(CONFIRMED, trial.mesh.backend, trial.mesh.world_size)
+            if trial.mesh.backend == "simulated":
+                confirmed = ConfirmationRecord(UNCONFIRMED, why="ranks were simulated")
             try:
                 finding = finding_record(
                     group,
                     smallest,
-                    "unconfirmed: ranks were simulated" if simulated else f"confirmed on {ranks}",
+                    confirmed,
                     minimised=raised is not None and raised.final,
                     entry=entry,
                     family=trial.case.family or "tests",

@@ -28,7 +28,8 @@ from verifier.oracle.verdicts import judge
 from verifier.planning.families import Family, installed_families
 from verifier.planning.profiles import CAMPAIGN_PROFILES
 from verifier.planning.trials import CasePlan, cotangent_placements, plan_case
-from verifier.records.files import DEFAULT_REPORTS, out_option
+from verifier.records.commands import replay_text
+from verifier.records.files import DEFAULT_REPORTS
 from verifier.torch_internals.names import OpOverload
 from verifier.verify.arguments import CombinationLike, PlacementsLike, cotangent_passes, make_case, make_combination
 from verifier.verify.result import ERRORS, NothingVerified, ToolError, Verification
@@ -328,8 +329,7 @@ def _families() -> tuple[Family, ...]:
 
 def _message(failure: Failure, folder: Path | None) -> str:
     """Return the message of ``failure``; ``folder`` is where it is recorded, None if it is not."""
-    cause = likely_cause(failure.trial, failure.verdict)
-    text = message(failure, cause, fingerprint(failure), failure.imports)
-    if folder is None:
-        return text.rpartition("\n")[0]  # what is not recorded cannot be replayed
-    return text + out_option(folder)
+    text = message(failure, likely_cause(failure.trial, failure.verdict))
+    if folder is None:  # what is not recorded cannot be replayed
+        return text
+    return f"{text}\n  reproduce: {replay_text(fingerprint(failure), failure.imports, folder=folder)}"

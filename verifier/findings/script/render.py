@@ -27,7 +27,6 @@ from verifier.core.arguments import tensor_arguments
 from verifier.core.case import OpCase, Trial
 from verifier.core.observation import Phase
 from verifier.core.ops import argument_names, promises_strides, written_arguments
-from verifier.core.process_limits import names_limit
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.findings.script.source import called_as, needs_its_module, program_source, source_folder
 from verifier.findings.script.template import IMPORTS, MEMORY, STRIDED_IMPORT, TEMPLATE
@@ -228,7 +227,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         )
     backend = "gloo" if mesh.backend == "simulated" else mesh.backend
     asked = [None if where is None else _placements_literal(where) for where in asked_placements(case)]
-    limited = memory_limit is not None and names_limit(verdict.message)
+    limited = memory_limit is not None and verdict.out_of_memory
     source = TEMPLATE.format(
         title=_documented(f"{verdict.kind} in {case.op}: {verdict.message}"),
         memory_text=MEMORY.format(limit=memory_limit) if limited else "",

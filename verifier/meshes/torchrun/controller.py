@@ -112,6 +112,10 @@ class _RemoteProgram:
     def ending(self) -> str:
         return str(self._ask("ending", f"its keeper ({self._keeper.gone})"))
 
+    def signal(self) -> int:
+        answer = self._ask("signal", 0)
+        return answer if isinstance(answer, int) else 0
+
     def tail(self) -> str:
         return str(self._ask("tail", ""))
 

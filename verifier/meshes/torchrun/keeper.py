@@ -115,6 +115,8 @@ class _Keeping:
                     program.interrupt()
             case "ending":
                 return program.ending()
+            case "signal":
+                return program.signal()
             case "tail":
                 return program.tail()
             case "kill":

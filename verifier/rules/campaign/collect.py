@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from verifier.records.schema import MissingRuleRecord, OpRulesRecord, TransferRecord, WrongRuleRecord
+from verifier.records.schema import (
+    NOT_TRIED,
+    ConfirmationRecord,
+    MissingRuleRecord,
+    OpRulesRecord,
+    TransferRecord,
+    WrongRuleRecord,
+)
 from verifier.rules.results import MissingRule, Rule, SampleReport, WrongRule
 
 __all__ = ["op_record", "wrong_record", "wrong_rules"]
@@ -55,11 +62,11 @@ def op_record(
         combinations=sum(report.combinations for report in reports),
         runs=sum(report.runs for report in reports),
         confirmed=[str(rule) for rule in held],
-        wrong=[w for w in wrong if not w.confirmed.startswith("unconfirmed")],
-        unconfirmed=[w for w in wrong if w.confirmed.startswith("unconfirmed")],
+        wrong=[w for w in wrong if not w.confirmed.unsure],
+        unconfirmed=[w for w in wrong if w.confirmed.unsure],
         missing=_missing(reports),
         special=[
-            wrong_record(w, "not tried: special values", "", False)
+            wrong_record(w, ConfirmationRecord(NOT_TRIED, why="special values"), "", False)
             for w in _smallest(w for report in reports for w in report.special)
         ],
         inconclusive=[str(rule) for rule in sorted(inconclusive)],
@@ -70,7 +77,7 @@ def op_record(
     )
 
 
-def wrong_record(wrong: WrongRule, confirmed: str, fingerprint: str, known: bool) -> WrongRuleRecord:
+def wrong_record(wrong: WrongRule, confirmed: ConfirmationRecord, fingerprint: str, known: bool) -> WrongRuleRecord:
     """Return the record of a wrong rule."""
     return WrongRuleRecord(
         op=wrong.rule.op,

@@ -21,7 +21,17 @@ from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
-from verifier.records.schema import GONE, NOT_RUN, NOT_SELECTED, FindingRecord, KnownRecord, WrongRuleRecord
+from verifier.records.schema import (
+    CONFIRMED,
+    GONE,
+    NOT_RUN,
+    NOT_SELECTED,
+    UNCONFIRMED,
+    ConfirmationRecord,
+    FindingRecord,
+    KnownRecord,
+    WrongRuleRecord,
+)
 from verifier.records.values import load_trial
 from verifier.rules.campaign.collect import wrong_record
 from verifier.rules.results import WrongRule
@@ -85,7 +95,7 @@ class _Defect:
     wrong: WrongRule
     family: str
     failure: Failure
-    confirmed: str
+    confirmed: ConfirmationRecord
     occurrences: int
     also: dict[str, None]
 
@@ -121,7 +131,7 @@ class Confirmer:
             if entry.family not in self.families:
                 continue
             if entry.op not in ops:
-                self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}"))
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}", False))
                 continue
             trial = load_trial(entry.trial())
             if reason := refusal(trial, self.imports):
@@ -148,9 +158,11 @@ class Confirmer:
         for attempt in range(ATTEMPTS):
             failure = self._run(replace(trial, seed=trial.seed + 7919 * attempt))
             if failure.verdict.kind.bad and agrees(wrong, failure):
-                return self._accuse(wrong, family, failure, f"found at level 1, confirmed on gloo, {ranks} ranks")
+                return self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
-        return wrong_record(wrong, f"unconfirmed: on {ranks} gloo ranks it is {seen}", "", False)
+        return wrong_record(
+            wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
+        )
 
     def _run(self, trial: Trial) -> Failure:
         """Run ``trial`` and return what came of it, which need not be a failure."""
@@ -160,7 +172,9 @@ class Confirmer:
             self.errors.append(f"{trial.case.op} on mesh {trial.mesh}: {verdict.message}\n{verdict.detail}".strip())
         return Failure(trial, observation, verdict)
 
-    def _accuse(self, wrong: WrongRule, family: str, failure: Failure, confirmed: str) -> WrongRuleRecord:
+    def _accuse(
+        self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
+    ) -> WrongRuleRecord:
         name = self._name(wrong)
         where = f"{wrong.rule} on mesh {wrong.mesh}"
         known = self._known.get(name)
@@ -185,7 +199,7 @@ class Confirmer:
     def settle(self) -> None:
         """Make a finding of each defect: those of the baseline that still fail, and what is new."""
         for name, known in self._known.items():
-            confirmed = f"found at level 1, confirmed on gloo, {known.failure.trial.mesh.world_size} ranks"
+            confirmed = ConfirmationRecord(CONFIRMED, "gloo", known.failure.trial.mesh.world_size)
             group = self._group(known.failure, max(1, known.occurrences), known.also)
             self.findings.append(self._record(name, group, known.entry.family, confirmed, known.entry))
         new = [name for name in self._defects if self.baseline.get(name) is None]
@@ -203,7 +217,13 @@ class Confirmer:
         self.findings.sort(key=lambda finding: (finding.op, finding.fingerprint))
 
     def _record(
-        self, name: str, group: Group, family: str, confirmed: str, entry: BaselineEntry | None, status: str = ""
+        self,
+        name: str,
+        group: Group,
+        family: str,
+        confirmed: ConfirmationRecord,
+        entry: BaselineEntry | None,
+        status: str = "",
     ) -> FindingRecord:
         return finding_record(
             group, group.smallest, confirmed, False, entry, family, "", False, self.imports,

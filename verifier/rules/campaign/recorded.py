@@ -12,9 +12,19 @@ from verifier.core.case import Trial
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
 from verifier.core.observation import Observation
 from verifier.core.verdict import VerdictKind
+from verifier.findings.record import SCRIPT_RAN
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
-from verifier.records.schema import GraphRecord, OpRulesRecord, RulesRecord, RunRecord, UntestedRecord, WrongRuleRecord
+from verifier.records.schema import (
+    UNCONFIRMED,
+    ConfirmationRecord,
+    GraphRecord,
+    OpRulesRecord,
+    RulesRecord,
+    RunRecord,
+    UntestedRecord,
+    WrongRuleRecord,
+)
 from verifier.rules.campaign.collect import op_record, wrong_rules
 from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.request import Progress, RulesPlan
@@ -174,7 +184,7 @@ class _RulesRun:
         assert self.findings is not None
         if record.fingerprint not in self.findings.withdrawn:
             return record
-        return replace(record, confirmed="unconfirmed: the stand-alone script does not show it", fingerprint="")
+        return replace(record, confirmed=ConfirmationRecord(UNCONFIRMED, why=SCRIPT_RAN), fingerprint="")
 
     def _make_pool(self, key: PoolKey) -> Pool:
         return Pool(key, tuple(self.plan.header.imports), TRIAL_LIMIT)

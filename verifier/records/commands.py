@@ -1,0 +1,53 @@
+"""The commands that messages tell the user to type, made from fields."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from verifier.core.wording import import_options
+from verifier.records.files import DEFAULT_REPORTS, out_option
+from verifier.records.schema import FindingRecord
+
+__all__ = ["command_text", "finding_text", "replay_command", "replay_text", "resume_text"]
+
+
+def command_text(name: str, folder: Path = DEFAULT_REPORTS) -> str:
+    """Return a command that reads the runs in ``folder``.
+
+    >>> command_text("gate --update", Path("nights")), command_text("report")
+    ('python -m verifier gate --update --out nights', 'python -m verifier report')
+    """
+    return f"python -m verifier {name}{out_option(folder)}"
+
+
+def replay_text(
+    fingerprint: str, imports: Sequence[str] = (), rank_memory: str = "", folder: Path = DEFAULT_REPORTS
+) -> str:
+    """Return the command that runs a finding again, with the imports and the limit of memory that it needs.
+
+    >>> replay_text("0b4a15ec4750", ["my rules.py"], "512MiB")
+    "python -m verifier replay 0b4a15ec4750 --import 'my rules.py' --rank-memory 512MiB"
+    """
+    options = [shlex.quote(fingerprint), import_options(imports), f"--rank-memory {rank_memory}" if rank_memory else ""]
+    return command_text(" ".join(filter(None, ["replay", *options])), folder)
+
+
+def replay_command(finding: FindingRecord, folder: Path = DEFAULT_REPORTS) -> str:
+    """Return the command that runs the smallest case of ``finding``, which is recorded in ``folder``, again."""
+    return replay_text(finding.fingerprint, finding.imports, finding.rank_memory, folder)
+
+
+def finding_text(finding: FindingRecord, folder: Path = DEFAULT_REPORTS) -> str:
+    """Return the message of a finding, and as its last line the command that reproduces it."""
+    return f"{finding.message}\n  reproduce: {replay_command(finding, folder)}"
+
+
+def resume_text(run_id: str, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> str:
+    """Return the command that goes on with a run.
+
+    >>> resume_text("20260105-101500-ab", ["mine.ops"])
+    'python -m verifier run --resume 20260105-101500-ab --import mine.ops'
+    """
+    return command_text(" ".join(filter(None, ["run --resume", run_id, import_options(imports)])), folder)
