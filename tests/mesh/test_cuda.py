@@ -165,7 +165,7 @@ STAGED = """
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from verifier.torch_internals.names import staged_collective
+from verifier.torch_internals.groups import staged_collective
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 functional = torch.ops._c10d_functional

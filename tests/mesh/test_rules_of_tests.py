@@ -78,7 +78,7 @@ BY_PROP_RULE = """
     import torch
     from torch.distributed.tensor._op_schema import OutputSharding
     from torch.distributed.tensor._ops.utils import register_prop_rule
-    from verifier.torch_internals.names import install_handler
+    from verifier.torch_internals.registries import install_handler
 
     def own_sign(op, x):
         return x
@@ -112,7 +112,7 @@ SESSION = """
     import rules_by_sharding
     from conftest import squared
     from pure import abs_of_parts
-    from verifier.torch_internals.names import replaced_strategy
+    from verifier.torch_internals.registries import replaced_strategy
     from verifier.verify.result import WrongValue
 
     register_single_dim_strategy(torch.ops.aten.abs.default)(abs_of_parts)
@@ -288,7 +288,10 @@ def test_ranks_that_were_to_import_more_than_this_process_are_fine(rules: str, t
 
 def test_a_file_that_starts_ranks_is_not_run_in_ranks_without_end(tmp_path: Path) -> None:
     file = tmp_path / "starts_ranks.py"
-    file.write_text("from verifier.meshes import Pool, PoolKey\nPool(PoolKey(1, 'simulated', 'cpu')).start()\n")
+    file.write_text(
+        "from verifier.meshes.crew import PoolKey\nfrom verifier.meshes.pool import Pool\n"
+        "Pool(PoolKey(1, 'simulated', 'cpu')).start()\n"
+    )
     with (
         pytest.raises(RuntimeError, match=rf"__name__ == '__main__' \({re.escape(str(file))}:2\)"),
         Pool(PoolKey(1, "simulated", "cpu"), [str(file)]) as pool,

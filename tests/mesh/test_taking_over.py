@@ -38,7 +38,8 @@ import sys
 from unittest.mock import patch
 
 gc.disable()  # as ``python -m verifier`` has it while it loads
-from verifier import entry, investigation
+from verifier.campaign import investigation
+from verifier.cli import main as entry
 
 gc.freeze()
 gc.enable()

@@ -355,7 +355,7 @@ def test_pack_keeps_attributes_of_parameters() -> None:
 def test_another_process_can_unpack() -> None:
     trial = Trial(call(torch.arange(6.0).reshape(2, 3).T), MeshSpec((2,)), ((Shard(0),),))
     script = (
-        "import sys; from verifier.records.values import pack, unpack; "
+        "import sys; from verifier.execution.packing import pack, unpack; "
         "t = unpack(sys.stdin.buffer.read()); sys.stdout.buffer.write(pack((t.case.args[0] + 1, t.combination)))"
     )
     done = subprocess.run(

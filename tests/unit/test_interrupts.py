@@ -15,14 +15,14 @@ import pytest
 from run_factory import make_run
 
 from verifier.campaign import campaign
-from verifier.campaign import request as recording
+from verifier.campaign import recorded as recording
 from verifier.campaign.plan import Plan
 from verifier.cli import app as cli
 from verifier.cli import common as cli_common
 from verifier.cli import main as entry
 from verifier.core.interrupts import ENDING_SIGNALS, Interrupts, one_interrupt_at_a_time
 from verifier.records.schema import RunHeader
-from verifier.rules.campaign import request as rules_recording
+from verifier.rules.campaign import recorded as rules_recording
 from verifier.runs.store import RunStore
 
 START = """

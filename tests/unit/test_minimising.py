@@ -10,8 +10,9 @@ import torch
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, Phase, ProcessReport
 from verifier.findings.failures import Failure
-from verifier.findings.minimising import Minimiser, _is_determined, _plainer_cases
+from verifier.findings.minimising import Minimiser, _is_determined
 from verifier.findings.script.render import render_script
+from verifier.findings.variants import plainer_cases
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
@@ -28,7 +29,7 @@ def test_a_call_without_its_mode_is_not_held_to_be_exact() -> None:
     trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),) * 3)
     assert case.exact
     variants = {
-        (*(options.keys() - plainer.case.kwargs.keys()),): plainer.case.exact for plainer in _plainer_cases(trial)
+        (*(options.keys() - plainer.case.kwargs.keys()),): plainer.case.exact for plainer in plainer_cases(trial)
     }
     assert variants == {("mode",): False, ("padding_idx",): True, ("include_last_offset",): True}
 
