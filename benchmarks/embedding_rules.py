@@ -41,8 +41,8 @@ from strategies.tensors import filled
 from strategies.torchrec.family import FAMILY as TABLES
 from strategies.torchrec.layouts import LAYOUTS
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Observation, Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import Observation
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge

@@ -10,9 +10,8 @@ from torch.distributed.tensor import Shard
 
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, embedding_cases
 from verifier.core.case import OpCase, Trial
-from verifier.core.observation import Phase
 from verifier.core.ops import argument_names
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.placements.algebra import coordinates, local_shape
 from verifier.planning.families import DrawContext, NarrowFamily
 from verifier.torch_internals.placements import Placements

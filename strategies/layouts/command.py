@@ -7,13 +7,10 @@ from typing import Annotated
 
 import typer
 
-from strategies.layouts.demo import show_layouts
-from strategies.layouts.tables import LayoutOptions
 from verifier.cli.commands import Command
-from verifier.cli.common import consoles, refuse_cluster
+from verifier.cli.loading import Loading
 from verifier.cli.options import LogLevelOption
 from verifier.core.logs import LogLevel, log_to_stderr
-from verifier.core.verdict import VerdictKind
 
 __all__ = ["COMMAND", "layouts"]
 
@@ -55,6 +52,11 @@ def layouts(
 ) -> None:
     """Show which rank holds what of an embedding table, under one of the layouts of recommender systems."""
     log_to_stderr(log_level)
+    with Loading():
+        from strategies.layouts.demo import show_layouts
+        from strategies.layouts.tables import LayoutOptions
+        from verifier.cli.common import consoles, refuse_cluster
+        from verifier.core.verdict import VerdictKind
     refuse_cluster(context)
     options = LayoutOptions(
         rows, columns, ranks, _counts("--splits", splits), _counts("--owners", owners), ranks_per_host

@@ -10,8 +10,7 @@ import torch
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
 from verifier.core.case import OpCase
-from verifier.core.observation import Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.findings.failures import first_report
 from verifier.verify.result import Crash, Verification, WrongValue
 from verifier.verify.verifier import Verifier

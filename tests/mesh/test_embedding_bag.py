@@ -19,8 +19,7 @@ from strategies.embedding_bag import FAMILY
 from strategies.embedding_bag.inputs import BAG, FORWARD_ONLY, SCALED, TRAINED
 from strategies.tensors import filled
 from verifier.core.case import MeshSpec, OpCase
-from verifier.core.observation import Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.planning.families import DrawContext
 from verifier.torch_internals.simulation import start_simulated_world

@@ -15,8 +15,7 @@ from strategies.models.plans import embedding_parallel
 from strategies.models.transformer import Transformer, TransformerSize
 from strategies.tensors import filled
 from verifier.core.case import MeshSpec, OpCase
-from verifier.core.observation import Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.modules.verify import verify_module
 from verifier.verify.result import VerificationError

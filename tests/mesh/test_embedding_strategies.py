@@ -19,8 +19,7 @@ from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
 from strategies.tensors import filled
 from verifier.core.case import MeshSpec, OpCase
-from verifier.core.observation import Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.tasks import Task
 from verifier.planning.families import DrawContext

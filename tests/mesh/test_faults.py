@@ -18,8 +18,8 @@ from leftovers import nothing_left_behind
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, _Flight
 from verifier.meshes.processes import PoolError

@@ -18,8 +18,8 @@ from leftovers import children, nothing_left_behind
 from test_faults import CASE, MESH, kinds, trial, wait_for_end
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import Fate
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.oracle.reference import make_reference

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import DifferenceKind, Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import DifferenceKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.oracle.reference import make_reference

@@ -13,7 +13,8 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
 from verifier.core.case import OpCase, Trial
-from verifier.core.observation import Fate, Phase
+from verifier.core.observation import Fate
+from verifier.core.verdict import Phase
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.meshes.worker import REMEMBERED_TRIALS

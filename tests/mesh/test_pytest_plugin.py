@@ -14,8 +14,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.nn.functional import embedding
 
 from verifier.core.case import MeshSpec, OpCase
-from verifier.core.observation import Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.events import CaseSkipped, Event, TrialFinished
 from verifier.findings.failures import Failure
 from verifier.meshes.pool import Pool, PoolSet

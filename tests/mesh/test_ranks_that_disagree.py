@@ -10,8 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Phase
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.findings.script.render import render_script, run_script
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool

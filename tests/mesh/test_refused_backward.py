@@ -9,8 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Phase
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.oracle.reference import make_reference

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Phase
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import render_script, run_script
 from verifier.gate.baseline import load_baseline

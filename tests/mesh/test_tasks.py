@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from verifier.core.case import MeshSpec
-from verifier.core.observation import Fate, Phase, Raised
+from verifier.core.observation import Fate, Raised
+from verifier.core.verdict import Phase
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.tasks import Task, TaskOutcome

@@ -12,8 +12,8 @@ from strategies.opinfo.calls.call import Call
 from strategies.opinfo.samples.fill_plans import _rounds, make_plan
 from strategies.opinfo.source import SOURCE
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Contribution, Fate, Observation, Phase, ProcessReport, Redistribution
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import Contribution, Fate, Observation, ProcessReport, Redistribution
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.oracle.reference import make_reference
 from verifier.oracle.tolerance import case_tolerance
 from verifier.oracle.verdicts import judge

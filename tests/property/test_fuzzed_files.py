@@ -34,6 +34,7 @@ from verifier.campaign.history import Past
 from verifier.campaign.request import Request, make_plan
 from verifier.cli import app as cli
 from verifier.cli import main as entry
+from verifier.cli import work
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.gate.baseline import Baseline
@@ -302,8 +303,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     commands = typer.main.get_command(cli.app)  # which takes a tenth of a second, and so is made once
     patch.setattr(entry, "app", lambda obj: commands(obj=obj))
     patch.setattr(html, "page_environment", functools.cache(html.page_environment))  # or templates are compiled again
-    patch.setattr(cli, "replay_trial", replayed_trial)
-    patch.setattr(cli, "record", mark("record"))
+    patch.setattr(work, "replay_trial", replayed_trial)
+    patch.setattr(work, "record", mark("record"))
     patch.setattr(taking_over, "record", mark("record"))
     patch.syspath_prepend(str(folder))
     yield made

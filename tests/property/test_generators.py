@@ -24,8 +24,8 @@ from strategies.indices import edge_rows, index_shapes, index_tensors, padding_i
 from strategies.meshes import mesh_shapes
 from strategies.tensors import Layout, chunk_sizes, dim_sizes, filled, layouts, shard_classes
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Phase as Step
 from verifier.core.ops import argument_names, resolve
+from verifier.core.verdict import Phase as Step
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.placements.partials import split_partial
 from verifier.planning.families import DrawContext, Family

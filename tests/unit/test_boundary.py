@@ -19,6 +19,7 @@ from strategies.redistribution.inputs import STEP_NAMES
 from strategies.redistribution.programs import STEPS
 from verifier.cli import app as cli
 from verifier.cli import main as entry
+from verifier.cli import work
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.execution.imports import run_imports
@@ -169,7 +170,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.setattr(cli, "replay_trial", run_here)
+    monkeypatch.setattr(work, "replay_trial", run_here)
     monkeypatch.setattr(entry, "app", lambda obj: COMMANDS(obj=obj))
 
     def typed(*words: object) -> tuple[int, str, str]:

@@ -14,8 +14,9 @@ from verifier.campaign import campaign
 from verifier.campaign.campaign import Campaign
 from verifier.campaign.plan import Plan
 from verifier.core.case import MeshSpec, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport
+from verifier.core.observation import Fate, Observation, ProcessReport
 from verifier.core.parts import Shard
+from verifier.core.verdict import Phase
 from verifier.events import TrialFinished
 from verifier.records.schema import RunHeader
 

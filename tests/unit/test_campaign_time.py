@@ -18,8 +18,8 @@ from verifier.campaign.campaign import Campaign
 from verifier.campaign.history import Past, case_digest
 from verifier.campaign.plan import Plan
 from verifier.core.case import MeshSpec, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import Fate, Observation, ProcessReport
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.events import CaseSkipped, CaseStarted, RunFinished, TrialFinished, TrialRepeated
 from verifier.planning.families import DrawContext, Family
 from verifier.records.schema import RunHeader

@@ -21,7 +21,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Contribution, Fate, Observation, Phase, ProcessReport
+from verifier.core.observation import Contribution, Fate, Observation, ProcessReport
+from verifier.core.verdict import Phase
 from verifier.execution.packing import pack, unpack
 from verifier.records.schema import CaseRecord, TrialRecord
 from verifier.records.values import case_record, load_case, load_trial, trial_record

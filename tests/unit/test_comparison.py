@@ -7,7 +7,8 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 
 from verifier.core.case import MeshSpec
-from verifier.core.observation import DifferenceKind, Phase
+from verifier.core.observation import DifferenceKind
+from verifier.core.verdict import Phase
 from verifier.oracle.comparison import Spot, check_shards, compare, tolerance
 
 SPOT = Spot(Phase.FORWARD, "output")

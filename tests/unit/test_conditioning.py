@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from verifier.core.case import OpCase
-from verifier.core.observation import Phase
+from verifier.core.verdict import Phase
 from verifier.oracle.comparison import Spot
 from verifier.oracle.conditioning import rounding_explains
 from verifier.oracle.reference import expected_value, make_reference

@@ -11,8 +11,9 @@ import pytest
 from run_factory import make_graph
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Redistribution
+from verifier.core.observation import Fate, Observation, ProcessReport, Redistribution
 from verifier.core.placement_text import split_placements
+from verifier.core.verdict import Phase
 from verifier.runs.graph import LOCAL, RedistributionGraph
 
 GATHER = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R"))

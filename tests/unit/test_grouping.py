@@ -10,9 +10,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
+from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.ops import is_view
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import Collector, group_key
 from verifier.findings.record import message

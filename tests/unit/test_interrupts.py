@@ -17,9 +17,9 @@ from run_factory import make_run
 from verifier.campaign import campaign
 from verifier.campaign import recorded as recording
 from verifier.campaign.plan import Plan
-from verifier.cli import app as cli
 from verifier.cli import common as cli_common
 from verifier.cli import main as entry
+from verifier.cli import work
 from verifier.core.interrupts import ENDING_SIGNALS, Interrupts, one_interrupt_at_a_time
 from verifier.records.schema import RunHeader
 from verifier.rules.campaign import recorded as rules_recording
@@ -192,8 +192,8 @@ def test_one_after_the_record_says_where_that_is_and_how_to_see_it(
         raise KeyboardInterrupt
 
     run = make_run()
-    monkeypatch.setattr(cli, "_make", lambda *_: run)
-    monkeypatch.setattr(cli_common if meanwhile == "write_report" else cli, meanwhile, interrupted)
+    monkeypatch.setattr(work, "_make_run", lambda *_: run)
+    monkeypatch.setattr(cli_common if meanwhile == "write_report" else work, meanwhile, interrupted)
     monkeypatch.setattr(sys, "argv", ["verifier", "run", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         entry.main()
@@ -239,7 +239,7 @@ def test_one_while_the_program_is_loaded_is_a_status_and_a_line(
     """In a process of its own, which has the module that it imports first interrupt it."""
     (tmp_path / "torch.py").write_text(f"import os, signal; os.kill(os.getpid(), signal.{name}); input()")
     started = subprocess.run(
-        [sys.executable, "-c", START, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [sys.executable, "-c", START, "report", str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert (started.returncode, started.stdout, started.stderr) == (status, "", said)
 
@@ -257,7 +257,7 @@ def test_outside_of_a_run_one_is_status_2_and_a_line(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, meanwhile, interrupted)
+    monkeypatch.setattr(work, meanwhile, interrupted)
     monkeypatch.setattr(sys, "argv", ["verifier", *command, "--out", str(tmp_path / "none")])
     with pytest.raises(SystemExit) as ended:
         entry.main()
@@ -273,7 +273,7 @@ def test_outside_of_a_run_a_signal_is_its_status_and_a_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli, "make_plan", lambda *_: interrupt(number))
+    monkeypatch.setattr(work, "make_plan", lambda *_: interrupt(number))
     monkeypatch.setattr(sys, "argv", ["verifier", "run", "embedding", "--out", str(tmp_path / "none")])
     with pytest.raises(SystemExit) as ended:
         entry.main()

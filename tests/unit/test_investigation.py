@@ -19,7 +19,8 @@ from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, Phase, ProcessReport
+from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, ProcessReport
+from verifier.core.verdict import Phase
 from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
 from verifier.findings import minimising
 from verifier.gate.baseline import Baseline, BaselineEntry

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, Phase, ProcessReport
+from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, ProcessReport
+from verifier.core.verdict import Phase
 from verifier.findings.failures import Failure
 from verifier.findings.minimising import Minimiser, _is_determined
 from verifier.findings.script.render import render_script

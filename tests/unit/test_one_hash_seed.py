@@ -16,17 +16,8 @@ from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import (
-    Difference,
-    DifferenceKind,
-    Executed,
-    Fate,
-    Observation,
-    Phase,
-    ProcessReport,
-    Raised,
-)
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import Difference, DifferenceKind, Executed, Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.events import FindingReported, GroupSettled
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.oracle.reference import make_reference

@@ -18,8 +18,8 @@ from strategies.opinfo.random_ops import DETERMINED, PROMISES, RANDOM, random_ca
 from verifier.core.arguments import combination_rows
 from verifier.core.call_text import describe_call
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Executed, Fate, Observation, Phase, ProcessReport, Raised
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.observation import Executed, Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.execution.packing import pack, unpack
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import case_flags, group_key

@@ -7,17 +7,8 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import (
-    Contribution,
-    Difference,
-    DifferenceKind,
-    Fate,
-    Observation,
-    Phase,
-    ProcessReport,
-    Raised,
-)
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import Contribution, Difference, DifferenceKind, Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.oracle.reference import Reference, make_reference
 from verifier.oracle.verdicts import judge
 

@@ -13,8 +13,8 @@ from torch.distributed.tensor import Replicate, Shard
 
 from verifier.campaign.history import Past, PastError, case_digest
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Executed, Fate, Observation, Phase, ProcessReport, Raised, Redistribution
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.observation import Executed, Fate, Observation, ProcessReport, Raised, Redistribution
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.events import (
     CaseStarted,
     EntryStarted,

@@ -20,6 +20,7 @@ from verifier.campaign import resuming as taking_over
 from verifier.campaign.request import Request, make_plan
 from verifier.cli import app as cli
 from verifier.cli import main as entry
+from verifier.cli import work
 from verifier.cli.common import consoles
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.gate.baseline import Baseline, BaselineEntry
@@ -41,7 +42,7 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     monkeypatch.setattr(entry, "app", lambda obj: COMMANDS(obj=obj))
-    monkeypatch.setattr(cli, "replay_trial", lambda *_: (Verdict(VerdictKind.PASS, OBEYED), False))
+    monkeypatch.setattr(work, "replay_trial", lambda *_: (Verdict(VerdictKind.PASS, OBEYED), False))
 
     def typed(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["verifier", *map(str, words)])

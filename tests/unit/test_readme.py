@@ -16,11 +16,10 @@ import pytest
 import typer
 from torch.distributed.run import get_args_parser
 
-from verifier.campaign.request import DEFAULT_MESHES
 from verifier.cli.app import app
-from verifier.core.case import MeshSpec
+from verifier.core.case import DEFAULT_MESHES, MeshSpec
 from verifier.planning.profiles import CAMPAIGN_PROFILES, hypothesis_settings
-from verifier.rules.campaign.request import DEFAULT_MESHES as DEFAULT_RULE_MESHES
+from verifier.rules.campaign.request import DEFAULT_PRODUCT_MESHES as DEFAULT_RULE_MESHES
 from verifier.rules.campaign.request import DEFAULT_WORLD_SIZES
 from verifier.runs.store import RunStore
 

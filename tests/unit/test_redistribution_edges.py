@@ -12,8 +12,8 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP
 from strategies.redistribution.programs import CHAIN, SEQUENCE
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Redistribution
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.observation import Fate, Observation, ProcessReport, Redistribution
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.placements.alphabet import Alphabet
 from verifier.placements.edges import possible_edges, resolved_moves
 from verifier.placements.parsing import parse_placements

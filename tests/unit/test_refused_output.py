@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from run_factory import make_header, make_run
 
-from verifier.cli import app as cli
 from verifier.cli import main as entry
+from verifier.cli import work
 from verifier.core.versions import versions
 from verifier.runs.revision import revision
 from verifier.runs.store import RunStore
@@ -50,7 +50,7 @@ def test_without_room_for_the_page_the_rest_is_said(
     (latest / "index.html").write_text("the page of before")
     run = store.newest()
     assert run is not None
-    monkeypatch.setattr(cli, "_make", lambda *_: run)
+    monkeypatch.setattr(work, "_make_run", lambda *_: run)
     monkeypatch.setattr(os, "replace", refuse)
     assert status_of(monkeypatch, "run", "--format", output, "--out", str(store.root)) == 2
     said = capsys.readouterr()

@@ -11,11 +11,10 @@ import pytest
 from run_factory import make_finding
 
 import strategies
-from verifier.cli import app as cli
+from verifier.cli import work
 from verifier.cli.main import main
 from verifier.core.case import Trial
-from verifier.core.observation import Phase
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.records.schema import FAILS, GONE, NOT_RUN
 
 VIEW = "f80b46049ef4"
@@ -44,7 +43,7 @@ def test_ranks_run_what_is_given_to_import(
         asked.extend([trial.case.op, expected, *imports])
         return made, made.kind == expected
 
-    monkeypatch.setattr(cli, "replay_trial", replay)
+    monkeypatch.setattr(work, "replay_trial", replay)
     options = [word for name in imports for word in ("--import", name)]
     where = ["--out", str(tmp_path), "--baseline", str(BASELINE)]
     monkeypatch.setattr(sys, "argv", ["verifier", "replay", VIEW, *where, *options])
@@ -80,7 +79,7 @@ def test_an_op_that_an_import_of_the_run_defines_is_there_to_be_replayed(
         ranks_import.extend(imports)
         return Verdict(VerdictKind(expected), f"{trial.case.op} replayed"), True
 
-    monkeypatch.setattr(cli, "replay_trial", replayed)
+    monkeypatch.setattr(work, "replay_trial", replayed)
     typed = ["verifier", "replay", str(file), "--out", "else where"]
     monkeypatch.setattr(sys, "argv", typed)
     with pytest.raises(SystemExit) as ended:
@@ -125,9 +124,9 @@ def test_a_script_is_run_before_it_is_printed(
     file = tmp_path / "finding.json"
     file.write_bytes(msgspec.json.encode(finding))
     verdict = Verdict(VerdictKind(finding.verdict), "as it was", Phase.FORWARD)
-    monkeypatch.setattr(cli, "replay_trial", lambda *_: (verdict, True))
+    monkeypatch.setattr(work, "replay_trial", lambda *_: (verdict, True))
     runs: list[str] = []
-    monkeypatch.setattr(cli, "run_script", lambda source: (runs.append(source), (came, "what it printed"))[1])
+    monkeypatch.setattr(work, "run_script", lambda source: (runs.append(source), (came, "what it printed"))[1])
     monkeypatch.setattr(sys, "argv", ["verifier", "replay", str(file), "--script", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()

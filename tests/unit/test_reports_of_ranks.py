@@ -20,11 +20,11 @@ from verifier.core.observation import (
     Difference,
     DifferenceKind,
     Executed,
-    Phase,
     ProcessReport,
     Raised,
     Redistribution,
 )
+from verifier.core.verdict import Phase
 from verifier.execution import runner as runtime
 from verifier.execution.trial_log import TrialLog
 from verifier.meshes.messages import pack_message, pack_report, unpack_message

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
-from verifier.core.verdict import VerdictKind
+from verifier.core.observation import Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.records.schema import FAILS, GONE
 from verifier.records.values import trial_record

@@ -11,8 +11,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Executed, Fate, Observation, Phase, ProcessReport
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.observation import Executed, Fate, Observation, ProcessReport
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.oracle.reference import make_reference
 from verifier.placements.combinations import CombinationSpace
 from verifier.planning.steering import Steering

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Raised
+from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.ops import argument_names
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import Group
 from verifier.findings.record import finding_record

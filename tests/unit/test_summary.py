@@ -14,8 +14,8 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.redistribution.programs import CHAIN
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport, Redistribution
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.observation import Fate, Observation, ProcessReport, Redistribution
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.events import (
     CaseSkipped,
     Event,

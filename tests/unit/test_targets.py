@@ -15,8 +15,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.redistribution.programs import CHAIN, SEQUENCE
 from verifier import programs as module
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, Phase
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.observation import Fate, Observation
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.execution.packing import pack, unpack
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import rule_class

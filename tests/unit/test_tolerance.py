@@ -9,7 +9,8 @@ import torch
 from torch.distributed.tensor import Replicate
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Phase, Redistribution
+from verifier.core.observation import Redistribution
+from verifier.core.verdict import Phase
 from verifier.oracle.reference import make_reference
 from verifier.oracle.tolerance import case_tolerance
 

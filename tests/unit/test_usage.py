@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from verifier.cli import app as cli
 from verifier.cli import main as entry
-from verifier.cli import rules as cli_rules
+from verifier.cli import rules_work, work
 
 
 @pytest.fixture(autouse=True)
 def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what is not refused end at once."""
-    for module, name in ((cli, "record"), (cli_rules, "record_rules")):
+    for module, name in ((work, "record"), (rules_work, "record_rules")):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("a run was begun"))
 
 

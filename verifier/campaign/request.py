@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from verifier.campaign.plan import Plan
-from verifier.core.case import BACKENDS, MOST_RANKS, Backend, MeshSpec
+from verifier.core.case import BACKENDS, DEFAULT_MESHES, MOST_RANKS, Backend, MeshSpec
 from verifier.core.parts import Shard
 from verifier.core.process_limits import format_size, parse_size
 from verifier.core.versions import versions
@@ -27,14 +27,12 @@ from verifier.records.schema import RunHeader
 from verifier.runs.revision import BASELINE, revision
 
 __all__ = [
-    "DEFAULT_MESHES",
     "Request",
     "make_plan",
     "parse_rank_memory",
 ]
 
 LEAST_RANK_MEMORY = 256 << 20
-DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3")
 
 
 @dataclass(frozen=True)

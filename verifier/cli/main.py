@@ -8,10 +8,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import verifier
 from verifier.cli.app import app
+from verifier.cli.loading import Loading
+from verifier.core.errors import ReportedError
 from verifier.core.interrupts import (
     ENDING_SIGNALS,
     Interrupts,
@@ -20,12 +22,10 @@ from verifier.core.interrupts import (
     one_interrupt_at_a_time,
 )
 from verifier.core.wording import plain_text
-from verifier.meshes.processes import PoolError
-from verifier.meshes.torchrun.controller import Cluster
-from verifier.meshes.torchrun.environment import TorchrunRank
-from verifier.meshes.torchrun.keeper import keep_place
-from verifier.records.files import RunStoreError
-from verifier.rules.campaign.workers import WorkerError
+
+if TYPE_CHECKING:
+    from verifier.meshes.torchrun.controller import Cluster
+    from verifier.meshes.torchrun.environment import TorchrunRank
 
 __all__ = ["main"]
 
@@ -123,6 +123,14 @@ def main() -> None:
 
 
 def _main(interrupts: Interrupts) -> None:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # not under torchrun, whose store needs torch
+        _run_app(None)
+        return
+    with Loading():
+        from verifier.meshes.torchrun.controller import Cluster
+        from verifier.meshes.torchrun.environment import TorchrunRank
+        from verifier.meshes.torchrun.keeper import keep_place
+
     rank = TorchrunRank.read()
     if rank is None:
         _run_app(None)
@@ -170,7 +178,7 @@ def _ended(work: Callable[[], None], interrupts: Interrupts) -> int:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0
         _say(f"{ended.code}")  # Python would print it too, and exit with status 1: findings
-    except (ValueError, PoolError, WorkerError, RunStoreError, OutputError) as error:
+    except (ValueError, ReportedError, OutputError) as error:
         _say(f"error: {error}")
     except KeyboardInterrupt:
         _say(f"{interrupts}")

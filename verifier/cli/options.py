@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from verifier.campaign.request import DEFAULT_MESHES
+from verifier.core.case import DEFAULT_MESHES
 from verifier.core.logs import LogLevel
 from verifier.records.files import DEFAULT_REPORTS
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from verifier.cli.common import (
-    command_line,
-    consoles,
-    exit_status,
-    load_given_baseline,
-    page_written,
-    refuse_cluster,
-    write_out,
-)
+from verifier.cli.loading import Loading
 from verifier.cli.options import (
     DEFAULT_BASELINE,
     BaselineOption,
@@ -26,16 +17,8 @@ from verifier.cli.options import (
     RulesFormat,
     Seed,
 )
-from verifier.cli.rules_progress import RulesProgress
 from verifier.core.logs import LogLevel, log_to_stderr
-from verifier.core.wording import plain_text
 from verifier.records.files import DEFAULT_REPORTS
-from verifier.report.github import github_lines
-from verifier.report.rules_json import render_rules_json
-from verifier.report.rules_text import header_line, op_lines, total_lines
-from verifier.rules.campaign.recorded import record_rules
-from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
-from verifier.runs.store import RunStore
 
 __all__ = ["rules"]
 
@@ -88,33 +71,23 @@ def rules(
 ) -> None:
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
     log_to_stderr(log_level)
-    refuse_cluster(context)
-    if jobs is not None and not 1 <= jobs <= MAX_JOBS:  # 0 in a plan: in this process, which an op could crash
-        raise ValueError(f"--jobs {jobs}: must be from 1 to {MAX_JOBS}")
-    request = RulesRequest(
-        patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
-        command_line(), products,
-    )  # fmt: skip
-    plan = make_rules_plan(request, load_given_baseline(baseline))
-    store = RunStore(out)
-    made = record_rules(plan, store, RulesProgress(consoles()[1], plan))
-    with page_written(made, store):
-        assert made.rules is not None
-        if output is RulesFormat.JSON:
-            write_out(render_rules_json(made) + "\n", output)
-        elif output is RulesFormat.GITHUB:
-            write_out("".join(f"{line}\n" for line in github_lines(made, out)))
-        else:
-            ops, imported = made.rules.ops, made.header.imports
-            lines = [
-                header_line(),
-                *(line for name, op in ops.items() for line in op_lines(name, op, imported, out)),
-                "",
-            ]
-            lines += total_lines(made.rules, imported, out)
-            write_out("".join(f"{line}\n" for line in lines))
-        for error in made.tool_errors:
-            sys.stderr.write(plain_text(f"error of the verifier: {error}\n"))
-    status = exit_status(made, baseline)
-    missing = any(op.missing for op in made.rules.ops.values())
-    raise typer.Exit(1 if status == 0 and missing and fail_on is FailOn.MISSING else status)
+    with Loading():
+        from verifier.cli import rules_work
+    rules_work.rules(
+        context,
+        patterns,
+        world_size,
+        mesh,
+        products,
+        dtype,
+        max_samples,
+        sizes,
+        claims_only,
+        fail_on,
+        seed,
+        imports,
+        jobs,
+        output,
+        out,
+        baseline,
+    )

@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from verifier.torch_internals.placements import Combination, Placements
+if TYPE_CHECKING:
+    from verifier.torch_internals.placements import Combination, Placements
 
 __all__ = ["BACKENDS", "MOST_RANKS", "Backend", "MeshSpec", "OpCase", "Trial"]
 
 Backend = Literal["simulated", "gloo", "nccl"]
 BACKENDS: tuple[Backend, ...] = ("simulated", "gloo", "nccl")
+DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3")
 MOST_RANKS = 64
 """On one machine; the ranks of a cluster are those that torchrun started."""
 

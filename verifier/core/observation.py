@@ -6,9 +6,10 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-import torch
+import torch  # not for type checkers alone: msgspec reads the annotations
 
 from verifier.core.case import Trial
+from verifier.core.verdict import Phase
 
 __all__ = [
     "Contribution",
@@ -17,23 +18,10 @@ __all__ = [
     "Executed",
     "Fate",
     "Observation",
-    "Phase",
     "ProcessReport",
     "Raised",
     "Redistribution",
 ]
-
-
-class Phase(StrEnum):
-    """The steps of a trial, in order."""
-
-    SETUP = "setup"
-    FORWARD = "forward"
-    GATHER = "gather"
-    BACKWARD = "backward"
-    GATHER_GRADIENT = "gather gradient"
-    INPUTS = "inputs"
-    DONE = "done"
 
 
 class DifferenceKind(StrEnum):

@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from verifier.core.observation import Phase
-
 __all__ = [
+    "Phase",
     "Verdict",
     "VerdictKind",
 ]
+
+
+class Phase(StrEnum):
+    """The steps of a trial, in order."""
+
+    SETUP = "setup"
+    FORWARD = "forward"
+    GATHER = "gather"
+    BACKWARD = "backward"
+    GATHER_GRADIENT = "gather gradient"
+    INPUTS = "inputs"
+    DONE = "done"
 
 
 class VerdictKind(StrEnum):

@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from verifier.core.observation import Phase
+from verifier.core.verdict import Phase
 
 __all__ = ["FAULTS", "InjectedFault", "inject"]
 

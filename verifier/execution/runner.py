@@ -23,12 +23,12 @@ from verifier.core.observation import (
     Difference,
     DifferenceKind,
     Executed,
-    Phase,
     ProcessReport,
     Raised,
     Redistribution,
 )
 from verifier.core.ops import promises_strides, resolve, with_written, writes_out
+from verifier.core.verdict import Phase
 from verifier.execution.converter import DTensorConverter
 from verifier.execution.faults import inject
 from verifier.execution.trial_log import TrialLog

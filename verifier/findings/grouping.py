@@ -14,10 +14,10 @@ from torch.distributed.tensor import Shard
 
 from verifier.core.arguments import combination_rows, tensor_arguments
 from verifier.core.case import OpCase
-from verifier.core.observation import Fate, Observation, Phase
+from verifier.core.observation import Fate, Observation
 from verifier.core.ops import is_view, parameter_names, resolve, written_arguments
 from verifier.core.placement_text import format_placements, split_placements
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.findings.failures import Failure, cotangent_text, first_report
 from verifier.placements.algebra import is_shard_order, sharded_dim
 from verifier.programs import facts_of, is_composed, targets

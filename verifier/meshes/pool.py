@@ -14,8 +14,9 @@ from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from verifier.core.case import MeshSpec, Trial
-from verifier.core.observation import Fate, Observation, Phase, ProcessReport
+from verifier.core.observation import Fate, Observation, ProcessReport
 from verifier.core.process_limits import is_out_of_memory, memory_note
+from verifier.core.verdict import Phase
 from verifier.execution.imports import is_importing
 from verifier.execution.packing import pack
 from verifier.meshes.crew import Crew, PoolKey

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 
+from verifier.core.errors import ReportedError
 from verifier.core.logs import own_level
 from verifier.core.wording import plural
 from verifier.execution.packing import pack
@@ -36,7 +37,7 @@ _SHOWN = 200
 _log = logging.getLogger(__name__)
 
 
-class PoolError(RuntimeError):
+class PoolError(ReportedError):
     """The processes of a pool could not be started; nothing was tried."""
 
 

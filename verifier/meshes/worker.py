@@ -32,9 +32,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from verifier.core.case import OpCase, Trial
 from verifier.core.logs import log_through
-from verifier.core.observation import Phase, ProcessReport, Raised
+from verifier.core.observation import ProcessReport, Raised
 from verifier.core.ops import resolve
 from verifier.core.process_limits import die_with, limit_memory
+from verifier.core.verdict import Phase
 from verifier.execution.imports import ImportFailedError, run_imports
 from verifier.execution.packing import unpack
 from verifier.execution.registrations import changes, registered_rules

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from verifier.core.case import MeshSpec
-from verifier.core.observation import Contribution, Difference, DifferenceKind, Phase
+from verifier.core.observation import Contribution, Difference, DifferenceKind
 from verifier.core.placement_text import format_placements
+from verifier.core.verdict import Phase
 from verifier.core.wording import plural
 from verifier.placements.algebra import local_shape, sharded_dim, view_local, with_arithmetic
 from verifier.torch_internals.placements import Placements

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from verifier.core.case import OpCase
-from verifier.core.observation import Phase
 from verifier.core.ops import argument_names, resolve, with_written
+from verifier.core.verdict import Phase
 from verifier.oracle.comparison import compare
 from verifier.torch_internals.names import pytree
 

@@ -10,17 +10,8 @@ from dataclasses import replace
 import torch
 
 from verifier.core.case import Trial
-from verifier.core.observation import (
-    Contribution,
-    Difference,
-    DifferenceKind,
-    Fate,
-    Observation,
-    Phase,
-    ProcessReport,
-    Raised,
-)
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.observation import Contribution, Difference, DifferenceKind, Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.oracle.comparison import Spot, compare
 from verifier.oracle.reference import Reference, expected_value
 from verifier.oracle.tolerance import unexplained

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from verifier.core.errors import ReportedError
 from verifier.core.wording import one_line
-from verifier.records.checks import check_record
 from verifier.records.schema import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
 
 __all__ = [
@@ -63,7 +63,7 @@ class OtherVersionError(RunFormatError):
     """A stored file is whole as far as anybody can tell, and another version of the verifier wrote it."""
 
 
-class RunStoreError(RuntimeError):
+class RunStoreError(ReportedError):
     """The file system refused; the message says which path, why, and what is kept. ``__cause__`` is the OSError."""
 
 
@@ -136,6 +136,8 @@ def convert_fields(fields: object, schema: type[_Record], where: str) -> _Record
     """Return the record that plain values stand for; :class:`RunFormatError` if they do not follow its schema."""
     try:
         record = msgspec.convert(fields, schema)
+        from verifier.records.checks import check_record  # loads torch, which the tensors of a trial need
+
         check_record(record)
     except ValueError as error:  # msgspec's among them
         raise RunFormatError(f"{where}: not a {schema.__name__} of format_version {FORMAT_VERSION}: {error}") from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from verifier.core.observation import Observation, Phase
+from verifier.core.observation import Observation
 from verifier.core.placement_text import format_placements, split_placements
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.placements.edges import edges_between, possible_edges, resolved_moves
 from verifier.programs import is_composed
 from verifier.records.schema import EdgeCoverageRecord, RuleCoverageRecord

@@ -11,8 +11,9 @@ from typing import Any
 
 import networkx as nx  # type: ignore[import-untyped]
 
-from verifier.core.observation import Observation, Phase, Redistribution
+from verifier.core.observation import Observation, Redistribution
 from verifier.core.placement_text import split_placements
+from verifier.core.verdict import Phase
 from verifier.records.files import AS_IT_WAS, write_atomically
 from verifier.records.schema import FORMAT_VERSION, EdgeRecord, GraphRecord
 

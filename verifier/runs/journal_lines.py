@@ -11,9 +11,9 @@ import msgspec
 
 from verifier import events
 from verifier.core.case import Trial
-from verifier.core.observation import Executed, Fate, Observation, Phase, ProcessReport, Redistribution
+from verifier.core.observation import Executed, Fate, Observation, ProcessReport, Redistribution
 from verifier.core.placement_text import format_placements
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.records.files import RunFormatError, version_first
 from verifier.runs.coverage import ran_at
 from verifier.runs.journal import RunWriter

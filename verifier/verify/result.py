@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from verifier.core.arguments import combination_rows
 from verifier.core.case import MeshSpec, OpCase
-from verifier.core.observation import Observation, Phase, Redistribution
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.observation import Observation, Redistribution
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.core.wording import plural
 from verifier.findings.failures import Failure, first_report
 

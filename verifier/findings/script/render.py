@@ -25,9 +25,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import OpCase, Trial
-from verifier.core.observation import Phase
 from verifier.core.ops import argument_names, promises_strides, written_arguments
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.script.source import called_as, needs_its_module, program_source, source_folder
 from verifier.findings.script.template import IMPORTS, MEMORY, STRIDED_IMPORT, TEMPLATE
 from verifier.oracle.comparison import Spot

@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from verifier.core.case import Trial
-from verifier.core.observation import Phase
 from verifier.core.placement_text import split_placements
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.findings.failures import Failure, Runner, first_report
 from verifier.findings.grouping import Group, group_key
 from verifier.findings.record import finding_record, written_script

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 DEFAULT_WORLD_SIZES = (2, 3)
-DEFAULT_MESHES = ("2x2",)
+DEFAULT_PRODUCT_MESHES = ("2x2",)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_SIZES = 5
 MAX_JOBS = 256
@@ -137,7 +137,7 @@ def _meshes(request: RulesRequest) -> tuple[MeshSpec, ...]:
             raise ValueError(f"--world-size {size}: level 1 checks meshes of 2 to 16 ranks")
     asked = bool(request.meshes) or request.world_sizes is not None
     meshes = [MeshSpec((size,)) for size in sizes]
-    for text in request.meshes if asked else DEFAULT_MESHES:
+    for text in request.meshes if asked else DEFAULT_PRODUCT_MESHES:
         mesh = MeshSpec.parse(text)
         if mesh.backend != "gloo":
             raise ValueError(f"--mesh {text}: level 1 runs no collectives; give a shape such as 2x2")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from verifier.core.errors import ReportedError
 from verifier.core.wording import plural
 from verifier.execution.imports import run_imports
 from verifier.rules.campaign.worker_process import Flight, InFlight, Position, Task, WorkerProcess
@@ -99,7 +100,7 @@ class Failed(_About):
 Outcome: TypeAlias = Part[ResultT] | Finished | Died | GaveUp | Failed
 
 
-class WorkerError(RuntimeError):
+class WorkerError(ReportedError):
     """A worker could not be started."""
 
 

@@ -1,0 +1,85 @@
+"""What the command ``rules`` does: loaded once it runs, since torch takes seconds to load."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from verifier.cli.common import (
+    command_line,
+    consoles,
+    exit_status,
+    load_given_baseline,
+    page_written,
+    refuse_cluster,
+    write_out,
+)
+from verifier.cli.options import (
+    BaselineOption,
+    FailOn,
+    Imports,
+    Out,
+    RulesFormat,
+    Seed,
+)
+from verifier.cli.rules_progress import RulesProgress
+from verifier.core.wording import plain_text
+from verifier.report.github import github_lines
+from verifier.report.rules_json import render_rules_json
+from verifier.report.rules_text import header_line, op_lines, total_lines
+from verifier.rules.campaign.recorded import record_rules
+from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
+from verifier.runs.store import RunStore
+
+__all__ = ["rules"]
+
+
+def rules(
+    context: typer.Context,
+    patterns: list[str] | None,
+    world_size: str | None,
+    mesh: list[str] | None,
+    products: int | None,
+    dtype: str,
+    max_samples: int,
+    sizes: int,
+    claims_only: bool,
+    fail_on: FailOn,
+    seed: Seed,
+    imports: Imports,
+    jobs: int | None,
+    output: RulesFormat,
+    out: Out,
+    baseline: BaselineOption,
+) -> None:
+    refuse_cluster(context)
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:  # 0 in a plan: in this process, which an op could crash
+        raise ValueError(f"--jobs {jobs}: must be from 1 to {MAX_JOBS}")
+    request = RulesRequest(
+        patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
+        command_line(), products,
+    )  # fmt: skip
+    plan = make_rules_plan(request, load_given_baseline(baseline))
+    store = RunStore(out)
+    made = record_rules(plan, store, RulesProgress(consoles()[1], plan))
+    with page_written(made, store):
+        assert made.rules is not None
+        if output is RulesFormat.JSON:
+            write_out(render_rules_json(made) + "\n", output)
+        elif output is RulesFormat.GITHUB:
+            write_out("".join(f"{line}\n" for line in github_lines(made, out)))
+        else:
+            ops, imported = made.rules.ops, made.header.imports
+            lines = [
+                header_line(),
+                *(line for name, op in ops.items() for line in op_lines(name, op, imported, out)),
+                "",
+            ]
+            lines += total_lines(made.rules, imported, out)
+            write_out("".join(f"{line}\n" for line in lines))
+        for error in made.tool_errors:
+            sys.stderr.write(plain_text(f"error of the verifier: {error}\n"))
+    status = exit_status(made, baseline)
+    missing = any(op.missing for op in made.rules.ops.values())
+    raise typer.Exit(1 if status == 0 and missing and fail_on is FailOn.MISSING else status)

@@ -1,0 +1,350 @@
+"""What the commands do: loaded once one of them runs, since torch takes seconds to load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from verifier.campaign.recorded import record
+from verifier.campaign.request import Request, make_plan, parse_rank_memory
+from verifier.campaign.resuming import merge as merge_shards
+from verifier.campaign.resuming import resume, resume_notice, run_to_resume
+from verifier.cli.common import (
+    command_line,
+    consoles,
+    exit_status,
+    load_given_baseline,
+    page_written,
+    refuse_cluster,
+    write_out,
+)
+from verifier.cli.options import (
+    DEFAULT_BASELINE,
+    AskedImports,
+    AskedMeshes,
+    AskedPatterns,
+    BackendOption,
+    BaselineOption,
+    Device,
+    Dtypes,
+    Format,
+    FormatOption,
+    Imports,
+    MaxExamples,
+    Meshes,
+    Out,
+    Patterns,
+    Profile,
+    RankMemory,
+    Seed,
+    TimeLimit,
+)
+from verifier.cli.progress import ProgressDisplay
+from verifier.cli.replay import replay as replay_trial
+from verifier.core.case import MOST_RANKS, Trial
+from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.wording import import_options, plural
+from verifier.execution.imports import run_imports
+from verifier.findings.script.render import NoScriptError, render_script, run_script
+from verifier.gate.baseline import BaselineEntry, load_baseline
+from verifier.gate.decision import decide_all
+from verifier.gate.evidence import collect, refuse_unfinished
+from verifier.gate.question import Question, asked_by
+from verifier.gate.text import as_json, render
+from verifier.meshes.torchrun.controller import Cluster
+from verifier.planning.boundary import OutsideError, needs_imports, refusal
+from verifier.records.commands import finding_text, replay_text
+from verifier.records.files import DEFAULT_REPORTS, RunFormatError
+from verifier.records.schema import FAILS, RunRecord, TrialRecord
+from verifier.records.values import load_trial
+from verifier.report.json import render_json
+from verifier.report.terminal import print_summary
+from verifier.runs.store import RunStore
+from verifier.runs.summary import join_levels
+
+__all__ = ["gate", "merge", "replay", "report", "run"]
+
+_BESIDE_RESUME = ("--resume", "--out", "--format", "--baseline", "--log-level", "--import")
+"""What may be said of a run that goes on; it takes over all else, but for code, which no file has imported."""
+
+
+def run(
+    context: typer.Context,
+    patterns: Patterns,
+    mesh: Meshes,
+    backend: BackendOption,
+    device: Device,
+    dtype: Dtypes,
+    profile: Profile,
+    seed: Seed,
+    max_examples: MaxExamples,
+    time_limit: TimeLimit,
+    imports: Imports,
+    shard: str | None,
+    resumed: bool,
+    out: Out,
+    output: FormatOption,
+    baseline: BaselineOption,
+    rank_memory: RankMemory,
+) -> None:
+    if resumed:
+        given = _given(context)
+        if others := sorted({*given} - {"patterns", *_BESIDE_RESUME}):
+            raise ValueError(f"--resume takes over what the run was asked for; leave out {', '.join(others)}")
+        kept = baseline if "--baseline" in given else None
+        made, baseline = _resumed_run(patterns or [], kept, out, _cluster_of(context), imports or [])
+    else:
+        request = Request(
+            patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
+            imports or (), command_line(), shard, rank_memory=rank_memory,
+        )  # fmt: skip
+        made = _make_run(request, baseline, out, _cluster_of(context))
+    _say_run(made, baseline, out, output)
+
+
+def merge(
+    context: typer.Context,
+    runs: list[str],
+    imports: Imports,
+    out: Out,
+    output: FormatOption,
+    baseline: BaselineOption,
+) -> None:
+    refuse_cluster(context)
+    given = baseline if "--baseline" in _given(context) else None
+    listeners = [ProgressDisplay(consoles()[1])]
+    made, baseline = merge_shards(
+        runs, RunStore(out), load_given_baseline, command_line(), listeners, given, imports or []
+    )
+    _say_run(made, baseline, out, output)
+
+
+def report(
+    context: typer.Context,
+    fresh: bool,
+    out: Out,
+    baseline: BaselineOption,
+    rank_memory: RankMemory,
+) -> None:
+    parse_rank_memory(rank_memory)
+    cluster = _cluster_of(context, fresh)
+    store = RunStore(out)
+    newest = None if fresh else _newest_run(store)
+    if newest is None:
+        if not fresh:
+            refuse_unfinished(store)
+        newest = _make_run(Request(command=command_line(), rank_memory=rank_memory), baseline, out, cluster)
+    console = consoles()[0]
+    with page_written(newest, store) as page:
+        print_summary(newest, console, page, out)
+        if page is not None:
+            console.print(f"  the page is {page.absolute().as_uri()}", highlight=False, markup=False)
+    raise typer.Exit(exit_status(newest, baseline))
+
+
+def gate(
+    context: typer.Context,
+    patterns: AskedPatterns,
+    mesh: AskedMeshes,
+    imports: AskedImports,
+    baseline: BaselineOption,
+    update: bool,
+    fresh: bool,
+    out: Out,
+    output: FormatOption,
+    rank_memory: RankMemory,
+) -> None:
+    parse_rank_memory(rank_memory)
+    cluster = _cluster_of(context, fresh)
+    known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
+    store = RunStore(out)
+    evidence = (
+        None
+        if fresh
+        else collect(store, Question(_texts(patterns), _texts(mesh), tuple(imports) if imports else None), known)
+    )
+    if evidence is None or evidence.nothing_recorded:
+        request = Request(
+            patterns or (), mesh or (), profile="ci", imports=imports or (), command=command_line(),
+            baseline=str(baseline), rank_memory=rank_memory,
+        )  # fmt: skip
+        plan = make_plan(request, known, cluster)
+        record(plan, store, [ProgressDisplay(consoles()[1])])
+        evidence = collect(store, asked_by(plan.header, _texts(patterns)), known)
+    today = datetime.now(UTC).date()
+    decision = decide_all(evidence, known, today)
+    if update:
+        if decision.unverified:
+            raise ValueError(f"the baseline is left as it is: {decision.unverified}")
+        known = known.updated(evidence.runs, today)
+        known.save(baseline)
+        decision = decide_all(evidence, known, today)
+        consoles()[1].print(
+            f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
+        )
+    said = as_json(decision) if output is Format.JSON else render(decision, out)
+    write_out(said.rstrip() + "\n", output)
+    raise typer.Exit(decision.exit_status)
+
+
+def replay(
+    context: typer.Context,
+    finding: str,
+    script: bool,
+    imports: Imports,
+    out: Out,
+    baseline: BaselineOption,
+    rank_memory: RankMemory,
+) -> None:
+    limit = parse_rank_memory(rank_memory)
+    store = RunStore(out)
+    try:
+        found = store.find_finding(finding)
+    except RunFormatError:  # the file of a finding, which is what was meant
+        raise
+    except ValueError:
+        entries = [e for e in load_given_baseline(baseline).entries if e.fingerprint.startswith(finding)]
+        if len(entries) != 1 or not finding:
+            raise
+        _replay_entry(entries[0], script, imports or [], limit, _cluster_of(context))
+    if script and found.script_status == FAILS:
+        write_out(found.script)
+        raise typer.Exit(0)
+    cluster = _cluster_of(context)
+    trial = _runnable(found.trial, imports or [], found.imports, finding, out, cluster)
+    verdict, fails = replay_trial(trial, found.verdict, imports or [], limit, cluster)
+    if script:
+        _say_script(found.fingerprint, trial, verdict, fails, imports or [], limit)
+    _say_replayed(finding_text(found, out), found.verdict, verdict, fails)
+
+
+def _cluster_of(context: typer.Context, fresh: bool = True) -> Cluster | None:
+    """Return the ranks that torchrun started, if it did; a command that would not use them is refused.
+
+    Parameters
+    ----------
+    fresh
+        Whether the command is to make a run.
+    """
+    cluster: Cluster | None = context.obj
+    if cluster is not None and not fresh:
+        remedy = f"add --fresh, or run {context.command.name} by itself"
+        raise ValueError(f"{context.command.name} under torchrun has no use for its ranks; {remedy}")
+    return cluster
+
+
+def _make_run(request: Request, baseline: Path, out: Path, cluster: Cluster | None) -> RunRecord:
+    plan = make_plan(replace(request, baseline=str(baseline)), load_given_baseline(baseline), cluster)
+    return record(plan, RunStore(out), [ProgressDisplay(consoles()[1])])
+
+
+def _newest_run(store: RunStore) -> RunRecord | None:
+    """Return the newest run on meshes and the newest rule check as one; the newer of them if the versions differ."""
+    meshes, rules = store.newest_of_each_level()
+    if meshes is None or rules is None:
+        return meshes or rules
+    if meshes.header.versions != rules.header.versions:
+        return max(meshes, rules, key=lambda run: run.header.id)
+    return join_levels(meshes, rules)
+
+
+def _resumed_run(
+    ids: list[str], baseline: Path | None, out: Path, cluster: Cluster | None, imports: Sequence[str]
+) -> tuple[RunRecord, Path]:
+    store = RunStore(out)
+    if len(ids) > 1:
+        raise ValueError(f"--resume goes on with one run, {len(ids)} were named: {', '.join(ids)}")
+    run_id = ids[0] if ids else run_to_resume(store)
+    console = consoles()[1]
+    notice = resume_notice(lambda text: console.print(text, highlight=False, markup=False))
+    return resume(run_id, store, load_given_baseline, [notice, ProgressDisplay(console)], baseline, cluster, imports)
+
+
+def _say_run(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoReturn:
+    with page_written(made, RunStore(out)) as page:
+        if output is Format.JSON:
+            write_out(render_json(made) + "\n", output)
+        else:
+            print_summary(made, consoles()[0], page, out)
+    raise typer.Exit(exit_status(made, baseline))
+
+
+def _runnable(
+    record: TrialRecord, imports: Sequence[str], named: Sequence[str], what: str, out: Path, cluster: Cluster | None
+) -> Trial:
+    """Return the trial of a file once what the command line says is imported, if no more than that is needed."""
+    if missing := needs_imports(named, imports):
+        raise OutsideError(
+            f"{what} was found under {import_options(missing)}; nothing that a file names is imported, so say it: "
+            f"{replay_text(what, [*imports, *missing], folder=out)}"
+        )
+    run_imports(imports)  # before the call is looked up: its op may be of theirs
+    trial = load_trial(record)
+    if reason := refusal(trial, imports, MOST_RANKS if cluster is None else cluster.world_size):
+        raise OutsideError(f"{what} is not run: it {reason}")
+    return trial
+
+
+def _replay_entry(
+    entry: BaselineEntry, script: bool, imports: Sequence[str], limit: int | None, cluster: Cluster | None
+) -> NoReturn:
+    """Replay a finding of which only the baseline knows."""
+    trial = _runnable(entry.trial(), imports, (), entry.fingerprint, DEFAULT_REPORTS, cluster)
+    verdict, fails = replay_trial(trial, entry.verdict, imports, limit, cluster)
+    if not script:
+        _say_replayed(f"{entry.summary}\n  {entry.rule}\n  known: {entry.reason}", entry.verdict, verdict, fails)
+    _say_script(entry.fingerprint, trial, verdict, fails, imports, limit)
+
+
+def _say_script(
+    fingerprint: str, trial: Trial, verdict: Verdict, fails: bool, imports: Sequence[str], limit: int | None
+) -> NoReturn:
+    """Print the script of what was replayed, and what came of it when it was run.
+
+    It is written anew: a text that was stored is only ever shown, since running it would run what a file says.
+    """
+    if not fails:
+        raise ValueError(f"{fingerprint} does not fail any more, so there is no script: {verdict.kind}")
+    try:
+        source = render_script(trial, verdict, limit, imports)
+    except NoScriptError as error:
+        raise ValueError(f"no script of {fingerprint} could be written: {error}") from error
+    status, output = run_script(source)
+    said = [f"the script of {fingerprint} was run: {status}"]
+    if status != FAILS:
+        said += [f"  {line}" for line in output.splitlines()]
+    consoles()[1].print("\n".join(said), highlight=False, markup=False)
+    write_out(source)
+    raise typer.Exit(0 if status == FAILS else 2)
+
+
+def _say_replayed(message: str, was: str, verdict: Verdict, fails: bool) -> NoReturn:
+    lines = [message, ""]
+    if verdict.kind is VerdictKind.TOOL_ERROR:
+        raise ValueError(f"it could not be run again: {verdict.message}")
+    if fails:
+        lines.append(f"still fails: {verdict.kind}: {verdict.message}")
+    else:
+        lines.append(f"does not fail as it did ({was}): now {verdict.kind} {verdict.message}".rstrip())
+    consoles()[0].print("\n".join(lines), highlight=False, markup=False)
+    raise typer.Exit(1 if fails else 0)
+
+
+def _texts(given: list[str] | None) -> tuple[str, ...]:
+    return tuple(given or ())
+
+
+def _is_given(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name) if name is not None else None
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Return the options and arguments that are on the command line."""
+    given = [option for option in context.command.params if _is_given(context, option.name)]
+    return [max(option.opts, key=len) for option in given]
