@@ -40,6 +40,9 @@ from strategies.embedding_bag.inputs import FORWARD_ONLY, TRAINED
 from strategies.tensors import filled
 from strategies.torchrec.family import FAMILY as TABLES
 from strategies.torchrec.layouts import LAYOUTS
+from verifier.calls.arguments import make_combination
+from verifier.calls.result import VerificationError
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Observation
 from verifier.core.verdict import Phase, VerdictKind
@@ -50,9 +53,6 @@ from verifier.placements.parsing import parse_placements
 from verifier.planning.families import DrawContext, Family
 from verifier.planning.trials import cotangent_placements
 from verifier.torch_internals.registries import replaced_sharded_op
-from verifier.verify.arguments import make_combination
-from verifier.verify.result import VerificationError
-from verifier.verify.verifier import Verifier
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from verifier.calls.session import SessionRecord
+    from verifier.calls.verifier import Verifier
     from verifier.core.case import MeshSpec
     from verifier.core.interrupts import Interrupts
     from verifier.meshes.crew import PoolKey
     from verifier.meshes.pool import Pool, PoolSet
     from verifier.modules.outcomes import ModuleVerification
     from verifier.records.schema import RunRecord
-    from verifier.verify.session import SessionRecord
-    from verifier.verify.verifier import Verifier
 
 __all__ = ["mesh", "mesh_pools", "verifier_imports", "verify", "verify_module"]
 
@@ -200,13 +200,13 @@ def mesh(request: pytest.FixtureRequest) -> MeshSpec:
 def verify(pytestconfig: pytest.Config, mesh_pools: PoolSet, verifier_imports: Sequence[str]) -> Verifier:
     """``verify(op, *args, **kwargs)``: compare an op on a mesh, sharded in many ways, with the same call unsharded.
 
-    See :meth:`verifier.verify.verifier.Verifier.__call__`. Works inside ``@given`` tests; load one of the profiles
+    See :meth:`verifier.calls.verifier.Verifier.__call__`. Works inside ``@given`` tests; load one of the profiles
     there, or set ``deadline=None``, since the first call starts the ranks.
     """
+    from verifier.calls.session import SessionRecord
+    from verifier.calls.verifier import Verifier
     from verifier.execution.imports import command_names
     from verifier.gate.baseline import load_baseline
-    from verifier.verify.session import SessionRecord
-    from verifier.verify.verifier import Verifier
 
     _end_in_order(pytestconfig)
     folder = Path(pytestconfig.getoption("--verifier-out"))
@@ -284,8 +284,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
         return
     records = [*mine.others, *([own] if own is not None else [])]
     if records:
+        from verifier.calls.session import store_session
         from verifier.runs.store import RunStore
-        from verifier.verify.session import store_session
 
         store = RunStore(Path(session.config.getoption("--verifier-out")))
         mine.stored = store_session(records, store, complete and not mine.lost_workers)

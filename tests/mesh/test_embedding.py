@@ -9,11 +9,11 @@ import torch
 
 from strategies.embedding.inputs import EMBEDDING, LOOKUP
 from strategies.tensors import filled
+from verifier.calls.result import Crash, Verification, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import OpCase
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.findings.failures import first_report
-from verifier.verify.result import Crash, Verification, WrongValue
-from verifier.verify.verifier import Verifier
 
 MESH = "4"
 

@@ -18,13 +18,13 @@ import strategies
 from strategies.embedding_bag import FAMILY
 from strategies.embedding_bag.inputs import BAG, FORWARD_ONLY, SCALED, TRAINED
 from strategies.tensors import filled
+from verifier.calls.result import Crash, WrongGradient, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.planning.families import DrawContext
 from verifier.torch_internals.simulation import start_simulated_world
-from verifier.verify.result import Crash, WrongGradient, WrongValue
-from verifier.verify.verifier import Verifier
 
 GLOO, SQUARE = "2", "simulated:2x2"
 IDS = torch.tensor([0, 4, 3, 1, 1, 2, 4])

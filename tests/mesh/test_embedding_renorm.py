@@ -14,12 +14,12 @@ from strategies.models.losses import next_token_loss
 from strategies.models.plans import embedding_parallel
 from strategies.models.transformer import Transformer, TransformerSize
 from strategies.tensors import filled
+from verifier.calls.result import VerificationError
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.modules.verify import verify_module
-from verifier.verify.result import VerificationError
-from verifier.verify.verifier import Verifier
 
 GLOO, SQUARE = "2", "simulated:2x2"
 IDS = torch.tensor([[0, 4, 3], [4, 1, 0]])

@@ -18,12 +18,12 @@ import strategies
 from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
 from strategies.tensors import filled
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.tasks import Task
 from verifier.planning.families import DrawContext
-from verifier.verify.verifier import Verifier
 
 GLOO, SQUARE, EIGHT = "3", "simulated:2x2", "simulated:8"
 

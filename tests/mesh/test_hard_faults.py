@@ -17,6 +17,8 @@ import torch
 from leftovers import children, nothing_left_behind
 from test_faults import CASE, MESH, kinds, trial, wait_for_end
 
+from verifier.calls.result import NothingVerified
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate
 from verifier.core.verdict import Phase, VerdictKind
@@ -25,8 +27,6 @@ from verifier.meshes.pool import Pool, PoolSet
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
-from verifier.verify.result import NothingVerified
-from verifier.verify.verifier import Verifier
 
 MIB = 1 << 20
 NUMBERS = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)

@@ -13,12 +13,12 @@ from strategies.layouts.tables import LayoutOptions
 from strategies.tensors import filled
 from strategies.torchrec.family import FAMILY, SOURCE, training_case
 from strategies.torchrec.layouts import LAYOUTS
+from verifier.calls.result import Crash, NothingVerified, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.planning.families import DrawContext
-from verifier.verify.result import Crash, NothingVerified, WrongValue
-from verifier.verify.verifier import Verifier
 
 TABLE = filled((6, 2), torch.float32, 0)
 FOUR = "4"

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from strategies.models.layers import MLP, StackedMLP
 from strategies.models.plans import tensor_parallel_mlp
+from verifier.calls.result import NothingVerified
 from verifier.modules.outcomes import ModuleVerification
 from verifier.modules.verify import verify_module
-from verifier.verify.result import NothingVerified
 
 Verify = Callable[..., ModuleVerification]
 

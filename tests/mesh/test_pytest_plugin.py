@@ -13,6 +13,8 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.nn.functional import embedding
 
+from verifier.calls.result import ERRORS, Crash, NothingVerified, ToolError, VerificationError
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.events import CaseSkipped, Event, TrialFinished
@@ -20,8 +22,6 @@ from verifier.findings.failures import Failure
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import RunRecord
 from verifier.runs.store import RunStore
-from verifier.verify.result import ERRORS, Crash, NothingVerified, ToolError, VerificationError
-from verifier.verify.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 MESH = MeshSpec((2,))
@@ -252,7 +252,7 @@ SESSION = """
     import torch
     from hypothesis import given, strategies as st
     from torch.nn.functional import embedding
-    from verifier.verify.result import Crash
+    from verifier.calls.result import Crash
 
     WEIGHT = torch.arange(1.0, 9.0, dtype=torch.float64).reshape(4, 2)
 
@@ -399,7 +399,7 @@ def test_meshes_of_the_command_line(pytester: pytest.Pytester) -> None:
 
 
 def test_a_run_of_a_lost_worker_is_incomplete(tmp_path: Path, check: Verifier) -> None:
-    from verifier.verify.session import SessionRecord, store_session
+    from verifier.calls.session import SessionRecord, store_session
 
     assert SessionRecord("pytest").record(complete=True) is None
     record = SessionRecord("pytest")

@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from strategies.redistribution.inputs import SEQUENCE_OP, next_steps, one_of, sequence_case, target_placements
 from strategies.redistribution.programs import SEQUENCE, sequence
 from strategies.tensors import Layout, filled
+from verifier.calls.result import WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec
 from verifier.core.verdict import VerdictKind
 from verifier.placements.algebra import in_order
 from verifier.planning.families import DrawContext
-from verifier.verify.result import WrongValue
-from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec((2, 2))
 CONTEXT = DrawContext(MESH, (torch.float64,), (SEQUENCE_OP,))

@@ -16,6 +16,8 @@ from strategies.redistribution import FAMILY
 from strategies.redistribution.inputs import REDISTRIBUTE
 from strategies.redistribution.programs import CHAIN
 from strategies.tensors import filled
+from verifier.calls.result import VerificationError, WrongShape
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.placement_text import format_placements
 from verifier.core.verdict import VerdictKind
@@ -24,8 +26,6 @@ from verifier.findings.grouping import rule_class
 from verifier.gate.baseline import load_baseline
 from verifier.placements.algebra import in_order
 from verifier.planning.families import DrawContext
-from verifier.verify.result import VerificationError, WrongShape
-from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec.parse("simulated:2x2x2")
 BASELINE = Path(__file__).parents[2] / "reports" / "baseline.toml"

@@ -22,6 +22,8 @@ from torch import nn
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel
 
+from verifier.calls.result import WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.crew import PoolKey
@@ -29,8 +31,6 @@ from verifier.meshes.pool import Pool, PoolSet
 from verifier.modules.verify import verify_module
 from verifier.testing import ProcessTestCase
 from verifier.torch_internals.registries import registries_of_rules, replaced_strategy
-from verifier.verify.result import WrongValue
-from verifier.verify.verifier import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
 MESH = MeshSpec((2,), "simulated")
@@ -113,7 +113,7 @@ SESSION = """
     from conftest import squared
     from pure import abs_of_parts
     from verifier.torch_internals.registries import replaced_strategy
-    from verifier.verify.result import WrongValue
+    from verifier.calls.result import WrongValue
 
     register_single_dim_strategy(torch.ops.aten.abs.default)(abs_of_parts)
     X = torch.tensor([[1.0, -2.0], [3.0, -4.0], [5.0, 6.0], [-7.0, 8.0]], dtype=torch.float64)

@@ -14,6 +14,8 @@ from strategies.sharded_tensor import FAMILY
 from strategies.sharded_tensor.inputs import has_sharded_tensor
 from strategies.sharded_tensor.programs import BAG
 from strategies.tensors import filled
+from verifier.calls.result import Crash, Died, VerificationError, WrongGradient, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.campaign import investigation
 from verifier.campaign.campaign import Campaign
 from verifier.campaign.plan import Plan
@@ -25,8 +27,6 @@ from verifier.gate.baseline import load_baseline
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import RunHeader
 from verifier.records.values import load_trial
-from verifier.verify.result import Crash, Died, VerificationError, WrongGradient, WrongValue
-from verifier.verify.verifier import Verifier
 
 BASELINE = Path(__file__).parents[2] / "reports" / "baseline.toml"
 

@@ -19,14 +19,14 @@ from strategies.torchrec.client_family import (
     collection_case,
     op_of,
 )
+from verifier.calls.result import WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.meshes.tasks import Task
 from verifier.planning.families import DrawContext
-from verifier.verify.result import WrongValue
-from verifier.verify.verifier import Verifier
 
 needs_torchrec = pytest.mark.skipif(not client_family.installed(), reason=MISSING)
 MESH = MeshSpec((2,))

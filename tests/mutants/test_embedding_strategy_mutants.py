@@ -14,10 +14,10 @@ from torch.distributed.tensor import Shard
 from strategies.embedding.sharding import GRADIENT, LOOKUP
 from strategies.fill_rules import FILLING_OPS
 from strategies.tensors import filled
+from verifier.calls.result import Crash, SilentError, VerificationError, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.verdict import VerdictKind
 from verifier.torch_internals.registries import has_own_handler, replaced_sharded_op
-from verifier.verify.result import Crash, SilentError, VerificationError, WrongValue
-from verifier.verify.verifier import Verifier
 
 MESH = "simulated:2x2"
 FILL, _, MASKED, _ = FILLING_OPS

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from strategies.opinfo.family import FAMILY
+from verifier.calls.result import MutatedInput, VerificationError, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
-from verifier.verify.result import MutatedInput, VerificationError, WrongValue
-from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec((2,), "simulated")
 

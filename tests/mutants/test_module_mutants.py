@@ -18,10 +18,10 @@ from strategies.models.layers import MLP, RMSNorm, StackedMLP
 from strategies.models.losses import next_token_loss
 from strategies.models.plans import sequence_parallel_mlp, tensor_parallel, tensor_parallel_mlp
 from strategies.models.transformer import Transformer, TransformerSize
+from verifier.calls.result import NothingVerified
 from verifier.core.verdict import VerdictKind
 from verifier.modules.outcomes import ModuleError, ModuleVerification
 from verifier.modules.verify import sum_of_squares
-from verifier.verify.result import NothingVerified
 
 Verify = Callable[..., ModuleVerification]
 

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
+from verifier.calls.result import Crash, VerificationError, WrongGradient, WrongShape, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.campaign.campaign import Campaign
 from verifier.campaign.plan import Plan
 from verifier.core.case import MeshSpec, OpCase
@@ -22,8 +24,6 @@ from verifier.meshes.pool import Pool, PoolSet
 from verifier.planning.families import DrawContext
 from verifier.planning.profiles import CAMPAIGN_PROFILES
 from verifier.records.schema import FindingRecord, RunHeader
-from verifier.verify.result import Crash, VerificationError, WrongGradient, WrongShape, WrongValue
-from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec((2,))
 CI = CAMPAIGN_PROFILES["ci"]

@@ -13,10 +13,10 @@ import torch
 
 from strategies.opinfo.composing import COMPOSITIONS, composed
 from strategies.opinfo.random_ops import RANDOM, random_case
+from verifier.calls.result import Crash, VerificationError, WrongDtype, WrongGradient, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
-from verifier.verify.result import Crash, VerificationError, WrongDtype, WrongGradient, WrongValue
-from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec((2,))
 

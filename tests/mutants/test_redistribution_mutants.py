@@ -18,13 +18,13 @@ from strategies.redistribution import FAMILY
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, sequence_case
 from strategies.redistribution.programs import CHAIN, SEQUENCE
 from strategies.tensors import Layout, filled
+from verifier.calls.result import VerificationError, WrongGradient, WrongPlacement, WrongValue
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.placements.algebra import in_order
 from verifier.planning.families import DrawContext
 from verifier.torch_internals.placements import BITWISE_REDUCTIONS, strided_shard
-from verifier.verify.result import VerificationError, WrongGradient, WrongPlacement, WrongValue
-from verifier.verify.verifier import Verifier
 
 MESH = MeshSpec((2,))
 MUTANTS: dict[Callable[..., torch.Tensor], type[VerificationError]] = {

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from verifier.calls.result import WrongShape
+from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.findings.script.render import render_script
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.oracle.comparison import have_same_strides
-from verifier.verify.result import WrongShape
-from verifier.verify.verifier import Verifier
 
 MUTANT = Path(__file__).with_name("wrong_strides.py")
 MESH = MeshSpec((2,))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from verifier.calls.arguments import make_case
 from verifier.core.ops import argument_names
 from verifier.execution.registrations import (
     Registered,
@@ -21,7 +22,6 @@ from verifier.execution.registrations import (
     registered_rules,
 )
 from verifier.torch_internals.registries import install_handler, replaced_handler, replaced_strategy
-from verifier.verify.arguments import make_case
 
 NEG = torch.ops.aten.neg.default
 X = torch.ones(2)

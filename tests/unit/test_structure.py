@@ -20,7 +20,7 @@ FLOORS = (
     ("meshes", "planning", "runs"),
     ("gate", "meshes.torchrun", "report", "testing"),
     ("findings",),
-    ("campaign", "rules.campaign", "verify"),
+    ("calls", "campaign", "rules.campaign"),
     ("cli", "modules"),
     ("__main__", "pytest_plugin"),
 )

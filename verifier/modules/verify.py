@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from verifier.calls.result import NothingVerified, ToolError
 from verifier.core.case import MeshSpec
 from verifier.core.ops import resolve
 from verifier.execution.packing import unpack
@@ -51,7 +52,6 @@ from verifier.modules.outcomes import (
 )
 from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.placements import Placements
-from verifier.verify.result import NothingVerified, ToolError
 
 __all__ = [
     "ModuleCollective",

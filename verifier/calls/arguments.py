@@ -70,7 +70,9 @@ def _dotted_path(op: Callable[..., object] | str, args: tuple[object, ...], kwar
     overload = selected_overload(op, args, kwargs)
     if overload is not None or path:
         return path if overload is None else f"torch.ops.{overload}"
-    paths = [f"torch.ops.{op}", f"{getattr(op, '__module__', '')}.{getattr(op, '__qualname__', '')}"]
+    paths = [f"torch.ops.{op}"]
+    if module := getattr(op, "__module__", None):  # methods that are written in C have none
+        paths.append(f"{module}.{getattr(op, '__qualname__', '')}")
     paths += [f"{namespace}.{getattr(op, '__name__', '')}" for namespace in _NAMESPACES]
     for path in paths:
         try:

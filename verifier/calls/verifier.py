@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 
 from hypothesis import currently_in_test_context, settings
 
+from verifier.calls.arguments import CombinationLike, PlacementsLike, cotangent_passes, make_case, make_combination
+from verifier.calls.result import ERRORS, NothingVerified, ToolError, Verification
 from verifier.core.arguments import combination_rows
 from verifier.core.case import Backend, MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation
@@ -31,8 +33,6 @@ from verifier.planning.trials import CasePlan, cotangent_placements, plan_case
 from verifier.records.commands import replay_text
 from verifier.records.files import DEFAULT_REPORTS
 from verifier.torch_internals.names import OpOverload
-from verifier.verify.arguments import CombinationLike, PlacementsLike, cotangent_passes, make_case, make_combination
-from verifier.verify.result import ERRORS, NothingVerified, ToolError, Verification
 
 __all__ = ["Recorder", "Verifier", "likely_cause"]
 

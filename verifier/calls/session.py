@@ -11,6 +11,7 @@ from types import ModuleType
 from hypothesis import currently_in_test_context, settings
 from hypothesis.control import current_build_context
 
+from verifier.calls.verifier import likely_cause
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import OpCase
 from verifier.core.versions import versions
@@ -37,7 +38,6 @@ from verifier.runs.graph import RedistributionGraph
 from verifier.runs.revision import BASELINE, revision
 from verifier.runs.store import RunStore
 from verifier.runs.summary import Summary, merge_records
-from verifier.verify.verifier import likely_cause
 
 __all__ = ["SessionRecord", "store_session"]
 

@@ -1,1 +1,0 @@
-"""Verify one call from a test."""
