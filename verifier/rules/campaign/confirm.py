@@ -37,7 +37,7 @@ from verifier.rules.results import WrongRule
 
 __all__ = ["Confirmer", "base_op", "defect_key", "flat_keys"]
 
-ATTEMPTS = 3
+ATTEMPTS = 16
 """Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
 
 
