@@ -27,7 +27,7 @@ from torch.nn.functional import embedding
 import strategies
 from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.placements import Placements
-from verifier.torch_internals.recording import Recorder
+from verifier.torch_internals.recording import RedistributionRecorder
 from verifier.torch_internals.watching import count_collectives
 
 STEPS = 50
@@ -117,7 +117,7 @@ def measure(layout: Layout, arguments: argparse.Namespace) -> dict[str, Figures]
                         step(layout, weight, ids)
                     one.seconds.append((time.perf_counter() - began) / STEPS)
                     if turn == 0:
-                        recorder = Recorder()
+                        recorder = RedistributionRecorder()
                         with recorder.recording(), count_collectives() as counts:
                             step(layout, weight, ids)
                         one.collectives = ", ".join(f"{count} {op}" for op, count in counts.items()) or "none"

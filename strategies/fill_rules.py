@@ -22,25 +22,25 @@ __all__ = ["FILLING_OPS"]
 
 aten = torch.ops.aten
 
-Rule = list[Placement | None]
+FillRule = list[Placement | None]
 Value = Any
 """A number or a tensor without dims: torch declares an overload for each."""
 NEUTRAL = {"sum": 0, "product": 1}
 """What changes no result of a reduction; of all others it is the value itself, as often as one likes."""
 
 
-def fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
+def fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[FillRule]:
     """Return the rules on one mesh dim: result and tensor, and the value if that is a tensor."""
-    value: Rule = [Replicate()] if hasattr(args[1], "shape") else []
+    value: FillRule = [Replicate()] if hasattr(args[1], "shape") else []
     placements = [*map(Shard, range(_ndim(args[0]))), *given_strides(), *map(Partial, ELEMENTWISE)]
     return [[placement, placement, *value] for placement in placements]
 
 
-def masked_fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
+def masked_fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[FillRule]:
     """Return the rules on one mesh dim: result, tensor and mask, and the value if that is a tensor."""
-    value: Rule = [Replicate()] if hasattr(args[2], "shape") else []
+    value: FillRule = [Replicate()] if hasattr(args[2], "shape") else []
     ndim, mask = _ndim(args[0]), tuple(args[1].shape)  # type: ignore[attr-defined]
-    rules: list[Rule] = [[Partial(kind), Partial(kind), Replicate(), *value] for kind in ELEMENTWISE]
+    rules: list[FillRule] = [[Partial(kind), Partial(kind), Replicate(), *value] for kind in ELEMENTWISE]
     for placement in (*map(Shard, range(ndim)), *given_strides()):
         dim = sharded_dim(placement)
         assert dim is not None

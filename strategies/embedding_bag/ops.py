@@ -25,10 +25,10 @@ R, S0, S1 = Replicate(), Shard(0), Shard(1)
 SUM, MAX, MIN = Partial("sum"), Partial("max"), Partial("min")
 MODE_SUM, MODE_MAX = 0, 2
 
-Rule = list[Placement | None]
+BagRule = list[Placement | None]
 
 
-def _given(rules: Iterable[Rule], args: tuple[object, ...], tensors: int) -> list[Rule]:
+def _given(rules: Iterable[BagRule], args: tuple[object, ...], tensors: int) -> list[BagRule]:
     """Return the rules without the placements of optional tensors that are not given, among the first ``tensors``."""
     missing = {1 + number for number, arg in enumerate(args[:tensors]) if arg is None}
     return [[p for number, p in enumerate(rule) if number not in missing] for rule in rules]
@@ -80,8 +80,8 @@ def _of_bags(weight: torch.Tensor, indices: torch.Tensor, starts: torch.Tensor, 
 
 
 # --------------------------------------------------------------------------------------------------------- sum and mean
-def _sum_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
-    rules: list[Rule] = [
+def _sum_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[BagRule]:
+    rules: list[BagRule] = [
         # result, weight, indices, starts, stops, samples, counts
         [S1, S1, R, R, R, R, R],
         [SUM, S0, R, R, R, R, R],
@@ -117,8 +117,8 @@ def _sum(
 
 
 # ------------------------------------------------------------------------------------------------------------------ max
-def _max_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
-    rules: list[Rule] = [
+def _max_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[BagRule]:
+    rules: list[BagRule] = [
         # result, weight, indices, starts, stops, counts
         [S1, S1, R, R, R, R],
         [MAX, S0, R, R, R, R],
@@ -148,7 +148,7 @@ def _max(
     return result.masked_fill_(elsewhere.unsqueeze(-1), -torch.inf)
 
 
-def _first_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
+def _first_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[BagRule]:
     return [
         # result, weight, indices, starts, stops, values
         [S1, S1, R, R, R, S1],
@@ -182,7 +182,7 @@ def _first(
 
 
 # --------------------------------------------------------------------------------------------------------------- counts
-def _count_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
+def _count_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[BagRule]:
     # result, indices, starts, stops
     return [[SUM, S0, R, R], [S0, R, S0, S0]]
 
@@ -195,8 +195,8 @@ def _count(
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
-def _weight_gradient_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
-    rules: list[Rule] = [
+def _weight_gradient_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[BagRule]:
+    rules: list[BagRule] = [
         # result, grad_output, indices, bags, samples
         [S1, S1, R, R, R],
         [SUM, S0, R, R, R],
@@ -227,9 +227,9 @@ def _weight_gradient(
     return cast(torch.Tensor, result)
 
 
-def _max_gradient_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
+def _max_gradient_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[BagRule]:
     # result, grad_output, winners
-    rules: list[Rule] = [[S1, S1, S1], [SUM, S0, S0]]
+    rules: list[BagRule] = [[S1, S1, S1], [SUM, S0, S0]]
     rules += [[Partial(kind), Partial(kind), R] for kind in LINEAR]
     return rules
 
@@ -242,8 +242,8 @@ def _max_gradient(view: RankView, grad_output: torch.Tensor, winners: torch.Tens
     return result.scatter_add_(0, winners.clamp(min=0), grad_output.masked_fill(winners < 0, 0))
 
 
-def _sample_gradient_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Rule]:
-    rules: list[Rule] = [
+def _sample_gradient_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[BagRule]:
+    rules: list[BagRule] = [
         # result, grad_output, weight, indices, bags
         [SUM, S1, S1, R, R],
         [SUM, R, S0, R, R],

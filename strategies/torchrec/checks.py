@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from strategies.layouts.tables import Chunk, TableLayout
-from strategies.torchrec.tables import Claim, claims_of, group_of, held
+from strategies.torchrec.tables import ChunkClaim, claims_of, group_of, held
 
 __all__ = ["LayoutError", "check_table", "overlaps", "problems", "uncovered"]
 
@@ -58,7 +58,7 @@ def check_table(table: DTensor, values: torch.Tensor | None = None, layout: Tabl
         raise LayoutError(f"{found}\n  in {name} of {list(claims[0].shape)} on {len(claims)} ranks")
 
 
-def problems(claims: Sequence[Claim], replicated: bool = False) -> Iterator[str]:
+def problems(claims: Sequence[ChunkClaim], replicated: bool = False) -> Iterator[str]:
     """Yield what is wrong with what the ranks say, without their values; the difference first, then its cause."""
     yield from _disagreements(claims)
     rows, columns = claims[0].shape
@@ -89,7 +89,7 @@ def problems(claims: Sequence[Claim], replicated: bool = False) -> Iterator[str]
             yield f"a chunk is missing: {gap} is held {who}; do the ranks use the same split?"
 
 
-def _disagreements(claims: Sequence[Claim]) -> Iterator[str]:
+def _disagreements(claims: Sequence[ChunkClaim]) -> Iterator[str]:
     first = claims[0]
     for rank, claim in enumerate(claims):
         for what, got, expected in (

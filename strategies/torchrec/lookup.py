@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 
 from strategies.layouts.tables import Chunk
-from strategies.torchrec.tables import Claim, dtype_of
+from strategies.torchrec.tables import ChunkClaim, dtype_of
 
 __all__ = ["gather_ragged", "pool", "pooled", "sum_gradients"]
 
 
 def pooled(
     leaves: Sequence[tuple[Chunk, torch.Tensor]],
-    claims: Sequence[Claim],
+    claims: Sequence[ChunkClaim],
     ids: torch.Tensor,
     lengths: torch.Tensor,
     mode: str,

@@ -18,7 +18,7 @@ from verifier.torch_internals.names import LocalShardsWrapper
 from verifier.torch_internals.placements import placement_text
 from verifier.torch_internals.simulation import simulated_ranks
 
-__all__ = ["Claim", "assemble", "claims_of", "distribute", "dtype_of", "group_of", "held", "wrap"]
+__all__ = ["ChunkClaim", "assemble", "claims_of", "distribute", "dtype_of", "group_of", "held", "wrap"]
 
 
 def distribute(table: torch.Tensor, layout: TableLayout, mesh: DeviceMesh) -> DTensor:
@@ -114,7 +114,7 @@ def _chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Chunk:
 
 
 @dataclass(frozen=True)
-class Claim:
+class ChunkClaim:
     """What a rank says of a table, without its values.
 
     ``chunks`` are those of its metadata, ``shapes`` and ``dtypes`` those of its tensors, which should be one for each;
@@ -129,7 +129,7 @@ class Claim:
     plan: TableLayout | None = None
 
 
-def claims_of(table: DTensor, plan: TableLayout | None = None) -> list[Claim]:
+def claims_of(table: DTensor, plan: TableLayout | None = None) -> list[ChunkClaim]:
     """Return what each rank says of ``table``, in order of ranks; every rank of its mesh has to call this.
 
     Raises
@@ -139,20 +139,20 @@ def claims_of(table: DTensor, plan: TableLayout | None = None) -> list[Claim]:
     """
     group = group_of(table.device_mesh)
     try:
-        own: Claim | str = _own_claim(table, plan)
+        own: ChunkClaim | str = _own_claim(table, plan)
     except TypeError as error:
         own = f"rank {dist.get_rank(group)}: {error}"
-    everyone: list[Claim | str | None] = [None] * dist.get_world_size(group)
+    everyone: list[ChunkClaim | str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, own, group)
-    claims = [claim for claim in everyone if isinstance(claim, Claim)]
+    claims = [claim for claim in everyone if isinstance(claim, ChunkClaim)]
     if len(claims) != len(everyone):
         raise TypeError(next(text for text in everyone if isinstance(text, str)))
     return claims
 
 
-def _own_claim(table: DTensor, plan: TableLayout | None) -> Claim:
+def _own_claim(table: DTensor, plan: TableLayout | None) -> ChunkClaim:
     chunks, shards = _chunks_and_shards(table)
-    return Claim(
+    return ChunkClaim(
         tuple(table.shape),
         placement_text(table.placements),
         tuple(chunks),
@@ -162,7 +162,7 @@ def _own_claim(table: DTensor, plan: TableLayout | None) -> Claim:
     )
 
 
-def dtype_of(claims: Sequence[Claim]) -> torch.dtype:
+def dtype_of(claims: Sequence[ChunkClaim]) -> torch.dtype:
     """Return the dtype of the table: that of the local tensors, since a wrapper of chunks says float32 of any."""
     found: torch.dtype = next(getattr(torch, dtype) for claim in claims for dtype in claim.dtypes)
     return found

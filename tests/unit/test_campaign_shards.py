@@ -15,7 +15,7 @@ from verifier.campaign.campaign import Campaign
 from verifier.campaign.plan import Plan
 from verifier.core.case import MeshSpec, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport
-from verifier.core.parts import Shard
+from verifier.core.parts import RunPart
 from verifier.core.verdict import Phase
 from verifier.events import TrialFinished
 from verifier.records.schema import RunHeader
@@ -35,7 +35,7 @@ class Agreeable:
             yield Observation(trial, Fate.COMPLETED, tuple(ProcessReport((rank,), Phase.DONE) for rank in range(4)))
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, shard: Shard | None) -> dict[str, str]:
+def planned(monkeypatch: pytest.MonkeyPatch, shard: RunPart | None) -> dict[str, str]:
     """Return the combinations that are tried, by position."""
     monkeypatch.setattr(campaign, "Spares", lambda *_, **__: SimpleNamespace(close=lambda: None))
     header = RunHeader("run", "", 0, "dev", [FAMILY.name], [str(MESH)], ["float64"], "cpu", 3, None, [], {}, "")
@@ -54,7 +54,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, shard: Shard | None) -> dict[str, s
 
 def test_what_shards_plan_is_what_one_campaign_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = planned(monkeypatch, None)
-    parts = [planned(monkeypatch, Shard(index, 3)) for index in (1, 2, 3)]
+    parts = [planned(monkeypatch, RunPart(index, 3)) for index in (1, 2, 3)]
     assert all(parts)
     assert sum(map(len, parts)) == len(whole) > 100
     assert parts[0] | parts[1] | parts[2] == whole

@@ -13,7 +13,7 @@ from strategies.layouts.tables import Chunk, LayoutOptions, LayoutSource, TableL
 from strategies.torchrec.checks import problems
 from strategies.torchrec.family import layout_options
 from strategies.torchrec.layouts import LAYOUTS, make_layout
-from strategies.torchrec.tables import Claim
+from strategies.torchrec.tables import ChunkClaim
 
 EIGHT = LayoutOptions(8, 4, 4)
 
@@ -26,10 +26,10 @@ def rows_of(name: str, options: LayoutOptions) -> list[int]:
     return [sum(chunk.shape[0] for chunk in chunks) for chunks in make_layout(name, options).chunks]
 
 
-def claims(layout: TableLayout) -> list[Claim]:
+def claims(layout: TableLayout) -> list[ChunkClaim]:
     """Return what ranks say that hold ``layout`` as they should."""
     return [
-        Claim(
+        ChunkClaim(
             layout.shape, layout.placement, chunks, tuple(c.shape for c in chunks), ("float32",) * len(chunks), layout
         )
         for chunks in layout.chunks

@@ -16,7 +16,7 @@ from verifier.campaign.history import Past
 from verifier.campaign.request import Request, make_plan
 from verifier.campaign.resuming import merge, resume, run_to_resume
 from verifier.core.case import MeshSpec, OpCase
-from verifier.core.parts import Shard
+from verifier.core.parts import RunPart
 from verifier.events import CaseSkipped, Event
 from verifier.gate.baseline import Baseline
 from verifier.placements.alphabet import Alphabet
@@ -173,10 +173,10 @@ def refusal(store: RunStore, names: Sequence[str]) -> str:
 
 def test_every_case_belongs_to_one_shard() -> None:
     for count in (1, 2, 3, 7):
-        shards = [Shard(index, count) for index in range(1, count + 1)]
+        shards = [RunPart(index, count) for index in range(1, count + 1)]
         for number in range(1, 30):
             assert sum(shard.has(number) for shard in shards) == 1
-    assert str(Shard.parse(" 2/3 ")) == "2/3"
+    assert str(RunPart.parse(" 2/3 ")) == "2/3"
 
 
 @pytest.mark.parametrize(

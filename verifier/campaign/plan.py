@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from verifier.core.case import MeshSpec
-from verifier.core.parts import Shard
+from verifier.core.parts import RunPart
 from verifier.gate.baseline import Baseline
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.families import Family
@@ -48,6 +48,6 @@ class Plan:
     imports: tuple[str, ...] = ()
     baseline: Baseline = field(default_factory=Baseline)
     trial_limit: float = 20.0
-    shard: Shard | None = None
+    shard: RunPart | None = None
     rank_memory: int | None = None
     cluster: Cluster | None = None

@@ -12,7 +12,7 @@ import torch
 
 from verifier.campaign.plan import Plan
 from verifier.core.case import BACKENDS, DEFAULT_MESHES, MOST_RANKS, Backend, MeshSpec
-from verifier.core.parts import Shard
+from verifier.core.parts import RunPart
 from verifier.core.process_limits import format_size, parse_size
 from verifier.core.versions import versions
 from verifier.core.wording import unknown_name
@@ -80,7 +80,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
     if request.device not in ("cpu", "cuda"):
         raise ValueError(unknown_name("device", request.device, ("cpu", "cuda")))
     profile = CAMPAIGN_PROFILES[request.profile]
-    shard = Shard.parse(request.shard) if request.shard is not None else None
+    shard = RunPart.parse(request.shard) if request.shard is not None else None
     if cluster is not None and not request.meshes:  # stored with the run: elsewhere the default would be another one
         request = replace(request, meshes=_meshes_within(cluster.world_size))
     meshes = _meshes(request, cluster)

@@ -14,7 +14,7 @@ import msgspec
 from verifier.campaign.history import Past
 from verifier.campaign.recorded import record
 from verifier.campaign.request import Request, make_plan
-from verifier.core.parts import Shard
+from verifier.core.parts import RunPart
 from verifier.core.wording import import_options, plural
 from verifier.events import Event, Listener, RunResumed
 from verifier.gate.baseline import Baseline
@@ -155,7 +155,7 @@ def resume_notice(say: Callable[[str], None]) -> Listener:
 @dataclass(frozen=True)
 class _Part:
     name: str
-    shard: Shard
+    shard: RunPart
     journal: Journal
     run: RunRecord
 
@@ -218,13 +218,13 @@ def _part(name: str, store: RunStore) -> _Part:
             f"run {header.id}, shard {header.shard}, did not finish; first "
             f"{resume_text(header.id, header.imports)}, where it was made"
         )
-    return _Part(header.id, Shard.parse(header.shard), journal, read_record(folder / RECORD_NAME))
+    return _Part(header.id, RunPart.parse(header.shard), journal, read_record(folder / RECORD_NAME))
 
 
 def _check_whole(parts: Sequence[_Part]) -> None:
     """Raise a ValueError unless every shard is there, once."""
     count = parts[0].shard.count
-    names: dict[Shard, str] = {}
+    names: dict[RunPart, str] = {}
     for part in parts:
         if part.shard.count != count:
             raise ValueError(
@@ -234,7 +234,7 @@ def _check_whole(parts: Sequence[_Part]) -> None:
             raise ValueError(f"shard {part.shard} was given twice, as {names[part.shard]} and as {part.name}")
         names[part.shard] = part.name
     if missing := count - len(names):
-        absent = (str(shard) for index in range(1, count + 1) if (shard := Shard(index, count)) not in names)
+        absent = (str(shard) for index in range(1, count + 1) if (shard := RunPart(index, count)) not in names)
         more = ", …" if missing > _MOST_NAMED else ""
         listed = ", ".join(islice(absent, _MOST_NAMED))
         raise ValueError(f"{missing} of {count} shards missing: {listed}{more}; merge needs all of them")

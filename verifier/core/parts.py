@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Shard"]
+__all__ = ["RunPart"]
 
 
 @dataclass(frozen=True, order=True)
-class Shard:
+class RunPart:
     """One of ``count`` parts of the cases of a campaign, counted from 1.
 
     Every part draws all cases and tries its own, so that a case and its number are the same in each.
 
-    >>> Shard.parse("2/3"), [number for number in range(1, 8) if Shard(2, 3).has(number)]
-    (Shard(index=2, count=3), [2, 5])
+    >>> RunPart.parse("2/3"), [number for number in range(1, 8) if RunPart(2, 3).has(number)]
+    (RunPart(index=2, count=3), [2, 5])
     """
 
     index: int
     count: int
 
     @classmethod
-    def parse(cls, text: str) -> Shard:
+    def parse(cls, text: str) -> RunPart:
         """Return the shard that ``I/N`` names.
 
         Raises

@@ -40,7 +40,7 @@ from verifier.torch_internals.caches import cache_misses, clear_caches
 from verifier.torch_internals.dtensors import local_shards, per_rank
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements, placement_text
-from verifier.torch_internals.recording import Recorder
+from verifier.torch_internals.recording import RedistributionRecorder
 from verifier.torch_internals.simulation import paused_simulation
 from verifier.torch_internals.watching import count_collectives
 
@@ -102,7 +102,7 @@ class TrialRunner:
         self.ranks = ranks
         self.exchange = exchange
         self.memory_limit = memory_limit
-        self.recorder = Recorder()
+        self.recorder = RedistributionRecorder()
         self._case: OpCase | None = None
         self._converter: DTensorConverter | None = None
         self._values: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -25,7 +25,7 @@ from verifier.torch_internals.placements import Placements
 
 __all__ = [
     "DIM_NAMES",
-    "Plan",
+    "ParallelPlan",
     "built_model",
     "check_mesh",
     "check_plan",
@@ -43,7 +43,7 @@ __all__ = [
     "wrong_keyword",
 ]
 
-Plan = ParallelStyle | Mapping[str, ParallelStyle] | Callable[..., nn.Module | None] | str
+ParallelPlan = ParallelStyle | Mapping[str, ParallelStyle] | Callable[..., nn.Module | None] | str
 """A plan for ``parallelize_module`` on a 1-D mesh, or ``plan(model, mesh)``, which the ranks import by its name."""
 
 DIM_NAMES = ("pp", "dp", "tp")
@@ -53,7 +53,7 @@ _Text = TypeVar("_Text", str, str | None)
 _Value = TypeVar("_Value")
 
 
-def check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: Plan) -> None:
+def check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: ParallelPlan) -> None:
     """Refuse a mesh that has no processes, that ``names`` do not fit, or that the plan is not for."""
     if mesh.backend == "simulated":
         raise ValueError(f"mesh {mesh}: a model needs a process for each rank; name it as {mesh.shape_text}")

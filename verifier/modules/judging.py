@@ -13,7 +13,7 @@ from verifier.core.observation import DifferenceKind
 from verifier.core.placement_text import format_placements
 from verifier.modules.data import PHASES, Disturbance, Held, ModuleRun, Recorded
 from verifier.modules.leaves import Plain, same_number
-from verifier.modules.matching import Matcher, ModuleDifference, Options, Place, largest, proves_nothing, rounding
+from verifier.modules.matching import Matcher, ModuleDifference, Options, TensorSite, largest, proves_nothing, rounding
 from verifier.oracle.comparison import compare
 from verifier.torch_internals.placements import Placements
 
@@ -180,11 +180,11 @@ class _Judge:
             helds = [run.returned.get(at) for run in self.ranks]
             if all(helds):
                 name = "output" if len(returned) == 1 else f"output {number}"
-                yield from self._check(Place(name, "forward", ""), helds, expected, declared, scale)
+                yield from self._check(TensorSite(name, "forward", ""), helds, expected, declared, scale)
         yield from self._final_structure(scale)
         scale = max(largest([held.local for held in self.local.losses]), self._summed())
         for step, expected in enumerate(self.local.losses):
-            place = Place(f"loss {step}" if self.steps > 1 else "loss", "forward" if step == 0 else "step", "")
+            place = TensorSite(f"loss {step}" if self.steps > 1 else "loss", "forward" if step == 0 else "step", "")
             helds = [run.losses[step] for run in self.ranks]
             away = _distance([run.losses[step] for run in self.disturbed], expected)
             yield from self._check(place, helds, expected, self.losses, scale * (step + 1), away=away)
@@ -226,7 +226,7 @@ class _Judge:
     def _final_backward(self, inputs: Mapping[str, Placements | None]) -> Iterator[ModuleDifference]:
         scale = largest([held.local for held in self.local.gradients.values() if held is not None])
         for name, expected in self.local.gradients.items():
-            place = Place(f"gradient of {name}", "backward", name.rpartition(".")[0])
+            place = TensorSite(f"gradient of {name}", "backward", name.rpartition(".")[0])
             helds = [run.gradients.get(name) for run in self.ranks]
             if expected is not None:
                 found = self._check(place, helds, expected, self.matcher.whole, scale)
@@ -237,7 +237,7 @@ class _Judge:
         for name, placements in inputs.items():
             expected = self.local.input_gradients[name]
             if expected is not None and placements is not None:
-                place = Place(f"gradient of {name}", "backward", "")
+                place = TensorSite(f"gradient of {name}", "backward", "")
                 helds = [run.input_gradients[name] for run in self.ranks]
                 scale = largest([expected.local, *(recorded.held.local for recorded in self.local.output_gradients)])
                 yield from self._check(place, helds, expected, placements, scale, self.averaged)
@@ -248,19 +248,19 @@ class _Judge:
             scale = (
                 max(parameters, largest([expected.local])) * self.steps
             )  # a mask may be as large as the dtype admits
-            place = Place(name, "step", name.rpartition(".")[0])
+            place = TensorSite(name, "step", name.rpartition(".")[0])
             helds = [run.state.get(name) for run in self.ranks]
             away = _distance([run.state[name] for run in self.disturbed], expected)
             found = self._check(place, helds, expected, self.matcher.whole, scale, away=away)
             yield from (self._because_untied(difference, name) for difference in found)
         added = sorted(set(self.ranks[0].state) - set(self.local.state))
         if added:
-            place = Place("parameters and buffers", "step", "")
+            place = TensorSite("parameters and buffers", "step", "")
             yield place.difference(DifferenceKind.STRUCTURE, 0, f"also {', '.join(added)}", "those of the local model")
 
     def _check(
         self,
-        place: Place,
+        place: TensorSite,
         helds: Sequence[Held | None],
         expected: Held,
         declared: Placements,
@@ -305,7 +305,7 @@ class _Judge:
                 found.append(None)
                 continue
             subject = f"output of {recorded.module or 'the model'}"
-            place = Place(subject if phase == "forward" else f"gradient of the {subject}", phase, module)
+            place = TensorSite(subject if phase == "forward" else f"gradient of the {subject}", phase, module)
             options = self.matcher.any_layout(helds, recorded.held)
             match = self.matcher.match(place, helds, recorded.held, options, scale, factor)
             text = format_placements(match.placements)
@@ -328,8 +328,8 @@ def _distance(disturbed: Sequence[Held], expected: Held) -> torch.Tensor | None:
     return _MARGIN * farthest.nan_to_num(0.0, 0.0)
 
 
-def _in_output(at: str) -> Place:
-    return Place(f"output{at}", "forward", "")
+def _in_output(at: str) -> TensorSite:
+    return TensorSite(f"output{at}", "forward", "")
 
 
 def _at(result: Mapping[str, Held | Plain], at: str) -> str:
@@ -364,7 +364,7 @@ def _plain_difference(
     return (None if got.value == expected.value else DifferenceKind.VALUE), ""
 
 
-def _unreduced(place: Place, held: Held, expected: Held, text: str) -> ModuleDifference | None:
+def _unreduced(place: TensorSite, held: Held, expected: Held, text: str) -> ModuleDifference | None:
     """Return how the part that rank 0 has differs from the whole; None if the other ranks have nothing to add."""
     difference = compare(held.local, expected.local, 0.0)
     if difference is None:

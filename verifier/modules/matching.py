@@ -18,7 +18,7 @@ from verifier.oracle.comparison import compare
 from verifier.placements.algebra import local_shape, sharded_dim, take_local
 from verifier.torch_internals.placements import Placements, norm_order
 
-__all__ = ["Match", "Matcher", "ModuleDifference", "Options", "Place", "largest", "proves_nothing", "rounding"]
+__all__ = ["Match", "Matcher", "ModuleDifference", "Options", "TensorSite", "largest", "proves_nothing", "rounding"]
 
 SLACK = 512
 """Units in the last place by which a value may differ: errors of rounding add up over the layers of a model."""
@@ -65,7 +65,7 @@ class ModuleDifference:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorSite:
     """Where in a model a tensor arises: the first fields of a :class:`ModuleDifference`."""
 
     subject: str
@@ -168,7 +168,7 @@ class Matcher:
 
     def match(
         self,
-        place: Place,
+        place: TensorSite,
         helds: Sequence[Held | None],
         expected: Held,
         options: Options,

@@ -21,7 +21,7 @@ from verifier.meshes.processes import PoolError, RulesNotInRanks
 from verifier.meshes.tasks import Task
 from verifier.modules.arguments import (
     DIM_NAMES,
-    Plan,
+    ParallelPlan,
     built_model,
     check_mesh,
     check_plan,
@@ -58,7 +58,7 @@ __all__ = [
     "ModuleDifference",
     "ModuleError",
     "ModuleVerification",
-    "Plan",
+    "ParallelPlan",
     "mean_square",
     "sum_of_squares",
     "verify_module",
@@ -80,7 +80,7 @@ def mean_square(output: object, *_targets: object) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------------------- call
 def verify_module(
     model: nn.Module | Callable[[], nn.Module] | str,
-    plan: Plan,
+    plan: ParallelPlan,
     inputs: Sequence[object],
     *,
     kwargs: Mapping[str, object] | None = None,

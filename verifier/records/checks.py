@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 
 from verifier.core.case import MeshSpec
-from verifier.core.parts import Shard
+from verifier.core.parts import RunPart
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import did_you_mean
@@ -82,7 +82,7 @@ def _check_header(header: RunHeader) -> None:
     check_name(header.id, "id of the run")
     _check_meshes(header.meshes, "meshes of the run")
     if header.shard:
-        Shard.parse(header.shard)
+        RunPart.parse(header.shard)
 
 
 def _check_finding(finding: FindingRecord, where: str) -> None:

@@ -19,7 +19,7 @@ from verifier.rules.ledger import Ledger
 from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions, Position
 from verifier.rules.products import Products
 from verifier.rules.results import MissingRule, Rule, SampleReport, Transfer
-from verifier.rules.sample_on_mesh import Place
+from verifier.rules.sample_on_mesh import SampleOnMesh
 from verifier.rules.samples import Sample
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 
@@ -106,7 +106,7 @@ def missing_rules(ledger: Ledger, place: Exploration) -> list[MissingRule]:
     return sorted(found, key=lambda missing: missing.rule)
 
 
-def transfers(given: Combination, wanted: Combination, place: Place) -> Iterator[Transfer]:
+def transfers(given: Combination, wanted: Combination, place: SampleOnMesh) -> Iterator[Transfer]:
     """Yield the collectives that bring each argument from its ``given`` to its ``wanted`` placements (one mesh dim)."""
     for number, ((source,), (target,)) in enumerate(zip(given, wanted, strict=True)):
         if source == target or source == Replicate() or masked_extent(target) is not None:

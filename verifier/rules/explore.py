@@ -14,7 +14,7 @@ from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import Results, tensor_groups
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE_FOR_MISSING, Position
-from verifier.rules.sample_on_mesh import Place
+from verifier.rules.sample_on_mesh import SampleOnMesh
 from verifier.rules.samples import Values
 from verifier.torch_internals.placements import Combination, Placements
 
@@ -41,7 +41,7 @@ class _Try:
     told: int = 0
 
 
-class Exploration(Place):
+class Exploration(SampleOnMesh):
     """A sample at one size on a mesh of one dim."""
 
     def __init__(self, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> None:

@@ -14,13 +14,13 @@ from verifier.placements.alphabet import Alphabet
 from verifier.rules.claims import read_claim
 from verifier.rules.enumerate import input_combinations, product_choices
 from verifier.rules.execute import tensor_groups
-from verifier.rules.sample_on_mesh import Place
+from verifier.rules.sample_on_mesh import SampleOnMesh
 from verifier.torch_internals.placements import Combination, masked_extent
 
 __all__ = ["Products"]
 
 
-class Products(Place):
+class Products(SampleOnMesh):
     """A sample at one size on a mesh of several dims."""
 
     def run(self) -> None:

@@ -32,12 +32,12 @@ from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Combination, placement_text
 from verifier.torch_internals.registries import has_own_handler
 
-__all__ = ["IMPOSSIBLE", "Place"]
+__all__ = ["IMPOSSIBLE", "SampleOnMesh"]
 
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
 
 
-class Place:
+class SampleOnMesh:
     """A sample at one size on one mesh.
 
     Raises

@@ -22,7 +22,7 @@ from verifier.torch_internals.dtensors import per_rank
 from verifier.torch_internals.placements import PLAIN_PLACEMENTS, placement_text
 
 __all__ = [
-    "Recorder",
+    "RedistributionRecorder",
     "forget_calls",
 ]
 
@@ -40,7 +40,7 @@ class Step:
 
 
 @dataclass
-class Recorder:
+class RedistributionRecorder:
     """Collects the redistributions that DTensor performs, and the placements on which it really runs each op."""
 
     steps: list[Step] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Recorder:
         self.executed.clear()
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[Recorder]:
+    def recording(self) -> Iterator[RedistributionRecorder]:
         """Record everything that this thread's DTensors do inside the block."""
         _install_hooks()
         _recorders.append(self)
@@ -70,7 +70,7 @@ class Recorder:
             _recorders.remove(self)
 
 
-_recorders: list[Recorder] = []
+_recorders: list[RedistributionRecorder] = []
 _hooked = False
 
 

@@ -26,8 +26,8 @@ from strategies.opinfo.samples.fills import (
 )
 
 __all__ = [
+    "FillPlan",
     "Level",
-    "Plan",
     "Regenerate",
     "fills_of",
     "make_plan",
@@ -61,7 +61,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class FillPlan:
     """What was learned about a sample at its first size.
 
     ``domains`` and ``poison`` are by leaf: the domain of each floating tensor, and those whose values are not read.
@@ -93,7 +93,7 @@ def why_not_testable(call: Call) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- fills
-def fills_of(call: Call, plan: Plan, regenerate: Regenerate) -> dict[int, Fill]:
+def fills_of(call: Call, plan: FillPlan, regenerate: Regenerate) -> dict[int, Fill]:
     """Return what each tensor of ``call`` is filled with, by leaf."""
     base = base_of(str(call.op)).rstrip("_")
     level = max(plan.level, Level.REGENERATED) if _keeps_values(call) else plan.level
@@ -162,7 +162,7 @@ def _is_floating(tensor: torch.Tensor) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
-def make_plan(call: Call, regenerate: Regenerate, generator: torch.Generator) -> Plan | None:
+def make_plan(call: Call, regenerate: Regenerate, generator: torch.Generator) -> FillPlan | None:
     """Return how ``call`` is filled; None if torch does not take it."""
     reference = attempt(call)
     if reference is None:
@@ -173,16 +173,16 @@ def make_plan(call: Call, regenerate: Regenerate, generator: torch.Generator) ->
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     }
     for level in Level:
-        plan = Plan(level, domains, frozenset(), False)
+        plan = FillPlan(level, domains, frozenset(), False)
         outcomes = _tried(call, plan, regenerate, generator, reference, _CHECKED_DRAWS)
         if outcomes is not None:
             poison = _unread(call, plan, regenerate, generator, outcomes)
             exact = _is_exact(call, plan, poison, regenerate, generator, outcomes)
-            return Plan(level, domains, poison, exact)
+            return FillPlan(level, domains, poison, exact)
     return None
 
 
-def settled(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Generator) -> Plan | None:
+def settled(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch.Generator) -> FillPlan | None:
     """Return ``plan``, made at another size, as it holds for ``call``; None if torch does not take the call."""
     reference, again = attempt(call), attempt(call)
     if reference is None or again is None or not _same(reference, again):
@@ -190,7 +190,7 @@ def settled(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Gen
     for level in Level:
         if level >= plan.level:
             exact = plan.exact and level == plan.level
-            here = Plan(level, plan.domains, plan.poison, exact)
+            here = FillPlan(level, plan.domains, plan.poison, exact)
             outcomes = _tried(call, here, regenerate, generator, reference, 1)
             if outcomes is not None:
                 if exact and (not _integral(outcomes[0]) or _rounds(call, here, regenerate, generator)):
@@ -199,7 +199,7 @@ def settled(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Gen
     return None
 
 
-def widened(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Generator) -> Plan | None:
+def widened(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch.Generator) -> FillPlan | None:
     """Return ``plan`` with values of both signs, and with some on either side of the numbers among the arguments.
 
     Where torch does not take both signs, or makes NaN of them, the domains stay. None if nothing is wider.
@@ -228,7 +228,7 @@ def thresholds_of(call: Call) -> tuple[float, ...]:
 
 def _tried(
     call: Call,
-    plan: Plan,
+    plan: FillPlan,
     regenerate: Regenerate,
     generator: torch.Generator,
     reference: Sequence[torch.Tensor],
@@ -254,7 +254,7 @@ def _not_finite(tensors: Sequence[torch.Tensor]) -> int:
 
 def _unread(
     call: Call,
-    plan: Plan,
+    plan: FillPlan,
     regenerate: Regenerate,
     generator: torch.Generator,
     outcomes: Sequence[Sequence[torch.Tensor]],
@@ -319,7 +319,7 @@ def _same_but_for_nan(a: torch.Tensor, b: torch.Tensor) -> bool:
 # --------------------------------------------------------------------------------------------------------------- exact
 def _is_exact(
     call: Call,
-    plan: Plan,
+    plan: FillPlan,
     poison: frozenset[int],
     regenerate: Regenerate,
     generator: torch.Generator,
@@ -348,7 +348,7 @@ def _is_exact(
     return not _rounds(call, plan, regenerate, generator)
 
 
-def _rounds(call: Call, plan: Plan, regenerate: Regenerate, generator: torch.Generator) -> bool:
+def _rounds(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch.Generator) -> bool:
     """Return whether the op rounds such values as parts of a Partial have: quarters of up to eleven binary digits.
 
     What adds, multiplies and selects makes multiples of small fractions of them; roots, powers, divisions and

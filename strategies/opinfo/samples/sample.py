@@ -14,7 +14,7 @@ from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation
 from strategies.opinfo.samples.fill_plans import (
-    Plan,
+    FillPlan,
     Regenerate,
     fills_of,
     make_plan,
@@ -39,7 +39,7 @@ class _Prepared:
     """The call at one size, ready to be filled."""
 
     call: Call
-    plan: Plan
+    plan: FillPlan
     fills: dict[int, Fill]
     tags: frozenset[str]
 
@@ -168,7 +168,7 @@ class OpInfoSample:
             return None
         return self._filled(call, plan, size)
 
-    def _filled(self, call: Call, plan: Plan, size: int) -> _Prepared:
+    def _filled(self, call: Call, plan: FillPlan, size: int) -> _Prepared:
         fills = fills_of(call, plan, self._regenerate(size))
         return _Prepared(call, plan, fills, _tags(call))
 

@@ -17,8 +17,8 @@ from verifier.meshes.torchrun.connections import Doorway, limit_receiving
 from verifier.meshes.torchrun.environment import (
     GATHERING_LIMIT,
     VERSIONS,
-    Failure,
     Hello,
+    KeeperFailure,
     TorchrunRank,
     WorkerHello,
     gloo_interface,
@@ -73,7 +73,7 @@ class _Keeper:
         except (EOFError, OSError) as error:
             self._gone = True
             raise _KeeperGone(self.gone) from error
-        if isinstance(answer[1], Failure):
+        if isinstance(answer[1], KeeperFailure):
             raise PoolError(f"rank {self.rank} on {self.place.host}: {answer[1].text}")
         value: object = answer[1]
         return value

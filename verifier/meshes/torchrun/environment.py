@@ -26,7 +26,7 @@ from verifier import __version__
 from verifier.meshes.hosts import Place
 from verifier.meshes.torchrun.connections import interface_of, own_address
 
-__all__ = ["GATHERING_LIMIT", "VERSIONS", "Failure", "Hello", "TorchrunRank", "WorkerHello", "gloo_interface"]
+__all__ = ["GATHERING_LIMIT", "VERSIONS", "Hello", "KeeperFailure", "TorchrunRank", "WorkerHello", "gloo_interface"]
 
 GATHERING_LIMIT = 300
 """Seconds that the processes of torchrun get to find each other: some load torch from a slow disk."""
@@ -87,7 +87,7 @@ class WorkerHello:
 
 
 @dataclass(frozen=True)
-class Failure:
+class KeeperFailure:
     """A keeper's answer if it could not do as it was told."""
 
     text: str

@@ -14,7 +14,14 @@ from types import FrameType
 from verifier.meshes.hosts import own_place
 from verifier.meshes.processes import PoolError
 from verifier.meshes.torchrun.connections import connect
-from verifier.meshes.torchrun.environment import VERSIONS, Failure, Hello, TorchrunRank, WorkerHello, gloo_interface
+from verifier.meshes.torchrun.environment import (
+    VERSIONS,
+    Hello,
+    KeeperFailure,
+    TorchrunRank,
+    WorkerHello,
+    gloo_interface,
+)
 from verifier.meshes.worker_program import ProgramSpec, WorkerProgram
 
 __all__ = ["keep_place"]
@@ -99,7 +106,7 @@ class _Keeping:
             try:
                 return self._start(number, *arguments)
             except (OSError, EOFError, AuthenticationError) as error:
-                return Failure(f"cannot start a process: {error}")
+                return KeeperFailure(f"cannot start a process: {error}")
         program = self._programs.get(number)
         if program is None:  # it was closed before
             return False
