@@ -5,7 +5,8 @@
 Each rule is tried by our own strategies (strategies.install) on gloo ranks: calls that the generators of the families
 draw, placed as the rule says, forward and backward, each rank's part compared with the local op. The placements in the
 table are those that DTensor gave to result and gradients. Wrong forms of the same rules follow, with what finds them
-out. Exit status 1 if a rule does not hold or a wrong form is not found out. docs/embedding-rules.md is what it wrote.
+out. Exit status 1 if a rule does not hold or a wrong form is not found out.
+docs/reference/embedding-rules.md is what it wrote.
 """
 
 from __future__ import annotations
