@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
+import importlib
 import importlib.util
 import os
 import re
@@ -189,7 +191,7 @@ def test_pytest_command_names_files_that_exist(command: str) -> None:
 def test_script_exists_and_has_the_options(command: str) -> None:
     _, first, *arguments = shlex.split(command)
     if first == "-c":
-        compile(arguments[0], command, "exec")
+        assert missing_names(arguments[0]) == []
         return
     if first == "-m":
         spec = importlib.util.find_spec(arguments[0])
@@ -209,7 +211,62 @@ def test_block_is_code(block: Block) -> None:
     if block.language == "toml":
         assert tomllib.loads(block.text)
     else:
-        compile(block.text, block.page, "exec")
+        assert missing_names(block.text) == []
+
+
+def missing_names(source: str) -> list[str]:
+    """Return what ``source`` imports of our packages and is not there; it has to be Python."""
+    compile(source, "<block>", "exec")
+    imported = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.module]
+    names = [f"{node.module}.{alias.name}" for node in imported for alias in node.names]
+    return [name for name in names if name.startswith(("verifier.", "strategies.")) and not is_there(name)]
+
+
+def is_there(name: str) -> bool:
+    """Return whether a dotted name is a module of ours, or something in one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        module = ".".join(parts[:length])
+        path = ROOT.joinpath(*parts[:length])
+        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+            found: Any = importlib.import_module(module)
+            for part in parts[length:]:
+                if not hasattr(found, part):
+                    return False
+                found = getattr(found, part)
+            return True
+    return False
+
+
+def test_a_missing_name_is_seen() -> None:
+    assert missing_names("from verifier.report import schema") == ["verifier.report.schema"]
+    assert missing_names("from verifier.report.json import schema\nfrom torch import nothing") == []
+
+
+SPANS = {span: page for page, text in PAGES.items() for span in re.findall(r"`([^`\n]+)`", text)}
+
+
+def test_names_of_ours_in_the_text_exist() -> None:
+    names = {name: page for name, page in SPANS.items() if re.fullmatch(r"(verifier|strategies)(\.\w+)+", name)}
+    assert len(names) > 10
+    assert {name: page for name, page in names.items() if not is_there(name)} == {}
+
+
+def test_files_that_the_text_names_exist() -> None:
+    pattern = re.compile(r"(verifier|strategies|tests|benchmarks|docs)/[\w./-]+")
+    paths = {path: page for path, page in SPANS.items() if pattern.fullmatch(path)}
+    assert len(paths) > 30
+    assert {path: page for path, page in paths.items() if not (ROOT / path).exists()} == {}
+
+
+def test_tests_that_the_text_names_exist() -> None:
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    known = {path.stem for path in files}
+    for path in files:
+        known |= set(re.findall(r"^ *def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    named = {name: page for name, page in SPANS.items() if re.fullmatch(r"test_\w+", name)}
+    assert len(named) > 20
+    assert {name: page for name, page in named.items() if name not in known} == {}
 
 
 def test_examples_have_names_of_their_own() -> None:
