@@ -51,7 +51,7 @@ def test_a_file_that_is_no_run_is_refused_by_name(text: str, message: str, tmp_p
 
 def test_the_committed_schema_is_up_to_date() -> None:
     assert (DOCS / "run-schema.json").read_text(encoding="utf-8") == schema(), (
-        "records.py changed; docs/reference/schema.md has the command that writes docs/reference/run-schema.json anew"
+        "the types changed; docs/reference/schema.md has the command that writes docs/reference/run-schema.json"
     )
 
 
