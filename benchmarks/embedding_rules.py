@@ -5,7 +5,8 @@
 Each rule is tried by our own strategies (strategies.install) on gloo ranks: calls that the generators of the families
 draw, placed as the rule says, forward and backward, each rank's part compared with the local op. The placements in the
 table are those that DTensor gave to result and gradients. Wrong forms of the same rules follow, with what finds them
-out. Exit status 1 if a rule does not hold or a wrong form is not found out. docs/embedding-rules.md is what it wrote.
+out. Exit status 1 if a rule does not hold or a wrong form is not found out.
+docs/reference/embedding-rules.md is what it wrote.
 """
 
 from __future__ import annotations
@@ -357,9 +358,9 @@ def found_out(call: Callable[[], object]) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- pages
 LAYOUT_TEXT = (
-    "Each rank gets its chunks as a `LocalShardsWrapper` in a DTensor. A proof is a table of which the chunks cover",
-    "every row and column, whose pooled bags, gradient, rows after one step and checkpoint, read into a layout that is",
-    "drawn, are those of the table as a whole.",
+    "Each rank gets its chunks as a `LocalShardsWrapper` in a DTensor. A proof is a table whose chunks cover every row",
+    "and column. Its pooled bags, gradient, rows after one step, and checkpoint read into a drawn layout equal those",
+    "of the unsharded table.",
 )
 
 
@@ -383,12 +384,13 @@ def main() -> int:
         "# Which rules of sharded embeddings hold",
         "",
         f"Written by `python benchmarks/embedding_rules.py --meshes {arguments.meshes} --cases {arguments.cases}` with"
-        f" torch {torch.__version__}: our own",
-        "strategies (`strategies.install`) on gloo ranks, on calls that the families draw, forward and up to three",
-        "backward passes. Result and gradients are placed as DTensor did it, gradients for a cotangent that is placed",
-        "as the result of the rule is; where several placements stand, they differ by call. Communication is the most",
-        "that one forward call needed, training included. A proof is a trial in which all agrees and that could have",
-        "failed. Ids of two dims that are cut unevenly are replicated before they are flattened.",
+        f" torch {torch.__version__}.",
+        "The strategies are ours (`strategies.install`), on gloo ranks. The families draw the calls. Each call runs",
+        "forward and up to three times backward. Results and gradients have the placements that DTensor gave them;",
+        "the cotangent of a gradient is placed as the result of the rule. Several placements in a cell differ by call.",
+        "Communication is the most that one forward call needed, training included. A proof is a trial in which",
+        "everything agrees and that could have failed. Ids of two dims that are sharded unevenly are replicated before",
+        "they are flattened.",
         "",
     ]
     failed = False

@@ -159,8 +159,8 @@ def growth(samples: Sequence[Sample], settled: int) -> dict[str, float]:
 class OneSeed(Spares):
     """Processes with the same hash seed on every rank.
 
-    Between rules that cost the same DTensor chooses by the hash seed (docs/ranks-that-disagree.md). A process that
-    takes the place of another one must not choose otherwise than that did.
+    Between rules that cost the same DTensor chooses by the hash seed (docs/explanations/ranks-that-disagree.md). A
+    process that takes the place of another one must not choose otherwise than that did.
     """
 
     def hash_seed(self, rank: int) -> int:

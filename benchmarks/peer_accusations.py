@@ -107,7 +107,7 @@ def says(accusation: Accusation) -> str:
 
 
 def as_markdown(verdicts: Sequence[Verdict]) -> str:
-    """Return the table of docs/peer-accusations.md."""
+    """Return the table of docs/explanations/peer-accusations.md."""
     lines = [
         "| op | accused rule | what the validator says | real processes | its mistake | seen on the ranks |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -158,7 +158,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--draws", type=int, default=8, help="draws of values for each call (default 8)")
     parser.add_argument("--op", help="only the rules of this op, as the validator names it")
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/peer-accusations.md")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the page on accusations")
     options = parser.parse_args()
     accusations = [each for each in load_accusations() if options.op in (None, each.op)]
     if not accusations or options.draws < 1:

@@ -1,7 +1,7 @@
 """Train a small Transformer, sharded over 4 ranks in three ways and in one process, and draw the losses.
 
 ``python benchmarks/training_curve.py`` prints the largest difference between the curves, and ends with status 1 if it
-is beyond rounding in float32; ``--svg docs/training-curve.svg`` draws them.
+is beyond rounding in float32; ``--svg docs/explanations/training-curve.svg`` draws them.
 """
 
 from __future__ import annotations

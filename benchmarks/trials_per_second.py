@@ -6,8 +6,8 @@
 One run measures all of them in turn, so that the ratios hold whatever the machine does meanwhile: each figure is the
 median of the repeats, with the smallest and the largest, and a ratio is taken within a repeat. A trial is one row-,
 column- or batch-wise embedding with one backward pass, every comparison included. Repeated shapes are in the cache of
-DTensor's sharding propagation, new ones never are. ``--markdown`` prints the tables as docs/benchmarks.md has them,
-which also says what the columns mean.
+DTensor's sharding propagation, new ones never are. ``--markdown`` prints the tables as
+docs/reference/benchmarks.md has them, which also says what the columns mean.
 """
 
 from __future__ import annotations

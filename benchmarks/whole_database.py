@@ -5,7 +5,7 @@
 
 Every op that takes float32, every sample of it and every combination that torch's own converter makes. Op by op, the
 threads go until a combination fails, as that test does, and then the pool runs what they completed, and by itself what
-comes after it; so the machine's load is the same for both. docs/benchmarks.md says what the columns mean.
+comes after it; so the machine's load is the same for both. docs/reference/benchmarks.md says what the columns mean.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The table of ``docs/sharded-tensor.md``: ``python -m strategies.sharded_tensor.table reports/latest/run.json``."""
+"""The table of ``docs/explanations/sharded-tensor.md``.
+
+``python -m strategies.sharded_tensor.table reports/latest/run.json`` prints it.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MEAN_BESIDE = "torchrec.EmbeddingBagCollection.mean_by_rows_beside_others"
 MEAN_IN_GRID = "torchrec.EmbeddingBagCollection.mean_in_grid"
 MISSING = (
     "the family torchrec needs torchrec 1.8.0 and fbgemm-gpu-cpu 1.8.0: install the extra `torchrec`, then "
-    "`pip install --no-deps torchrec==1.8.0`; see docs/layouts.md"
+    "`pip install --no-deps torchrec==1.8.0`; see docs/guides/layouts.md"
 )
 _COLUMNS = (4, 8, 16)
 """Columns of tables: fbgemm's kernels want multiples of 4, also of each column block."""

@@ -371,8 +371,9 @@ def test_uneven_features(verify_module: Verify, local: bool) -> None:
     assert "\n  raised in the submodule down\n" in str(caught.value)
 
 
-def test_readme_example(verify_module: Verify) -> None:
-    text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+def test_example_of_the_guide(verify_module: Verify) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "guides" / "models.md"
+    text = page.read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python title=test_my_model.py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)

@@ -13,7 +13,7 @@ from run_factory import ODD, make_empty_run, make_run
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
 from verifier.report.json import read_json, render_json, schema, write_json
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
 
 @pytest.mark.parametrize("run", [make_run(), make_empty_run(complete=False)], ids=["full", "empty"])
@@ -51,7 +51,7 @@ def test_a_file_that_is_no_run_is_refused_by_name(text: str, message: str, tmp_p
 
 def test_the_committed_schema_is_up_to_date() -> None:
     assert (DOCS / "run-schema.json").read_text(encoding="utf-8") == schema(), (
-        "records.py changed; docs/schema.md has the command that writes docs/run-schema.json anew"
+        "the types changed; docs/reference/schema.md has the command that writes docs/reference/run-schema.json"
     )
 
 

@@ -41,7 +41,7 @@ from verifier.report.rules_text import by_worth, header_line, op_lines, saves_te
 from verifier.report.words import counted, evidence_text, level_1_only, totals
 from verifier.runs.summary import join_levels
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
 
 # ---------------------------------------------------------------------------------------------------------------- text

@@ -185,7 +185,7 @@ def ends_beside_a_process_group(source: str) -> bool:
 SOURCES = [
     *python_files("verifier", "strategies", "tests", "benchmarks"),
     ROOT / "README.md",
-    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
 ]
 
 

@@ -50,12 +50,12 @@ def test_sentences_follow_their_rule() -> None:
 
 
 def test_page_shows_curves_that_are_equal() -> None:
-    text = (ROOT / "docs" / "training-curve.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanations" / "training-curve.md").read_text(encoding="utf-8")
     assert "(training-curve.svg)" in text
     differences = [float(found) for found in re.findall(r"(\d\.\de-\d+) \|$", text, re.MULTILINE)]
     assert len(differences) == 3
     assert max(differences) < 1e-5
-    picture = ET.parse(ROOT / "docs" / "training-curve.svg").getroot()
+    picture = ET.parse(ROOT / "docs" / "explanations" / "training-curve.svg").getroot()
     assert "Loss over 50 steps" in picture.attrib["aria-label"]
 
 

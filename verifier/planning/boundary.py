@@ -2,7 +2,7 @@
 
 A file that is read back (a baseline, a record, a journal, a finding) is data. The call that it names is looked up here,
 among what is loaded already, before anything is called: a lookup imports nothing and runs nothing of the file's choice.
-What may be called is decided by what the callable is. docs/trust.md has the whole boundary.
+What may be called is decided by what the callable is. docs/explanations/trust.md has the whole boundary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is stored: the schema of ``run.json``, of findings and of stored cases.
 
 Every stored file begins with a ``format_version``. The JSON is these dataclasses, field by field, as msgspec writes
-them; ``docs/run-schema.json`` is generated from them.
+them; ``docs/reference/run-schema.json`` is generated from them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def read_json(path: Path | str) -> RunRecord:
 
 
 def schema() -> str:
-    """Return the JSON Schema of a run as JSON text: what ``docs/run-schema.json`` holds.
+    """Return the JSON Schema of a run as JSON text: what ``docs/reference/run-schema.json`` holds.
 
     Tensors stand inside ``args`` and ``kwargs``, which the types leave open, so their schema is added by hand.
     """
