@@ -23,7 +23,7 @@ from run_factory import (
 from verifier.records.schema import EdgeCoverageRecord, RuleCoverageRecord, RunRecord
 from verifier.report.terminal import print_summary
 from verifier.report.words import OUTCOMES, replay_command, totals, with_folder
-from verifier.runs.summary import join_levels
+from verifier.runs.merging import join_levels
 
 
 def printed(run: RunRecord, width: int = 60, terminal: bool = False) -> str:

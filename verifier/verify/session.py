@@ -25,9 +25,10 @@ from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.records.files import new_run_id
 from verifier.records.schema import NOT_RUN, OUT_OF_TIME, KnownRecord, RunHeader, RunRecord
 from verifier.runs.graph import RedistributionGraph
+from verifier.runs.merging import merge_records
 from verifier.runs.revision import BASELINE, revision
 from verifier.runs.store import RunStore
-from verifier.runs.summary import Summary, merge_records
+from verifier.runs.summary import Summary
 from verifier.verify.verifier import likely_cause
 
 __all__ = ["SessionRecord", "store_session"]
