@@ -134,6 +134,7 @@ def test_pins_are_portable_and_sorted() -> None:
     [
         ("verifier", "py.typed"),
         ("strategies", "py.typed"),
+        ("verifier.findings.script", "script.py.jinja"),
         *(("verifier.report", path.name) for path in sorted((ROOT / "verifier" / "report").glob("*.jinja"))),
     ],
 )
@@ -141,7 +142,7 @@ def test_files_beside_the_code_are_found_and_packaged(package: str, name: str) -
     assert resources.files(package).joinpath(name).is_file()
     top, _, folder = package.partition(".")
     data = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
-    assert any(Path(folder, name).match(pattern) for pattern in data[top])
+    assert any(Path(folder.replace(".", "/"), name).match(pattern) for pattern in data[top])
 
 
 def test_the_page_has_its_templates() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from run_factory import make_run
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP
@@ -19,7 +21,8 @@ from verifier.placements.edges import possible_edges, resolved_moves
 from verifier.placements.parsing import parse_placements
 from verifier.planning.steering import Steering
 from verifier.programs import keep_mesh_dims
-from verifier.runs.coverage import EdgeCoverage, merged_edges
+from verifier.runs.coverage import EdgeCoverage
+from verifier.runs.merging import merge_records
 from verifier.torch_internals.placements import Combination
 
 R = Replicate()
@@ -80,7 +83,7 @@ def test_what_one_part_refused_another_may_have_exercised() -> None:
     for part in parts:
         part.add(observed(case, "P(max)", [], MESH), Verdict(VerdictKind.UNSUPPORTED, phase=Phase.FORWARD))
     parts[1].add(observed(case, "P(max)", [("P(max)", "R")], MESH), Verdict(VerdictKind.PASS))
-    merged = merged_edges([part.records() for part in parts])
+    merged = merge_records([replace(make_run(), edge_coverage=part.records()) for part in parts]).edge_coverage
     assert merged["1"].exercised == ["P(max) -> R"]
     assert merged["1"].refused == []
 

@@ -39,7 +39,7 @@ from verifier.report.html import banners, render_html
 from verifier.report.rules_html import MOST_CONFIRMED, MOST_MISSING, rules_view
 from verifier.report.rules_text import by_worth, header_line, op_lines, saves_text, state_text, total_lines
 from verifier.report.words import counted, evidence_text, level_1_only, totals
-from verifier.runs.summary import join_levels
+from verifier.runs.merging import join_levels
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 

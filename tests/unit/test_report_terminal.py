@@ -24,7 +24,7 @@ from verifier.records.commands import replay_command
 from verifier.records.schema import EdgeCoverageRecord, RuleCoverageRecord, RunRecord
 from verifier.report.terminal import print_summary
 from verifier.report.words import OUTCOMES, totals
-from verifier.runs.summary import join_levels
+from verifier.runs.merging import join_levels
 
 
 def printed(run: RunRecord, width: int = 60, terminal: bool = False) -> str:

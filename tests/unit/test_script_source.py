@@ -23,9 +23,9 @@ from verifier.findings.failures import Failure
 from verifier.findings.grouping import Group
 from verifier.findings.record import finding_record
 from verifier.findings.script import render as module
+from verifier.findings.script import runtime
 from verifier.findings.script.render import NoScriptError, render_script
 from verifier.findings.script.source import needs_its_module
-from verifier.findings.script.template import TEMPLATE
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
 
@@ -51,6 +51,13 @@ def run_here(source: str) -> dict[str, Any]:
     finally:
         sys.excepthook = hook
     return names
+
+
+def unlike(source: str) -> str:
+    """Return how the local call of a script differs from that of the finding."""
+    script = run_here(source)
+    local: runtime.Local = script["Local"](script["call"], script["GLOBAL"], script["WRITTEN"])
+    return local.unlike(script["LOCALLY_RAISED"])
 
 
 # ------------------------------------------------------------------------------------------------------ it is Python
@@ -103,7 +110,7 @@ def test_every_call_is_python_and_does_what_it_did(
     script = run_here(source)
     names = argument_names(trial_of(call, *args, **kwargs).case)
     assert len(script["GLOBAL"]) == len(names)  # none has taken the name of another
-    assert script["Local"]().unlike() == ""
+    assert unlike(source) == ""
 
 
 NUMBERS = st.one_of(
@@ -153,13 +160,14 @@ def test_no_call_is_beyond_what_a_script_can_say(
 ) -> None:
     """Whatever it is, the local call raises what it raised, and what the script holds are the same tensors."""
     asked = trial_of("torch.add", tensor, *args, **kwargs)
-    script = run_here(render_script(asked, Verdict(VerdictKind.WRONG_VALUE, message)))
+    source = render_script(asked, Verdict(VerdictKind.WRONG_VALUE, message))
+    script = run_here(source)
     for held, given_ in zip(
         script["GLOBAL"].values(), tensor_arguments(asked.case.args, asked.case.kwargs), strict=True
     ):
         assert repr(held) == repr(given_)
         assert held.stride() == given_.stride() or not held.numel() or held.is_contiguous() == given_.is_contiguous()
-    assert script["Local"]().unlike() == ""
+    assert unlike(source) == ""
 
 
 def test_what_is_no_python_is_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +193,6 @@ def test_source_is_taken_only_where_it_says_everything(name: str, needed: bool) 
 
 
 # -------------------------------------------------------------------------------------------------- exit status
-HEADER = TEMPLATE.partition("import contextlib")[0].format(title="x", needs="x", version="x", mesh_text="x")
-
-
 @pytest.mark.parametrize(
     "ends_it",
     [
@@ -199,7 +204,8 @@ HEADER = TEMPLATE.partition("import contextlib")[0].format(title="x", needs="x",
     ],
 )
 def test_nothing_that_is_not_caught_ends_with_status_1_or_0(ends_it: str, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(f"{HEADER}\n{ends_it}\n")
+    header = render("torch.neg", SQUARE).partition("import contextlib")[0]
+    (tmp_path / "script.py").write_text(f"{header}\n{ends_it}\n")
     done = subprocess.run([sys.executable, "-S", tmp_path / "script.py"], capture_output=True, check=False)
     assert done.returncode == 2, done
     (tmp_path / "script.py").write_text(f"import os\n{ends_it.replace('os.close(1); ', '')}\n")  # as Python has it
@@ -242,7 +248,8 @@ def test_what_ranks_say_decides(kind: str, said: list[Any], seen: bool, doubtful
     source = render_script(
         trial_of("torch.neg", SQUARE), Verdict(VerdictKind(kind), "x", Phase.FORWARD, raised="ValueError")
     )
-    heard = run_here(source)["Heard"]()
+    script = run_here(source)
+    heard = runtime.Heard(2, script["VERDICT"] == "CRASH", script["RAISED"], script["SILENT"])
     for one in READY if began else ():
         heard.take(*one)
     for one in said:
@@ -252,6 +259,7 @@ def test_what_ranks_say_decides(kind: str, said: list[Any], seen: bool, doubtful
             heard.lose(1, -9)
         else:
             heard.take(*one)
+    assert heard.decide() == (1 if heard.seen else 2 if heard.doubts else 0)
     rests_on_silence = {"lost", "silent"} & {one for one in said if isinstance(one, str)} and kind in ("DIED", "HANG")
     if began or not rests_on_silence:
         assert (heard.seen, bool(heard.doubts)) == (seen, doubtful)
@@ -261,12 +269,9 @@ def test_what_ranks_say_decides(kind: str, said: list[Any], seen: bool, doubtful
 
 def test_a_local_call_that_does_something_else_decides_nothing() -> None:
     source = render("torch.ops.aten.neg.default", SQUARE)
-    missing = run_here(source.replace("torch.ops.aten.neg.default(", "torch.ops.nowhere.neg.default("))["Local"]()
-    assert "raised AttributeError" in missing.unlike()
-    assert "expected no exception" in missing.unlike()
+    missing = unlike(source.replace("torch.ops.aten.neg.default(", "torch.ops.nowhere.neg.default("))
+    assert "raised AttributeError" in missing
+    assert "expected no exception" in missing
     raising = render("torch.ops.aten.mm.default", SQUARE, SQUARE[:1], kind=VerdictKind.SILENT_ERROR)
-    assert run_here(raising)["Local"]().unlike() == ""
-    assert (
-        "did not raise"
-        in run_here(raising.replace(".mm.default(self, mat2)", ".mm.default(self, self)"))["Local"]().unlike()
-    )
+    assert unlike(raising) == ""
+    assert "did not raise" in unlike(raising.replace(".mm.default(self, mat2)", ".mm.default(self, self)"))

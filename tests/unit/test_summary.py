@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -33,12 +33,14 @@ from verifier.records.schema import (
     EdgeRecord,
     GraphRecord,
     KnownRecord,
+    MatrixRecord,
     RuleCoverageRecord,
     RulesRecord,
     RunRecord,
     UntestedRecord,
 )
-from verifier.runs.summary import MAX_REASONS, OTHER_REASONS, Summary, join_levels, merge_records
+from verifier.runs.merging import MAX_REASONS, OTHER_REASONS, join_levels, merge_records
+from verifier.runs.summary import Summary
 
 OPS = ("aten.embedding.default", "aten.sum.default")
 MESHES = (MeshSpec((4,)), MeshSpec((2, 2), "simulated"))
@@ -265,6 +267,41 @@ def test_merge_takes_the_longest_time_and_all_meshes_and_the_incompleteness() ->
     other = replace(summed(), seconds=5.0, complete=False, header=a_header(meshes=["4", "2x2"]))
     merged = merge_records([one, other])
     assert (merged.seconds, merged.complete, merged.header.meshes) == (5.0, False, ["4", "2x2"])
+
+
+def test_merging_ignores_no_field() -> None:
+    """A field that is new has to be filled here, and merging has to say how two of its values become one."""
+    plain = replace(summed(), complete=True)
+    full = RunRecord(
+        header=a_header(meshes=["4", "2x2"]),
+        seconds=5.0,
+        complete=False,
+        trials=2,
+        counts={"PASS": 2},
+        counts_by_op={"op": {"PASS": 2}},
+        counts_by_mesh={"4": {"PASS": 2}},
+        coverage={"empty shard": 1},
+        findings=[a_finding("a1")],
+        baseline=[KnownRecord("a1", "known")],
+        untested=[UntestedRecord("mesh 8", "why", 1)],
+        matrices=[MatrixRecord("op", "4", "a", "b", {"R": {"S(0)": {"PASS": 1}}})],
+        graph=GraphRecord(["R", "S(0)"], [EdgeRecord("S(0)", "R", "4", 0, "all_gather", 8, 1, {"forward": 1})]),
+        pool_restarts=1,
+        seconds_by={"op": 0.5},
+        inconclusive={"why": 1},
+        unsupported={"why": 1},
+        tool_errors=["KeyError"],
+        rules=make_rules(),
+        rule_coverage={"op": RuleCoverageRecord(["R"], ["R"])},
+        edge_coverage={"1": EdgeCoverageRecord(3, ["S(0) -> R"], [])},
+    )
+    names = {field.name for field in fields(RunRecord)} - {"format_version"}
+    for records in ([plain, full], [full, replace(plain, header=a_header(meshes=["8"]))]):
+        merged = merge_records(records)
+        assert {name for name in names if getattr(merged, name) == getattr(plain, name)} == set()
+    twice = merge_records([full, full])
+    assert (twice.trials, twice.counts, twice.graph.edges[0].bytes) == (4, {"PASS": 4}, 16)
+    assert twice.matrices[0].cells == {"R": {"S(0)": {"PASS": 2}}}
 
 
 def test_merge_of_nothing_is_refused() -> None:

@@ -35,9 +35,10 @@ from verifier.records.schema import (
     RunRecord,
 )
 from verifier.runs.graph import RedistributionGraph
+from verifier.runs.merging import merge_records
 from verifier.runs.revision import BASELINE, revision
 from verifier.runs.store import RunStore
-from verifier.runs.summary import Summary, merge_records
+from verifier.runs.summary import Summary
 
 __all__ = ["SessionRecord", "store_session"]
 

@@ -64,8 +64,8 @@ from verifier.records.schema import FAILS, RunRecord, TrialRecord
 from verifier.records.values import load_trial
 from verifier.report.json import render_json
 from verifier.report.terminal import print_summary
+from verifier.runs.merging import join_levels
 from verifier.runs.store import RunStore
-from verifier.runs.summary import join_levels
 
 __all__ = ["gate", "merge", "replay", "report", "run"]
 

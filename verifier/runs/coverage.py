@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 from verifier.core.observation import Observation
 from verifier.core.placement_text import format_placements, split_placements
@@ -17,7 +17,6 @@ __all__ = [
     "EdgeCoverage",
     "RuleCoverage",
     "columns_run",
-    "merged_edges",
     "ran_at",
 ]
 
@@ -61,19 +60,6 @@ class EdgeCoverage:
 def _edges(moves: Iterable[tuple[Placements, Placements]]) -> Iterator[str]:
     for source, target in moves:
         yield from edges_between(format_placements(source), format_placements(target))
-
-
-def merged_edges(parts: Sequence[Mapping[str, EdgeCoverageRecord]]) -> dict[str, EdgeCoverageRecord]:
-    """Return what any part has exercised, and of the rest what any part saw refused."""
-    merged = {}
-    for ndim in sorted({ndim for part in parts for ndim in part}):
-        records = [part[ndim] for part in parts if ndim in part]
-        exercised = {edge for record in records for edge in record.exercised}
-        refused = {edge for record in records for edge in record.refused} - exercised
-        merged[ndim] = EdgeCoverageRecord(
-            max(record.possible for record in records), sorted(exercised), sorted(refused)
-        )
-    return merged
 
 
 def ran_at(observation: Observation) -> list[str]:

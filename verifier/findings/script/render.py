@@ -7,6 +7,7 @@ right; 2: anything else.
 from __future__ import annotations
 
 import contextlib
+import functools
 import keyword
 import math
 import os
@@ -17,20 +18,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import jinja2
 import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.arguments import tensor_arguments
-from verifier.core.case import OpCase, Trial
+from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.ops import argument_names, promises_strides, written_arguments
 from verifier.core.verdict import Phase, Verdict, VerdictKind
-from verifier.findings.script.source import called_as, needs_its_module, program_source, source_folder
-from verifier.findings.script.template import IMPORTS, MEMORY, STRIDED_IMPORT, TEMPLATE
+from verifier.findings.script.source import Inlined, called_as, needs_its_module, program_source, source_folder
 from verifier.oracle.comparison import Spot
-from verifier.oracle.reference import make_reference, output_names
+from verifier.oracle.reference import Reference, make_reference, output_names
 from verifier.oracle.tolerance import accepted_error, case_tolerance
 from verifier.placements.algebra import split
 from verifier.programs import asked_placements
@@ -80,8 +82,8 @@ def _placements_literal(placements: Placements) -> str:
     return f"[{', '.join(map(_placement_literal, placements))}]"
 
 
-def _dictionary(entries: Mapping[str, str]) -> str:
-    return "\n".join(f"    {name!r}: {text}," for name, text in entries.items())
+def _dictionary(entries: Mapping[str, float]) -> str:
+    return f"{{{', '.join(f'{name!r}: {_number(value)}' for name, value in entries.items())}}}"
 
 
 _OF_THE_CALL = frozenset(
@@ -170,6 +172,48 @@ class NoScriptError(Exception):
     """What was written as a script is no Python, so it is not shown."""
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A tensor as a script has it: each field is the text of an expression, of ``parts`` a list with one per rank."""
+
+    name: str
+    whole: str
+    placements: str
+    parts: str
+
+    @classmethod
+    def of(
+        cls, name: str, tensor: torch.Tensor, placements: Placements, mesh: MeshSpec, seed: int, own: str = ""
+    ) -> _Written:
+        parts = ", ".join(map(_literal, split(tensor, placements, mesh.shape, seed)))
+        return cls(name, _literal(tensor) + own, _placements_literal(placements), f"[{parts}]")
+
+
+def _arguments(trial: Trial, names: Sequence[str]) -> list[_Written]:
+    tensors = tensor_arguments(trial.case.args, trial.case.kwargs)
+    return [
+        _Written.of(name, tensor, placements, trial.mesh, trial.seed + i, ".requires_grad_()" * tensor.requires_grad)
+        for i, (name, tensor, placements) in enumerate(zip(names, tensors, trial.combination, strict=True))
+    ]
+
+
+def _cotangents(trial: Trial, reference: Reference, index: int) -> list[_Written]:
+    """Return the cotangents of the trial's backward pass number ``index``."""
+    seed = trial.seed + index
+    values = zip(reference.cotangents(seed), trial.cotangents[index], strict=True)
+    return [_Written.of("", value, where, trial.mesh, seed) for value, where in values]
+
+
+def _accepted_gradients(trial: Trial, reference: Reference, index: int) -> list[float]:
+    gradients = zip(reference.wanted, reference.gradients(trial.seed + index), strict=True)
+    return [
+        0.0
+        if gradient is None
+        else accepted_error(trial, reference, gradient, Spot(Phase.BACKWARD, f"{reference.names[number]}.grad", index))
+        for number, gradient in gradients
+    ]
+
+
 def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = None, imports: Sequence[str] = ()) -> str:
     """Return the source of a script that shows ``verdict`` of ``trial``.
 
@@ -185,20 +229,15 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
     """
     case, mesh = trial.case, trial.mesh
     called = called_as(case.call)
-    tensors = tensor_arguments(case.args, case.kwargs)
     names = _identifiers(argument_names(case), called)
-    call_text = _call_text(case, called, names)
+    call = _call_text(case, called, names)
     reference = make_reference(case)
-    globals_, placements_, locals_ = {}, {}, {}
-    for position, (name, tensor, placements) in enumerate(zip(names, tensors, trial.combination, strict=True)):
-        suffix = ".requires_grad_()" if tensor.requires_grad else ""
-        globals_[name] = _literal(tensor) + suffix
-        placements_[name] = _placements_literal(placements)
-        pieces = split(tensor, placements, mesh.shape, trial.seed + position)
-        locals_[name] = "[" + ", ".join(_literal(piece) for piece in pieces) + "]"
     backward = verdict.phase in (Phase.BACKWARD, Phase.GATHER_GRADIENT)
     if verdict.kind in (VerdictKind.DIED, VerdictKind.HANG):  # ranks may not have said that they were in it
         backward = bool(trial.cotangents)
+    index = verdict.backward or 0
+    tensors = _arguments(trial, names)
+    cotangents = _cotangents(trial, reference, index) if backward else []
     accepted = [
         accepted_error(trial, reference, output, Spot(Phase.FORWARD, name))
         for name, output in zip(output_names(reference), reference.outputs, strict=True)
@@ -206,67 +245,52 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
     accepted_writes = {
         name: case_tolerance(trial, reference, own, ()) for name, own in zip(names, reference.inputs, strict=True)
     }
-    accepted_gradients: list[float] = []
-    cotangent_text = ""
-    if backward:
-        index = verdict.backward or 0
-        for number, gradient in zip(reference.wanted, reference.gradients(trial.seed + index), strict=True):
-            spot = Spot(Phase.BACKWARD, f"{reference.names[number]}.grad", index)
-            accepted_gradients.append(0.0 if gradient is None else accepted_error(trial, reference, gradient, spot))
-        seed = trial.seed + index
-        values = reference.cotangents(seed)
-        wheres = trial.cotangents[index]
-        parts = [split(v, w, mesh.shape, seed) for v, w in zip(values, wheres, strict=True)]
-        whole = ", ".join(_literal(value) for value in values)
-        cut = ", ".join("[" + ", ".join(_literal(piece) for piece in pieces) + "]" for pieces in parts)
-        cotangent_text = (
-            f"\nCOTANGENT_GLOBAL = [{whole}]\n"
-            f"COTANGENT_PLACEMENTS = [{', '.join(_placements_literal(where) for where in wheres)}]\n"
-            f"COTANGENT_LOCAL = [{cut}]\n\n"
-        )
-    backend = "gloo" if mesh.backend == "simulated" else mesh.backend
     asked = [None if where is None else _placements_literal(where) for where in asked_placements(case)]
     limited = memory_limit is not None and verdict.out_of_memory
-    source = TEMPLATE.format(
+    placed = f"{[tensor.placements for tensor in (*tensors, *cotangents)]} {call} {asked}"
+    source = _template().render(
         title=_documented(f"{verdict.kind} in {case.op}: {verdict.message}"),
-        memory_text=MEMORY.format(limit=memory_limit) if limited else "",
-        limit_call="        limit_memory(MEMORY_LIMIT)\n" if limited else "",
-        unlimit_call="    limit_memory(None)\n" if limited else "",
-        resource_import="import resource\n" if limited else "",
-        imports=(STRIDED_IMPORT if "_StridedShard" in f"{placements_} {call_text} {cotangent_text} {asked}" else "")
-        + _import_text(imports),
-        strided=promises_strides(trial.case),
-        asked=f"[{', '.join(map(str, asked))}]",
+        needs=_documented(_needs(case.call, imports)),
         version=torch.__version__.partition("+")[0],
-        mesh_text=f"mesh {mesh.shape_text}, backend {backend}",
-        mesh=mesh.shape,
-        device=mesh.device,
-        backend=backend,
+        mesh=mesh,
+        backend="gloo" if mesh.backend == "simulated" else mesh.backend,
+        inlined=Inlined(),
+        imports=[str(Path(name).resolve()) if name.endswith(".py") else name for name in imports],
+        folders=_folders(imports),
+        strided_shards="_StridedShard" in placed,
+        memory_limit=memory_limit if limited else None,
         verdict=verdict.kind,
         raised=repr(None if limited else verdict.raised or None),  # with less memory another allocation may fail
         locally_raised=repr(None if reference.raised is None else type(reference.raised).__name__),
-        globals_text=_dictionary(globals_),
-        placements_text=_dictionary(placements_),
-        locals_text=_dictionary(locals_),
-        written=[names[number] for number in written_arguments(case)],
-        source=program_source(case.call),
-        needs=_documented(_needs(case.call, imports)),
-        parameters=", ".join(names),
-        call_text=call_text,
-        accepted=_values(accepted),
-        accepted_gradients=_values(accepted_gradients),
-        backward=backward,
-        writes=verdict.kind is VerdictKind.MUTATED_INPUT,
-        accepted_writes=f"{{{', '.join(f'{name!r}: {_number(value)}' for name, value in accepted_writes.items())}}}",
-        cotangent_text=cotangent_text,
-        world_size=mesh.world_size,
         silent=limited or verdict.kind in _SILENT,  # without memory a rank may not even say that it has none
+        tensors=tensors,
+        written=[names[number] for number in written_arguments(case)],
+        cotangents=cotangents,
+        source=program_source(case.call),
+        call=call,
+        asked=f"[{', '.join(map(str, asked))}]" if any(asked) else "",
+        strides=promises_strides(case),
+        accepted=_values(accepted),
+        accepted_gradients=_values(_accepted_gradients(trial, reference, index) if backward else []),
+        accepted_writes=_dictionary(accepted_writes) if verdict.kind is VerdictKind.MUTATED_INPUT else "",
     )
     try:
         compile(source, f"the script of {case.op}", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise NoScriptError(f"{type(error).__name__}: {error}") from error
     return source
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, ""),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("script.py.jinja")
 
 
 def _documented(text: str) -> str:
@@ -280,13 +304,10 @@ def _needs(call: str, imports: Sequence[str]) -> str:
     return "torch alone" if len(needs) == 1 else " and ".join(needs)
 
 
-def _import_text(imports: Sequence[str]) -> str:
-    """Return what runs ``imports`` first, wherever the script is run; empty if there are none."""
-    if not imports:
-        return ""
-    names = [str(Path(name).resolve()) if name.endswith(".py") else name for name in imports]
+def _folders(imports: Sequence[str]) -> list[str]:
+    """Return the folders from which Python has to find the modules among ``imports``, wherever the script is run."""
     folders = [source_folder(name) for name in imports if not name.endswith(".py")]
-    return IMPORTS.format(names=names, folders=[folder for folder in dict.fromkeys(folders) if folder])
+    return [folder for folder in dict.fromkeys(folders) if folder]
 
 
 def run_script(source: str) -> tuple[str, str]:

@@ -1,15 +1,17 @@
-"""What a script calls: torch's own by its path, a function of ours or of a user's by its source or from its module."""
+"""What a script holds of code elsewhere: what it calls, and what it uses of the runtime."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import keyword
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import resources
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -19,9 +21,47 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from verifier.core.ops import resolve
-from verifier.findings.script.template import IMPORTS, MEMORY, TEMPLATE
+from verifier.findings.script import runtime
 
-__all__ = ["called_as", "is_program", "needs_its_module", "program_source", "source_folder"]
+__all__ = ["Inlined", "called_as", "is_program", "needs_its_module", "program_source", "source_folder"]
+
+
+@functools.cache
+def _runtime() -> Mapping[str, tuple[str, frozenset[str]]]:
+    """Return what the runtime defines, by name in its order: the source, and the names that the source looks up."""
+    text = inspect.getsource(runtime)
+    found = {}
+    for node in ast.parse(text).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                first = node.lineno
+            case _:
+                continue
+        lines = text.splitlines()[first - 1 : node.end_lineno]
+        used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        found[name] = "\n".join(lines), frozenset(used - {name})
+    return found
+
+
+class Inlined:
+    """Gives a script what it uses of the runtime, each definition once."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def __call__(self, *names: object) -> str:
+        """Return the source of those ``names`` that are not empty and of all that they use, as the runtime has it."""
+        defined, wanted, waiting = _runtime(), set[str](), [str(name) for name in names if name]
+        while waiting:
+            name = waiting.pop()
+            wanted.add(name)
+            waiting += (defined[name][1] & defined.keys()) - wanted
+        chosen = [defined[name][0] for name in defined if name in wanted - self._given]
+        self._given |= wanted
+        text = "\n\n\n".join(chosen)
+        return re.sub(r"(?m)^([A-Z_]+ = .*)\n\n\n(?=[A-Z_]+ = )", r"\1\n", text)  # constants stand together
 
 
 def is_program(call: str) -> bool:
@@ -40,8 +80,9 @@ _PROGRAM_NAMES: dict[str, object] = {
 }
 """What a program may use of its module, since scripts import it as well."""
 
-_TAKEN = frozenset(re.findall(r"^(?:def |class )?(\w+)(?: =|\(|:\n)", f"{TEMPLATE}\n{IMPORTS}\n{MEMORY}", re.MULTILINE))
-"""What scripts define themselves, after the source of a program."""
+_TEMPLATE = resources.files(__package__).joinpath("script.py.jinja").read_text(encoding="utf-8")
+_TAKEN = {*re.findall(r"^(?:def |class )?(\w+)(?: =|\()", _TEMPLATE, re.MULTILINE), *vars(runtime)}
+"""What scripts define or import themselves, beside the source of a program."""
 
 
 def _names(code: CodeType) -> set[str]:
