@@ -15,12 +15,12 @@ from typing import cast
 
 from verifier.core.case import MeshSpec, Trial
 from verifier.core.observation import Fate, Observation, Phase, ProcessReport
-from verifier.core.process_limits import memory_note
 from verifier.execution.imports import is_importing
 from verifier.execution.packing import pack
 from verifier.meshes.crew import Crew, PoolKey
 from verifier.meshes.processes import Gone, PoolError, Spares
 from verifier.meshes.tasks import Task, TaskOutcome
+from verifier.processes.limits import memory_note
 
 __all__ = ["Pool", "PoolSet"]
 
