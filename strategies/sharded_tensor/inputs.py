@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from strategies.indices import index_tensors, padding_indices
+from strategies.sharded_tensor.facts import hazards
 from strategies.sharded_tensor.programs import BAG, EMBEDDING, TRAINED
 from strategies.tensors import Layout, dim_sizes, filled, rarely, seeds, shard_classes
 from verifier.core.case import OpCase
 from verifier.planning.families import DrawContext
-from verifier.programs import tell_apart_by
 
 __all__ = ["INPUT_CLASSES", "OPS", "has_sharded_tensor", "sharded_tensor_cases"]
 
@@ -38,52 +38,8 @@ INPUT_CLASSES = frozenset({
 })  # fmt: skip
 """Every tag that a case of this family can have; cuts are cuts of the table."""
 
-_ERRORS = ("out-of-range ids", "out-of-range padding_idx")
-_BAG_ERRORS = (*_ERRORS, "offsets of a wrong start", "weights of samples under mean")
-
-
-def _facts(case: OpCase) -> Iterator[str]:
-    """Yield what besides the names of its options tells a defect of these kernels from another.
-
-    Only what can be the cause: of a call that the local op refuses, why it does; more bags than ids, of which the
-    offsets are lost; weights of samples where their dtype or gradient matters; empty bags where there is something to
-    divide by, or to take the largest of. Ranks die of unequal batches whatever else there is.
-    """
-    if "unequal_batches" in case.op:
-        return
-    weight, ids, *_ = case.args
-    assert isinstance(weight, torch.Tensor)
-    assert isinstance(ids, torch.Tensor)
-    rows, mode, samples = weight.shape[0], case.kwargs.get("mode"), case.kwargs.get("per_sample_weights")
-    if mode is not None:
-        yield f"mode={mode}"
-    if case.kwargs.get("norm_type") == inf:
-        yield "norm_type=inf"
-    pools = mode in ("mean", "max")
-    if samples is not None and pools:
-        yield "per_sample_weights"
-        return
-    padding_idx = case.kwargs.get("padding_idx")
-    if isinstance(padding_idx, int):
-        if not -rows <= padding_idx < rows:
-            return
-        if padding_idx < 0:
-            yield "padding_idx<0"
-    hazards = _hazards(weight, ids, case.kwargs)
-    if "more bags than ids" in hazards:
-        yield "more bags than ids"
-        return
-    offsets = case.kwargs.get("offsets") is not None
-    if offsets:
-        yield "offsets"
-    learnt = isinstance(samples, torch.Tensor) and samples.requires_grad and offsets
-    if learnt or "ids that the dtype rounds" in hazards:
-        yield "per_sample_weights"
-    yield from hazards if pools else hazards - {"all-padding bag", "empty bag"}
-
-
-for _call in (EMBEDDING, BAG, TRAINED):
-    tell_apart_by(_call, _facts)
+_LARGE = {torch.bfloat16: 258, torch.float16: 2050}
+"""Numbers of rows of which the dtype rounds the last."""
 
 
 def sharded_tensor_cases(context: DrawContext) -> SearchStrategy[OpCase]:
@@ -98,106 +54,244 @@ def sharded_tensor_cases(context: DrawContext) -> SearchStrategy[OpCase]:
         If ``context`` names no op or no dtype.
     """
     context.check(set(OPS))
-    return _cases(context)
+    return st.sampled_from(context.ops).flatmap(lambda op: _cases(_Setting.of(context, op))).map(_Call.case)
+
+
+class _Setting(NamedTuple):
+    """What a call is drawn for: its op, of which ``dim`` of the table is cut over so many ranks."""
+
+    context: DrawContext
+    op: str
+    kernel: str
+    dim: int
+    ranks: int
+
+    @classmethod
+    def of(cls, context: DrawContext, op: str) -> _Setting:
+        _, kernel, cut = op.split(".")
+        return cls(context, op, kernel, CUTS.index(cut), context.mesh.shape[-1])
+
+    @property
+    def bags(self) -> bool:
+        return self.kernel == "embedding_bag"
+
+
+@dataclass
+class _Call:
+    """A call that features change; what its values show is told once it is made."""
+
+    setting: _Setting
+    call: str
+    weight: torch.Tensor
+    ids: torch.Tensor
+    order: list[int]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    tags: set[str] = field(default_factory=set)
+    exact: bool = True
+
+    def case(self) -> OpCase:
+        args = (self.weight, self.ids, self.setting.dim, self.order)
+        tags = frozenset(self.tags | _tags(self))
+        return OpCase(self.setting.op, self.call, args, self.kwargs, "sharded_tensor", self.exact, tags)
+
+
+def _cases(setting: _Setting) -> SearchStrategy[_Call]:
+    """Return a generator of calls of an op, each with one feature at most; plain ones come first."""
+    if setting.kernel == "unequal_batches" or setting.context.mesh.ndim > 1:
+        return _calls_without_options(setting)
+    if setting.kernel == "training":
+        return _training_steps(setting)
+    weights = {_plain_calls: 6, _calls_with_max_norm: 3, _calls_with_norm_type: 2}
+    if setting.bags:
+        weights |= {_bags_with_sample_weights: 4, _bags_of_rounded_ids: 2, _more_bags_than_ids: 2}
+        weights |= {_bags_with_wrong_offsets: 2, _means_with_sample_weights: 2}
+    weights |= dict.fromkeys((_calls_with_wrong_ids, _calls_with_wrong_padding_idx), 2 if setting.bags else 1)
+    features = [feature for feature, weight in weights.items() for _ in range(weight)]
+    return st.sampled_from(features).flatmap(lambda feature: feature(setting))
+
+
+# ------------------------------------------------------------------------------------------------------------- features
+@st.composite
+def _plain_calls(
+    draw: st.DrawFn,
+    setting: _Setting,
+    modes: tuple[str, ...] = ("sum", "mean", "max"),
+    tables: SearchStrategy[torch.Tensor] | None = None,
+    flat: bool = False,
+    many: bool = False,
+    out_of_range: bool = False,
+) -> _Call:
+    """Draw a call with padding and, for bags, a mode and offsets at most.
+
+    Bags have one of ``modes``, and offsets if they are ``flat``; see :func:`_bags` for ``many``.
+    """
+    mode = draw(st.sampled_from(modes)) if setting.bags else ""
+    weight = draw(tables if tables is not None else _tables(setting))
+    order = _order(draw, setting.ranks)
+    rows = weight.shape[0]
+    large = rows >= min(_LARGE.values())
+    padding_idx = None if large else draw(padding_indices(rows, setting.ranks))
+    favoured = [rows - 1] if large else [] if padding_idx is None else [padding_idx % rows]
+    if setting.bags:
+        shape, starts = _bags(draw, setting.ranks, flat or many or draw(st.booleans()), many)
+    else:
+        shape, starts = _ids_shape(draw, setting.ranks), None
+    ids = draw(index_tensors(rows, shape, setting.ranks, favoured=favoured, out_of_range=out_of_range))
+    made = _Call(setting, BAG if setting.bags else EMBEDDING, weight, ids, order, exact=mode != "mean")
+    if starts is not None:
+        last = draw(rarely(3))
+        made.kwargs["offsets"] = [*starts, len(ids)] if last else starts
+        made.kwargs |= {"include_last_offset": True} if last else {}
+    if padding_idx is not None:
+        made.kwargs["padding_idx"] = padding_idx
+    if setting.bags:
+        made.tags.add(mode)
+        made.kwargs |= {"mode": mode} if mode != "sum" else {}
+    return made
 
 
 @st.composite
-def _cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
-    op = draw(st.sampled_from(context.ops))
-    _, kernel, cut = op.split(".")
-    dim = CUTS.index(cut)
-    ranks = context.mesh.shape[-1]
-    dtype = draw(st.sampled_from(context.dtypes))
-    if kernel == "unequal_batches" or context.mesh.ndim > 1:
-        return _plain(draw, context, op, dim)
-    if kernel == "training":
-        return _training(draw, context, op, dim, dtype)
-    bags = kernel == "embedding_bag"
-    features = ["none"] * 6 + ["max_norm"] * 3 + ["norm_type"] * 2
-    some = ["samples"] * 4 + ["rounded ids", "more bags than ids"] * 2 + 2 * list(_BAG_ERRORS)
-    features += some if bags else list(_ERRORS)
-    feature = draw(st.sampled_from(features))
-    mode = "sum"
-    if bags and feature not in ("samples", "rounded ids"):
-        mode = "mean" if feature == "weights of samples under mean" else draw(st.sampled_from(["sum", "mean", "max"]))
-
-    narrow = [one for one in context.dtypes if one.itemsize == 2]
-    if feature == "rounded ids" and narrow:
-        dtype = draw(st.sampled_from(narrow))
-    rows = draw(_sizes(ranks, dim == 0))
-    columns = draw(_sizes(ranks, dim == 1, largest=max(5, ranks + 1)))
-    if feature == "rounded ids" and narrow:
-        rows = {torch.bfloat16: 258, torch.float16: 2050}[dtype] + draw(st.sampled_from([0, 3]))
-        columns = 1 if cut == "rows" else ranks
-    weight = filled(
-        (rows, columns), dtype, draw(seeds()), Layout(requires_grad=feature != "rounded ids" and not draw(rarely(8)))
-    )
-    order = _order(draw, ranks)
-    padding_idx = draw(padding_indices(rows, ranks)) if rows < 258 else None
-    if feature == "out-of-range padding_idx":
-        padding_idx = draw(st.sampled_from([rows, -rows - 1]))
-    favoured = [padding_idx % rows] if padding_idx is not None and -rows <= padding_idx < rows else []
-    favoured += [rows - 1] if rows >= 258 else []
-
-    many = feature == "more bags than ids"
-    flat = many or feature == "offsets of a wrong start" or draw(st.booleans())
-    shape, starts = _bags(draw, ranks, flat, many) if bags else (_ids_shape(draw, ranks), None)
-    ids = draw(index_tensors(rows, shape, ranks, favoured=favoured, out_of_range=feature == "out-of-range ids"))
-    kwargs: dict[str, Any] = {}
-    if starts is not None:
-        if feature == "offsets of a wrong start":
-            starts = [min(1, len(ids)), *starts[1:]]
-        last = draw(rarely(3))
-        kwargs["offsets"] = [*starts, len(ids)] if last else starts
-        kwargs |= {"include_last_offset": True} if last else {}
-    if padding_idx is not None:
-        kwargs["padding_idx"] = padding_idx
-    if feature in ("samples", "rounded ids", "weights of samples under mean"):
-        layout = Layout(requires_grad=weight.requires_grad and draw(st.booleans()))
-        kwargs["per_sample_weights"] = filled(tuple(ids.shape), dtype, draw(seeds()), layout)
-    if feature in ("max_norm", "norm_type"):
-        kwargs["max_norm"] = draw(st.sampled_from([1.0, 4.0, 8.0, 0.5]))
-    if feature == "norm_type":
-        kwargs["norm_type"] = draw(st.sampled_from([inf, 1.0, 3.0]))
-    if bags and mode != "sum":
-        kwargs["mode"] = mode
-
-    tags = _tags(context, weight, ids, dim, order, kwargs)
-    tags |= {mode} if bags else set()
-    tags |= {feature} if feature in _BAG_ERRORS else set()
-    exact = "max_norm" not in kwargs and not (bags and mode == "mean")
-    # without gradients, four products of such numbers add up to no more than the dtype can count to
-    exact = exact and not ("per_sample_weights" in kwargs and weight.element_size() < 4 and feature != "rounded ids")
-    call = BAG if bags else EMBEDDING
-    return OpCase(op, call, (weight, ids, dim, order), kwargs, "sharded_tensor", exact, frozenset(tags))
+def _calls_with_max_norm(draw: st.DrawFn, setting: _Setting) -> _Call:
+    made = draw(_plain_calls(setting))
+    made.kwargs["max_norm"] = draw(st.sampled_from([1.0, 4.0, 8.0, 0.5]))
+    made.exact = False
+    return made
 
 
-def _training(draw: st.DrawFn, context: DrawContext, op: str, dim: int, dtype: torch.dtype) -> OpCase:
-    ranks = context.mesh.shape[-1]
+@st.composite
+def _calls_with_norm_type(draw: st.DrawFn, setting: _Setting) -> _Call:
+    made = draw(_calls_with_max_norm(setting))
+    made.kwargs["norm_type"] = draw(st.sampled_from([inf, 1.0, 3.0]))
+    return made
+
+
+@st.composite
+def _calls_with_wrong_ids(draw: st.DrawFn, setting: _Setting) -> _Call:
+    made = draw(_plain_calls(setting, out_of_range=True))
+    made.tags.add("out-of-range ids")
+    return made
+
+
+@st.composite
+def _calls_with_wrong_padding_idx(draw: st.DrawFn, setting: _Setting) -> _Call:
+    made = draw(_plain_calls(setting))
+    rows = made.weight.shape[0]
+    made.kwargs["padding_idx"] = draw(st.sampled_from([rows, -rows - 1]))
+    made.tags.add("out-of-range padding_idx")
+    return made
+
+
+def _weigh_samples(draw: st.DrawFn, made: _Call) -> None:
+    layout = Layout(requires_grad=made.weight.requires_grad and draw(st.booleans()))
+    made.kwargs["per_sample_weights"] = filled(tuple(made.ids.shape), made.weight.dtype, draw(seeds()), layout)
+
+
+@st.composite
+def _bags_with_sample_weights(draw: st.DrawFn, setting: _Setting) -> _Call:
+    made = draw(_plain_calls(setting, modes=("sum",)))
+    _weigh_samples(draw, made)
+    made.exact = made.weight.element_size() >= 4
+    return made
+
+
+@st.composite
+def _means_with_sample_weights(draw: st.DrawFn, setting: _Setting) -> _Call:
+    """Draw bags that torch refuses: it weighs samples in sums only."""
+    made = draw(_plain_calls(setting, modes=("mean",)))
+    _weigh_samples(draw, made)
+    made.tags.add("weights of samples under mean")
+    return made
+
+
+@st.composite
+def _bags_of_rounded_ids(draw: st.DrawFn, setting: _Setting) -> _Call:
+    """Draw weighed bags of ids that the dtype of the table cannot count to, if there is such a dtype.
+
+    Without gradients, four products of such numbers add up to no more than the dtype can count to.
+    """
+    narrow = [dtype for dtype in setting.context.dtypes if dtype in _LARGE]
+    if not narrow:
+        return draw(_bags_with_sample_weights(setting))
+    made = draw(_plain_calls(setting, modes=("sum",), tables=_large_tables(setting, narrow)))
+    _weigh_samples(draw, made)
+    return made
+
+
+@st.composite
+def _bags_with_wrong_offsets(draw: st.DrawFn, setting: _Setting) -> _Call:
+    made = draw(_plain_calls(setting, flat=True))
+    made.kwargs["offsets"] = [min(1, len(made.ids)), *made.kwargs["offsets"][1:]]
+    made.tags.add("offsets of a wrong start")
+    return made
+
+
+def _more_bags_than_ids(setting: _Setting) -> SearchStrategy[_Call]:
+    return _plain_calls(setting, many=True)
+
+
+@st.composite
+def _training_steps(draw: st.DrawFn, setting: _Setting) -> _Call:
+    ranks, dim = setting.ranks, setting.dim
+    dtype = draw(st.sampled_from(setting.context.dtypes))
     few = [size for size in (1, ranks, ranks + 1) if dim == 0 or has_sharded_tensor(size, ranks)]
     rows, columns = draw(_sizes(ranks, dim == 0)), draw(st.sampled_from(few))
     weight = filled((rows, columns), dtype, draw(seeds()))
     shape = (draw(st.integers(1, 3)), ranks * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
     padding_idx = draw(padding_indices(rows, ranks))
     ids = draw(index_tensors(rows, shape, ranks, favoured=[] if padding_idx is None else [padding_idx % rows]))
-    kwargs: dict[str, Any] = {}
     mode = draw(st.sampled_from([None, None, "sum", "mean", "max"]))
-    if mode is not None:
-        kwargs["mode"] = mode
-    if padding_idx is not None:
-        kwargs["padding_idx"] = padding_idx
     norm = draw(st.sampled_from(["none"] * 4 + ["max_norm", "norm_type"]))
-    if norm != "none":
-        kwargs["max_norm"] = draw(st.sampled_from([4.0, 8.0]))
-        if norm == "norm_type":
-            kwargs["norm_type"] = draw(st.sampled_from([inf, 1.0, 3.0]))
-    order = _order(draw, ranks)
-    tags = _tags(context, weight, ids, dim, order, kwargs) | ({mode} if mode is not None else set())
+    made = _Call(setting, TRAINED, weight, ids, _order(draw, ranks), tags={mode} if mode is not None else set())
+    made.exact = mode != "mean" and norm == "none" and weight.element_size() >= 8
+    made.kwargs |= {"mode": mode} if mode is not None else {}
+    made.kwargs |= {"padding_idx": padding_idx} if padding_idx is not None else {}
+    made.kwargs |= {"max_norm": draw(st.sampled_from([4.0, 8.0]))} if norm != "none" else {}
+    made.kwargs |= {"norm_type": draw(st.sampled_from([inf, 1.0, 3.0]))} if norm == "norm_type" else {}
     if shape[0] > 1:
-        options = [name for name in ("norm_type", "padding_idx") if name in kwargs]
-        tags |= {"several steps", *(f"several steps with {name}" for name in options)}
-    exact = mode not in ("mean",) and not kwargs.get("max_norm") and weight.element_size() >= 8
-    return OpCase(op, TRAINED, (weight, ids, dim, order), kwargs, "sharded_tensor", exact, frozenset(tags))
+        options = [name for name in ("norm_type", "padding_idx") if name in made.kwargs]
+        made.tags |= {"several steps", *(f"several steps with {name}" for name in options)}
+    return made
+
+
+@st.composite
+def _calls_without_options(draw: st.DrawFn, setting: _Setting) -> _Call:
+    """Draw a call without any option but offsets, in which batches are of unequal sizes if the op says so."""
+    ranks, dim = setting.ranks, setting.dim
+    unequal = setting.kernel == "unequal_batches"
+    bags = draw(st.booleans()) if unequal else setting.bags
+    few = [size for size in (ranks, ranks + 1) if dim == 0 or has_sharded_tensor(size, ranks)]
+    rows, columns = draw(_sizes(ranks, dim == 0)), draw(st.sampled_from(few))
+    steps = [draw(st.integers(1, 2))] if setting.kernel == "training" else []
+    flat = unequal and bags and draw(st.booleans())
+    inner: list[tuple[int, ...]] = [()] if flat else [(1,), (3,)] if bags else [(), (3,)]
+    shape = (*steps, 2 * ranks - unequal, *draw(st.sampled_from(inner)))
+    ids = draw(index_tensors(rows, shape, ranks, dtype=torch.int64))
+    weight = filled((rows, columns), setting.context.dtypes[0], draw(seeds()))
+    made = _Call(setting, TRAINED if steps else BAG if bags else EMBEDDING, weight, ids, list(range(ranks)))
+    made.kwargs |= {"offsets": list(range(0, len(ids), 2))} if flat else {}  # a bag for each rank
+    made.tags |= {"sum"} if bags else set()
+    made.tags |= {"unequal batches"} if unequal else {"several steps"} if steps == [2] else set()
+    made.tags |= {"unequal batches with offsets"} if flat else set()
+    made.exact = weight.element_size() >= 4
+    return made
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+@st.composite
+def _tables(draw: st.DrawFn, setting: _Setting) -> torch.Tensor:
+    ranks = setting.ranks
+    rows = draw(_sizes(ranks, setting.dim == 0))
+    columns = draw(_sizes(ranks, setting.dim == 1, largest=max(5, ranks + 1)))
+    dtype = draw(st.sampled_from(setting.context.dtypes))
+    return filled((rows, columns), dtype, draw(seeds()), Layout(requires_grad=not draw(rarely(8))))
+
+
+@st.composite
+def _large_tables(draw: st.DrawFn, setting: _Setting, dtypes: Sequence[torch.dtype]) -> torch.Tensor:
+    """Draw a table of a dtype that cannot count to its number of rows."""
+    dtype = draw(st.sampled_from(dtypes))
+    rows = _LARGE[dtype] + draw(st.sampled_from([0, 3]))
+    return filled((rows, 1 if setting.dim == 0 else setting.ranks), dtype, draw(seeds()), Layout())
 
 
 def has_sharded_tensor(size: int, ranks: int) -> bool:
@@ -241,54 +335,8 @@ def _bags(draw: st.DrawFn, ranks: int, flat: bool, many: bool) -> tuple[tuple[in
     return (ranks * size,), [rank * size + start for rank in range(ranks) for start in [0, *sorted(inner[rank])]]
 
 
-def _plain(draw: st.DrawFn, context: DrawContext, op: str, dim: int) -> OpCase:
-    """Return a call without any option but offsets, in which batches are of unequal sizes if the op says so."""
-    ranks = context.mesh.shape[-1]
-    kernel = op.split(".")[1]
-    unequal = kernel == "unequal_batches"
-    bags = draw(st.booleans()) if unequal else kernel == "embedding_bag"
-    few = [size for size in (ranks, ranks + 1) if dim == 0 or has_sharded_tensor(size, ranks)]
-    rows, columns = draw(_sizes(ranks, dim == 0)), draw(st.sampled_from(few))
-    steps = [draw(st.integers(1, 2))] if kernel == "training" else []
-    flat = unequal and bags and draw(st.booleans())
-    inner: list[tuple[int, ...]] = [()] if flat else [(1,), (3,)] if bags else [(), (3,)]
-    shape = (*steps, 2 * ranks - unequal, *draw(st.sampled_from(inner)))
-    ids = draw(index_tensors(rows, shape, ranks, dtype=torch.int64))
-    kwargs: dict[str, Any] = {"offsets": list(range(0, len(ids), 2))} if flat else {}  # a bag for each rank
-    weight = filled((rows, columns), context.dtypes[0], draw(seeds()))
-    order = list(range(ranks))
-    tags = _tags(context, weight, ids, dim, order, kwargs) | ({"sum"} if bags else set())
-    tags |= {"unequal batches"} if unequal else {"several steps"} if steps == [2] else set()
-    tags |= {"unequal batches with offsets"} if flat else set()
-    call = TRAINED if steps else BAG if bags else EMBEDDING
-    exact = weight.element_size() >= 4
-    return OpCase(op, call, (weight, ids, dim, order), kwargs, "sharded_tensor", exact, frozenset(tags))
-
-
-def _hazards(weight: torch.Tensor, ids: torch.Tensor, kwargs: Mapping[str, Any]) -> set[str]:
-    """Return those tags of a call that are told from its values, and are signs of defects."""
-    rows, padding_idx, offsets = weight.shape[0], kwargs.get("padding_idx"), kwargs.get("offsets")
-    padding = None if padding_idx is None or not -rows <= padding_idx < rows else padding_idx % rows
-    bags: list[list[int]] = []
-    if offsets is not None:
-        edges = [*offsets, *([] if kwargs.get("include_last_offset") else [len(ids)])]
-        bags = [ids[start:stop].tolist() for start, stop in pairwise(edges)]
-    elif ids.ndim > 1:
-        bags = ids.flatten(end_dim=-2).tolist()
-    largest = {torch.bfloat16: 256, torch.float16: 2048}.get(weight.dtype, rows)
-    found = {
-        "all-padding bag": any(bag and set(bag) == {padding} for bag in bags),
-        "empty bag": any(not bag for bag in bags),
-        "more bags than ids": offsets is not None and len(bags) > len(ids),
-        "ids that the dtype rounds": "per_sample_weights" in kwargs and bool((ids > largest).any()),
-    }
-    return {tag for tag, holds in found.items() if holds}
-
-
-def _tags(
-    context: DrawContext, weight: torch.Tensor, ids: torch.Tensor, dim: int, order: list[int], kwargs: dict[str, Any]
-) -> set[str]:
-    ranks = context.mesh.shape[-1]
+def _tags(made: _Call) -> set[str]:
+    weight, ids, kwargs = made.weight, made.ids, made.kwargs
     rows, padding_idx = weight.shape[0], kwargs.get("padding_idx")
     padding = None if padding_idx is None or not -rows <= padding_idx < rows else padding_idx % rows
     found = {
@@ -301,7 +349,9 @@ def _tags(
         "padding id looked up": padding is not None and bool((ids == padding).any()),
         "padding_idx": padding_idx is not None,
         "per_sample_weights": "per_sample_weights" in kwargs,
-        "permuted shards": order != sorted(order),
+        "permuted shards": made.order != sorted(made.order),
     }
-    tags = {tag for tag, holds in found.items() if holds} | set(shard_classes(weight.shape[dim], (ranks,)))
-    return tags | _hazards(weight, ids, kwargs)
+    tags = {tag for tag, holds in found.items() if holds} | set(
+        shard_classes(weight.shape[made.setting.dim], (made.setting.ranks,))
+    )
+    return tags | hazards(weight, ids, kwargs)

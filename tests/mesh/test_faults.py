@@ -21,7 +21,8 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.crew import PoolKey
-from verifier.meshes.pool import Pool, _Flight
+from verifier.meshes.flight import Flight, Terms
+from verifier.meshes.pool import Pool
 from verifier.meshes.processes import PoolError
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
@@ -252,7 +253,7 @@ def test_ranks_get_longer_to_refuse_than_to_raise() -> None:
 
     def patience(*refusals: bool) -> float:
         reports = {rank: raised(refusal) for rank, refusal in enumerate(refusals)}
-        return _Flight(trial("S(0)"), 0.0, raised=reports).patience(0.25)
+        return Flight(trial("S(0)"), Terms(4, 20.0, 0.25, True, list), raised=reports).patience
 
     assert patience(False) == 0.25
     assert patience(True, True) == 2.5

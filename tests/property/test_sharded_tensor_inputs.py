@@ -50,7 +50,7 @@ def test_every_class_of_input_is_drawn_and_legal() -> None:
 
     pooled = tuple(op for op in OPS if "embedding_bag" in op)
     others = tuple(op for op in OPS if op not in pooled)
-    for ops, examples in ((pooled, 500), (others, 200)):  # what is rare is rare among pooled lookups
+    for ops, examples in ((pooled, 500), (others, 500)):  # the rarest classes are 2 in 100 of either
         settings(DRAWING, max_examples=examples)(given(case=FAMILY.cases(replace(CONTEXT, ops=ops)))(check))()
     assert set(seen) == INPUT_CLASSES
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
     ("verifier", "torch_internals"),
     ("core",),
-    ("programs",),
+    ("processes", "programs"),
     ("placements",),
     ("oracle", "records"),
     ("events", "execution", "findings.script", "rules"),

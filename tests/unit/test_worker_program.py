@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from verifier.meshes import worker_program as program
 from verifier.meshes.worker_program import ProgramSpec, WorkerProgram
+from verifier.processes import child as program
 
 SPEC = ProgramSpec(imports=(), memory_limit=None, log_level=30, hash_seed=0)
 

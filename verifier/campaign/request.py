@@ -13,7 +13,6 @@ import torch
 from verifier.campaign.plan import Plan
 from verifier.core.case import BACKENDS, DEFAULT_MESHES, MOST_RANKS, Backend, MeshSpec
 from verifier.core.parts import RunPart
-from verifier.core.process_limits import format_size, parse_size
 from verifier.core.versions import versions
 from verifier.core.wording import unknown_name
 from verifier.execution.imports import imports_beside, modules_of_rules, own_rules, run_imports_with_warnings
@@ -22,6 +21,7 @@ from verifier.meshes.hosts import Place, gpu_problem, gpus_shared, local_places
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.families import Family, installed_families, select_ops
 from verifier.planning.profiles import CAMPAIGN_PROFILES
+from verifier.processes.limits import format_size, parse_size
 from verifier.records.files import new_run_id
 from verifier.records.schema import RunHeader
 from verifier.runs.revision import BASELINE, revision

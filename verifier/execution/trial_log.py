@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from verifier.core.observation import Contribution, Difference, Executed, ProcessReport, Raised, Redistribution
-from verifier.core.process_limits import memory_note
 from verifier.core.verdict import Phase
+from verifier.processes.limits import memory_note
 from verifier.torch_internals.refusals import is_refusal, raised_in
 
 __all__ = ["TrialLog"]

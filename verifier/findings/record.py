@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from verifier.core.arguments import combination_rows
 from verifier.core.call_text import describe_call
-from verifier.core.process_limits import format_size, parse_size
 from verifier.core.verdict import VerdictKind
 from verifier.findings.failures import Failure, cotangent_text, first_report
 from verifier.findings.grouping import Group, dtype_class, fingerprint, group_key, rule_class, unlike_rules
 from verifier.findings.script.render import NoScriptError, render_script, run_script
 from verifier.gate.baseline import BaselineEntry
+from verifier.processes.limits import format_size, parse_size
 from verifier.records.schema import GONE, NOT_RUN, UNCONFIRMED, ConfirmationRecord, FindingRecord
 from verifier.records.values import trial_record
 

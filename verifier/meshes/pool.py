@@ -8,49 +8,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from verifier.core.case import MeshSpec, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport
-from verifier.core.process_limits import is_out_of_memory, memory_note
 from verifier.core.verdict import Phase
 from verifier.execution.imports import is_importing
 from verifier.execution.packing import pack
 from verifier.meshes.crew import Crew, PoolKey
+from verifier.meshes.flight import Flight, Terms
 from verifier.meshes.processes import Gone, PoolError, Spares
 from verifier.meshes.tasks import Task, TaskOutcome
+from verifier.processes.limits import is_out_of_memory, memory_note
 
 __all__ = ["Pool", "PoolSet"]
 
 _log = logging.getLogger(__name__)
-_FOR_REFUSALS = 10
-"""So many times the usual grace: one rank refuses only if all do, or nearly always."""
-_AT_WORK = 0.02
-"""The share of a processor from which on a rank computes; one that waits in a collective uses none."""
-_LONGEST = 10
-"""So many times its limit a trial may take while ranks compute."""
 _NAP = 0.006
 """Seconds for which reports are left to gather: who is woken for each takes a processor from the ranks each time."""
-
-
-@dataclass
-class _Flight:
-    """One trial on its way: what has come back of it so far."""
-
-    trial: Trial | Task
-    started: float
-    reports: dict[int, ProcessReport] = field(default_factory=dict)
-    raised: dict[int, ProcessReport] = field(default_factory=dict)
-    looks: list[list[float]] = field(default_factory=list)
-    """What each rank had computed, in seconds, each time that half of the limit had passed."""
-
-    def patience(self, grace: float) -> float:
-        """Return how long the others get after a rank has raised: longer to refuse as well, since then all do."""
-        errors = [report.raised for report in self.raised.values()]
-        return grace * (_FOR_REFUSALS if all(error is not None and error.refusal for error in errors) else 1)
 
 
 class Pool:
@@ -273,61 +250,55 @@ class Pool:
 
         Nothing is yielded of a trial that a process did not live to begin: it is to be run again, once.
         """
-        processes = self._crew.processes
-        self._lost = lost = self._give_out(
-            pack(("fresh batch" if fresh else "batch", list(enumerate(trials[first:], first))))
-        )
-        waiting = {process.connection: index for index, process in enumerate(processes) if index not in lost}
-        flights: dict[int, _Flight] = {number: _Flight(trials[number], 0.0) for number in range(first, len(trials))}
+        message = pack(("fresh batch" if fresh else "batch", list(enumerate(trials[first:], first))))
+        self._lost = lost = self._give_out(message)
+        processes = enumerate(self._crew.processes)
+        waiting = {process.connection: index for index, process in processes if index not in lost}
+        terms = Terms(self.size, self.trial_limit, self.grace, self.key.device == "cpu", self._computed)
+        flights = {number: Flight(trials[number], terms) for number in range(first, len(trials))}
         for number in range(first, len(trials)):
-            flight = flights[number]
+            flight, silent = flights[number], False
             flight.started = time.monotonic()
-            raised, grace_until = 0, float("inf")
-            while len(flight.reports) < self.size:
-                unreported = sorted(lost - flight.reports.keys())
-                if unreported:
-                    if self._may_retry(number, unreported):
-                        self._recover(f"between trials: {self._who_died(unreported)}")
-                        return
-                    yield self._died(flight, unreported)
-                    return
-                if self.size > 1 and len(flight.raised) > raised:
-                    raised, grace_until = len(flight.raised), time.monotonic() + flight.patience(self.grace)
-                limit = min(flight.started + self._limit(flight), grace_until)
-                if number + 1 < len(trials) and not wait(list(waiting), 0):
-                    time.sleep(_NAP)  # the ranks are at the next trial already
-                ready = wait(list(waiting), max(0.0, limit - time.monotonic()))
-                if not ready:
-                    if time.monotonic() < grace_until and self._goes_on(flight):
-                        continue
-                    if lost:
-                        yield self._died(flight, sorted(lost))
-                        return
-                    fate = Fate.STUCK if flight.raised else Fate.SLOW if self._computes(flight) else Fate.HANG
-                    yield self._ended(flight, fate, self._who_waits(flight))
-                    return
-                for connection in ready:
-                    index = waiting[cast(Connection, connection)]
-                    try:
-                        message = processes[index].receive()
-                    except Gone:
-                        lost.add(index)
-                        del waiting[processes[index].connection]
-                        continue
-                    if message is None:
-                        continue
-                    kind, about, payload = message
-                    if kind == "report":
-                        flights[about].reports[index] = cast(ProcessReport, payload)
-                    elif kind == "raised":
-                        flights[about].raised[index] = cast(ProcessReport, payload)
-                    else:
-                        raise PoolError(f"process {index} failed: {payload}")
-            observation = self._ended(flight, Fate.COMPLETED, "")
+            if flight.raised and self.size > 1:
+                flight.grace_until = flight.started + flight.patience
+            while (fate := flight.fate(lost, silent)) is None:
+                until = min(flight.started + flight.limit, flight.grace_until)
+                silent = not self._receive(flights, number, waiting, until)
+            dead = sorted(lost - flight.reports.keys())
+            if fate is Fate.DIED and dead and self._may_retry(number, dead):
+                self._recover(f"between trials: {self._who_died(dead)}")
+                return
+            observation = self._ended(flight, fate, dead or sorted(lost))
             yield observation
-            if self._out_of_step(observation):
+            if fate is not Fate.COMPLETED or self._out_of_step(observation):
                 return
             del flights[number]
+
+    def _receive(
+        self, flights: Mapping[int, Flight], number: int, waiting: dict[Connection, int], until: float
+    ) -> bool:
+        """Wait for messages, take them in, and return whether there were any.
+
+        ``waiting`` are the ranks that may still say something, by connection; those that are gone leave it.
+        """
+        if number + 1 in flights and not wait(list(waiting), 0):
+            time.sleep(_NAP)  # the ranks are at the next trial already
+        ready = wait(list(waiting), max(0.0, until - time.monotonic()))
+        for connection in cast(list[Connection], ready):
+            index = waiting[connection]
+            try:
+                message = self._crew.processes[index].receive()
+            except Gone:
+                self._lost.add(index)
+                del waiting[connection]
+                continue
+            if message is None:
+                continue
+            kind, about, payload = message
+            if kind not in ("report", "raised"):
+                raise PoolError(f"process {index} failed: {payload}")
+            flights[about].take(index, kind, cast(ProcessReport, payload))
+        return bool(ready)
 
     def _give_out(self, message: bytes) -> set[int]:
         """Send ``message`` to all processes and return the indices of those that are gone."""
@@ -347,51 +318,23 @@ class Pool:
         self._retried = number
         return True
 
-    def _ended(self, flight: _Flight, fate: Fate, detail: str) -> Observation:
+    def _ended(self, flight: Flight, fate: Fate, dead: Sequence[int]) -> Observation:
+        """Return the observation of a trial that has ended, in which the processes of ``dead`` have if it DIED."""
         reports = tuple(flight.reports.get(index) or flight.raised.get(index) for index in range(self.size))
+        if fate is Fate.COMPLETED:
+            detail = ""
+        else:
+            detail = self._who_died(dead) if fate is Fate.DIED else self._who_waits(flight)
         trial = cast(Trial, flight.trial)  # a task's comes back as a TaskOutcome, which does not name it
-        return Observation(trial, fate, reports, detail, time.monotonic() - flight.started)
+        ended = [self._crew.processes[index] for index in dead] if fate is Fate.DIED else []
+        return Observation(
+            trial, fate, reports, detail, time.monotonic() - flight.started,
+            signals=tuple(process.signal() for process in ended),
+            out_of_memory=self.memory_limit is not None and any(is_out_of_memory(one.tail()) for one in ended),
+        )  # fmt: skip
 
-    def _limit(self, flight: _Flight) -> float:
-        """Return after how many seconds to look whether ``flight`` has come to a halt."""
-        if isinstance(flight.trial, Task):
-            return self.trial_limit if flight.trial.limit is None else flight.trial.limit
-        return self.trial_limit * (len(flight.looks) + 1) / 2
-
-    def _goes_on(self, flight: _Flight) -> bool:
-        """Return whether a trial that has not ended may: it has half of its time left, or ranks that get little of it.
-
-        Who waits for something that does not come computes nothing. Who computes may wait for a processor, and is given
-        up only if that takes as much of one as a trial may take time. The limit of a task is what its caller says.
-        """
-        if isinstance(flight.trial, Task):
-            return False
-        looks = flight.looks
-        looks.append([process.computed for process in self._crew.processes])
-        if len(looks) == 1:
-            return True
-        since = max(now - before for now, before in zip(looks[-1], looks[0], strict=True))
-        return self._is_at_work(looks) and since < self.trial_limit and len(looks) < 2 * _LONGEST
-
-    def _is_at_work(self, looks: list[list[float]]) -> bool:
-        lately = max(now - before for now, before in zip(looks[-1], looks[-2], strict=True))
-        return lately > _AT_WORK * self.trial_limit / 2
-
-    def _computes(self, flight: _Flight) -> bool:
-        """Return whether a rank still computes: DTensor may plan for minutes what it has no rule for.
-
-        Ranks that wait for each other on GPUs may do so by asking again and again, which looks the same.
-        """
-        return self.key.device == "cpu" and len(flight.looks) > 1 and self._is_at_work(flight.looks)
-
-    def _died(self, flight: _Flight, lost: Sequence[int]) -> Observation:
-        observation = self._ended(flight, Fate.DIED, self._who_died(lost))
-        processes = [self._crew.processes[index] for index in lost]
-        return replace(
-            observation,
-            signals=tuple(process.signal() for process in processes),
-            out_of_memory=self.memory_limit is not None and any(is_out_of_memory(p.tail()) for p in processes),
-        )
+    def _computed(self) -> list[float]:
+        return [process.computed for process in self._crew.processes]
 
     def _who_died(self, lost: Sequence[int]) -> str:
         texts = []
@@ -402,7 +345,7 @@ class Pool:
             texts.append(f"{note}rank {index} ended with {ending} in {process.phase}" + (f": {tail}" if tail else ""))
         return "; ".join(texts)
 
-    def _who_waits(self, flight: _Flight) -> str:
+    def _who_waits(self, flight: Flight) -> str:
         """Return who is where: ``ranks 0, 2 in forward, rank 1 raised IndexError``."""
         by_state: dict[str, list[int]] = {}
         for index, process in enumerate(self._crew.processes):
@@ -415,8 +358,8 @@ class Pool:
             else:
                 state = f"in {process.phase}"
             by_state.setdefault(state, []).append(index)
-        waited = self.trial_limit * len(flight.looks) / 2 if flight.looks else self._limit(flight)
-        limit = flight.patience(self.grace) if flight.raised else waited
+        waited = self.trial_limit * len(flight.looks) / 2 if flight.looks else flight.limit
+        limit = flight.patience if flight.raised else waited
         parts = [
             f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}" for state, ranks in by_state.items()
         ]

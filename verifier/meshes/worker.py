@@ -13,7 +13,6 @@ import gc
 import logging
 import mmap
 import os
-import resource
 import socket
 import sys
 import threading
@@ -34,7 +33,6 @@ from verifier.core.case import OpCase, Trial
 from verifier.core.logs import log_through
 from verifier.core.observation import ProcessReport, Raised
 from verifier.core.ops import resolve
-from verifier.core.process_limits import die_with, limit_memory
 from verifier.core.verdict import Phase
 from verifier.execution.imports import ImportFailedError, run_imports
 from verifier.execution.packing import unpack
@@ -44,6 +42,8 @@ from verifier.meshes.agreement import Agreement, AllReduces, Datagrams
 from verifier.meshes.messages import pack_message, pack_report
 from verifier.meshes.tasks import Task
 from verifier.oracle.reference import Reference, make_reference
+from verifier.processes.child import begin
+from verifier.processes.limits import limit_memory
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.groups import mesh_of_world, release_groups, stage_through_host
 from verifier.torch_internals.recording import forget_calls
@@ -64,10 +64,7 @@ _log = logging.getLogger(__name__)
 class WorkerConfig(msgspec.Struct, frozen=True):
     """What a worker is told on its command line, as JSON: nothing yet of the rank that it will be."""
 
-    connection_fd: int
-    lifeline_fd: int
     breaker_fd: int
-    phase_fd: int
     imports: list[str]
     memory_limit: int | None
     log_level: int
@@ -338,7 +335,7 @@ def _failed(ranks: tuple[int, ...], phase: Phase, error: Exception, what: str = 
 
 
 def _serve(config: WorkerConfig, messages: _Messages) -> None:
-    breaker = _Breaker(config.breaker_fd, config.connection_fd)
+    breaker = _Breaker(config.breaker_fd, messages.connection.fileno())
     torchs = registered_rules()
     run_imports(config.imports)
     ranks = _Ranks(messages, breaker, config.memory_limit)
@@ -386,11 +383,10 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
 
 
 def main() -> None:
-    config = msgspec.json.decode(sys.argv[1], type=WorkerConfig)
-    die_with(config.lifeline_fd)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
+    connection, phase, (given,) = begin()
+    config = msgspec.json.decode(given, type=WorkerConfig)
     torch.set_num_threads(1)
-    messages = _Messages(Connection(config.connection_fd), mmap.mmap(config.phase_fd, 0))
+    messages = _Messages(connection, phase)
     log_through(messages.log, config.log_level)
     try:
         _serve(config, messages)

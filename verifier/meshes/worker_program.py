@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 import re
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import msgspec
 
-from verifier.core.process_limits import program_of
-from verifier.core.wording import signal_name
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
+from verifier.processes.child import Child
 
 __all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
 
 LOOPBACK = "lo"
-STDERR_READ = 8192
 STDERR_TAIL = 600
-ENDING_LIMIT = 30.0
-"""Seconds that a process gets to end that is killed, or whose connection is closed."""
-_SOURCE = program_of("verifier.meshes.worker")
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _PREFIXES_OF_A_LAUNCHER = ("ROLE_", "MASTER_", "TORCHELASTIC_")
 
@@ -116,7 +105,7 @@ class ProgramSpec:
     interface: str | None = LOOPBACK
 
 
-class WorkerProgram:
+class WorkerProgram(Child):
     """A :class:`Program` on this machine, a child of this process.
 
     Parameters
@@ -128,83 +117,26 @@ class WorkerProgram:
     """
 
     def __init__(self, spec: ProgramSpec, connection_fd: int) -> None:
-        lifeline_read, self._lifeline = os.pipe()
-        breaker_read, self._breaker = os.pipe()
-        phase_fd = os.memfd_create("phase")  # nothing on disk to be left behind
-        os.ftruncate(phase_fd, mmap.PAGESIZE)
-        self._phase = mmap.mmap(phase_fd, 0)
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        fds = (connection_fd, lifeline_read, breaker_read, phase_fd)
-        config = WorkerConfig(*fds, list(spec.imports), spec.memory_limit, spec.log_level)
+        breaker, self._breaker = os.pipe()
+        config = WorkerConfig(breaker, list(spec.imports), spec.memory_limit, spec.log_level)
+        arguments = [msgspec.json.encode(config).decode()]
         try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", _SOURCE, msgspec.json.encode(config).decode()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=fds,
-                start_new_session=True,  # its terminal and its group are the controller's
-                env=_environment(spec),
-            )
-        except BaseException:
-            self._release()
-            raise
+            super().__init__("verifier.meshes.worker", connection_fd, arguments, [breaker], _environment(spec))
         finally:
-            for descriptor in (lifeline_read, breaker_read, phase_fd):
-                os.close(descriptor)
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
+            os.close(breaker)
 
     @property
     def phase(self) -> str:
-        return PHASE_CODES[self._phase[0]]
-
-    @property
-    def running(self) -> bool:
-        return self._popen.poll() is None
-
-    @property
-    def computed(self) -> float:
-        try:
-            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended
-            return 0.0
-        user, system = text.rpartition(")")[2].split()[11:13]  # proc_pid_stat(5); a name may have blanks in it
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        return PHASE_CODES[self.memory[0]]
 
     def interrupt(self) -> None:
         os.write(self._breaker, b"b")
 
-    def ending(self) -> str:
-        try:
-            code = self._popen.wait(timeout=ENDING_LIMIT)
-        except subprocess.TimeoutExpired:
-            return "a closed pipe"
-        return f"signal {signal_name(-code)}" if code < 0 else f"exit status {code}"
-
-    def signal(self) -> int:
-        return max(0, -(self._popen.poll() or 0))
-
     def tail(self) -> str:
-        end = os.fstat(self._stderr.fileno()).st_size
-        start = max(0, end - STDERR_READ)
-        return last_words(os.pread(self._stderr.fileno(), end - start, start).decode(errors="replace"), cut=start > 0)
-
-    def kill(self) -> None:
-        self._popen.kill()
-
-    def close(self) -> None:
-        self._popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, which kills it on the way out
-            self._popen.wait(timeout=ENDING_LIMIT)
-        self._release()
+        return last_words(*self.log())
 
     def _release(self) -> None:
-        self._phase.close()
-        self._stderr.close()
-        os.close(self._lifeline)
+        super()._release()
         os.close(self._breaker)
 
 
@@ -220,5 +152,4 @@ def _environment(spec: ProgramSpec) -> dict[str, str]:
     }
     if spec.interface is not None:
         kept["GLOO_SOCKET_IFNAME"] = spec.interface
-    path = os.pathsep.join([path for path in sys.path if path] or [""])
-    return dict(kept, OMP_NUM_THREADS="1", PYTHONHASHSEED=str(spec.hash_seed), PYTHONPATH=path)
+    return dict(kept, PYTHONHASHSEED=str(spec.hash_seed))

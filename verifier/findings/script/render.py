@@ -6,17 +6,11 @@ right; 2: anything else.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import keyword
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +29,7 @@ from verifier.oracle.comparison import Spot
 from verifier.oracle.reference import Reference, make_reference, output_names
 from verifier.oracle.tolerance import accepted_error, case_tolerance
 from verifier.placements.algebra import split
+from verifier.processes.child import run_to_end
 from verifier.programs import asked_placements
 from verifier.records.schema import FAILS, GONE
 from verifier.torch_internals.placements import Placements, strides_of
@@ -42,8 +37,6 @@ from verifier.torch_internals.placements import Placements, strides_of
 __all__ = ["FAILS", "GONE", "NoScriptError", "render_script", "run_script"]
 
 TIME_LIMIT = 90.0
-ENDING_LIMIT = 2.0
-"""Seconds that processes get to end once they are asked to."""
 
 
 def _number(value: object) -> str:
@@ -316,40 +309,8 @@ def run_script(source: str) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "finding.py"
         path.write_text(source, encoding="utf-8")
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        with subprocess.Popen(
-            [sys.executable, str(path)],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # a group with its ranks, which would live on without it
-        ) as script:
-            try:
-                said, errors = script.communicate(timeout=TIME_LIMIT)
-            except subprocess.TimeoutExpired:
-                return f"not run to its end within {TIME_LIMIT:.0f} s", ""
-            finally:  # after a Ctrl-C as well
-                _end_group(script)
-    output = (errors + said).strip()[-2000:]  # what the script says comes last, and is kept
-    status = {1: FAILS, 0: GONE}.get(script.returncode, f"broke with exit status {script.returncode}")
-    return status, output
-
-
-def _end_group(script: subprocess.Popen[str]) -> None:
-    """End a script and its ranks, if they have not ended.
-
-    They are asked to first: what unlinks their semaphores once they are gone ignores that, and goes by itself.
-    """
-    for asked in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + ENDING_LIMIT
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(script.pid, asked)
-            while time.monotonic() < until:
-                script.poll()
-                os.killpg(script.pid, 0)
-                time.sleep(0.02)
-            continue
-        return
+        code, output = run_to_end(path, TIME_LIMIT)
+    if code is None:
+        return f"not run to its end within {TIME_LIMIT:.0f} s", ""
+    status = {1: FAILS, 0: GONE}.get(code, f"broke with exit status {code}")
+    return status, output.strip()[-2000:]  # what the script says comes last, and is kept

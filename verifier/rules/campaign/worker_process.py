@@ -7,23 +7,19 @@ import gc
 import mmap
 import os
 import pickle
-import resource
 import struct
-import subprocess
-import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
-from typing import IO, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 
-from verifier.core.process_limits import die_with, limit_memory, program_of
-from verifier.core.wording import signal_name
 from verifier.execution.imports import follow, rules_of_the_user, run_imports
+from verifier.processes.child import Child, begin
+from verifier.processes.limits import limit_memory
 
 __all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
 
@@ -32,7 +28,6 @@ Position: TypeAlias = tuple[int, int, int, int]
 
 START_LIMIT = 180.0
 _TAIL = 600
-_PROGRAM = program_of("verifier.rules.campaign.worker_process")
 
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -124,29 +119,14 @@ class WorkerProcess:
         self, imports: Sequence[str], memory_limit: int | None, prepare: Callable[[], None] | None = None
     ) -> None:
         self.connection, theirs = Pipe()
-        lifeline_read, self._lifeline = os.pipe()
-        memory_fd = os.memfd_create("in flight")  # nothing on disk to be left behind
-        os.ftruncate(memory_fd, mmap.PAGESIZE)
-        self.in_flight = InFlight(mmap.mmap(memory_fd, 0))
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        self._log_start = 0
-        fds = (theirs.fileno(), lifeline_read, memory_fd)
         try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *map(str, fds)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=fds,
-                start_new_session=True,  # its terminal and its group are the controller's
-                env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
-            )
+            self._child = Child(__name__, theirs.fileno())
         finally:
             theirs.close()
-            os.close(lifeline_read)
-            os.close(memory_fd)
+        self.pid = self._child.pid
+        self.in_flight = InFlight(self._child.memory)
+        self._log_start = 0
         self._send((list(imports), memory_limit, prepare, rules_of_the_user()))
-        self.pid = self._popen.pid
         self.ready = False
         self.served = 0
         self.flight: Flight | None = None
@@ -161,7 +141,7 @@ class WorkerProcess:
     def give(self, flight: Flight, item: object, task: object) -> None:
         """Have the worker run ``task`` on ``item``, from where ``flight`` says."""
         self.flight = flight
-        self._log_start = os.fstat(self._log.fileno()).st_size
+        self._log_start = self._child.written
         self._given = self.in_flight.snapshot()
         self.alive()
         self.served += 1
@@ -190,31 +170,22 @@ class WorkerProcess:
     def kill_for(self, why: str) -> None:
         """Kill the worker; what it has sent can still be received, and then the end of file."""
         self._killed_for = self._killed_for or why
-        self._popen.kill()
+        self._child.kill()
 
     def ending(self) -> str:
         """Return how the worker, whose end of the pipe is closed, ended."""
-        try:
-            code = self._popen.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            return "a closed pipe"
-        return self._killed_for or (signal_name(-code) if code < 0 else f"exit status {code}")
+        ending = self._child.ending()
+        return self._killed_for or ending.removeprefix("signal ")
 
     def last_line(self) -> str:
         """Return the last line that was written since the item was given out."""
-        end = os.fstat(self._log.fileno()).st_size
-        start = max(self._log_start, end - _TAIL)
-        lines = os.pread(self._log.fileno(), end - start, start).decode(errors="replace").split("\n")
+        lines = self._child.log(self._log_start)[0][-_TAIL:].split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:
         """Kill the worker, if it lives, and release what belongs to it."""
-        self._popen.kill()
-        self._popen.wait()
+        self._child.close()
         self.connection.close()
-        self._log.close()
-        os.close(self._lifeline)
 
 
 # ------------------------------------------------------------------------------------------------------ in the worker
@@ -234,12 +205,9 @@ def _serve(message: bytes, connection: Connection, in_flight: InFlight) -> None:
 
 
 def main() -> None:
-    """Run the items that come through a pipe; its file descriptor, the lifeline's and the memory's are in argv."""
-    connection_fd, lifeline_fd, memory_fd = map(int, sys.argv[1:])
-    die_with(lifeline_fd)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
-    connection = Connection(connection_fd)
-    in_flight = InFlight(mmap.mmap(memory_fd, 0))
+    """Run the items that come through the connection to the controller."""
+    connection, memory, _ = begin()
+    in_flight = InFlight(memory)
     torch.set_num_threads(1)
     imports, memory_limit, prepare, rules = pickle.loads(connection.recv_bytes())
     run_imports(imports)  # an exception ends the process, and the controller quotes its last line

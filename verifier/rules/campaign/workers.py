@@ -297,14 +297,14 @@ class WorkerSet:
     def _bury(self, worker: WorkerProcess, position: Position | None) -> Iterator[Outcome[Any]]:
         """Draw the conclusions from the end of a worker; one that was in the middle of an item is replaced."""
         self.deaths += 1
-        how, detail, flight = worker.ending(), worker.last_line(), worker.flight
+        how, detail, flight, began = worker.ending(), worker.last_line(), worker.flight, worker.began
         self._workers.remove(worker)
         worker.close()
         if not worker.ready:
             raise WorkerError(f"a worker did not start: {how}: {detail}")
         if flight is None:
             return
-        if worker.began and (worker.served == 1 or not self.confirm):
+        if began and (worker.served == 1 or not self.confirm):
             flight.deaths += 1
             if position is not None:
                 flight.skip.add(position)

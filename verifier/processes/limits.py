@@ -11,23 +11,11 @@ from multiprocessing.connection import wait
 
 from verifier.core.wording import nearest
 
-__all__ = ["die_with", "format_size", "is_out_of_memory", "limit_memory", "memory_note", "parse_size", "program_of"]
+__all__ = ["die_with", "format_size", "is_out_of_memory", "limit_memory", "memory_note", "parse_size"]
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNDER_LIMIT = "out of memory under the limit of"
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|can't allocate memory|Cannot allocate memory|MemoryError|not enough memory")
-
-
-def program_of(module: str) -> str:
-    """Return the source of a process that runs the function ``main`` of ``module``.
-
-    It ignores what asks a program to end. Schedulers send that to all processes of a job, and the controller, which
-    gets it as well, would take the end of a rank for a fault of what it ran. There is no collection of garbage: nothing
-    that is loaded becomes any, and looking for some takes a sixth of the time. ``_signal`` loads at once, ``signal``
-    does not.
-    """
-    ignored = "; ".join(f"s.signal(s.{name}, s.SIG_IGN)" for name in ("SIGINT", "SIGTERM", "SIGHUP"))
-    return f"import gc, _signal as s; gc.disable(); {ignored}; from {module} import main; main()"
 
 
 def die_with(lifeline_fd: int) -> None:
