@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.process
 import os
+import platform
 import subprocess
 from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
@@ -26,6 +27,7 @@ _PLUGIN = "verifier.pytest_plugin"
 _installed = any(entry_point.value == _PLUGIN for entry_point in entry_points(group="pytest11"))
 pytest_plugins = ["pytester"] if _installed else ["pytester", _PLUGIN]
 
+platform.processor()  # torch's own tests ask for it as they are loaded, for which it is a process
 register_profiles()
 settings.load_profile("dev")
 

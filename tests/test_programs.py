@@ -95,6 +95,7 @@ def test_a_stored_placement_that_is_none_is_refused() -> None:
         load_case(record)
 
 
+@pytest.mark.processes
 def test_a_process_that_only_reads_files_knows_strided_shards() -> None:
     program = """
 from verifier.records.values import load_case
@@ -147,6 +148,7 @@ def script(case: OpCase, source: Placements) -> str:
     return render_script(failure(case, source).trial, Verdict(VerdictKind.WRONG_VALUE, "x", Phase.FORWARD))
 
 
+@pytest.mark.ranks
 def test_script_has_targets_as_literals_and_shows_nothing_where_nothing_is_wrong() -> None:
     source = script(chain([STRIDED], [Partial("max")]), (ROWS,))
     assert 'chain(input, [[_StridedShard(0, split_factor=2)], [Partial("max")]])' in source
@@ -159,6 +161,7 @@ def test_script_without_a_strided_shard_imports_nothing_private() -> None:
     assert "_StridedShard" not in script(chain([ROWS]), (R,))
 
 
+@pytest.mark.ranks
 def test_script_shows_a_result_that_is_placed_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module._asked, CHAIN, lambda case: ((ROWS,),))
     status, output = run_script(script(chain([Shard(1)]), (R,)))
@@ -166,6 +169,7 @@ def test_script_shows_a_result_that_is_placed_otherwise(monkeypatch: pytest.Monk
     assert "output 0: placed as (Shard(dim=1),), expected [Shard(dim=0)]" in output
 
 
+@pytest.mark.ranks
 def test_script_checks_the_ranks_of_a_strided_shard() -> None:
     tensor = torch.arange(1.0, 5.0, dtype=torch.float64)
     source = script(replace(chain(), args=(tensor, [[STRIDED]])), (R,))

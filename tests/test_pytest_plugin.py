@@ -181,6 +181,7 @@ def test_nothing_verified_is_a_failure_unless_allowed(check: Verifier) -> None:
     assert allowed.counts == {VerdictKind.INCONCLUSIVE: 1}
 
 
+@pytest.mark.ranks
 def test_ranks_that_do_not_start_are_an_error_of_the_tool() -> None:
     pools = PoolSet(lambda key: Pool(key, ["no_such_module_here"]))
     with pytest.raises(ToolError, match="no_such_module_here"):
@@ -248,6 +249,7 @@ SESSION = """
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "folder", "told"),
     [((), "reports", ""), (("-n", "2", "--verifier-out=nights"), "nights", " --out nights")],
@@ -285,6 +287,7 @@ def test_a_session_is_recorded(pytester: pytest.Pytester, options: tuple[str, ..
     assert RunStore(pytester.path / folder).path(run.header.id, "graph.graphml").is_file()
 
 
+@pytest.mark.processes
 def test_a_known_finding_is_recorded_as_known(pytester: pytest.Pytester) -> None:
     from datetime import UTC, datetime
 
@@ -305,6 +308,7 @@ def test_a_known_finding_is_recorded_as_known(pytester: pytest.Pytester) -> None
     ]
 
 
+@pytest.mark.processes
 def test_other_sessions_are_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -321,6 +325,7 @@ def test_other_sessions_are_left_alone(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / "reports").exists()
 
 
+@pytest.mark.processes
 def test_profiles_are_there_by_name_and_the_users_own_win(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -349,6 +354,7 @@ def test_profiles_are_there_by_name_and_the_users_own_win(pytester: pytest.Pytes
     run_session(pytester, "--hypothesis-profile=nightly").assert_outcomes(passed=1)
 
 
+@pytest.mark.processes
 def test_meshes_of_the_command_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

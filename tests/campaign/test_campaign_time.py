@@ -204,7 +204,7 @@ def test_what_there_is_no_time_for_is_not_drawn(monkeypatch: pytest.MonkeyPatch)
     assert left == {"cases on mesh 2x2": 30} | {f"cases of {op} on mesh 2x2": 30 for op in BAGS.ops[:2]}
 
 
-def test_an_op_without_cases_has_none_in_a_resumed_run_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_without_cases_has_no_cases_in_a_resumed_run(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = type(BAGS).cases
 
     def none_of_the_first(family: Family, context: DrawContext) -> Any:

@@ -69,7 +69,7 @@ def test_interrupts_at_once_are_one() -> None:
         interrupt()
 
 
-def test_a_later_one_counts() -> None:
+def test_a_later_interrupt_counts() -> None:
     with one_interrupt_at_a_time(0.05):
         with pytest.raises(KeyboardInterrupt):
             interrupt()
@@ -79,7 +79,7 @@ def test_a_later_one_counts() -> None:
             interrupt()
 
 
-def test_different_ones_at_once_are_one_and_the_last_is_known() -> None:
+def test_different_signals_at_once_are_one_interrupt_and_the_last_is_known() -> None:
     with one_interrupt_at_a_time(60.0, ENDING_SIGNALS) as interrupts:
         assert (interrupts.status, str(interrupts)) == (None, "interrupted")
         with pytest.raises(KeyboardInterrupt):
@@ -92,7 +92,7 @@ def test_different_ones_at_once_are_one_and_the_last_is_known() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_one_that_is_ignored_as_by_nohup_stays_so() -> None:
+def test_a_signal_that_is_ignored_as_under_nohup_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with one_interrupt_at_a_time(0.0, ENDING_SIGNALS) as interrupts:
         interrupt(signal.SIGHUP)
@@ -130,7 +130,7 @@ def test_a_rule_check_that_a_signal_ends_is_recorded_and_has_the_status_of_it(
     assert not run.complete
 
 
-def test_one_more_while_a_rule_check_ends_says_what_is_kept(
+def test_a_second_interrupt_while_a_rule_check_ends_says_what_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -162,7 +162,7 @@ def test_what_handles_or_ignores_interrupts_otherwise_stays() -> None:
     assert entered == [True]
 
 
-def test_one_more_while_a_run_ends_says_what_is_kept(
+def test_a_second_interrupt_while_a_run_ends_says_what_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted_again(_: object) -> None:
@@ -185,7 +185,7 @@ def test_one_more_while_a_run_ends_says_what_is_kept(
 
 
 @pytest.mark.parametrize("meanwhile", ["write_report", "print_summary"])
-def test_one_after_the_record_says_where_that_is_and_how_to_see_it(
+def test_an_interrupt_after_the_record_says_where_that_is_and_how_to_see_it(
     meanwhile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -204,7 +204,7 @@ def test_one_after_the_record_says_where_that_is_and_how_to_see_it(
     )
 
 
-def test_one_while_the_last_files_of_a_run_are_written_says_the_same(
+def test_an_interrupt_while_the_last_files_of_a_run_are_written_says_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -225,6 +225,7 @@ def test_one_while_the_last_files_of_a_run_are_written_says_the_same(
     assert store.newest() == make_run()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [
@@ -233,7 +234,7 @@ def test_one_while_the_last_files_of_a_run_are_written_says_the_same(
         ("SIGHUP", 129, "interrupted by SIGHUP\n"),
     ],
 )
-def test_one_while_the_program_is_loaded_is_a_status_and_a_line(
+def test_an_interrupt_while_the_program_is_loaded_is_a_status_and_a_line(
     name: str, status: int, said: str, tmp_path: Path
 ) -> None:
     """In a process of its own, which has the module that it imports first interrupt it."""
@@ -247,7 +248,7 @@ def test_one_while_the_program_is_loaded_is_a_status_and_a_line(
 @pytest.mark.parametrize(
     ("command", "meanwhile"), [(["run", "embedding"], "make_plan"), (["replay", "ab"], "RunStore")]
 )
-def test_outside_of_a_run_one_is_status_2_and_a_line(
+def test_an_interrupt_outside_of_a_run_is_status_2_and_a_line(
     command: list[str],
     meanwhile: str,
     tmp_path: Path,

@@ -22,12 +22,12 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, ProcessReport
 from verifier.core.verdict import Phase
 from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
-from verifier.findings import minimising
+from verifier.findings import minimising, record
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
-from verifier.records.schema import OUT_OF_TIME, FindingRecord
+from verifier.records.schema import FAILS, OUT_OF_TIME, FindingRecord
 from verifier.records.values import trial_record
 from verifier.runs.graph import RedistributionGraph
 from verifier.runs.summary import Summary
@@ -46,6 +46,12 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def _scripts_fail_as_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for processes that run the scripts of findings."""
+    monkeypatch.setattr(record, "run_script", lambda source: (FAILS, ""))
 
 
 @pytest.fixture

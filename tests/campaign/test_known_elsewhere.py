@@ -29,7 +29,7 @@ COMPLEX_PRODUCT = "bc9e9b89bd1f"
 """A redistribution: the reduce-scatter of complex parts by product multiplies real and imaginary parts apart."""
 
 
-def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected():
+def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected() -> None:
     entry = BASELINE.get(OUT)
     assert entry is not None
     op, mesh = "aten.relu.out", MeshSpec((2,))

@@ -19,19 +19,25 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Difference, DifferenceKind, Executed, Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.events import FindingReported, GroupSettled
+from verifier.findings import record
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
-from verifier.records.schema import FindingRecord, RunHeader
+from verifier.records.schema import FAILS, FindingRecord, RunHeader
 from verifier.records.values import trial_record
 from verifier.torch_internals.placements import Placements
 
 MESH = MeshSpec((2, 2))
 SHARDED, PARTIAL = parse_placements("(S(0), R)"), parse_placements("(R, P(sum))")
-SCRIPTS_ARE_NOT_RUN = ("a file of the user",)
 CAUSE = "ranks that have one hash seed all do the same"
 Runner = Callable[[Trial], Observation]
+
+
+@pytest.fixture(autouse=True)
+def _scripts_fail_as_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for processes that run the scripts of findings."""
+    monkeypatch.setattr(record, "run_script", lambda source: (FAILS, ""))
 
 
 def hangs(trial: Trial) -> Observation:
@@ -117,7 +123,7 @@ def events_of(
     header = RunHeader("run", "", 0, "dev", [FAMILY.name], [str(MESH)], [], "cpu", 3, None, [], {}, "")
     plan = Plan(
         header, {FAMILY.name: FAMILY}, {FAMILY.name: ("neg",)}, (MESH,), (torch.float64,), seed=0, max_examples=3,
-        combinations=16, time_limit=None, baseline=Baseline(tuple(map(entry_of, known))), imports=SCRIPTS_ARE_NOT_RUN,
+        combinations=16, time_limit=None, baseline=Baseline(tuple(map(entry_of, known))),
     )  # fmt: skip
     events: list[object] = []
     outcomes = Outcomes(lambda _: None)
@@ -201,14 +207,14 @@ def test_a_known_finding_of_ranks_that_choose_is_that_of_wrong_values_as_well() 
     assert [event.fingerprint for event in events if isinstance(event, GroupSettled)] == ["neg"]
 
 
-def test_they_may_end_otherwise_each_time() -> None:
+def test_ranks_that_choose_may_fail_in_another_way_each_time() -> None:
     ends = itertools.cycle([dies, stuck, hangs])
     (found,) = findings_of(lambda one: next(ends)(one), passes, trial(SHARDED))
     assert CAUSE in found.message
     assert found.confirmed.text == "confirmed on gloo, 4 ranks"
 
 
-def test_what_becomes_something_else_on_its_way_is_reported_as_it_was() -> None:
+def test_a_failure_that_minimising_changes_is_reported_as_it_was() -> None:
     def depends_on_seeds_as_drawn(one: Trial) -> Observation:
         return passes(one) if one.combination == (SHARDED,) else hangs(one)
 
@@ -220,14 +226,16 @@ def test_what_becomes_something_else_on_its_way_is_reported_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(("alike", "known"), [(passes, True), (hangs_sharded, False)], ids=["so do they", "not they"])
-def test_they_are_known_where_one_hash_seed_avoids_a_known_finding_of_the_op(alike: Runner, known: bool) -> None:
+def test_ranks_that_choose_are_known_where_one_hash_seed_avoids_a_known_finding_of_the_op(
+    alike: Runner, known: bool
+) -> None:
     events = events_of(hangs, alike, [trial(PARTIAL)], [trial(SHARDED, "abs"), trial(SHARDED)])
     settled = [event.fingerprint for event in events if isinstance(event, GroupSettled)]
     assert settled == (["neg"] if known else [])
     assert len([event for event in events if isinstance(event, FindingReported)]) == (not known)
 
 
-def test_only_the_first_of_them_is_minimised() -> None:
+def test_only_the_first_finding_of_ranks_that_choose_is_minimised() -> None:
     runs: list[Trial] = []
 
     def hangs_and_is_counted(one: Trial) -> Observation:

@@ -64,7 +64,7 @@ def unharmed() -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_ranks_have_hash_seeds_of_their_own_and_the_same_in_each_run(attempt):
+def test_ranks_have_hash_seeds_of_their_own_and_the_same_in_each_run(attempt: int) -> None:
     asked = trial()
     with Pool(PoolKey.of(MESH)) as pool:
         [observation] = pool.run([asked])
@@ -73,7 +73,7 @@ def test_ranks_have_hash_seeds_of_their_own_and_the_same_in_each_run(attempt):
     assert "rank 0: S(0); rank 1: S(1)" in verdict.message
 
 
-def test_ranks_that_all_died_come_back_from_spares_with_their_own_hash_seeds():
+def test_ranks_that_all_died_come_back_from_spares_with_their_own_hash_seeds() -> None:
     asked = trial()
     with Pool(PoolKey.of(MESH)) as pool:
         list(pool.run([replace(asked, fault="kill:0,1")]))
@@ -84,7 +84,7 @@ def test_ranks_that_all_died_come_back_from_spares_with_their_own_hash_seeds():
     assert "rank 0: S(0); rank 1: S(1)" in judge(again, make_reference(asked.case)).message
 
 
-def test_a_rank_that_dies_again_and_again_has_its_own_hash_seed_from_the_second_time_on():
+def test_a_rank_that_dies_again_and_again_has_its_own_hash_seed_from_the_second_time_on() -> None:
     asked = trial()
     with Pool(PoolKey.of(MESH)) as pool:
         for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_rank_that_dies_again_and_again_has_its_own_hash_seed_from_the_second_
     assert "rank 0: S(0); rank 1: S(1)" in judge(observation, make_reference(asked.case)).message
 
 
-def test_ranks_that_run_a_finding_again_have_their_own_hash_seeds():
+def test_ranks_that_run_a_finding_again_have_their_own_hash_seeds() -> None:
     """The first spare has that of rank 0, whichever rank it takes the place of; scripts have ranks with their own."""
     asked = trial()
     with Pool(PoolKey.of(MESH)) as pool:
@@ -105,7 +105,7 @@ def test_ranks_that_run_a_finding_again_have_their_own_hash_seeds():
     assert "rank 0: S(0); rank 1: S(1)" in judge(observation, make_reference(asked.case)).message
 
 
-def test_ranks_with_one_hash_seed_agree():
+def test_ranks_with_one_hash_seed_agree() -> None:
     asked, spares = trial(), Spares(one_hash_seed=True)
     try:
         with Pool(PoolKey.of(MESH), spares=spares) as pool:
@@ -117,7 +117,7 @@ def test_ranks_with_one_hash_seed_agree():
         spares.close()
 
 
-def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass(unharmed):
+def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass(unharmed: Pool) -> None:
     whole = torch.arange(16.0).reshape(4, 4).requires_grad_()
     case = OpCase("test.gradient", f"{__name__}.gradient_by_a_set", (whole,))
     replicated = (Replicate(),)
@@ -127,7 +127,7 @@ def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass(unharmed)
     assert (verdict.phase, verdict.subject, verdict.backward) == (Phase.BACKWARD, "input.grad", 0)
 
 
-def test_the_script_of_such_a_finding_shows_it(unharmed):
+def test_the_script_of_such_a_finding_shows_it(unharmed: Pool) -> None:
     asked = Trial(trial().case, MESH, (parse_placements("R"),))
     [observation] = unharmed.run([asked])
     source = render_script(asked, judge(observation, make_reference(asked.case)))

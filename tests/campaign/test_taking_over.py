@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from verifier.runs.store import RunStore
 
 pytestmark = [pytest.mark.ranks, pytest.mark.cli]
 
+END = "\nexit statuses: "
+"""Stands before the exit statuses of commands, behind all that they print."""
 PROGRAM = """
 import gc
 import json
@@ -50,16 +53,23 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that run
 
 # so that what is minimised does not depend on how busy the machine is
 patch.object(investigation, "MINIMISING_LIMIT", 1e6).start()
-statuses = []
-for arguments in json.loads(sys.argv[1]):
-    sys.argv = ["verifier", *arguments]
-    try:
-        entry.main()
-    except SystemExit as ended:
-        statuses.append(ended.code or 0)
-print()
-print(json.dumps(statuses))
-"""
+
+
+def run(commands):
+    for arguments in commands:
+        sys.argv = ["verifier", *arguments]
+        try:
+            entry.main()
+        except SystemExit as ended:
+            yield ended.code or 0
+
+
+if len(sys.argv) > 1:
+    print(END, json.dumps([*run(json.loads(sys.argv[1]))]), sep="")
+else:
+    for line in sys.stdin:
+        print(END, json.dumps([*run(json.loads(line))]), sep="", flush=True)
+""".replace("END", repr(END))
 
 REQUEST = ["run", "embedding_dense_backward", "--mesh", "2", "--mesh", "simulated:3", "--max-examples", "4"]
 RULES_TOO = ["--import", "rules.py"]
@@ -68,19 +78,26 @@ REQUEST += RULES_TOO
 
 
 class Commands:
-    """Runs the verifier's command line in processes of its own, each with the same modules as the others."""
+    """Runs the verifier's command line in other processes, each with the same modules as the others.
+
+    A call runs commands in a process that stays for later calls. ``start`` runs commands in a process of their own,
+    which may be killed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
         shutil.copy(WRONG_GRADIENT_RULE, folder / "rules.py")
 
     def start(self, *commands: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        return self._start([json.dumps(commands)], stdin=subprocess.DEVNULL, **options)
+
+    def _start(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(commands)],
+            [sys.executable, "-c", PROGRAM, *arguments],
             cwd=self.folder,
             env=environment,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -91,10 +108,33 @@ class Commands:
         """Return the exit status of each command, and all that was printed."""
         printed, _ = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, printed
-        return json.loads(printed.splitlines()[-1]), printed
+        printed, _, statuses = printed.rpartition(END)
+        return json.loads(statuses), printed
 
     def __call__(self, *commands: Sequence[str]) -> tuple[list[int], str]:
-        return self.finish(self.start(*commands))
+        """Return the exit status of each command, and all that was printed."""
+        if self._process is None:
+            self._process = self._start([], stdin=subprocess.PIPE)
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        too_late = threading.Timer(LIMIT, process.kill)
+        too_late.start()
+        try:
+            process.stdin.write(json.dumps(commands) + "\n")
+            process.stdin.flush()
+            printed = "\n"
+            for line in process.stdout:
+                if line.startswith(END.lstrip()):
+                    return json.loads(line.removeprefix(END.lstrip())), printed
+                printed += line
+            raise AssertionError(printed)
+        finally:
+            too_late.cancel()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate(timeout=LIMIT)
 
     def journal(self, out: str) -> Path:
         (path,) = (self.folder / out / "runs").glob("*/journal.jsonl")
@@ -107,8 +147,10 @@ class Commands:
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
-    return Commands(tmp_path_factory.mktemp("runs"))
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    commands = Commands(tmp_path_factory.mktemp("runs"))
+    yield commands
+    commands.close()
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +282,7 @@ def test_what_was_changed_since_is_refused(commands: Commands, uninterrupted: di
 
     elsewhere = Commands(tmp_path)
     (tmp_path / "rules.py").write_text(WRONG_GRADIENT_RULE.read_text() + "\n# changed\n")
-    statuses, said = elsewhere(["run", "--resume", *RULES_TOO, "--out", "rules"])
+    statuses, said = elsewhere.finish(elsewhere.start(["run", "--resume", *RULES_TOO, "--out", "rules"]))
     assert statuses == [2]
     assert "run run cannot be resumed: the digest of rules.py is" in said
 

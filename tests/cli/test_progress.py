@@ -96,6 +96,7 @@ def test_the_rate_is_that_of_late() -> None:
     assert display._rows[0].rate == pytest.approx(100, rel=0.02)
 
 
+@pytest.mark.processes
 def test_the_journal_can_be_followed(tmp_path: Path) -> None:
     """``tail -f`` shows each event before the next one happens."""
     header = a_header()

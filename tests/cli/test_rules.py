@@ -35,6 +35,7 @@ def recorded(folder: Path, *patterns: str, jobs: int = 1, **options: Any) -> Run
     )
 
 
+@pytest.mark.processes
 def test_json_has_what_scripts_need(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +67,7 @@ def test_json_has_what_scripts_need(
     assert weight["shapes"]
 
 
+@pytest.mark.ranks
 def test_an_empty_shard_is_found_confirmed_and_known_once_it_is_in_the_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_an_empty_shard_is_found_confirmed_and_known_once_it_is_in_the_baseline(
     assert "1 known" in out
 
 
+@pytest.mark.processes
 def test_products_of_rules_are_tried_of_every_call_on_request(tmp_path: Path) -> None:
     """DTensor takes long to decide on meshes of several dims, so by default few are, of the first calls."""
 
@@ -102,6 +105,7 @@ def test_products_of_rules_are_tried_of_every_call_on_request(tmp_path: Path) ->
     assert none < few < all_of_them
 
 
+@pytest.mark.processes
 def test_missing_rules_fail_only_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +116,7 @@ def test_missing_rules_fail_only_on_request(
     assert run(capsys, monkeypatch, *command, "--fail-on", "missing", "--format", "github")[0] == 1
 
 
+@pytest.mark.processes
 def test_the_verdicts_do_not_depend_on_the_number_of_jobs(tmp_path: Path) -> None:
     def verdicts(run: RunRecord) -> Any:
         assert run.rules is not None
@@ -124,6 +129,7 @@ def test_the_verdicts_do_not_depend_on_the_number_of_jobs(tmp_path: Path) -> Non
     assert verdicts(one) == verdicts(two) == verdicts(here)
 
 
+@pytest.mark.processes
 def test_other_seeds_draw_other_values_and_come_to_the_same_rules(tmp_path: Path) -> None:
     first, second = (recorded(tmp_path / str(seed), "mm", jobs=0, seed=seed) for seed in (0, 1))
     assert first.rules is not None
@@ -131,6 +137,7 @@ def test_other_seeds_draw_other_values_and_come_to_the_same_rules(tmp_path: Path
     assert first.rules.ops["mm"].confirmed == second.rules.ops["mm"].confirmed
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_dtypes_accuse_nobody(tmp_path: Path, dtype: str) -> None:
     # in a worker: some kernels end the process when they are fed parts of a float tensor

@@ -112,7 +112,7 @@ def test_as_many_combinations_come_as_announced(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Partial(), strided_shard(0, 2)], ids=str)
-def test_what_is_placed_again_is_made_anew(placement: Placement) -> None:
+def test_an_argument_that_is_placed_again_is_a_new_dtensor(placement: Placement) -> None:
     mesh, value = init_device_mesh("cpu", (WORLD,)), numbers(8)
     converter = DTensorConverter(mesh, (value,))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import DifferenceKind
-from verifier.core.verdict import Phase, VerdictKind
+from verifier.core.observation import DifferenceKind, Observation
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.oracle.reference import make_reference
@@ -18,6 +19,8 @@ from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
 
 MESH = MeshSpec((2,), "simulated")
+
+Program = Callable[[torch.Tensor], torch.Tensor]
 
 
 def doubles(input: torch.Tensor) -> torch.Tensor:
@@ -44,12 +47,12 @@ def changes_parts(input: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def pool():
+def pool() -> Iterator[Pool]:
     with Pool(PoolKey.of(MESH)) as started:
         yield started
 
 
-def verdict_of(pool, program, placements, values):
+def verdict_of(pool: Pool, program: Program, placements: str, values: torch.Tensor) -> tuple[Observation, Verdict]:
     case = OpCase("test.inputs", f"{__name__}.{program.__name__}", (values,))
     trial = Trial(case, MESH, (parse_placements(placements),))
     [observation] = pool.run([trial])
@@ -60,27 +63,27 @@ VALUES = torch.arange(1.0, 6.0)
 
 
 @pytest.mark.parametrize("placements", ["R", "S(0)", "P(sum)"])
-def test_an_input_that_the_local_call_changes_as_well_is_right(pool, placements):
+def test_an_input_that_the_local_call_changes_as_well_is_right(pool: Pool, placements: str) -> None:
     assert verdict_of(pool, doubles, placements, VALUES.clone())[1].kind is VerdictKind.PASS
 
 
 @pytest.mark.parametrize("program", [doubles_no_dtensor, changes_parts])
 @pytest.mark.parametrize("placements", ["R", "S(0)", "P(sum)"])
-def test_an_input_that_is_left_otherwise_is_a_mutated_input(pool, program, placements):
+def test_an_input_that_is_left_otherwise_is_a_mutated_input(pool: Pool, program: Program, placements: str) -> None:
     _, verdict = verdict_of(pool, program, placements, VALUES.clone())
     assert verdict.kind is VerdictKind.MUTATED_INPUT
     assert verdict.subject == "input"
 
 
 @pytest.mark.parametrize("placements", ["R", "S(0)", "P(sum)"])
-def test_nan_in_an_input_is_no_change(pool, placements):
+def test_nan_in_an_input_is_no_change(pool: Pool, placements: str) -> None:
     values = torch.tensor([1.0, float("nan"), 3.0])
     case = OpCase("aten.neg.default", "torch.ops.aten.neg.default", (values,))
     [observation] = pool.run([Trial(case, MESH, (parse_placements(placements),))])
     assert judge(observation, make_reference(case)).kind is VerdictKind.PASS
 
 
-def test_what_the_verifier_itself_cannot_judge_is_an_error_of_its_own(pool):
+def test_what_the_verifier_itself_cannot_judge_is_an_error_of_its_own(pool: Pool) -> None:
     observation, _ = verdict_of(pool, doubles, "P(sum)", VALUES.clone())
     reports = tuple(
         report and replace(report, contributions=tuple(replace(c, subject="nobody") for c in report.contributions))
@@ -93,7 +96,7 @@ def test_what_the_verifier_itself_cannot_judge_is_an_error_of_its_own(pool):
     assert "Traceback" in verdict.detail
 
 
-def test_what_a_call_left_in_the_caches_decides_nothing_where_they_are_emptied_first(pool):
+def test_what_a_call_left_in_the_caches_decides_nothing_where_they_are_emptied_first(pool: Pool) -> None:
     def drawn(number, fresh):
         arguments = {"num_samples": number, "replacement": True}
         case = OpCase("aten.multinomial.default", "torch.multinomial", (torch.eye(4)[1],), arguments)

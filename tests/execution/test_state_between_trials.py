@@ -135,6 +135,7 @@ def test_random_numbers_that_one_rank_has_drawn_are_of_its_trial_alone(pool: Poo
     assert [verdict(o).kind for o in pool.run([drawing, apart, apart], fresh=True)] == [VerdictKind.PASS] * 3
 
 
+@pytest.mark.ranks
 def test_a_trial_that_changes_what_the_next_ones_begin_with_is_an_error() -> None:
     """Were pieces of a case's values not copied, as here, a call in place would write to them."""
     mesh = MeshSpec((1,))

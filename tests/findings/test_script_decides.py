@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
@@ -14,6 +16,9 @@ from verifier.records.schema import FAILS, GONE
 
 pytestmark = pytest.mark.ranks
 
+ONE_RANK = MeshSpec((1,))
+"""Enough for all that a rank decides by what it has itself."""
+
 
 def dies_as_a_dtensor(input: torch.Tensor) -> torch.Tensor:
     """Return a copy; end the process if ``input`` is a DTensor."""
@@ -25,7 +30,7 @@ def dies_as_a_dtensor(input: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "status"), [(VerdictKind.DIED, FAILS), (VerdictKind.WRONG_VALUE, "exit status 2")])
-def test_ranks_that_die_show_that_defect_alone(kind, status):
+def test_ranks_that_die_show_that_defect_alone(kind: VerdictKind, status: str) -> None:
     case = OpCase("test.dies", f"{__name__}.dies_as_a_dtensor", (torch.arange(4.0),))
     trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),))
     source = render_script(trial, Verdict(kind, "as it was")).replace("else 60)", "else 3)")
@@ -40,9 +45,9 @@ def claims_another_shape(input: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size([4]), stride=(1,))
 
 
-def test_the_shape_that_a_dtensor_claims_is_compared():
+def test_the_shape_that_a_dtensor_claims_is_compared() -> None:
     case = OpCase("test.claims", f"{__name__}.claims_another_shape", (torch.ones(2, 2),))
-    trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),))
+    trial = Trial(case, ONE_RANK, (parse_placements("R"),))
     status, output = run_script(
         render_script(trial, Verdict(VerdictKind.WRONG_SHAPE, "shape got [4], expected [2, 2]"))
     )
@@ -89,17 +94,19 @@ def makes_it_plain(input: torch.Tensor) -> torch.Tensor:
         (makes_it_plain, (torch.ones(2),), VerdictKind.CRASH, FAILS, "is a plain tensor, expected a DTensor"),
     ],
 )
-def test_what_is_not_the_defect_is_not_taken_for_it(program, args, kind, status, said):
+def test_what_is_not_the_defect_is_not_taken_for_it(
+    program: Callable[..., torch.Tensor], args: tuple[object, ...], kind: VerdictKind, status: str, said: str
+) -> None:
     case = OpCase("test.decides", f"{__name__}.{program.__name__}", args, exact=False)
-    trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),))
+    trial = Trial(case, ONE_RANK, (parse_placements("R"),))
     found, output = run_script(render_script(trial, Verdict(kind, "as it was")))
     assert status in found, output
     assert said in output
 
 
-def test_another_exception_than_that_of_the_finding_is_not_the_defect():
+def test_another_exception_than_that_of_the_finding_is_not_the_defect() -> None:
     case = OpCase("test.decides", f"{__name__}.{refuses_a_dtensor.__name__}", (torch.ones(2), False))
-    trial = Trial(case, MeshSpec((2,)), (parse_placements("R"),))
+    trial = Trial(case, ONE_RANK, (parse_placements("R"),))
     found, output = run_script(render_script(trial, Verdict(VerdictKind.CRASH, "as it was", raised="KeyError")))
     assert found == "broke with exit status 2"
     assert "raised ValueError: on purpose, and that is not the defect" in output

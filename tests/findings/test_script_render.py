@@ -193,6 +193,7 @@ def test_source_is_taken_only_where_it_says_everything(name: str, needed: bool) 
 
 
 # -------------------------------------------------------------------------------------------------- exit status
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "ends_it",
     [

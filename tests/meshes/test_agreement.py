@@ -39,7 +39,7 @@ def together(ranks: list[Datagrams], said: Callable[[int], tuple[bool, int]]) ->
 
 
 @pytest.mark.parametrize("odd", range(SIZE))
-def test_one_that_failed_or_holds_something_else_stops_all(ranks: list[Datagrams], odd: int) -> None:
+def test_a_rank_that_failed_or_holds_something_else_stops_all_ranks(ranks: list[Datagrams], odd: int) -> None:
     assert together(ranks, lambda rank: (False, 7)) == [True] * SIZE
     assert together(ranks, lambda rank: (rank == odd, 7)) == [False] * SIZE
     assert together(ranks, lambda rank: (False, 0xFFFFFFFF if rank == odd else 0)) == [False] * SIZE
@@ -83,7 +83,7 @@ def test_ranks_that_are_gone_are_waited_for_until_somebody_breaks_it_off(ranks: 
     ranks[1].break_off()
 
 
-def test_other_worlds_do_not_meet() -> None:
+def test_ranks_of_different_worlds_do_not_agree() -> None:
     one, other = (Datagrams(f"test-{secrets.token_hex(8)}", 0, 1) for _ in range(2))
     assert one.agree(False, 1)
     assert not other.agree(True, 1)
@@ -107,6 +107,7 @@ def meetings(pool: Pool) -> list[str]:
     return [name for inode, name in named.items() if f"socket:[{inode}]" in held]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("machines", [1, 2])
 def test_ranks_of_several_machines_agree_through_gloo(monkeypatch: pytest.MonkeyPatch, machines: int) -> None:
     own = Spares.places

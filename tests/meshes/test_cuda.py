@@ -43,9 +43,11 @@ class Kind(NamedTuple):
         return MeshSpec(shape, self.backend, self.device)  # type: ignore[arg-type]
 
 
-def needs(kind: Kind) -> pytest.MarkDecorator:
+def needs(kind: Kind) -> list[pytest.MarkDecorator]:
+    if not kind.gpus:
+        return []
     reason = f"{kind.backend} needs {plural(kind.gpus, 'GPU')}, torch sees {GPUS}"
-    return pytest.mark.skipif(kind.gpus > GPUS, reason=reason)
+    return [pytest.mark.gpu, pytest.mark.skipif(kind.gpus > GPUS, reason=reason)]
 
 
 CPU = Kind("gloo", "cpu", 0)
@@ -90,6 +92,7 @@ def _judged(observation: Observation) -> VerdictKind:
     return verdict.kind
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks(kind: Kind) -> None:
     """Gathers, reductions, random parts, masked partials and what is made anew, forward and backward."""
@@ -110,6 +113,7 @@ def test_two_ranks(kind: Kind) -> None:
     assert verdicts(kind, (2,), wanted) == [VerdictKind.PASS] * len(wanted)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("kind", FOUR)
 def test_a_mesh_of_two_dims(kind: Kind) -> None:
     wanted = [
@@ -120,6 +124,7 @@ def test_a_mesh_of_two_dims(kind: Kind) -> None:
     assert verdicts(kind, (2, 2), wanted) == [VerdictKind.PASS] * len(wanted)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_is_mended(kind: Kind) -> None:
     """A dead rank costs its trial, also where processes hold a GPU."""
@@ -198,6 +203,7 @@ print("staged")
 """
 
 
+@pytest.mark.processes
 def test_collectives_by_way_of_the_host_do_what_they_do_otherwise() -> None:
     ended = subprocess.run([sys.executable, "-c", STAGED], env=environment(), capture_output=True, text=True)
     assert ended.stdout == "staged\n", ended.stderr

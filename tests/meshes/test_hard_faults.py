@@ -82,7 +82,7 @@ def test_a_rank_that_gets_little_of_a_processor_is_no_hang(nothing_left: None) -
         assert pool.restarts == 0
 
 
-def test_a_rank_that_computes_on_and_on_is_none_either(nothing_left: None) -> None:
+def test_a_rank_that_computes_without_end_is_inconclusive(nothing_left: None) -> None:
     """Whether it would have come to an end nobody knows."""
     with Pool(PoolKey.of(MESH), trial_limit=2.0) as pool:
         observations = list(pool.run([trial("S(1)"), trial("P(sum)", "spin:1"), trial("P(sum)")]))
@@ -197,7 +197,7 @@ class Killer(threading.Thread):
                 self.killed.append(victim)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3))])
 def test_a_rank_killed_at_any_moment_of_a_batch(
     seed: int, faultless: dict[str, VerdictKind], nothing_left: None
 ) -> None:
@@ -223,7 +223,7 @@ def test_a_rank_killed_at_any_moment_of_a_batch(
         assert kinds(list(pool.run(batch[:4]))) == list(faultless.values())
 
 
-@pytest.mark.parametrize("delay", [0.05, 1.0, 2.5])
+@pytest.mark.parametrize("delay", [1.0, *(pytest.param(delay, marks=pytest.mark.nightly) for delay in (0.05, 2.5))])
 def test_a_rank_killed_while_the_ranks_start(
     delay: float, faultless: dict[str, VerdictKind], nothing_left: None
 ) -> None:

@@ -78,6 +78,7 @@ def torchrun(folder: Path, nodes: int, per_node: int, arguments: Sequence[str]) 
         return [(process.returncode, text) for process, text in zip(started, printed, strict=True)]
 
 
+@pytest.mark.ranks
 def test_torchrun_on_two_nodes_finds_what_an_ordinary_run_finds(tmp_path: Path) -> None:
     """A wrong rule among them, for which every torchrun ends with an error."""
     shutil.copy(WRONG_GRADIENT_RULE, tmp_path / "rules.py")
@@ -129,6 +130,7 @@ def cluster(world_size: int, folder: Path) -> Iterator[tuple[Cluster, list[subpr
             yield ranks, keepers
 
 
+@pytest.mark.ranks
 def test_what_befalls_a_rank_of_a_cluster_costs_one_trial(tmp_path: Path) -> None:
     """Faults mean the same as on one machine, and a keeper that is lost ends the run."""
     with cluster(2, tmp_path) as (ranks, (keeper,)):
@@ -205,6 +207,7 @@ def journal_has_trials(folder: Path) -> bool:
     return any('"trial"' in path.read_text() for path in folder.glob("long/runs/*/journal.jsonl"))
 
 
+@pytest.mark.ranks
 def test_when_rank_0_is_killed_nothing_of_the_job_is_left(tmp_path: Path) -> None:
     job = start(tmp_path, 2, LONG)
     with processes(job):
@@ -217,6 +220,7 @@ def test_when_rank_0_is_killed_nothing_of_the_job_is_left(tmp_path: Path) -> Non
         assert wait_for_end(workers, 30) == []
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, None), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_whole_job_with_what_is_known(
     number: signal.Signals, status: int | None, tmp_path: Path
@@ -237,6 +241,7 @@ def test_a_signal_ends_the_whole_job_with_what_is_known(
     assert run["trials"]
 
 
+@pytest.mark.ranks
 def test_a_mesh_larger_than_the_world_is_refused_on_all_ranks(tmp_path: Path) -> None:
     job = start(tmp_path, 2, ["run", "embedding", "--mesh", "2x2"])
     with processes(job):
@@ -262,6 +267,7 @@ def test_commands_that_need_no_ranks_are_refused_under_torchrun(arguments: list[
         app(arguments, obj=Cluster(own), standalone_mode=False)
 
 
+@pytest.mark.processes
 def test_torchrun_that_would_take_findings_for_failures_is_refused(tmp_path: Path) -> None:
     variables = as_started_by_torchrun(0, 1, free_port()) | {"TORCHELASTIC_MAX_RESTARTS": "3"}
     program = [sys.executable, "-m", "verifier", "run", "embedding"]
@@ -270,11 +276,12 @@ def test_torchrun_that_would_take_findings_for_failures_is_refused(tmp_path: Pat
     assert "torchrun --max-restarts 3 would run everything again" in ended.stderr
 
 
-def test_other_processes_are_none_of_torchrun() -> None:
+def test_a_process_that_torchrun_did_not_start_has_no_place_in_a_cluster() -> None:
     assert TorchrunRank.read({"RANK": "1", "WORLD_SIZE": "2"}) is None
 
 
-def test_whoever_does_not_know_the_key_is_turned_away() -> None:
+@pytest.mark.processes
+def test_a_process_that_does_not_know_the_key_is_turned_away() -> None:
     doorway = Doorway()
     program = (
         "import sys; from verifier.meshes.torchrun.connections import connect\n"

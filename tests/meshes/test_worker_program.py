@@ -40,7 +40,9 @@ def test_whatever_signal_ended_it_is_named(start: Callable[[], WorkerProgram], n
     worker.close()
 
 
-def test_one_that_cannot_be_killed_is_left(start: Callable[[], WorkerProgram], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_killed_is_left(
+    start: Callable[[], WorkerProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = start()
     before = open_files()
     popen = worker._popen
@@ -56,7 +58,7 @@ def test_one_that_cannot_be_killed_is_left(start: Callable[[], WorkerProgram], m
     popen.wait(timeout=60)
 
 
-def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 

@@ -19,7 +19,7 @@ def explained(op: str, *args: object, exact: bool = False, noise: float = 0.0, s
     return rounding_explains(make_reference(case), spot, 0, noise)
 
 
-def test_the_gradient_of_a_loss_at_its_edge_is_ill_conditioned():
+def test_the_gradient_of_a_loss_at_its_edge_is_ill_conditioned() -> None:
     probabilities = torch.ones(3)  # the gradient divides by 1e-12 here
     target = torch.full((3,), 0.5)
     cotangent = torch.full((3,), 3.0)
@@ -29,34 +29,34 @@ def test_the_gradient_of_a_loss_at_its_edge_is_ill_conditioned():
     )
 
 
-def test_a_well_conditioned_result_explains_no_more_than_a_few_units_in_the_last_place():
+def test_a_well_conditioned_result_explains_no_more_than_a_few_units_in_the_last_place() -> None:
     values = torch.linspace(1, 2, 5, dtype=torch.float64)
     assert 0 < explained("exp.default", values) < 1e-13
 
 
-def test_the_parts_of_a_partial_widen_what_is_explained():
+def test_the_parts_of_a_partial_widen_what_is_explained() -> None:
     values = torch.linspace(1, 2, 5, dtype=torch.float64)
     assert explained("exp.default", values, noise=512.0) > 50 * explained("exp.default", values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_step_explains_nothing(dtype):
+def test_a_step_explains_nothing(dtype: torch.dtype) -> None:
     assert explained("floor.default", torch.tensor([1.0, 2.0, 3.0], dtype=dtype), noise=512.0) < 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_an_exact_call_explains_its_last_places_and_no_other_result(dtype):
+def test_an_exact_call_explains_its_last_places_and_no_other_result(dtype: torch.dtype) -> None:
     values = torch.tensor([1.0, 60.0], dtype=dtype)
     explains = explained("add.Tensor", values, values, exact=True, noise=512.0)
     assert 0 < explains < 1e-4 * 120
     assert explains < 2**-11  # small integers and quarters differ by more
 
 
-def test_integers_explain_nothing():
+def test_integers_explain_nothing() -> None:
     assert explained("argmax.default", torch.tensor([1.0, 1.0]), noise=512.0) == 0
 
 
-def test_gradients_are_looked_at_as_gradients():
+def test_gradients_are_looked_at_as_gradients() -> None:
     values = torch.tensor([1e-6, 1.0], dtype=torch.float64, requires_grad=True)
     case = OpCase("aten.log.default", "torch.ops.aten.log.default", (values,), exact=False)
     reference = make_reference(case)

@@ -35,7 +35,7 @@ def test_a_share_of_a_value_may_round(dtype: torch.dtype, ranks: int, step: Redi
     assert (allowed == 0.0) is exact
 
 
-def test_a_gradient_has_the_rounding_of_a_narrower_result_that_it_came_through():
+def test_a_gradient_has_the_rounding_of_a_narrower_result_that_it_came_through() -> None:
     values = torch.arange(3, dtype=torch.float64, requires_grad=True)
     third = torch.full((3,), 1 / 3, dtype=torch.float64)
 

@@ -40,6 +40,7 @@ def test_profile_passes_every_field(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert sorted(given) == FIELDS
 
 
+@pytest.mark.processes
 def test_profiles_do_not_depend_on_ci() -> None:
     printed = set()
     without = {key: value for key, value in os.environ.items() if key not in ("CI", "GITHUB_ACTIONS", "TF_BUILD")}

@@ -353,6 +353,7 @@ def test_pack_keeps_attributes_of_parameters() -> None:
     assert again.sequence_parallel is True
 
 
+@pytest.mark.processes
 def test_another_process_can_unpack() -> None:
     trial = Trial(call(torch.arange(6.0).reshape(2, 3).T), MeshSpec((2,)), ((Shard(0),),))
     script = (

@@ -23,7 +23,7 @@ def test_a_run_survives_the_round_trip(run: RunRecord, tmp_path: Path) -> None:
     assert read_json(tmp_path / "run.json") == run
 
 
-def test_it_is_indented_text_with_a_version() -> None:
+def test_run_json_is_indented_text_with_a_version() -> None:
     text = render_json(make_run())
     assert text.startswith('{\n  "header": {\n')
     assert text.endswith("}\n")

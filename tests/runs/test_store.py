@@ -214,6 +214,7 @@ def test_journal_without_our_header_says_why(tmp_path: Path, content: str, messa
         read_journal(path)
 
 
+@pytest.mark.processes
 def test_killed_process_leaves_every_event_that_it_wrote(store: RunStore) -> None:
     script = (
         "import sys, os, msgspec, pathlib\n"

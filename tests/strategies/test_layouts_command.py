@@ -122,6 +122,7 @@ def test_a_check_that_proves_nothing_is_no_finding(
     assert (status, out.splitlines()[-len(kinds) :]) == (expected, kinds)
 
 
+@pytest.mark.ranks
 def test_a_check_runs_on_ranks(command: Command) -> None:
     status, out, _ = command("row-wise-uneven", "--ranks", "2", "--rows", "5", "--check")
     assert (status, out.splitlines()[-1]) == (0, "row-wise-uneven on 2 gloo ranks: PASS")

@@ -19,7 +19,7 @@ from verifier.planning.families import Family
 from verifier.programs import is_composed
 
 
-def test_it_is_a_family() -> None:
+def test_the_family_of_all_ops_is_a_family() -> None:
     assert isinstance(FAMILY, Family)
 
 
@@ -153,7 +153,7 @@ def test_what_is_random_is_checked_by_what_it_promises_or_named() -> None:
     assert FAMILY.cases(context("empty_like")).is_empty
 
 
-def test_it_covers_the_overloads_of_what_is_selected() -> None:
+def test_the_family_of_all_ops_covers_the_overloads_of_selected_ops() -> None:
     assert FAMILY.covers(("mul",), "aten.mul_.Tensor")
     assert FAMILY.covers(("aten.mm.default",), "aten.mm.default")
     assert not FAMILY.covers(("mul", "mm"), "aten.add.Tensor")

@@ -53,7 +53,7 @@ def first(case: OpCase) -> torch.Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------------- select
-def test_it_is_installed() -> None:
+def test_the_source_opinfo_is_installed() -> None:
     assert isinstance(SOURCE, SampleSource)
     assert installed_sources()["opinfo"] is SOURCE
 
@@ -372,7 +372,7 @@ def test_what_cannot_be_tested_is_named_once(name: str, op: str, reason: str) ->
     assert [sample.not_testable for sample in samples(name, op)] == [reason]
 
 
-def test_slices_that_leave_something_out_are_among_the_samples():
+def test_slices_that_leave_something_out_are_among_the_samples() -> None:
     left_out = set()
     for sample in SOURCE.samples(Target("aten.slice.Tensor", SOURCE.name, "aten.slice.Tensor"), SampleOptions()):
         tensor, *others = sample.first.args

@@ -150,6 +150,7 @@ def test_wrong_kernels_are_caught(
         verify_legacy(replace(case, call=f"sharded_tensor_mutants.{mutant}"), placements=["R", "R"], record=False)
 
 
+@pytest.mark.ranks
 def test_a_campaign_finds_a_discrepancy_and_shrinks_its_table_to_one_element(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the baseline has of the gradient under max_norm, which nobody has told this campaign."""
     monkeypatch.setattr(investigation, "MINIMISING_LIMIT", 1e6)  # not by how busy the machine is

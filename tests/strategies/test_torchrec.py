@@ -153,6 +153,7 @@ def checked(ranks: int, spoilt: int | None = None) -> dict[int, str]:
     return dict(outcome.returned[0])  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.ranks
 @needs_torchrec
 def test_the_dtensors_of_torchrec_hold_each_table_once() -> None:
     assert checked(2) == {0: "", 1: "", 2: "", 3: ""}
@@ -161,6 +162,7 @@ def test_the_dtensors_of_torchrec_hold_each_table_once() -> None:
     assert set(spoilt.values()) == {""}
 
 
+@pytest.mark.ranks
 @needs_torchrec
 def test_ranks_that_hold_nothing_say_that_a_table_of_torchrec_1_8_is_replicated() -> None:
     found = checked(4)

@@ -33,12 +33,12 @@ def raised(file: str, error: Exception) -> Exception:
         ValueError("Replicate to Partial(product) conversion is not supported."),
     ],
 )
-def test_dtensor_says_so(error: Exception) -> None:
+def test_an_exception_of_dtensor_is_a_refusal_and_that_of_a_kernel_is_not(error: Exception) -> None:
     assert is_refusal(raised(DTENSOR, error))
     assert not is_refusal(raised(KERNEL, error)), "a kernel speaks of itself, and the local call has to fail as well"
 
 
-def test_the_documented_way_counts_everywhere() -> None:
+def test_a_missing_strategy_is_a_refusal_wherever_it_is_raised() -> None:
     assert is_refusal(raised(KERNEL, NotImplementedError("Operator has no sharding strategy registered")))
 
 

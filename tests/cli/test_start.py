@@ -29,6 +29,7 @@ def loaded(*typed: str) -> tuple[int, set[str], int]:
     return done.returncode, set(names.split()[1:]), int(number)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("typed", "status"),
     [
@@ -49,6 +50,7 @@ def test_help_and_usage_errors_load_nothing_heavy(typed: list[str], status: int)
     assert number < 900
 
 
+@pytest.mark.processes
 def test_a_command_that_needs_torch_loads_it() -> None:
     """So that the tests above can fail."""
     _, names, _ = loaded("layouts", "row-wise-even", "--ranks", "2")

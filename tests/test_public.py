@@ -13,7 +13,7 @@ import torch
 
 import verifier
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "public.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "public.md"
 NAMES = [name for name in verifier.__all__ if name != "__version__"]
 
 
@@ -40,6 +40,7 @@ def test_what_is_not_public_is_an_attribute_error() -> None:
         getattr(verifier, "Pool")  # noqa: B009 - mypy knows that it is not there
 
 
+@pytest.mark.processes
 def test_importing_the_package_loads_nothing() -> None:
     program = "import sys; before = {*sys.modules}; import verifier; print(*sorted({*sys.modules} - before))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -47,6 +48,7 @@ def test_importing_the_package_loads_nothing() -> None:
     assert [name for name in done.stdout.split() if name.startswith("verifier")] == ["verifier"]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("op", [torch.mul, torch.Tensor.mul, "aten.mul.Tensor"], ids=["function", "method", "path"])
 def test_verify_without_pytest_proves_a_right_rule(op: Callable[..., object] | str) -> None:
     result = verifier.verify(op, torch.arange(1.0, 6.0), 2.0, mesh="simulated:2")
@@ -54,7 +56,8 @@ def test_verify_without_pytest_proves_a_right_rule(op: Callable[..., object] | s
     assert not [kind for kind in result.counts if kind.bad]
 
 
-def test_verify_without_pytest_raises_for_a_wrong_one() -> None:
+@pytest.mark.ranks
+def test_verify_without_pytest_raises_for_a_wrong_rule() -> None:
     """``fill_`` puts the value once for each rank into a tensor that is P(sum): known, e9445693288c."""
     with pytest.raises(verifier.VerificationError, match="got 6"):
         verifier.verify(torch.ops.aten.fill_.Scalar, torch.zeros(4), 3.0, mesh="simulated:2", placements=["P(sum)"])

@@ -159,6 +159,7 @@ def reproduce(said: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------ sessions
+@pytest.mark.processes
 def test_every_way_to_register_is_brought_along(pytester: pytest.Pytester) -> None:
     write(pytester.path, conftest=BY_STRATEGY)
     tests = pytester.path / "tests"
@@ -169,6 +170,7 @@ def test_every_way_to_register_is_brought_along(pytester: pytest.Pytester) -> No
     assert {"conftest", "tests/rules_by_sharding.py", "tests/test_rules.py"} <= set(newest(pytester).header.imports)
 
 
+@pytest.mark.processes
 def test_the_command_that_a_session_prints_reproduces(pytester: pytest.Pytester) -> None:
     call = """
     X = torch.tensor([[1.0, -2.0], [3.0, -4.0], [5.0, 6.0], [-7.0, 8.0]], dtype=torch.float64)
@@ -186,6 +188,7 @@ def test_the_command_that_a_session_prints_reproduces(pytester: pytest.Pytester)
     assert "still fails: WRONG_VALUE" in again.stdout
 
 
+@pytest.mark.processes
 def test_what_the_user_named_is_in_the_command_as_well(pytester: pytest.Pytester) -> None:
     write(pytester.path / "tests", rules_by_sharding=BY_SHARDING)
     write(
@@ -279,6 +282,7 @@ def test_models_and_test_cases_are_refused_as_well(pools: PoolSet) -> None:
             Case("test_nothing").debug()
 
 
+@pytest.mark.ranks
 def test_ranks_that_were_to_import_more_than_this_process_are_fine(rules: str, tmp_path: Path) -> None:
     pools = PoolSet(lambda key: Pool(key, [str(tmp_path / f"{rules}.py")]))
     with pytest.raises(WrongValue):
@@ -286,6 +290,7 @@ def test_ranks_that_were_to_import_more_than_this_process_are_fine(rules: str, t
     pools.close()
 
 
+@pytest.mark.ranks
 def test_a_file_that_starts_ranks_is_not_run_in_ranks_without_end(tmp_path: Path) -> None:
     file = tmp_path / "starts_ranks.py"
     file.write_text(
