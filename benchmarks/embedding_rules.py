@@ -26,13 +26,13 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "mutants"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "mesh"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
 import bag_programs
 import renorm_programs
 from bag_mutants import MUTANTS, OPS
-from test_embedding_strategy_mutants import MUTANTS as LOOKUP_MUTANTS
-from test_embedding_strategy_mutants import run
+from embedding_strategy_calls import MUTANTS as LOOKUP_MUTANTS
+from embedding_strategy_calls import run
 
 from strategies.embedding import FAMILY as EMBEDDINGS
 from strategies.embedding.inputs import EMBEDDING, NORM_TYPES

@@ -1,4 +1,4 @@
-"""Loads the plugin where the distribution is not installed, and gives Hypothesis a profile when no option names one.
+"""Loads the plugin where the distribution is not installed, marks tests by what they start, and orders them.
 
 Samples under ``derandomize`` follow from the test alone here. By itself Hypothesis also draws numbers that stand in the
 modules of this project which the process has loaded by then; which these are depends on the tests that it ran before.
@@ -7,13 +7,18 @@ modules of this project which the process has loaded by then; which these are de
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import multiprocessing.process
+import os
+import platform
+import subprocess
+from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
 
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from verifier.meshes.pool import Pool, PoolSet
 from verifier.planning.profiles import register_profiles
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.registries import registries_of_rules
@@ -22,11 +27,49 @@ _PLUGIN = "verifier.pytest_plugin"
 _installed = any(entry_point.value == _PLUGIN for entry_point in entry_points(group="pytest11"))
 pytest_plugins = ["pytester"] if _installed else ["pytester", _PLUGIN]
 
+platform.processor()  # torch's own tests ask for it as they are loaded, for which it is a process
 register_profiles()
 settings.load_profile("dev")
 
+assert hasattr(providers, "_get_local_constants"), "this Hypothesis draws constants of modules in another way"
 _none = providers.Constants()
 providers._get_local_constants = lambda: _none  # no setting turns it off
+
+
+# --------------------------------------------------------------------------------------------------------- collection
+_POOLS = ("our_pools", "mesh_pools", "pools", "pool")
+"""Fixtures that are pools of ranks. Tests that share the first two run in a row, since these last for the session."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what starts processes, leave out what is for the night, and put modules that share pools next to another."""
+    for item in items:
+        if not {*_POOLS}.isdisjoint(item.fixturenames):  # type: ignore[attr-defined]
+            item.add_marker("ranks")
+        if item.get_closest_marker("ranks") is not None:
+            item.add_marker("processes")
+        if item.path.parent.name == "cli":
+            item.add_marker("cli")
+    _leave_out_nightly(config, items)
+    _put_together(items)
+
+
+def _leave_out_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--hypothesis-profile") == "nightly" or "nightly" in config.getoption("markexpr"):
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly") is not None]
+    if nightly:
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
+
+
+def _put_together(items: list[pytest.Item]) -> None:
+    """Sort modules, and nothing within one, by the pools of the session that any of their tests asks for."""
+    shared: dict[object, set[str]] = {}
+    for item in items:
+        shared.setdefault(item.path, set()).update({*_POOLS[:2]} & set(item.fixturenames))  # type: ignore[attr-defined]
+    items.sort(key=lambda item: [name in shared[item.path] for name in _POOLS[:2]])
 
 
 def pytest_collection_finish() -> None:
@@ -34,6 +77,34 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # torch and the tests stay; each full collection would look through them
 
 
+# ---------------------------------------------------------------------------------------------------------- processes
+def _refuse(*args: object, **kwargs: object) -> None:
+    pytest.fail("a test that starts a process needs pytest.mark.processes, or pytest.mark.ranks if these are ranks")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that starts a process and is not marked, so that ``-m "not processes"`` stays quick."""
+    if item.get_closest_marker("processes") is not None:
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", _refuse)
+        patch.setattr(subprocess.Popen, "__del__", lambda self: None)
+        patch.setattr(multiprocessing.process.BaseProcess, "start", _refuse)
+        for name in ("fork", "posix_spawn", "posix_spawnp", "system"):
+            patch.setattr(os, name, _refuse)
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def our_pools() -> Iterator[PoolSet]:
+    """Ranks in which the strategies of this repository are installed."""
+    pools = PoolSet(lambda key: Pool(key, ["strategies.install"]), keep=4)
+    yield pools
+    pools.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- rules
 def _rules() -> tuple[dict[object, object], ...]:
     return tuple(dict(registry) for registry in registries_of_rules())
 

@@ -65,6 +65,7 @@ def test_every_mutant_is_tried() -> None:
     assert own == {*CALLS, mutants.parts_multiplied}
 
 
+@pytest.mark.ranks
 def test_a_wrong_rule_for_lists_is_caught() -> None:
     pools = PoolSet(lambda key: Pool(key, [call_of(mutants.parts_multiplied)]))
     try:

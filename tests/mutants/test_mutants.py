@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import embedding_mutants
 import pytest
@@ -21,6 +20,7 @@ from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported
 from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.tasks import Task
 from verifier.planning.families import DrawContext
 from verifier.planning.profiles import CAMPAIGN_PROFILES
 from verifier.records.schema import FindingRecord, RunHeader
@@ -55,18 +55,28 @@ def plain(case: OpCase) -> bool:
 LOOKUPS = FAMILY.cases(DrawContext(MESH, (torch.float64,), (EMBEDDING,))).filter(plain)
 
 
+@pytest.fixture(scope="module")
+def pools() -> Iterator[PoolSet]:
+    """Ranks that all tests here share, and no others, since they have rules that are wrong for a while."""
+    pools = PoolSet(Pool)
+    yield pools
+    pools.close()
+
+
 @pytest.fixture
-def verify_under() -> Iterator[Callable[[Callable[[], None]], Verifier]]:
+def verify_under(pools: PoolSet) -> Iterator[Callable[[Callable[[], None]], Verifier]]:
     """Return a function that makes a verifier whose ranks have registered a set of rules."""
-    with ExitStack() as stack:
 
-        def make(rules: Callable[[], None]) -> Verifier:
-            name = f"{rules.__module__}.{rules.__name__}"
-            pools = PoolSet(lambda key: Pool(key, [name]))
-            stack.callback(pools.close)
-            return Verifier(pools, MESH)
+    def call(task: str, *args: str) -> None:
+        outcome = pools.of(MESH).call(Task(f"rules_in_ranks.{task}", args, MESH))
+        assert outcome.ok, outcome
 
-        yield make
+    def make(rules: Callable[[], None]) -> Verifier:
+        call("register", f"{rules.__module__}.{rules.__name__}")
+        return Verifier(pools, MESH)
+
+    yield make
+    call("take_back")
 
 
 def explore(verify: Verifier, max_examples: int = CI.max_examples) -> Counter[VerdictKind]:
@@ -140,6 +150,7 @@ def test_failures_of_different_kinds_shrink_apart(
         assert (tuple(weight.shape), indices.numel()) == ((2, 1), 1)  # a row for each rank, and one id
 
 
+@pytest.mark.ranks
 def test_campaign_reports_a_mutant_as_a_finding() -> None:
     mutant = embedding_mutants.gradient_not_reduced
     imports = (f"{mutant.__module__}.{mutant.__name__}",)

@@ -199,6 +199,7 @@ def tanh(x):
 """
 
 
+@pytest.mark.processes
 def test_the_command_line_accuses_an_imported_rule(tmp_path: Path) -> None:
     file = tmp_path / "wrong_tanh.py"
     file.write_text(IMPORTED)

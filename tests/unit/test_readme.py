@@ -365,12 +365,14 @@ def test_the_picture_of_the_report_is_small() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- what is executed
+@pytest.mark.processes
 def test_help_lists_the_commands(tmp_path: Path, installed: None) -> None:
     done = execute("python -m verifier --help", tmp_path)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in ("run", "rules", "report", "gate", "replay"))
 
 
+@pytest.mark.processes
 def test_own_strategy_is_refuted_as_shown(folder: Path, installed: None) -> None:
     block = marked("my rules on ranks")
     run, replay, report = block.text.splitlines()
@@ -392,6 +394,7 @@ def test_own_strategy_is_refuted_as_shown(folder: Path, installed: None) -> None
     assert (folder / "reports" / "latest" / "index.html").is_file()
 
 
+@pytest.mark.processes
 def test_own_strategy_is_refuted_by_the_rule_check_as_shown(folder: Path, installed: None) -> None:
     block = marked("my rules without ranks")
     (command,) = block.text.splitlines()
@@ -408,6 +411,7 @@ def test_own_strategy_is_refuted_by_the_rule_check_as_shown(folder: Path, instal
     assert (found.level, found.confirmed.text) == (1, "confirmed on gloo, 2 ranks")
 
 
+@pytest.mark.processes
 def test_pytest_example_passes_and_is_recorded(folder: Path, installed: None) -> None:
     example = next(line for line in PYTEST_COMMANDS if "-n auto" in line)
     done = execute(example.replace("-n auto", "-n 0 -p no:cacheprovider") + " test_mine.py", folder)
@@ -418,6 +422,7 @@ def test_pytest_example_passes_and_is_recorded(folder: Path, installed: None) ->
     assert set(record.counts) == {"PASS"}
 
 
+@pytest.mark.processes
 def test_pytest_options_exist(folder: Path, installed: None) -> None:
     example = next(line for line in PYTEST_COMMANDS if "--verifier-mesh" in line)
     done = execute(f"{example} --collect-only -q -p no:cacheprovider", folder)
@@ -425,6 +430,7 @@ def test_pytest_options_exist(folder: Path, installed: None) -> None:
     assert "2 tests collected" in done.stdout
 
 
+@pytest.mark.processes
 def test_rules_of_torch_are_checked_as_shown(folder: Path, installed: None) -> None:
     block = marked("mul and cat")
     (command,) = block.text.splitlines()

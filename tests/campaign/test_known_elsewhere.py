@@ -1,0 +1,65 @@
+"""What is in the baseline is there: known in other ops as well, and shown by a script of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies.opinfo.family import FAMILY
+from verifier.campaign.campaign import Campaign
+from verifier.campaign.plan import Plan
+from verifier.core.case import MeshSpec
+from verifier.events import Event, FindingReported, TrialFinished
+from verifier.gate.baseline import load_baseline
+from verifier.records.schema import RunHeader
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 300.0
+"""Seconds that a busy machine may take for a process."""
+BASELINE = load_baseline(ROOT / "reports" / "baseline.toml")
+OUT = "874e495fe12b"
+"""The finding that no rule fits what an out= call writes to: found in hardshrink.out, and of any op."""
+COMPLEX_PRODUCT = "bc9e9b89bd1f"
+"""A redistribution: the reduce-scatter of complex parts by product multiplies real and imaginary parts apart."""
+
+
+def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected() -> None:
+    entry = BASELINE.get(OUT)
+    assert entry is not None
+    op, mesh = "aten.relu.out", MeshSpec((2,))
+    assert entry.op != op
+    header = RunHeader("run", "", 0, "dev", [FAMILY.name], [str(mesh)], ["float64"], "cpu", 3, None, [], {}, "")
+    plan = Plan(
+        header, {FAMILY.name: FAMILY}, {FAMILY.name: (op,)}, (mesh,), (torch.float64,), seed=0, max_examples=3,
+        combinations=16, time_limit=None, baseline=BASELINE,
+    )  # fmt: skip
+    events: list[Event] = []
+    campaign = Campaign(plan, events.append)
+    campaign.run()
+    assert any(event.verdict.kind.bad for event in events if isinstance(event, TrialFinished))
+    [finding] = [event.finding for event in events if isinstance(event, FindingReported)]
+    assert (finding.fingerprint, finding.known) == (OUT, True)
+    assert [known.status for known in campaign.known if known.fingerprint == OUT] == ["known"]
+
+
+def test_the_script_of_a_redistribution_shows_the_defect(tmp_path: Path) -> None:
+    """Written by the command and run by real processes, in a folder where there is nothing else."""
+    entry = BASELINE.get(COMPLEX_PRODUCT)
+    assert entry is not None
+    assert (entry.op, entry.mesh) == ("dtensor.redistribute", "2")
+    command = [sys.executable, "-m", "verifier", "replay", COMPLEX_PRODUCT, "--script"]
+    script = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    assert f"{entry.verdict} in {entry.op}: {entry.summary}" in script
+    (tmp_path / "x.py").write_text(script, encoding="utf-8")
+    shown = subprocess.run(
+        [sys.executable, "x.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert shown.returncode == 1, shown.stdout + shown.stderr
+    assert "FAILS on rank 0: output 0: rank 0 holds [(6-0j)], expected [(6-3j)]" in shown.stdout
+    assert shown.stdout.rstrip().endswith("the defect is there")

@@ -1,0 +1,103 @@
+"""What SIGTERM and SIGHUP leave of commands and of test sessions, in processes of their own: a record, and no ranks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from command_processes import LIMIT, environment, wait_until
+from leftovers import children, nothing_left_behind
+
+from verifier.records.schema import RunRecord
+from verifier.runs.store import RunStore
+
+pytestmark = pytest.mark.ranks
+
+TESTS = """
+import torch
+
+def test_with_ranks(verify):
+    for length in range(2, 2000):
+        verify(torch.mul, torch.arange(1.0, length), 2.0)
+        print("has tried", length, flush=True)
+"""
+
+
+def texts(folder: Path) -> list[Path]:
+    return [*folder.glob("out/runs/*/journal.jsonl"), folder / "said"]
+
+
+def ended(
+    folder: Path, program: Sequence[str], number: signal.Signals, begun: str, to_all: bool = False
+) -> tuple[int, str, RunRecord]:
+    """Return the exit status and stderr of a program that was sent a signal once its journal, or all it prints, has
+    ``begun`` in it, and its newest record.
+
+    With ``to_all``, ranks and workers get the signal as well, which a scheduler sends to all of a job.
+    """
+    with nothing_left_behind(), (folder / "said").open("w") as said:
+        before = children()
+        process = subprocess.Popen(
+            [sys.executable, *program],
+            cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup has all that it starts ignore SIGHUP
+        )  # fmt: skip
+        try:
+            wait_until(lambda: any(begun in path.read_text() for path in texts(folder)), begun)
+            below = children() - before - {process.pid}
+            assert below, "no ranks and no workers"
+            if to_all:
+                for pid in below:
+                    subprocess.run(["kill", f"-{number.value}", str(pid)], check=True)
+                time.sleep(0.3)
+            process.send_signal(number)
+            status = process.wait(LIMIT)
+        finally:
+            process.kill()
+    run = RunStore(folder / "out").newest()
+    assert run is not None
+    return status, (folder / "said").read_text(), run
+
+
+@pytest.mark.parametrize(
+    ("command", "begun", "to_all"),
+    [
+        (["run", "embedding", "--mesh", "2", "--profile", "nightly"], '"trial"', True),
+        (["gate", "--fresh"], '"trial"', False),
+        (["report", "--fresh"], '"trial"', False),
+    ],
+    ids=["run", "gate", "report"],
+)
+def test_a_run_is_recorded(command: list[str], begun: str, to_all: bool, tmp_path: Path) -> None:
+    program = ["-m", "verifier", *command, "--out", "out"]
+    status, said, run = ended(tmp_path, program, signal.SIGTERM, begun, to_all)
+    assert status == 143, said
+    assert not run.complete
+    assert run.trials
+    assert run.counts.get("DIED", 0) == 0  # a rank that the signal had ended would look so
+    assert [one.reason for one in run.untested if one.what == "the rest of the run"] == ["interrupted"]
+    assert "Traceback" not in said
+
+
+def test_a_rule_check_is_recorded(tmp_path: Path) -> None:
+    program = ["-m", "verifier", "rules", "--out", "out"]
+    status, said, run = ended(tmp_path, program, signal.SIGHUP, "OpChecked", to_all=True)
+    assert status == 129, said
+    assert run.rules is not None
+    assert not run.complete
+    assert run.rules.ops
+    assert not any(op.died for op in run.rules.ops.values())
+
+
+def test_a_test_session_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    program = ["-m", "pytest", "-s", "-p", "no:cacheprovider", "--verifier-out", "out", "test_it.py"]
+    status, said, run = ended(tmp_path, program, signal.SIGTERM, "has tried")
+    assert status == 143, said
+    assert not run.complete
+    assert run.trials

@@ -1,0 +1,221 @@
+"""Whatever happens to a rank is the verdict of one trial; the others are as if it had not happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from fault_trials import BATCH, CASE, FAULTY, MESH, kinds, running, trial, wait_for_end
+from leftovers import nothing_left_behind
+
+from verifier.core.case import MeshSpec, Trial
+from verifier.core.observation import Fate, ProcessReport, Raised
+from verifier.core.verdict import Phase, VerdictKind
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.flight import Flight, Terms
+from verifier.meshes.pool import Pool
+from verifier.meshes.processes import PoolError
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
+
+pytestmark = pytest.mark.ranks
+
+TRIAL_LIMIT = 3.0
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(PoolKey.of(MESH), trial_limit=TRIAL_LIMIT, grace=0.5) as pool:
+        yield pool
+
+
+def test_without_a_fault_all_pass(pool: Pool) -> None:
+    before = pool.restarts
+    assert kinds(list(pool.run(BATCH))) == [VerdictKind.PASS] * len(BATCH)
+    assert pool.restarts == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "fate", "detail"),
+    [
+        ("raise:1", VerdictKind.CRASH, Fate.STUCK, "after 0.5 s: rank 0 in forward, rank 1 raised InjectedFault"),
+        ("hang:1", VerdictKind.HANG, Fate.HANG, "after 3 s: ranks 0, 1 in forward"),
+        ("kill:1", VerdictKind.DIED, Fate.DIED, "rank 1 ended with signal SIGKILL in forward"),
+        ("abort:1", VerdictKind.DIED, Fate.DIED, "rank 1 ended with signal SIGABRT in forward"),
+    ],
+)
+def test_a_fault_is_the_verdict_of_its_trial(
+    pool: Pool, fault: str, kind: VerdictKind, fate: Fate, detail: str
+) -> None:
+    batch = [*BATCH]
+    batch[FAULTY] = trial("P(sum)", fault)
+    list(pool.run(BATCH[:1]))  # the ranks run
+    restarts, pids = pool.restarts, pool.pids
+
+    observations = list(pool.run(batch))
+
+    expected = [VerdictKind.PASS] * len(BATCH)
+    expected[FAULTY] = kind
+    assert kinds(observations) == expected
+    assert [observation.trial for observation in observations] == batch
+    assert observations[FAULTY].fate is fate
+    assert detail in observations[FAULTY].detail
+    assert pool.restarts == restarts + 1
+    assert len(pool.pids) == MESH.world_size
+    assert wait_for_end(list(set(pids) - set(pool.pids)), 0) == []
+
+
+def test_a_rank_that_raises_alone_costs_no_restart(pool: Pool) -> None:
+    """Where no other rank waits for it, they agree to go on to the next trial."""
+    restarts = pool.restarts
+    observations = list(pool.run([trial("S(1)"), trial("S(1)", "raise:1"), trial("S(1)")]))
+    assert kinds(observations) == [VerdictKind.PASS, VerdictKind.CRASH, VerdictKind.PASS]
+    assert observations[1].fate is Fate.COMPLETED
+    assert pool.restarts == restarts
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.GATHER, Phase.BACKWARD, Phase.GATHER_GRADIENT])
+@pytest.mark.parametrize("weight", ["R", "S(0)", "S(1)", "P(sum)"])
+def test_a_rank_that_raises_in_any_phase_leaves_the_next_trials_alone(pool: Pool, phase: Phase, weight: str) -> None:
+    """Ranks that are one exchange apart would spoil every trial that follows."""
+    faulty = trial(weight, f"raise:1:{phase}")
+    observations = list(
+        pool.run([trial(weight), faulty, trial("S(1)"), faulty, faulty, trial("S(0)"), trial("P(sum)")])
+    )
+    passed, crashed = VerdictKind.PASS, VerdictKind.CRASH
+    assert kinds(observations) == [passed, crashed, passed, crashed, crashed, passed, passed]
+    assert judge(observations[1], make_reference(CASE)).phase is phase
+
+
+def test_every_fault_of_a_batch_has_its_own_restart(pool: Pool) -> None:
+    restarts = pool.restarts
+    batch = [trial("P(sum)", "kill:0"), trial("S(1)"), trial("P(sum)", "kill:1")]
+    assert kinds(list(pool.run(batch))) == [VerdictKind.DIED, VerdictKind.PASS, VerdictKind.DIED]
+    assert pool.restarts == restarts + 2
+
+
+def test_mending_in_place_leaves_no_threads_and_no_connections_behind() -> None:
+    """Each world has threads of its own for each of its groups, which caches of DTensor's had kept alive."""
+    mesh, replicated = MeshSpec((2, 1)), parse_placements("(R, R)")
+
+    def placed(weight: str, fault: str | None = None) -> Trial:
+        places = (parse_placements(weight), replicated)
+        return Trial(CASE, mesh, places, cotangents=((replicated,),), fault=fault)
+
+    masked, reduced = placed("(S(0), S(1))"), placed("(P(sum), R)")  # masks differ from world to world
+    counted = []
+    with Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, grace=0.5) as pool:
+        for _ in range(3):
+            fates = [one.fate for one in pool.run([masked, placed("(P(sum), R)", "raise:1"), reduced])]
+            assert fates == [Fate.COMPLETED, Fate.STUCK, Fate.COMPLETED]
+            counted.append([len(os.listdir(f"/proc/{pid}/{kind}")) for pid in pool.pids for kind in ("task", "fd")])
+        assert pool.replaced == 0
+    assert counted[0] == counted[1] == counted[2]
+
+
+def test_a_rank_killed_from_outside_between_trials(pool: Pool) -> None:
+    list(pool.run(BATCH[:1]))
+    restarts, pids = pool.restarts, pool.pids
+    os.kill(pids[1], signal.SIGKILL)
+    observations = list(pool.run(BATCH))
+    assert kinds(observations) == [VerdictKind.PASS] * len(BATCH)  # no trial is to blame
+    assert pool.restarts == restarts + 1
+    assert pool.pids[0] == pids[0]
+    assert wait_for_end(pids[1:], 0) == []
+
+
+def test_closing_leaves_no_process(pool: Pool) -> None:
+    list(pool.run(BATCH[:1]))
+    pids = pool.pids
+    assert len(pids) == MESH.world_size
+    assert all(running(pid) for pid in pids)
+    pool.close()
+    assert wait_for_end(pids, 0) == []
+    assert pool.pids == []
+
+
+def test_an_unknown_fault_is_an_error_of_ours(pool: Pool) -> None:
+    observation = next(iter(pool.run([trial("R", "trip:1")])))
+    report = observation.reports[0]
+    assert report is not None
+    assert report.raised is not None
+    assert report.raised.type == "ValueError"
+    assert "raise:RANK" in report.raised.message
+    assert report.raised.ours
+
+
+def test_a_trial_of_another_mesh_is_refused(pool: Pool) -> None:
+    other = replace(BATCH[0], mesh=MeshSpec((4,)))
+    with pytest.raises(ValueError, match="mesh 4 does not fit"):
+        list(pool.run([other]))
+
+
+def test_ranks_that_cannot_start_are_an_error() -> None:
+    with Pool(PoolKey.of(MESH), imports=["no_such_module_here"]) as pool:
+        with pytest.raises(PoolError, match="no_such_module_here"):
+            list(pool.run(BATCH[:1]))
+        assert pool.pids == []
+
+
+CONTROLLER = """
+import sys
+from fault_trials import MESH, trial
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+
+pool = Pool(PoolKey.of(MESH), trial_limit=300.0)
+pool.start()
+print(*pool.pids, flush=True)
+list(pool.run([trial("P(sum)", {fault!r})]))
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fail if there are processes, ports, shared memory or files after the test that were not there before it."""
+    with nothing_left_behind():
+        yield
+
+
+@pytest.mark.parametrize("fault", [None, "hang:1"], ids=["idle", "inside a collective"])
+def test_ranks_end_with_their_controller(fault: str | None, nothing_left: None) -> None:
+    source = CONTROLLER.format(fault=fault)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as controller:
+        assert controller.stdout is not None
+        pids = [int(pid) for pid in controller.stdout.readline().split()]
+        assert len(pids) == MESH.world_size
+        if fault is None:
+            assert controller.stdout.readline() == "done\n"
+        else:
+            time.sleep(1.0)  # rank 0 waits in a collective for rank 1
+        assert all(running(pid) for pid in pids)
+        controller.kill()
+        controller.wait()
+    assert wait_for_end(pids, 5.0) == []
+
+
+def test_ranks_get_longer_to_refuse_than_to_raise() -> None:
+    """A refusal of some ranks is a crash, so that a rank which is only late must not be given up."""
+
+    def raised(refusal: bool) -> ProcessReport:
+        return ProcessReport((0,), Phase.BACKWARD, Raised(Phase.BACKWARD, "RuntimeError", "", refusal=refusal))
+
+    def patience(*refusals: bool) -> float:
+        reports = {rank: raised(refusal) for rank, refusal in enumerate(refusals)}
+        return Flight(trial("S(0)"), Terms(4, 20.0, 0.25, True, list), raised=reports).patience
+
+    assert patience(False) == 0.25
+    assert patience(True, True) == 2.5
+    assert patience(True, False) == 0.25

@@ -1,0 +1,67 @@
+"""A difference that rounding explains accuses nobody; one that it does not explain still does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from verifier.core.case import OpCase
+from verifier.core.verdict import Phase
+from verifier.oracle.comparison import Spot
+from verifier.oracle.conditioning import rounding_explains
+from verifier.oracle.reference import expected_value, make_reference
+
+OUTPUT = Spot(Phase.FORWARD, "output")
+
+
+def explained(op: str, *args: object, exact: bool = False, noise: float = 0.0, spot: Spot = OUTPUT) -> float:
+    case = OpCase(f"aten.{op}", f"torch.ops.aten.{op}", args, exact=exact)
+    return rounding_explains(make_reference(case), spot, 0, noise)
+
+
+def test_the_gradient_of_a_loss_at_its_edge_is_ill_conditioned() -> None:
+    probabilities = torch.ones(3)  # the gradient divides by 1e-12 here
+    target = torch.full((3,), 0.5)
+    cotangent = torch.full((3,), 3.0)
+    result = torch.ops.aten.binary_cross_entropy_backward(cotangent, probabilities, target, None, 0)
+    assert explained("binary_cross_entropy_backward.default", cotangent, probabilities, target, None, 0) > (
+        1e-6 * float(result.abs().max())
+    )
+
+
+def test_a_well_conditioned_result_explains_no_more_than_a_few_units_in_the_last_place() -> None:
+    values = torch.linspace(1, 2, 5, dtype=torch.float64)
+    assert 0 < explained("exp.default", values) < 1e-13
+
+
+def test_the_parts_of_a_partial_widen_what_is_explained() -> None:
+    values = torch.linspace(1, 2, 5, dtype=torch.float64)
+    assert explained("exp.default", values, noise=512.0) > 50 * explained("exp.default", values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_step_explains_nothing(dtype: torch.dtype) -> None:
+    assert explained("floor.default", torch.tensor([1.0, 2.0, 3.0], dtype=dtype), noise=512.0) < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_an_exact_call_explains_its_last_places_and_no_other_result(dtype: torch.dtype) -> None:
+    values = torch.tensor([1.0, 60.0], dtype=dtype)
+    explains = explained("add.Tensor", values, values, exact=True, noise=512.0)
+    assert 0 < explains < 1e-4 * 120
+    assert explains < 2**-11  # small integers and quarters differ by more
+
+
+def test_integers_explain_nothing() -> None:
+    assert explained("argmax.default", torch.tensor([1.0, 1.0]), noise=512.0) == 0
+
+
+def test_gradients_are_looked_at_as_gradients() -> None:
+    values = torch.tensor([1e-6, 1.0], dtype=torch.float64, requires_grad=True)
+    case = OpCase("aten.log.default", "torch.ops.aten.log.default", (values,), exact=False)
+    reference = make_reference(case)
+    spot = Spot(Phase.BACKWARD, "self.grad", 0)
+    expected = expected_value(reference, Phase.BACKWARD, "self.grad", 0, 0)
+    assert expected is not None
+    bound = rounding_explains(reference, spot, 0, 0.0)
+    assert 0 < bound < 1e-13 * float(expected.abs().max())

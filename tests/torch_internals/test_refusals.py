@@ -1,0 +1,67 @@
+"""Which exceptions are DTensor's own word that it does not support something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from verifier.torch_internals.refusals import is_refusal
+
+DTENSOR = f"{torch.__path__[0]}/distributed/tensor/_redistribute.py"
+KERNEL = f"{torch.__path__[0]}/_ops.py"
+
+
+def raised(file: str, error: Exception) -> Exception:
+    """Return an exception like ``error`` as it is when a function of ``file`` has raised it."""
+    scope: dict[str, Callable[[Exception], None]] = {}
+    exec(compile("def fail(error):\n    raise error\n", file, "exec"), {}, scope)  # type: ignore[arg-type]
+    try:
+        scope["fail"](type(error)(*error.args))
+    except Exception as caught:  # noqa: BLE001 - it is what is asked for
+        return caught
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("redistribute from S(0) to P(sum) not supported yet"),
+        AssertionError("Redistribution from one partial type (P(sum)) to another (P(max)) is unsupported."),
+        RuntimeError("in-place operations that require placement changes are not supported. The input has"),
+        ValueError("Replicate to Partial(product) conversion is not supported."),
+    ],
+)
+def test_an_exception_of_dtensor_is_a_refusal_and_that_of_a_kernel_is_not(error: Exception) -> None:
+    assert is_refusal(raised(DTENSOR, error))
+    assert not is_refusal(raised(KERNEL, error)), "a kernel speaks of itself, and the local call has to fail as well"
+
+
+def test_a_missing_strategy_is_a_refusal_wherever_it_is_raised() -> None:
+    assert is_refusal(raised(KERNEL, NotImplementedError("Operator has no sharding strategy registered")))
+
+
+@pytest.mark.parametrize("message", ["0", "min() arg is an empty sequence", "index 3 is out of range", ""])
+def test_what_says_nothing_is_a_crash(message: str) -> None:
+    assert not is_refusal(raised(DTENSOR, RuntimeError(message)))
+
+
+def test_tensors_that_are_no_dtensors_are_refused_whatever_called_the_op() -> None:
+    message = "aten._embedding_bag.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor"
+    assert is_refusal(raised(f"{torch.__path__[0]}/nn/functional.py", RuntimeError(message)))
+
+
+def test_a_mean_that_uneven_shards_would_bias_is_refused() -> None:
+    text = "The intermediate results of nll_loss cannot be evenly sharded,       resulting in biased mean result."
+    assert is_refusal(raised(f"{torch.__path__[0]}/distributed/tensor/parallel/loss.py", RuntimeError(text)))
+
+
+def test_a_convolution_that_cannot_exchange_its_borders_is_refused() -> None:
+    text = "Stride must be 1 when there is padding for tensor parallel convolution."
+    assert is_refusal(raised(f"{torch.__path__[0]}/distributed/tensor/_tp_conv.py", RuntimeError(text)))
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_a_reduction_that_the_backend_lacks_is_refused(kind: type[Exception]) -> None:
+    assert is_refusal(raised(KERNEL, kind("Cannot use ReduceOp.BAND with NCCL")))
