@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -63,7 +64,7 @@ class Slow:
 class Dying(Slow):
     """Stands for a pool of which a rank ends in the third trial, so many times."""
 
-    def __init__(self, clock: Clock, ending: str, times: int) -> None:
+    def __init__(self, clock: Clock, ending: signal.Signals, times: int) -> None:
         super().__init__(clock)
         self.ending, self.times = ending, times
         self.tried: list[Trial] = []
@@ -72,8 +73,8 @@ class Dying(Slow):
         self.tried.append(trial)
         if self.times and len(self.tried) > 2 and trial is self.tried[2]:
             self.times -= 1
-            detail = f"rank 0 ended with {self.ending} in forward"
-            return Observation(trial, Fate.DIED, (None,) * trial.mesh.world_size, detail)
+            detail = f"rank 0 ended with signal {self.ending.name} in forward"
+            return Observation(trial, Fate.DIED, (None,) * trial.mesh.world_size, detail, signals=(self.ending,))
         return super().observe(trial)
 
 
@@ -301,13 +302,13 @@ def test_an_op_whose_time_was_over_gets_none_from_those_after_it(monkeypatch: py
 @pytest.mark.parametrize(
     ("ending", "times", "fates", "repeated"),
     [
-        ("signal SIGKILL", 1, [Fate.COMPLETED], 1),  # by a person, or by the kernel
-        ("signal SIGKILL", 2, [Fate.DIED], 1),  # by what the call does
-        ("signal SIGSEGV", 1, [Fate.DIED], 0),
+        (signal.SIGKILL, 1, [Fate.COMPLETED], 1),  # by a person, or by the kernel
+        (signal.SIGKILL, 2, [Fate.DIED], 1),  # by what the call does
+        (signal.SIGSEGV, 1, [Fate.DIED], 0),
     ],
 )
 def test_a_trial_in_which_a_rank_is_killed_is_tried_once_more(
-    monkeypatch: pytest.MonkeyPatch, ending: str, times: int, fates: list[Fate], repeated: int
+    monkeypatch: pytest.MonkeyPatch, ending: signal.Signals, times: int, fates: list[Fate], repeated: int
 ) -> None:
     pools: list[Dying] = []
 

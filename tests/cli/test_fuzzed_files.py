@@ -38,6 +38,7 @@ from verifier.cli import main as entry
 from verifier.cli import work
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import Verdict, VerdictKind
+from verifier.gate import baseline as baselines
 from verifier.gate.baseline import Baseline
 from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FORMAT_VERSION
@@ -270,7 +271,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     }  # fmt: skip
     other = {**known, "fingerprint": "0b4a15ec4750"}
     nothing = folder / "nothing.toml"
-    nothing.write_text(f"format_version = {FORMAT_VERSION}\n")
+    nothing.write_text(f"format_version = {baselines.FORMAT_VERSION}\n")
     request = Request(["embedding"], ["2"], max_examples=2, baseline=str(nothing))
     header = msgspec.to_builtins(make_plan(request, Baseline()).header)
     shards = {}
@@ -278,7 +279,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         part = make_plan(replace(request, shard=f"{number}/2"), Baseline()).header
         shards[run_id] = lines({**msgspec.to_builtins(part), "id": run_id}, finding)
     made = World(
-        folder, run, finding, {"format_version": FORMAT_VERSION, "finding": [known, other]},
+        folder, run, finding, {"format_version": baselines.FORMAT_VERSION, "finding": [known, other]},
         lines({**header, "id": RUN_ID}, finding), shards,
     )  # fmt: skip
     patch = pytest.MonkeyPatch()

@@ -126,4 +126,4 @@ def test_the_phase_is_told_once(kind: VerdictKind) -> None:
     """Where ranks died or hang, the first line says in which phase each was; none may have reported one."""
     failure = crash(RELU, ((S,),), "somewhere")
     failure = replace(failure, verdict=Verdict(kind, "rank 0 ended with signal SIGKILL in forward", Phase.SETUP))
-    assert ("during setup" in message(failure, "", "f")) == (kind is VerdictKind.CRASH)
+    assert ("during setup" in message(failure, "")) == (kind is VerdictKind.CRASH)

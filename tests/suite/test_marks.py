@@ -36,7 +36,7 @@ def same_profile() -> Iterator[None]:
     [
         lambda: subprocess.run([sys.executable, "-c", ""], check=False),
         lambda: multiprocessing.get_context("spawn").Process(target=print).start(),
-        os.fork,
+        lambda: os.fork(),  # looked up when it is called
     ],
     ids=["subprocess", "multiprocessing", "fork"],
 )
