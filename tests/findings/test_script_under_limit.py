@@ -16,6 +16,7 @@ from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.records.commands import replay_command
 from verifier.records.schema import FAILS, GONE
 
 pytestmark = pytest.mark.ranks
@@ -46,7 +47,7 @@ def test_a_script_under_a_limit_of_memory() -> None:
 
     failure = Failure(trial, observation, verdict)
     finding = finding_record(Group("key", failure), failure, "", True, None, "", "", False, memory_limit=LIMIT)
-    assert finding.message.endswith(f"replay {finding.fingerprint} --rank-memory 110MiB")
+    assert replay_command(finding).endswith(f"replay {finding.fingerprint} --rank-memory 110MiB")
     assert f"MEMORY_LIMIT = {LIMIT}" in finding.script
     status, output = run_patiently(finding.script)
     assert status == FAILS
