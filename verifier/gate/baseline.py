@@ -1,7 +1,7 @@
-"""The baseline: findings that are known, each with a reason and a day on which it has to be looked at again.
+"""The baseline: known findings, each with a reason and a day on which it expires and has to be reviewed.
 
-It is a TOML file under version control. A line of it changes only when a finding does, so that a review of the file is
-a review of what is being accepted.
+It is a TOML file under version control. A line changes only if its finding changes, so a review of the file's diff is a
+review of the findings that are accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from verifier.records.values import load_trial
 __all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
 
 NOT_EXPLAINED = "not explained yet"
-"""What an update writes where a person is to write a reason. It is no reason: the finding stays new."""
+"""The placeholder for the reason that a person has to write. It does not count as a reason: the finding stays new."""
 
 FORMAT_VERSION = 1
 """Of the file; records have a version of their own."""
@@ -63,9 +63,9 @@ class BaselineError(ValueError):
 class BaselineEntry:
     """One known finding.
 
-    ``summary`` is the first line of the finding's message, ``torch`` the versions on which it was seen, ``expires`` the
-    last day on which it is accepted, ``groups`` what its failures look like before they are minimised, ``imports`` what
-    registered the rules that it is about, empty for torch's own, ``replay`` a TrialRecord as JSON on one line.
+    ``summary`` is the first line of the finding's message. ``torch`` has the versions on which it was seen, ``expires``
+    the last day on which it is accepted. ``groups`` has the symptoms of its failures before they are minimised.
+    ``imports`` registered its rules; it is empty for torch's own. ``replay`` is a TrialRecord as JSON on one line.
     """
 
     fingerprint: str
@@ -91,8 +91,8 @@ class BaselineEntry:
     def applies(self, imports: Collection[str], own_rules: Collection[str]) -> bool:
         """Return whether the entry is about the rules that a run verifies.
 
-        An entry about a rule of torch's says nothing of a rule that the user registered in its place, nor does an entry
-        about the rules of one set of imports of those of another.
+        An entry about torch's rule does not apply to a rule that the user registered instead. An entry about the rules
+        of one set of imports does not apply to those of another set.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class Baseline:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that stand for the findings and their trials, whatever is said of them.
+        """A digest of the findings and their trials, as sixteen hex digits; reasons and other notes do not count.
 
         >>> Baseline().digest
         'e3b0c44298fc1c14'
@@ -144,14 +144,14 @@ class Baseline:
     def updated(self, runs: Sequence[RunRecord], today: date, keep_untested: bool = True) -> Baseline:
         """Return the baseline that lists what ``runs`` found.
 
-        New findings enter with the reason ``NOT_EXPLAINED``, which is none, and expire in ``VALID_DAYS`` days. Entries
-        leave that a run saw fixed and none saw fail. An entry whose finding is still there keeps its reason, link and
-        expiry, even a past one: to accept it for longer is a decision, to be made in the file.
+        New findings enter with the placeholder ``NOT_EXPLAINED`` and expire in ``VALID_DAYS`` days. An entry is removed
+        if a run saw it fixed and no run saw it fail. An entry whose finding is still there keeps its reason, link and
+        expiry, even a past one: a person decides in the file to accept it for longer.
 
         Parameters
         ----------
         keep_untested
-            Whether entries that no run tried again stay. Not observed is not fixed.
+            Whether entries that no run tried again stay: an entry that was not observed is not fixed.
         """
         entries: list[BaselineEntry] = []
         taken: set[tuple[str, str]] = set()
@@ -263,7 +263,7 @@ def _line(name: str, value: str | date | tuple[str, ...]) -> str:
         lines = "".join(f"    {tomli_w.dumps({'v': item}).removeprefix('v = ').strip()},\n" for item in value)
         return f"groups = [\n{lines}]\n"
     if isinstance(value, tuple):
-        # On one line: a version more is one line of diff.
+        # On one line, so that another version is one line of diff.
         items = ", ".join(tomli_w.dumps({"v": item}).removeprefix("v = ").strip() for item in value)
         return f"{name} = [{items}]\n"
     if name == "replay" and isinstance(value, str) and not re.search(r"['\x00-\x1f\x7f]", value):
@@ -279,13 +279,13 @@ def load_baseline(path: Path, missing_ok: bool = False) -> Baseline:
     Parameters
     ----------
     missing_ok
-        Whether a file that does not exist is an empty baseline, as before the first one is written.
+        Whether a missing file counts as an empty baseline, as before the first baseline is written.
 
     Raises
     ------
     BaselineError
-        If the file does not exist or cannot be read, is no TOML, has another ``format_version``, or an entry lacks a
-        field, has an unknown or malformed one, or repeats a fingerprint. The message starts with file and line.
+        If the file does not exist, cannot be read, is not TOML, or has another ``format_version``. Also if an entry
+        lacks a field, has an unknown or malformed one, or repeats a fingerprint. The message starts with file and line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -298,7 +298,7 @@ def load_baseline(path: Path, missing_ok: bool = False) -> Baseline:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # Python 3.11 gives the position in the text of the message only.
+        # Python 3.11 gives the position only in the text of the message.
         place = re.search(r"\(at line (\d+), column \d+\)$", str(error))
         line = int(place[1]) if place else text.count("\n") + 1
         raise BaselineError(f"{path}:{line}: not TOML: {error}") from error

@@ -1,4 +1,4 @@
-"""What of a set of evidence is new, known, fixed or untested."""
+"""Decides which findings and entries in a set of evidence are new, known, fixed, expired or untested."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = [
 class GateItem:
     """One finding of the run, or one entry of the baseline, as the gate sees it.
 
-    ``message`` is the finding's, or the entry's summary where the run has no finding; ``note`` says why the item is
-    where it is. ``reason``, ``link`` and ``expires`` (an ISO date) come from the baseline and are empty without an
-    entry. ``imports`` and ``rank_memory`` are what a replay needs.
+    ``message`` is the finding's, or the entry's summary if the run has no finding. ``note`` says why the item is in its
+    category. ``reason``, ``link`` and ``expires`` (an ISO date) come from the baseline and are empty without an entry.
+    A replay needs ``imports`` and ``rank_memory``.
     """
 
     fingerprint: str
@@ -49,11 +49,11 @@ class GateItem:
 class GateDecision:
     """What is ``new``, ``known``, ``fixed``, ``expired`` (known, still there, past its day) and ``untested``.
 
-    ``question`` is what was asked, ``runs`` describes each run that counts, newest first, ``revision`` what they
-    verified. ``trials`` counts all trials, and the rules of level 1 if ``rules`` is true; ``evidence`` those that said
-    something: an unsupported or inconclusive trial, or an error of ours, proves nothing. ``errors`` are our own errors.
-    ``unanswered`` is what was asked and has no evidence, ``left_out`` are runs that do not count. ``imports`` are what
-    the runs imported: what is fixed is fixed with these.
+    ``runs`` describes each run that counts, newest first, ``revision`` the versions that they verified. ``trials``
+    counts all trials, and the rules of level 1 if ``rules`` is true. ``evidence`` counts those that proved something:
+    unsupported and inconclusive trials and our own ``errors`` prove nothing. ``unanswered`` lists the parts of
+    ``question`` without evidence, ``left_out`` the runs that do not count. ``imports`` are those of the runs; entries
+    are fixed only with these imports.
     """
 
     question: str
@@ -100,9 +100,9 @@ class GateDecision:
     def exit_status(self) -> int:
         """0 nothing new, 1 new or expired findings, 2 could not verify.
 
-        An error of ours, or no evidence at all, is always 2: what else is said may be wrong. New findings are 1 even if
-        a run is incomplete or something that was asked has no evidence, because what was found is a fact; without any
-        it is 2.
+        The status is always 2 after an error of ours or without any evidence, because other statements may be wrong. If
+        a run is incomplete or part of the question has no evidence, new findings still give 1, because they are facts;
+        without new findings the status is then 2.
         """
         if self.errors or not self.evidence:
             return 2
@@ -112,19 +112,18 @@ class GateDecision:
 
 
 def decide(run: RunRecord, baseline: Baseline, today: date) -> GateDecision:
-    """Return what one run says by itself, given ``baseline``; see :func:`decide_all`."""
+    """Return the decision on one run alone, given ``baseline``; see :func:`decide_all`."""
     return _decide(run.header.command, [run], baseline, today)
 
 
 def decide_all(evidence: Evidence, baseline: Baseline, today: date) -> GateDecision:
-    """Return what all evidence says, given ``baseline``. The same arguments always give the same decision.
+    """Return the decision on all evidence, given ``baseline``. The same arguments always give the same decision.
 
-    - A finding of a run is *new* if the baseline has no entry for its fingerprint that is about the rules which the run
-      verified, or one without a reason. What the run itself thought known does not count: it may have had another
-      baseline.
+    - A finding of a run is *new* if the baseline has no entry with a reason for its fingerprint that is about the rules
+      which the run verified. The run's own list of known findings does not count: it may have had another baseline.
     - An entry is *known* if its finding is there, or it failed when it was tried again. It is *expired* instead if
       today is after its day. Expiry is ignored for entries that were not tried again or that are fixed.
-    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; else it is *untested*.
+    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*.
     """
     decision = _decide(evidence.question.describe(), evidence.runs, baseline, today)
     return replace(decision, unanswered=evidence.unanswered, left_out=evidence.left_out)
@@ -204,7 +203,7 @@ def _describe(run: RunRecord) -> str:
 
 
 def _revision(runs: Sequence[RunRecord]) -> str:
-    """Return which torch and which verifier the runs are of."""
+    """Return the versions of torch and of the verifier with which the runs were made."""
     parts = []
     for name in ("torch", "dtensor-verifier"):
         versions = dict.fromkeys(run.header.versions[name] for run in runs if name in run.header.versions)
@@ -235,7 +234,7 @@ def _item(finding: FindingRecord | None, entry: BaselineEntry | None, note: str)
 
 
 def _why_untested(runs: Sequence[RunRecord], about: Sequence[RunRecord], entry: BaselineEntry) -> str:
-    """Return why no run tried an entry again; ``about`` are the runs that verified the rules that it is about."""
+    """Return why no run tried an entry again; ``about`` are the runs that verified the entry's rules."""
     if runs and not about:
         if entry.imports:
             return f"it is about the rules of {imports_text(entry.imports)}"

@@ -1,9 +1,9 @@
-"""What a gate may go by: of all recorded runs, those that say something of what it was asked, as things are now.
+"""The evidence for a gate: the recorded runs that answer its question and that still count.
 
 A gate is asked a question: which ops, on which meshes, with which imports. A recorded run gives evidence for *cells*,
 each an op on a mesh, at one level, with one set of imports. Evidence counts as long as torch's rules, the verifier and
-the imported code have not changed. A cell that a later run has tried again, at least as thoroughly, is judged by that
-run alone. Every other cell stands: a run of something else neither hides a finding nor takes the place of evidence.
+the imported code have not changed. If a later run has tried a cell again, at least as thoroughly, only that run counts
+for the cell. Every other cell stands: a run of other cells neither hides a finding nor replaces evidence.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PROVES_NOTHING = (VerdictKind.UNSUPPORTED, VerdictKind.INCONCLUSIVE, VerdictKin
 
 
 def proves(counts: Mapping[str, int]) -> int:
-    """Return how many of the trials or rules with these verdicts said something about a rule."""
+    """Return how many of the trials or rules with these verdicts prove something about a rule."""
     return sum(count for name, count in counts.items() if VerdictKind(name) not in _PROVES_NOTHING)
 
 
 # ---------------------------------------------------------------------------------------------------------------- cells
 class Level(Enum):
-    """How something was tried: at level 1, at level 2, or by a test at level 2."""
+    """How a cell was tried: at level 1, at level 2, or by a test at level 2."""
 
     RULES = "rules"
     MESHES = "meshes"
@@ -59,7 +59,7 @@ Cell = tuple[str, str]
 
 
 def _cells(run: RunRecord) -> dict[Cell, Counter[str]]:
-    """Return the verdicts of each op on each mesh; of level 1, those of the op on all meshes together."""
+    """Return the verdicts of each op on each mesh; for level 1, those of the op on all meshes together."""
     cells: dict[Cell, Counter[str]] = {}
     for matrix in run.matrices:
         counts = cells.setdefault((matrix.op, matrix.mesh), Counter())
@@ -75,7 +75,7 @@ def _cells(run: RunRecord) -> dict[Cell, Counter[str]]:
 
 
 def _as_thorough(new: RunRecord, old: RunHeader, old_run: RunRecord | None, cell: Cell | None) -> bool:
-    """Return whether ``new`` tried a cell at least as hard as the run with the header ``old`` did, or was to."""
+    """Return whether ``new`` tried a cell at least as thoroughly as the run with the header ``old`` did or planned."""
     header, level = new.header, _level(old)
     if level is not _level(header) or set(header.imports) != set(old.imports) or header.device != old.device:
         return False
@@ -101,12 +101,12 @@ def _asked(header: RunHeader) -> tuple[dict[str, tuple[str, ...]], set[str]]:
 
 
 def _tries_again(new: RunRecord, old: RunRecord, cell: Cell) -> bool:
-    """Return whether ``new`` has come to its end and has tried a cell at least as hard as ``old`` did."""
+    """Return whether ``new`` is complete and has tried a cell at least as thoroughly as ``old`` did."""
     return new.complete and cell in _cells(new) and _as_thorough(new, old.header, old, cell)
 
 
 def _covers(new: RunRecord, old: RunHeader, old_run: RunRecord | None) -> bool:
-    """Return whether ``new`` has come to the end of all that the run with the header ``old`` was to try."""
+    """Return whether ``new`` has completed everything that the run with the header ``old`` was to try."""
     if not new.complete or not _as_thorough(new, old, old_run, None):
         return False
     if _level(old) is Level.TESTS:
@@ -121,7 +121,7 @@ def _covers(new: RunRecord, old: RunHeader, old_run: RunRecord | None) -> bool:
 # ------------------------------------------------------------------------------------------------------------- evidence
 @dataclass(frozen=True)
 class NoEvidence:
-    """Something that was asked and is not answered: ``why``, and ``remedy``, what to do."""
+    """A part of the question that has no answer: ``why``, and the ``remedy``."""
 
     why: str
     remedy: str
@@ -129,10 +129,10 @@ class NoEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What counts, newest first, and what is missing.
+    """The runs that count, newest first, and what is missing.
 
-    ``runs`` are without what was not asked and without what a later one of them has tried again. What is
-    ``unanswered`` keeps a gate from passing; what is ``left_out`` does not.
+    ``runs`` exclude ops that were not asked about and cells that a later run has tried again. A gate does not pass if
+    anything is ``unanswered``; runs that are ``left_out`` do not prevent it.
     """
 
     question: Question
@@ -152,12 +152,12 @@ def collect(store: RunStore, question: Question, baseline: Baseline) -> Evidence
     Parameters
     ----------
     baseline
-        Tells which findings are accepted. Only a finding that is not keeps a run of another version in question.
+        Says which findings are accepted. A run of another version matters only if it has a finding that is not.
 
     Raises
     ------
     ValueError
-        If a pattern names no op and no family, and nothing that was recorded either.
+        If a pattern names no op, no family and nothing that was recorded.
     RunFormatError
         If a record or a journal cannot be read.
     """
@@ -165,7 +165,7 @@ def collect(store: RunStore, question: Question, baseline: Baseline) -> Evidence
 
 
 def refuse_unfinished(store: RunStore) -> None:
-    """Raise a ValueError if a run in ``store`` has no record: to make another one by itself would pass it over."""
+    """Raise a ValueError if a run in ``store`` has no record, because making another run would ignore that one."""
     unanswered = collect(store, Question(), Baseline()).unanswered
     if unanswered:
         first = unanswered[0]
@@ -174,7 +174,7 @@ def refuse_unfinished(store: RunStore) -> None:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A finished run, the cells of it that are asked about, and what has changed since."""
+    """A finished run, those of its cells that are asked about, and what has changed since."""
 
     run: RunRecord
     cells: frozenset[Cell]
@@ -186,7 +186,7 @@ class _Recorded:
         return frozenset(cell for cell in self.cells if not any(_tries_again(one, self.run, cell) for one in again))
 
     def findings(self, question: Question, left: frozenset[Cell]) -> list[FindingRecord]:
-        """Return the findings that are asked about, but for those of ops of which no cell is ``left``."""
+        """Return the findings that are asked about, except those of ops without a cell in ``left``."""
         settled = {op for op, _ in self.cells} - {op for op, _ in left}
         return [one for one in self.run.findings if question.asks_op(one.op) and one.op not in settled]
 
@@ -197,9 +197,9 @@ class _Collection:
     def __init__(self, store: RunStore, question: Question, baseline: Baseline) -> None:
         self.store, self.question, self.baseline = store, question, baseline
         self.counted: list[RunRecord] = []
-        """The runs that were made with what is there now."""
+        """The runs that were made with the present code."""
         self.kept: list[RunRecord] = []
-        """What is left of them where later ones have tried the same again."""
+        """The same runs without the cells that later runs have tried again."""
         self.stale: list[_Recorded] = []
         self.stale_ops: set[str] = set()
         """The ops that only stale runs have tried."""
@@ -231,9 +231,9 @@ class _Collection:
         try:
             if record.is_file():
                 self._take(read_record(record))
-            elif journal.is_file() and b"\n" in journal.read_bytes():  # else it was killed before it began
+            elif journal.is_file() and b"\n" in journal.read_bytes():  # otherwise it was killed before it began
                 self._take_unfinished(journal)
-        except RunFormatError as error:  # what it says of which op is not known, so it may be of any
+        except RunFormatError as error:  # it is not known which ops it is about, so it may be any
             raise RunFormatError(f"{error}; move {folder} away, and run again what it was to try") from error
 
     def _take(self, run: RunRecord) -> None:
@@ -255,7 +255,7 @@ class _Collection:
             self.kept.append(self._asked_part(run, recorded.findings(self.question, left)))
 
     def _asked_part(self, run: RunRecord, findings: list[FindingRecord]) -> RunRecord:
-        """Return the run without the ops that are not asked about; what it did not reach is told apart from it."""
+        """Return the run without the ops that are not asked about; what it did not reach is reported separately."""
         if not self.question.patterns:
             return replace(run, findings=findings, complete=True)
         by_op = {op: counts for op, counts in run.counts_by_op.items() if self.question.asks_op(op)}
@@ -271,9 +271,9 @@ class _Collection:
         return entry is not None and entry.explained
 
     def _settle_stale(self, recorded: _Recorded, later: Sequence[RunRecord]) -> None:
-        """Say what is to be made anew of a run that was made with something else, if anything is.
+        """Note which parts of a run that was made with other code have to be run again, if any.
 
-        Nothing is if runs that count have tried the same; nor if a ``later`` stale run has, which is named by itself.
+        Nothing has to be run again if runs that count, or a ``later`` stale run that is named itself, tried the same.
         """
         run, left = recorded.run, recorded.left([*self.counted, *later])
         if not left and recorded.cells:
@@ -292,7 +292,7 @@ class _Collection:
         self.unanswered.append(NoEvidence(f"run {run.header.id} is stale: {'; '.join(parts)}", _again(run.header)))
 
     def _take_unfinished(self, path: Path) -> None:
-        """Take in a run that has a journal only: it goes on, or it was killed."""
+        """Take in a run that has only a journal: it is still running, or it was killed."""
         journal = read_journal(path)
         header = journal.header
         ops, meshes = _asked(header)
@@ -307,7 +307,7 @@ class _Collection:
             self.cut_short.append((header, None))
 
     def _settle_cut_short(self, header: RunHeader, run: RunRecord | None) -> None:
-        """Say what to do about a run that did not come to its end, unless another one has answered its question."""
+        """Note what to do about a run that did not complete, unless another run has answered its question."""
         if any(_covers(other, header, run) for other in self.counted):
             self.left_out.append(f"run {header.id} was cut short; a complete run has tried all that it was to try")
             return

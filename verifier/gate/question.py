@@ -1,4 +1,4 @@
-"""What a gate is asked: which ops, on which meshes, with which imports."""
+"""The question that a gate answers: which ops, on which meshes, with which imports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Question", "asked_by", "families", "imports_text", "names_op", "sele
 
 @dataclass(frozen=True)
 class Question:
-    """What a gate is asked about: nothing named is everything that was recorded.
+    """What a gate is asked about; by default everything that was recorded.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Question:
     meshes
         As for ``run``.
     imports
-        The imports under which the rules are to hold, None for all that occur in the runs.
+        The imports with which the rules have to hold; None for all imports that occur in the runs.
     """
 
     patterns: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def families() -> dict[str, Family]:
 
 @cache
 def selected(patterns: tuple[str, ...]) -> dict[str, tuple[str, ...]] | None:
-    """Return what ``patterns`` select of each family; None where there is no such op, as if it came with an import."""
+    """Return what ``patterns`` select in each family; None if there is no such op: an import may define it."""
     try:
         return select_ops(patterns, families())
     except ValueError:

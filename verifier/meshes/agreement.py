@@ -1,7 +1,7 @@
-"""How the ranks of a world agree, several times in each trial, on whether they go on.
+"""How the ranks of a world agree, several times in each trial, on whether they continue.
 
-Where all are on one machine they send each other datagrams: one to the first rank and one back. An all-reduce of gloo
-does the same by way of a second thread in each process, which takes several times as long.
+If all ranks are on one machine, each sends a datagram to the first rank and gets one back. An all-reduce of gloo has
+the same result. It takes several times as long, because a second thread in each process does it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["Agreement", "AllReduces", "Datagrams"]
 
 
 class Agreement(Protocol):
-    """What ranks agree by; every rank calls it as often as the others."""
+    """A way for ranks to agree; every rank calls it the same number of times."""
 
     def agree(self, failed: bool, digest: int) -> bool:
         """Return whether no rank has ``failed`` and all have the same ``digest``, a number of 32 bits."""
 
     def break_off(self) -> None:
-        """Get the main thread out of :meth:`agree`, and of every later one, from another thread."""
+        """Interrupt :meth:`agree` in the main thread, and every later call of it. Another thread calls this."""
 
     def close(self) -> None:
-        """Give back what the system knows of it."""
+        """Release the system's resources."""
 
 
 class AllReduces:
-    """By a process group of their own, so that its collectives never pair up with those of a mesh.
+    """Agreement by all-reduces in a separate process group, whose collectives never pair up with those of a mesh.
 
-    What breaks it off is that its connections are dropped.
+    Dropping the group's connections breaks an agreement off.
     """
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ class AllReduces:
 
 
 class Datagrams:
-    """By datagrams on this machine: all to the first rank, and its answer to all.
+    """Agreement by datagrams on this machine: all ranks send to the first rank, which answers all.
 
-    A rank that is gone is waited for until somebody breaks it off: that it is gone is the controller's to say.
+    Ranks wait for a rank that is gone until the agreement is broken off: only the controller knows that a rank is gone.
 
     Parameters
     ----------
     meeting
-        A name that no other world has. It is one of Linux's abstract addresses, so nothing is left of it in any folder.
+        A name that no other world has. It is an abstract address of Linux, so it leaves no file behind.
     rank, size
         Of this process, and of the world.
     """
@@ -97,7 +97,7 @@ class Datagrams:
         while not self._broken.is_set():
             try:
                 self._socket.sendto(message, socket.MSG_DONTWAIT, self._addresses[rank])
-            except BlockingIOError:  # as many wait there as the system takes
+            except BlockingIOError:  # the receiver's queue is full
                 time.sleep(0.001)
             except ConnectionRefusedError:  # gone
                 return

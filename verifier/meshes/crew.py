@@ -1,8 +1,8 @@
-"""The processes that are the ranks of one world: brought together, and kept complete after faults.
+"""The processes that are the ranks of one world: connected to each other, and kept complete after faults.
 
-Whatever happened, mending is the same few steps: who is gone is replaced, who lives drops its connections and comes
-back to its loop, and all meet in a new world. Who does not come back is replaced as well. So a fault costs as many
-processes as it has to, and each step may fail in turn.
+Mending takes the same steps after every fault. Processes that are gone are replaced. The others drop their connections
+and return to their loop; a process that does not return is replaced, too. Then all ranks meet in a new world. So a
+fault costs no more processes than necessary. Each step may fail in turn.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Crew:
     key
         World size, backend and device.
     spares
-        Where processes come from.
+        Starts the processes.
 
     Attributes
     ----------
     replaced
         How many processes have taken the place of another one.
     brought
-        What the processes have imported beside what they were to import, for rules that this process has.
+        What the processes imported in addition, to have the rules that this process has.
     """
 
     def __init__(self, key: PoolKey, spares: Spares) -> None:
@@ -88,21 +88,21 @@ class Crew:
         return present if len(present) == self.size else []
 
     def start(self, also: Sequence[str] = ()) -> bool:
-        """Bring the ranks together if they are not, and anew if they lack a rule that was registered here since.
+        """Start the ranks if they are not running, and start them again if they lack a rule registered here since.
 
         Returns whether they were started.
 
         Parameters
         ----------
         also
-            What they are to import from now on beside what they were to.
+            What the ranks import from now on, in addition to their earlier imports.
 
         Raises
         ------
         PoolError
-            If that does not succeed, with what the ranks said.
+            If the start fails, with what the ranks said.
         RulesNotInRanks
-            If there is a rule here that they cannot have.
+            If this process has a rule that the ranks cannot have.
         """
         if new := [name for name in also if name not in self._also]:
             self._also += new
@@ -135,12 +135,12 @@ class Crew:
         return True
 
     def mend(self, lost: Collection[int] = ()) -> None:
-        """Bring the ranks together again; those in ``lost`` are replaced, and those that do not react.
+        """Let the ranks meet again; replace the processes of ranks in ``lost`` and those that do not react.
 
         Raises
         ------
         PoolError
-            If that does not succeed.
+            If the ranks do not meet.
         """
         for index in lost:
             self._dismiss(index, "is lost")
@@ -148,12 +148,12 @@ class Crew:
         self._assemble()
 
     def reseat(self) -> None:
-        """Give each rank a process with its own hash seed; one that took its seat as a spare may have another's.
+        """Give each rank a process with the rank's own hash seed; a spare in its seat may have another rank's seed.
 
         Raises
         ------
         PoolError
-            If that does not succeed.
+            If the ranks do not meet.
         """
         strangers = [n for n, process in enumerate(self.processes) if process.hash_seed != self._spares.hash_seed(n)]
         if strangers:
@@ -186,7 +186,7 @@ class Crew:
             self._spares.lost(index)
 
     def _pause(self) -> None:
-        """Get everybody out of what it waits for and back to its loop; dismiss whom that does not reach."""
+        """Interrupt whatever the processes wait for, so that they return to their loop; dismiss those that do not."""
         if self.key.backend == "nccl" and None in self._seats:  # kernels that wait on a GPU for a rank that is gone
             for index in range(self.size):
                 self._dismiss(index, "cannot be disconnected")
@@ -223,7 +223,7 @@ class Crew:
         raise PoolError(f"ranks did not come together in {ATTEMPTS} attempts: {_listing(failed)}")
 
     def _fill(self) -> dict[int, str]:
-        """Put a loaded process on each empty seat; return those that this failed for, and why."""
+        """Put a loaded process on each empty seat; return the seats for which this failed, and why."""
         failed: dict[int, str] = {}
         for index, process in enumerate(self._seats):
             if process is None:
@@ -243,7 +243,7 @@ class Crew:
         return failed
 
     def _build(self) -> dict[int, str]:
-        """Have all meet in a new world; return who did not, and why."""
+        """Have all ranks meet in a new world; return the ranks that did not, and why."""
         self._epoch += 1
         port = self._store.port if self._store is not None else 0
         together = len({place.machine for place in self._places}) == 1
@@ -263,9 +263,9 @@ class Crew:
         return failed
 
     def _collect(self, kind: str, token: int, limit: float, gone: Collection[int] = ()) -> dict[int, str]:
-        """Wait until all have sent ``kind`` with ``token``; return who has not, and why.
+        """Wait until all ranks have sent ``kind`` with ``token``; return the ranks that have not, and why.
 
-        A rank that fails to meet the others ends the wait: they would wait for it in vain.
+        A rank that fails to meet the others ends the wait, because the others would wait for it in vain.
         """
         awaited: dict[Connection, tuple[int, RankProcess]] = {}
         for index, process in self._present():
@@ -292,7 +292,7 @@ class Crew:
                 if message[0] == "unbuilt" and kind == "built":
                     assert isinstance(message[2], tuple)
                     return {index: message[2][1]}
-                if message[0] == kind and message[2] == token:  # anything else is of what has ended
+                if message[0] == kind and message[2] == token:  # other messages belong to work that has ended
                     del awaited[connection]
         return {}
 

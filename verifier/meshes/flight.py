@@ -1,4 +1,4 @@
-"""A trial on its way: what has come back of it, and what that makes of it."""
+"""A running trial: the messages that its ranks have sent so far, and how the trial ends."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from verifier.meshes.tasks import Task
 __all__ = ["Flight", "Terms"]
 
 _FOR_REFUSALS = 10
-"""So many times the usual grace: one rank refuses only if all do, or nearly always."""
+"""Factor of the usual grace: if one rank refuses, nearly always all do."""
 _AT_WORK = 0.02
-"""The share of a processor from which on a rank computes; one that waits in a collective uses none."""
+"""Least share of a processor that a computing rank uses; a rank that waits in a collective uses none."""
 _LONGEST = 10
-"""So many times its limit a trial may take while ranks compute."""
+"""A trial may take this many times its limit while ranks compute."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the trials of a pool of ``size`` ranks get; see :class:`~verifier.meshes.pool.Pool`.
+    """The limits of trials in a pool of ``size`` ranks; see :class:`~verifier.meshes.pool.Pool`.
 
-    ``computed`` returns the seconds of processors that each rank has used. They tell who waits ``on_cpu`` only.
+    ``computed`` returns each rank's CPU seconds. They show which ranks wait only if the ranks run ``on_cpu``.
     """
 
     size: int
@@ -36,7 +36,7 @@ class Terms:
 
 @dataclass
 class Flight:
-    """One trial on its way: what has come back of it so far, and what that makes of it."""
+    """One running trial: the messages that its ranks have sent so far, and the decision how it ends."""
 
     trial: Trial | Task
     terms: Terms
@@ -44,26 +44,26 @@ class Flight:
     reports: dict[int, ProcessReport] = field(default_factory=dict)
     raised: dict[int, ProcessReport] = field(default_factory=dict)
     looks: list[list[float]] = field(default_factory=list)
-    """What each rank had computed, in seconds, each time that half of the limit had passed."""
+    """The CPU seconds of each rank, read each time that half of the limit had passed."""
     grace_until: float = float("inf")
     """When the ranks that have not raised must have reached the end of their phase."""
 
     @property
     def patience(self) -> float:
-        """How long the others get after a rank has raised: longer to refuse as well, since then all do."""
+        """How long the others get after a rank has raised: longer after a refusal, because nearly always all refuse."""
         errors = [report.raised for report in self.raised.values()]
         refused = all(error is not None and error.refusal for error in errors)
         return self.terms.grace * (_FOR_REFUSALS if refused else 1)
 
     @property
     def limit(self) -> float:
-        """Seconds after which to look whether it has come to a halt."""
+        """Seconds after which to check whether the trial still makes progress."""
         if isinstance(self.trial, Task):
             return self.terms.trial_limit if self.trial.limit is None else self.trial.limit
         return self.terms.trial_limit * (len(self.looks) + 1) / 2
 
     def take(self, index: int, kind: str, report: ProcessReport) -> None:
-        """Take in what rank ``index`` says."""
+        """Take in a message of rank ``index``."""
         if kind == "report":
             self.reports[index] = report
             return
@@ -72,14 +72,14 @@ class Flight:
             self.grace_until = time.monotonic() + self.patience
 
     def fate(self, lost: Collection[int], silent: bool) -> Fate | None:
-        """Return what has become of it; None if it goes on.
+        """Return how the trial ended; None if it still runs.
 
         Parameters
         ----------
         lost
             The ranks whose processes have ended.
         silent
-            Whether nobody said anything until :attr:`limit`, or until ``grace_until``.
+            Whether no rank sent a message until :attr:`limit`, or until ``grace_until``.
         """
         if len(self.reports) == self.terms.size:
             return Fate.COMPLETED
@@ -92,10 +92,10 @@ class Flight:
         return Fate.STUCK if self.raised else Fate.SLOW if self._computes() else Fate.HANG
 
     def _goes_on(self) -> bool:
-        """Return whether a trial that has not ended may: it has half of its time left, or ranks that get little of it.
+        """Return whether a trial may continue: half of its time is left, or its ranks compute and got little CPU time.
 
-        Who waits for something that does not come computes nothing. Who computes may wait for a processor, and is given
-        up only if that takes as much of one as a trial may take time. The limit of a task is what its caller says.
+        A rank that waits for a message that never comes computes nothing. A rank that computes on a busy machine is
+        given up only once its CPU time reaches the limit of a trial. A task has the limit that its caller sets.
         """
         if isinstance(self.trial, Task):
             return False
@@ -111,8 +111,8 @@ class Flight:
         return lately > _AT_WORK * self.terms.trial_limit / 2
 
     def _computes(self) -> bool:
-        """Return whether a rank still computes: DTensor may plan for minutes what it has no rule for.
+        """Return whether a rank still computes: without a rule for an op, DTensor may plan for minutes.
 
-        Ranks that wait for each other on GPUs may do so by asking again and again, which looks the same.
+        On GPUs the answer is always no, because ranks may wait for each other by polling, which looks like computing.
         """
         return self.terms.on_cpu and len(self.looks) > 1 and self._is_at_work()

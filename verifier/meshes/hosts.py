@@ -1,4 +1,4 @@
-"""Where ranks are: which machine each is on, and which GPU it gets there."""
+"""The machine of each rank, and the GPU that the rank gets there."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Place", "gpu_problem", "gpus_shared", "local_places", "own_place"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is.
+    """The machine and GPU of a rank.
 
     Parameters
     ----------
     machine
-        Tells one machine, or one network namespace of it, from another: between those there is no loopback interface.
+        Identifies the machine and its network namespace: two ranks with the same value share a loopback interface.
     host
         The machine's name, for messages.
     number
         The rank's number on its machine, which decides what GPU it gets.
     gpu
-        That GPU, by what tells it from the machine's others; empty without one.
+        An identifier of that GPU, unique on its machine; empty without a GPU.
     """
 
     machine: str
@@ -43,7 +43,7 @@ def _machine() -> str:
 
 
 def own_place(number: int) -> Place:
-    """Return where a rank is that this process starts as the machine's ``number``th: GPUs are given out in turn."""
+    """Return the place of the ``number``th rank that this process starts on this machine; ranks get GPUs in turn."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     count = torch.cuda.device_count()
     # a launcher may let each rank see one GPU only, which all of them then number 0

@@ -1,7 +1,7 @@
 """A pool of processes that run trials: started once, fed in batches, mended after a fault.
 
-A rank that raises while others wait for it, a hang and a death are each the fate of one trial. The controller decides:
-it sees who has reported, who raised, who is gone, and, in a byte of shared memory per process, which phase each is in.
+A rank that raises while others wait for it, a hang and a death each end only one trial. The controller decides how the
+trial ended. It sees which ranks have reported, raised or died, and the phase of each in a byte of shared memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Pool", "PoolSet"]
 
 _log = logging.getLogger(__name__)
 _NAP = 0.006
-"""Seconds for which reports are left to gather: who is woken for each takes a processor from the ranks each time."""
+"""Seconds for which reports gather: waking the controller for each one takes a processor from the ranks each time."""
 
 
 class Pool:
@@ -38,24 +38,24 @@ class Pool:
     key
         World size, backend and device; ``simulated`` is one process, the others are one per rank.
     imports
-        Modules and files to run in every process first. Rules that this process has registered are brought along: what
-        defines them is imported, too.
+        Modules and files to run in every process first. The processes also import what defines the rules that this
+        process has registered.
     trial_limit
-        Seconds after which a trial is a hang, if no rank computes. On a busy machine, or where DTensor has much to
-        plan, ranks get this much of a processor, and ten times as long; who still computes then is slow.
+        Seconds after which a trial is a hang, if no rank computes. Ranks that compute, on a busy machine or because
+        DTensor plans much, get this many CPU seconds within ten times the limit; a trial that still computes is slow.
     grace
-        Seconds that ranks get to reach the end of their phase after the last of others has raised; more if all of these
-        refused, since a rank of a busy machine that is late to refuse would make a crash of it.
+        Seconds that ranks get to reach the end of their phase after the last other rank has raised. They get more if
+        all of these refused: otherwise a rank that is late to refuse, on a busy machine, would look like a crash.
     on_restart
-        Called with the reason and the seconds that it took after the ranks were mended.
+        Called after the ranks were mended, with the reason and the seconds that mending took.
     memory_limit
         Bytes that a rank may map on top of what it has when it starts; beyond that, allocations fail. None for no
         limit.
     spares
         Processes that take the place of lost ones, to be shared with other pools; made with the same ``imports`` and
-        ``memory_limit``. Without it the pool keeps one of its own, from the first loss on.
+        ``memory_limit``. Without it the pool has spares of its own, from the first loss on.
     imported_here
-        This process has run ``imports``, too; so ranks whose rules differ for that are wrong.
+        Whether this process has run ``imports``, too. If so, ranks with other rules are an error.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Pool:
     PoolError
         From :meth:`run`, if the processes do not start.
     RulesNotInRanks
-        The PoolError of ranks that cannot have a rule that this process has registered, or that have another.
+        A PoolError: the ranks cannot have a rule that this process has registered, or they have another one.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Pool:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """What the processes have imported: what they were to, and what was brought along once they had started."""
+        """Everything that the processes have imported: the given imports, and those added after the start."""
         return (*self._spares.imports, *self._crew.brought)
 
     @property
@@ -112,7 +112,7 @@ class Pool:
 
     @property
     def spare_pids(self) -> list[int]:
-        """Process ids of the spares, which may be those of other pools, too."""
+        """Process ids of the spares, which other pools may share."""
         return self._spares.pids
 
     @property
@@ -121,14 +121,14 @@ class Pool:
         return self._crew.replaced
 
     def start(self, also: Sequence[str] = ()) -> None:
-        """Start the processes if they are not running; :meth:`run` does so by itself.
+        """Start the processes if they are not running; :meth:`run` does this, too.
 
-        They start anew if they lack rules that this process has by now.
+        Processes that lack rules which this process has by now are started again.
 
         Parameters
         ----------
         also
-            Modules and files that they are to run from now on beside the ``imports``.
+            Modules and files that they run from now on, in addition to the ``imports``.
 
         Raises
         ------
@@ -155,13 +155,12 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------------------- the trials
     def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]:
-        """Yield the observation of each trial, in order, whatever happens to the processes on the way.
+        """Yield the observation of each trial, in order, whatever happens to the processes meanwhile.
 
         Parameters
         ----------
         fresh
-            Empty DTensor's caches first, and have ranks with their own hash seeds, so that what was run before decides
-            nothing.
+            Empty DTensor's caches first, and give each rank its own hash seed, so that earlier trials have no effect.
 
         Raises
         ------
@@ -193,7 +192,7 @@ class Pool:
         self._engaged = False
 
     def call(self, task: Task) -> TaskOutcome:
-        """Have every rank call the function of ``task``, and return what came of it, whatever happens to the processes.
+        """Have every rank call the function of ``task``, and return the outcome, whatever happens to the processes.
 
         Raises
         ------
@@ -215,20 +214,20 @@ class Pool:
             observations += self._fly([task], 0)
         (observation,) = observations
         raised = tuple(report.raised if report is not None else None for report in observation.reports)
-        if observation.fate is not Fate.COMPLETED or any(raised):  # what a rank had begun may still be on its way
+        if observation.fate is not Fate.COMPLETED or any(raised):  # collectives that a rank had begun may still run
             self._recover(f"{task.call}: {observation.fate}: {observation.detail or 'raised'}")
         self._engaged = False
         returned = tuple(report.returned if report is not None else None for report in observation.reports)
         return TaskOutcome(observation.fate, returned, raised, observation.detail, observation.seconds)
 
     def _out_of_step(self, observation: Observation) -> bool:
-        """Return whether ranks stopped where others went on without an exchange, so that their next ones differ."""
+        """Return whether some ranks raised in a phase that no agreement ends, so that their next agreements differ."""
         raised = [report.raised.phase for report in observation.reports if report is not None and report.raised]
         exchanged = {Phase.FORWARD, Phase.BACKWARD}
         return 0 < len(raised) < self.size and not exchanged.issuperset(raised)
 
     def _replace_dead(self) -> None:
-        """Replace processes that ended while they had nothing to do: no trial is to blame for that."""
+        """Replace processes that ended while they were idle, which no trial is blamed for."""
         self._lost = {index for index, process in enumerate(self._crew.processes) if not process.running}
         if self._lost:
             self._recover(f"while idle: {self._who_died(sorted(self._lost))}")
@@ -246,9 +245,9 @@ class Pool:
             self.on_restart(reason, seconds)
 
     def _fly(self, trials: Sequence[Trial] | Sequence[Task], first: int, fresh: bool = False) -> Iterator[Observation]:
-        """Run ``trials[first:]`` until the first one after which the ranks need mending, that one included.
+        """Run ``trials[first:]`` up to and including the first one after which the ranks need mending.
 
-        Nothing is yielded of a trial that a process did not live to begin: it is to be run again, once.
+        A trial yields nothing if a process ended before it began the trial: the trial is then run once more.
         """
         message = pack(("fresh batch" if fresh else "batch", list(enumerate(trials[first:], first))))
         self._lost = lost = self._give_out(message)
@@ -279,7 +278,7 @@ class Pool:
     ) -> bool:
         """Wait for messages, take them in, and return whether there were any.
 
-        ``waiting`` are the ranks that may still say something, by connection; those that are gone leave it.
+        ``waiting`` has the ranks that may still send something, by connection; ranks that are gone are removed.
         """
         if number + 1 in flights and not wait(list(waiting), 0):
             time.sleep(_NAP)  # the ranks are at the next trial already
@@ -301,7 +300,7 @@ class Pool:
         return bool(ready)
 
     def _give_out(self, message: bytes) -> set[int]:
-        """Send ``message`` to all processes and return the indices of those that are gone."""
+        """Send ``message`` to all processes and return the indices of the processes that are gone."""
         lost = set()
         for index, process in enumerate(self._crew.processes):
             try:
@@ -312,14 +311,14 @@ class Pool:
         return lost
 
     def _may_retry(self, number: int, lost: Sequence[int]) -> bool:
-        """Return whether those who died had not begun the trial, so that it is not to blame; once per trial."""
+        """Return whether the ranks that died had not begun the trial, so that it is not to blame; once per trial."""
         if self._retried == number or any(self._crew.processes[index].phase != "idle" for index in lost):
             return False
         self._retried = number
         return True
 
     def _ended(self, flight: Flight, fate: Fate, dead: Sequence[int]) -> Observation:
-        """Return the observation of a trial that has ended, in which the processes of ``dead`` have if it DIED."""
+        """Return the observation of a trial that has ended; ``dead`` are the ranks that died, if its fate is DIED."""
         reports = tuple(flight.reports.get(index) or flight.raised.get(index) for index in range(self.size))
         if fate is Fate.COMPLETED:
             detail = ""
@@ -346,7 +345,7 @@ class Pool:
         return "; ".join(texts)
 
     def _who_waits(self, flight: Flight) -> str:
-        """Return who is where: ``ranks 0, 2 in forward, rank 1 raised IndexError``."""
+        """Return where each rank is: ``ranks 0, 2 in forward, rank 1 raised IndexError``."""
         by_state: dict[str, list[int]] = {}
         for index, process in enumerate(self._crew.processes):
             if index in flight.raised:
@@ -381,7 +380,7 @@ class PoolSet:
         self._pools: dict[PoolKey, Pool] = {}
 
     def of(self, mesh: MeshSpec) -> Pool:
-        """Return the pool for ``mesh``; the one used longest ago is closed if there are too many."""
+        """Return the pool for ``mesh``; if there are too many pools, close the one used longest ago."""
         key = PoolKey.of(mesh)
         pool = self._pools.pop(key, None) or self._make(key)
         self._pools[key] = pool

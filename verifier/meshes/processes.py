@@ -32,7 +32,7 @@ __all__ = ["Gone", "PoolError", "RankProcess", "RulesNotInRanks", "Spares"]
 LOAD_LIMIT = 180.0
 SEND_LIMIT = 20
 _SHOWN = 200
-"""Characters of what an op is run by that a message shows."""
+"""Most characters of a description of an op's rules that a message shows."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class PoolError(ReportedError):
 
 
 class RulesNotInRanks(PoolError):  # noqa: N818 - says what is wrong, as the verdicts do
-    """The ranks would run an op by other rules than this process has, and there is nothing to import that mends it.
+    """The ranks would run an op by other rules than this process has, and no import corrects that.
 
     Parameters
     ----------
@@ -51,9 +51,9 @@ class RulesNotInRanks(PoolError):  # noqa: N818 - says what is wrong, as the ver
     tried
         What the ranks have imported for it.
     refused
-        What a rank said that could not import it.
+        The message of a rank that could not import it.
     others
-        Number of further ops of which the same is true.
+        Number of further ops for which the same is true.
     """
 
     def __init__(self, found: Lacking, tried: Sequence[str], refused: str, others: int) -> None:
@@ -64,7 +64,7 @@ class RulesNotInRanks(PoolError):  # noqa: N818 - says what is wrong, as the ver
         super().__init__(self.text("--import FILE"))
 
     def text(self, option: str) -> str:
-        """Return the message to somebody who can name what to import by ``option``."""
+        """Return the message for a user who can name imports by ``option``."""
         found, sources = self.found, self.found.ours.sources if self.found.ours is not None else ()
         others = f"; the same is true of {plural(self.others, 'other op')}" if self.others else ""
         remedy = f"register what is to be verified in a module of its own, and name that by {option}"
@@ -97,7 +97,7 @@ def _short(text: str) -> str:
 
 
 class Gone(Exception):  # noqa: N818 - an event, not an error: the process has ended, or does not read
-    """Nothing can be sent to the process or received from it any more."""
+    """The process can no longer be sent anything, nor can anything be received from it."""
 
 
 class RankProcess:
@@ -110,16 +110,16 @@ class RankProcess:
     program
         The process.
     hash_seed
-        What it hashes texts with.
+        Its ``PYTHONHASHSEED``.
 
     Attributes
     ----------
     name
-        What it is called in messages, such as ``rank 1``.
+        Its name in messages, such as ``rank 1``.
     loaded
-        Whether it has said that it is ready to take a seat.
+        Whether it has reported that it is ready to take a seat.
     brought
-        What it has imported since, for rules that this process has; see :meth:`follow`.
+        What it has imported since its start, to have the rules that this process has; see :meth:`follow`.
     """
 
     def __init__(self, connection: Connection, program: Program, hash_seed: int) -> None:
@@ -147,13 +147,13 @@ class RankProcess:
             theirs.close()
 
     def _limit_sending(self) -> None:
-        """Have sending to a process that does not read fail in the end: it may have been stopped."""
+        """Limit the time that sending may take: a process that was stopped does not read."""
         with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
             pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
 
     @property
     def phase(self) -> str:
-        """The phase of a trial that it is in, or was in when it ended."""
+        """The phase of the trial that the process is in, or was in when it ended."""
         return self._program.phase
 
     @property
@@ -162,7 +162,7 @@ class RankProcess:
 
     @property
     def computed(self) -> float:
-        """Seconds of processors that it has used; 0 if that is not known."""
+        """CPU seconds that the process has used; 0 if they are not known."""
         return self._program.computed
 
     def send(self, kind: str, payload: object) -> None:
@@ -188,7 +188,7 @@ class RankProcess:
         Raises
         ------
         Gone
-            If the process has ended, be it within a message.
+            If the process has ended, even within a message.
         """
         try:
             kind, about, payload = unpack_message(self.connection.recv_bytes())
@@ -213,9 +213,9 @@ class RankProcess:
         Raises
         ------
         PoolError
-            If it says that it cannot, as when a module of the user is missing.
+            If the process reports that it cannot, for example because a module of the user is missing.
         Gone
-            If it is killed or crashes, or takes too long.
+            If the process is killed, crashes or takes too long.
         """
         while not self.loaded:
             if not wait([self.connection], max(0.0, self._deadline - time.monotonic())):
@@ -231,27 +231,28 @@ class RankProcess:
                 self._given = frozenset(self._changes)
 
     def lacks(self, rules: Mapping[str, Registered], alike: bool) -> list[Lacking]:
-        """Return the ops for which it has other rules; see :meth:`follow`."""
+        """Return the ops for which the process has other rules; see :meth:`follow`."""
         return lacking(rules, self._torchs, self._changes, () if alike else self._given)
 
     def follow(self, rules: Mapping[str, Registered], alike: bool, also: Sequence[str] = ()) -> None:
-        """Have it register what this process has registered, by importing the modules that do so.
+        """Have the process register the same rules as this process, by importing the modules that register them.
 
         Parameters
         ----------
         rules
-            What this process has.
+            The rules of this process.
         alike
-            Whether it must have torch's own rules wherever this process has; else its imports may have replaced some.
+            Whether the process must have torch's own rules for every op for which this process has them; if not, the
+            imports of the process may have replaced some.
         also
-            What it is to import first.
+            What the process imports first.
 
         Raises
         ------
         RulesNotInRanks
-            If no import has it register the same.
+            If no import makes it register the same rules.
         Gone
-            If it ends, or takes too long.
+            If the process ends or takes too long.
         """
         if refused := self._import(also):
             raise PoolError(f"a rank did not start: {refused}")
@@ -264,7 +265,7 @@ class RankProcess:
             raise RulesNotInRanks(found[0], self.brought, "", len(found) - 1)
 
     def _import(self, options: Sequence[str]) -> str:
-        """Have the process import what it has not been told to yet; return what keeps it from that."""
+        """Have the process import what it has not been told to import yet; return the reason if it cannot."""
         names = [name for name in dict.fromkeys(options) if name and name not in self.brought]
         if not names:
             return ""
@@ -299,21 +300,21 @@ class RankProcess:
         return self._program.tail()
 
     def kill(self) -> None:
-        """End the process without waiting for that."""
+        """Kill the process without waiting for its end."""
         self._program.kill()
 
     def close(self) -> None:
-        """End the process, if it lives, and release all that belongs to it."""
+        """End the process if it still runs, and release its resources."""
         self._program.close()
         self.connection.close()
 
 
 class Spares:
-    """Processes that wait to take the place of those that are lost; several pools may share them.
+    """Processes that wait to take the place of lost ones; several pools may share them.
 
-    A spare has loaded torch, and the user's files, and nothing else: it costs about as much memory as a rank and no
-    time. As many wait as were ever lost at once, up to :attr:`most`: an op that ends one rank by a signal often ends
-    them all, and in the next trial again.
+    A spare has loaded torch and the user's files and nothing else. It costs about as much memory as a rank and no time.
+    The number of spares is the most ranks that were ever lost at once, up to :attr:`most`. The reason: an op that ends
+    one rank by a signal often ends them all, and again in the next trial.
 
     Parameters
     ----------
@@ -322,15 +323,15 @@ class Spares:
     count
         Number of processes that wait at first.
     eager
-        Have them from the start; otherwise from the first loss on, since most pools never lose a process.
+        Whether to start them at once; otherwise they start at the first loss, because most pools never lose a process.
     one_hash_seed
-        Have all ranks hash texts with the same seed, and not each with its own.
+        Whether all ranks have the same ``PYTHONHASHSEED`` instead of one each.
     imported_here
-        This process has run ``imports``, too; so ranks whose rules differ for that are wrong.
+        Whether this process has run ``imports``, too. If so, ranks with other rules are an error.
     """
 
     store_host = "127.0.0.1"
-    """Where the ranks find the store in which they meet; the controller has it."""
+    """The host of the store in which the ranks meet; the controller serves the store."""
     most = 4
     """Most processes that wait in one place."""
 
@@ -355,28 +356,28 @@ class Spares:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of those that wait."""
+        """Process ids of the waiting processes."""
         return [process.pid for waiting in self._waiting.values() for process in waiting.values()]
 
     def places(self, size: int) -> tuple[Place, ...]:
-        """Return where the ranks of a world of ``size`` are.
+        """Return the places of the ranks of a world of ``size``.
 
         Raises
         ------
         PoolError
-            If there is no room for so many.
+            If there is no room for that many ranks.
         """
         return local_places(size)
 
     def hash_seed(self, rank: int) -> int:
-        """Return the hash seed of ``rank``: ranks have their own, as they do wherever nobody sets one."""
+        """Return the hash seed of ``rank``: each rank has its own, as ranks do if no seed is set."""
         return 0 if self.one_hash_seed else rank
 
     def take(self, rank: int, own_seed: bool = False) -> RankProcess:
-        """Return a process that waits and may become ``rank``, or else a new one; it may still be loading.
+        """Return a waiting process that may become ``rank``, or else a new process; it may still be loading.
 
-        A process that has waited has the hash seed of the rank for which it was started, which is ``rank`` if there is
-        such a one; with ``own_seed`` no other will do.
+        A waiting process has the hash seed of the rank for which it was started. One that was started for ``rank`` is
+        preferred; with ``own_seed`` no other one is taken.
         """
         waiting = self._waiting.get(self._waiting_room(rank), {})
         while rank in waiting or (waiting and not own_seed):
@@ -387,32 +388,32 @@ class Spares:
         return self.start(rank)
 
     def start(self, rank: int) -> RankProcess:
-        """Return a process that has just been started; those that wait are left for who is in a hurry."""
+        """Return a process that has just been started; waiting ones are left for callers in a hurry."""
         return RankProcess.start(self.spec(rank))
 
     def spec(self, rank: int) -> ProgramSpec:
-        """Return what the process of ``rank`` is to be."""
+        """Return the specification of the process of ``rank``."""
         return ProgramSpec(self.imports, self.memory_limit, own_level(), self.hash_seed(rank))
 
     def lost(self, rank: int) -> None:
-        """Take note that the process of ``rank`` was lost, so that others may be."""
+        """Record that the process of ``rank`` was lost, because more losses may follow."""
         self._lost.setdefault(self._waiting_room(rank), []).append(rank)
 
     def refill(self) -> None:
-        """Start as many as are missing, now that all who were lost have been replaced; does not wait for them."""
+        """Start the missing spares, once all lost processes have been replaced; do not wait for them."""
         for room, lost in self._lost.items():
             self._wanted[room] = min(self.most, max(self._wanted.get(room, self.count), len(lost)))
             self._recent[room] = dict.fromkeys((*lost, *self._recent.get(room, ())))
         self._lost.clear()
         for room, count in sorted(self._wanted.items()):
             waiting = self._waiting.setdefault(room, {})
-            # first for the rank that was lost last: what ended it depends on its hash seed, more often than not
+            # first for the rank that was lost last: the cause of the loss often depends on the rank's hash seed
             for rank in dict.fromkeys((*self._recent.get(room, ()), *range(room, room + count))):
                 if rank not in waiting and len(waiting) < count:
                     waiting[rank] = self.start(rank)
 
     def close(self) -> None:
-        """End all that wait."""
+        """End all waiting processes."""
         processes = [process for waiting in self._waiting.values() for process in waiting.values()]
         self._waiting.clear()
         for process in processes:
@@ -421,5 +422,5 @@ class Spares:
             process.close()
 
     def _waiting_room(self, rank: int) -> int:
-        """Return the lowest rank for which a spare of ``rank`` would do as well: on one machine any can be any."""
+        """Return the lowest rank that shares its spares with ``rank``: on one machine any spare fits any rank."""
         return 0

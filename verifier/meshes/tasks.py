@@ -1,4 +1,4 @@
-"""Work for the ranks that is no trial of an op: a function that each rank calls, and what came of that."""
+"""Work for the ranks other than trials of ops: a function that each rank calls, and the outcome."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["Task", "TaskOutcome"]
 
 @dataclass(frozen=True)
 class Task:
-    """A function at a dotted path that every rank calls with the mesh and ``args``, which can be packed.
+    """A function at a dotted path that every rank calls with the mesh and ``args``; ``args`` have to be packable.
 
     Parameters
     ----------
     call
-        Dotted path of ``function(mesh: DeviceMesh, *args) -> object``; what it returns is packed, too.
+        Dotted path of ``function(mesh: DeviceMesh, *args) -> object``; the result is packed, too.
     mesh
         The mesh, of one process per rank.
     dim_names
-        Names of its dims, as plans for submeshes need them; empty for none.
+        Names of the mesh dims, which plans for submeshes need; empty for none.
     limit
-        Seconds without an answer after which it counts as hung; None for the limit of the pool.
+        Seconds without an answer after which the task counts as hung; None for the limit of the pool.
     """
 
     call: str
@@ -35,14 +35,14 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """What a task did: ``returned`` and ``raised`` have one entry per rank, in order.
+    """The outcome of a task: ``returned`` and ``raised`` have one entry per rank, in order.
 
     Attributes
     ----------
     fate
-        ``COMPLETED`` also where all ranks raised.
+        ``COMPLETED`` even if all ranks raised.
     detail
-        For other fates: which ranks were where.
+        For other fates: the phase of each rank.
     """
 
     fate: Fate
@@ -57,10 +57,10 @@ class TaskOutcome:
         return self.fate is Fate.COMPLETED and not any(self.raised)
 
     def failure(self) -> tuple[int, Raised] | None:
-        """Return the first rank that raised and what it raised; of errors of communication only if there is no other.
+        """Return the first rank that raised, and its error; communication errors count only if there is no other.
 
-        A rank that raises makes the others lose their connections, and what these raise then is no cause. A rank that
-        skips a test does not make up for another one that fails.
+        If a rank raises, the others lose their connections, so their communication errors are not the cause. A rank
+        that skips a test does not hide another rank that fails.
         """
         raised = [(rank, error) for rank, error in enumerate(self.raised) if error is not None]
         causes = [(rank, error) for rank, error in raised if error.type != "DistBackendError" and not _cut_off(error)]

@@ -1,9 +1,9 @@
 """The program that each process of a pool runs.
 
-It loads torch and the user's files first and gets its rank afterwards, so that a spare one can take any seat. Then it
-reads batches of trials from a pipe, runs its part of each and writes reports. A byte on a second pipe, the breaker, has
-it drop all connections to other ranks, so that it comes out of whatever it waits for; the end of a third, the lifeline,
-kills it when the controller is gone.
+It loads torch and the user's files first and gets its rank afterwards, so that a spare can take any seat. Then it reads
+batches of trials from a pipe, runs its rank's share of each and writes reports. A byte on a second pipe, the breaker,
+makes it drop all connections to other ranks, which ends whatever it waits for. A third pipe, the lifeline, closes when
+the controller is gone; that kills the process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from verifier.torch_internals.simulation import simulated_mode, start_simulated_
 __all__ = ["PHASE_CODES", "REMEMBERED_TRIALS", "Seat", "WorkerConfig"]
 
 PHASE_CODES: tuple[str, ...] = ("idle", *Phase, "exchange")
-"""What the byte that each process keeps in shared memory stands for."""
+"""The meaning of the byte that each process keeps in shared memory."""
 
 REMEMBERED_TRIALS = 1000
 """After so many a rank forgets what DTensor has worked out of them, else it would grow as long as it lives."""
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
-    """What a worker is told on its command line, as JSON: nothing yet of the rank that it will be."""
+    """The configuration on a worker's command line, as JSON; it does not include the rank."""
 
     breaker_fd: int
     imports: list[str]
@@ -72,10 +72,10 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Seat:
-    """A place in a world: which rank a process is, and where it meets the others.
+    """The seat of a process in a world: its rank, and how it meets the other ranks.
 
     ``number`` is the rank's number on its machine, which decides what GPU it gets; ``epoch`` counts the worlds.
-    ``meeting`` is a name of this world that nobody else knows, if all ranks are on one machine; else it is empty.
+    ``meeting`` is a secret name of this world if all ranks are on one machine; otherwise it is empty.
     """
 
     index: int
@@ -110,7 +110,7 @@ class _Messages:
             self.connection.send_bytes(message)
 
     def report(self, report: ProcessReport, kind: str = "report") -> None:
-        """Send a report; if it cannot be packed, send one that says so, so that no more than a trial is lost."""
+        """Send a report; if it cannot be packed, send one that says so, so that only one trial is lost."""
         try:
             message = pack_report(kind, self.trial, report)
         except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
@@ -131,12 +131,12 @@ class _Messages:
 class _Breaker:
     """Drops all connections to other ranks when a byte comes, until this process's main thread is back in its loop.
 
-    Neither destroying nor aborting a gloo group gets a thread out of its collectives (torch 2.13.0).
+    Destroying or aborting a gloo group does not interrupt a thread in its collectives (torch 2.13.0).
     """
 
     def __init__(self, descriptor: int, controller: int) -> None:
         self.broken = threading.Event()
-        self._controller = controller  # a TCP connection where the controller is on another machine
+        self._controller = controller  # a TCP connection if the controller is on another machine
         self.spared_port: int | None = None
         self.agreement: Agreement | None = None
         self._lock = threading.Lock()
@@ -180,7 +180,7 @@ class _Breaker:
 
 
 class _Ranks:
-    """This process's rank in the world, or all of them if they are simulated; can be made anew after a fault."""
+    """This process's rank in the world, or all ranks if they are simulated; can be built again after a fault."""
 
     def __init__(self, messages: _Messages, breaker: _Breaker, memory_limit: int | None) -> None:
         self.messages = messages
@@ -193,7 +193,7 @@ class _Ranks:
         self._staging: list[torch.library.Library] = []
 
     def build(self, seat: Seat) -> None:
-        """Take ``seat`` and make the process groups; leaves those that there were before."""
+        """Take ``seat`` and make the process groups, after leaving the earlier ones."""
         self._runners.clear()
         for mesh in self._meshes.values():
             release_groups(mesh)
@@ -248,14 +248,14 @@ class _Ranks:
         return self._agreement.agree(failed, digest)
 
     def _runner(self, shape: tuple[int, ...]) -> TrialRunner:
-        """Return what runs trials on a mesh of ``shape``; the ranks meet in it when the shape is new."""
+        """Return the runner of trials on a mesh of ``shape``; for a new shape the ranks meet in the new mesh."""
         if shape not in self._runners:
             mesh = self._mesh(shape)
             self._runners[shape] = TrialRunner(mesh, self.ranks, self._exchange, self.memory_limit)
         return self._runners[shape]
 
     def _mesh(self, shape: tuple[int, ...], dim_names: tuple[str, ...] = ()) -> DeviceMesh:
-        """Return a mesh of all ranks; they meet in it when it is new."""
+        """Return a mesh of all ranks; the ranks meet in a new mesh."""
         assert self._seat is not None
         if (shape, dim_names) not in self._meshes:
             staged = self._seat.device == "cuda" and self._seat.backend == "gloo"
@@ -314,7 +314,7 @@ class _Ranks:
 
     @staticmethod
     def _end_if_unusable() -> None:
-        """End this process if a kernel has failed: from then on every CUDA call of the process fails."""
+        """End this process if a kernel has failed, because every later CUDA call of the process fails, too."""
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
@@ -329,7 +329,7 @@ class _Ranks:
 
 
 def _failed(ranks: tuple[int, ...], phase: Phase, error: Exception, what: str = "") -> ProcessReport:
-    """Return the report of a process that cannot say what came of a trial because of ``error``."""
+    """Return the report of a process that cannot report the outcome of a trial because of ``error``."""
     text = "".join(traceback.format_exception(error)[-12:])
     return ProcessReport(ranks, phase, Raised(phase, type(error).__name__, f"{what}{error}", traceback=text, ours=True))
 
@@ -339,8 +339,8 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
     torchs = registered_rules()
     run_imports(config.imports)
     ranks = _Ranks(messages, breaker, config.memory_limit)
-    gc.freeze()  # else each full collection walks all that torch has loaded, for 0.1 s
-    gc.enable()  # who started this process had it off while all that was loaded
+    gc.freeze()  # otherwise each full collection walks all objects that torch has loaded, for 0.1 s
+    gc.enable()  # the process was started with it off, for the time of loading
     messages.send("loaded", ({op: rule.text for op, rule in torchs.items()}, changes(torchs, registered_rules())))
     limited = config.memory_limit is None
     tried = 0
@@ -400,10 +400,10 @@ def main() -> None:
 
 
 def _end(status: int, last_words: str = "") -> NoReturn:
-    """End this process without Python's own end.
+    """End this process without Python's own shutdown.
 
-    A process group whose peers may be gone cannot be destroyed in order, and while Python ends beside one that has not
-    been, a thread of gloo's may let go of a tensor, which aborts (https://github.com/pytorch/pytorch/issues/190489).
+    A process group whose peers may be gone cannot be destroyed in order. If Python shuts down beside such a group, a
+    thread of gloo may release a tensor, which aborts (https://github.com/pytorch/pytorch/issues/190489).
     """
     sys.stderr.write(last_words)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A worker's process as the machine that it runs on sees it: started, watched and ended, whoever talks to it."""
+"""A worker's process on its own machine: how it is started, watched and ended. Its messages are handled elsewhere."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ENDS = re.compile(r"^(terminate called|Fatal Python error)", re.MULTILINE)
 
 
 def last_words(text: str, cut: bool = False) -> str:
-    """Return what the end of a process's stderr tells of its end: whole lines, some 600 characters at most.
+    """Return the lines at the end of a process's stderr that explain how it ended: about 600 characters at most.
 
-    What torch logs is left out: it warns of this and that before. An abort begins where the runtime says so. ``cut``
-    says that ``text`` begins within a line.
+    Lines that torch logs are left out, because its earlier warnings are not the cause. The text of an abort starts at
+    the runtime's own message. ``cut`` says that ``text`` begins within a line.
 
     >>> last_words("[rank0]:W1122 12:05:01.628000 26003 torch/x.py:1] falling back\\nkilled by hand\\n")
     'killed by hand'
@@ -43,7 +43,7 @@ def last_words(text: str, cut: bool = False) -> str:
 
 
 class Program(Protocol):
-    """What the controller does with a worker's process besides talking to it, on whatever machine it is."""
+    """A worker's process, on any machine, without its messages: what the controller needs to watch it and end it."""
 
     @property
     def pid(self) -> int:
@@ -51,7 +51,7 @@ class Program(Protocol):
 
     @property
     def phase(self) -> str:
-        """The phase of a trial that it is in, or was in when it ended."""
+        """The phase of the trial that it is in, or was in when it ended."""
 
     @property
     def running(self) -> bool:
@@ -59,7 +59,7 @@ class Program(Protocol):
 
     @property
     def computed(self) -> float:
-        """Seconds of processors that it has used; 0 if that is not known."""
+        """CPU seconds that it has used; 0 if they are not known."""
 
     def interrupt(self) -> None:
         """Have it drop its connections to other ranks; raises an OSError if it has ended."""
@@ -74,28 +74,28 @@ class Program(Protocol):
         """Return the end of what it wrote to stderr."""
 
     def kill(self) -> None:
-        """End it without waiting for that."""
+        """Kill it without waiting for its end."""
 
     def close(self) -> None:
-        """End it, if it lives, and release all that belongs to it."""
+        """End it if it still runs, and release its resources."""
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """What a worker is started with.
+    """The options with which a worker is started.
 
     Parameters
     ----------
     imports
         Modules and files that it runs first.
     memory_limit
-        Bytes that it may map on top of what it has once it is a rank; None for no limit.
+        Bytes that it may map in addition to those mapped when it becomes a rank; None for no limit.
     log_level
-        The level from which on it sends log lines.
+        The lowest level of the log lines that it sends.
     hash_seed
-        Its ``PYTHONHASHSEED``. The order of a set of texts depends on it, and what DTensor chooses on that.
+        Its ``PYTHONHASHSEED``. The order of a set of texts depends on it, and DTensor's choices depend on that order.
     interface
-        The network interface on which gloo meets other ranks; None leaves that to gloo.
+        The network interface on which gloo meets other ranks; None leaves the choice to gloo.
     """
 
     imports: tuple[str, ...]
@@ -111,7 +111,7 @@ class WorkerProgram(Child):
     Parameters
     ----------
     spec
-        What it is started with.
+        The options with which it is started.
     connection_fd
         Its end of the connection to the controller; the caller closes its own copy.
     """
@@ -141,9 +141,9 @@ class WorkerProgram(Child):
 
 
 def _environment(spec: ProgramSpec) -> dict[str, str]:
-    """Return the environment of a worker: ours, without what a launcher told us of our own rank.
+    """Return the environment of a worker: ours, without a launcher's variables about our own rank.
 
-    DeviceMesh and the user's files would take that for the worker's (LOCAL_RANK names a GPU, for one).
+    DeviceMesh and the user's files would take these for the worker's (LOCAL_RANK, for example, names a GPU).
     """
     kept = {
         name: value

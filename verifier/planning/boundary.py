@@ -1,8 +1,8 @@
 """What a stored call may reach: torch's ops, programs of installed families, and what the command line imported.
 
-A file that is read back (a baseline, a record, a journal, a finding) is data. The call that it names is looked up here,
-among what is loaded already, before anything is called: a lookup imports nothing and runs nothing of the file's choice.
-What may be called is decided by what the callable is. docs/explanations/trust.md has the whole boundary.
+A file that is read back (a baseline, a record, a journal, a finding) is data. Before a call is made, its name is looked
+up here among the loaded modules. A lookup imports nothing and runs nothing that the file chooses. Whether a callable
+may be called depends on the callable itself. docs/explanations/trust.md describes the whole boundary.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class OutsideError(ValueError):
 
 
 def declares(call: str, names: CallNames = lambda case: ()) -> None:
-    """Declare that stored calls may name the program at the dotted path ``call``, one of an installed family's.
+    """Declare that stored calls may name the program at the dotted path ``call``, which an installed family has.
 
     ``torch.ops.NAMESPACE`` stands for the ops of a namespace.
 
     Parameters
     ----------
     names
-        Returns the dotted paths of all that the program calls because its arguments say so; each of these has to lie
-        within the boundary as well. It raises a ValueError where an argument names something else that it must not.
+        Returns the dotted paths of everything that the program calls because its arguments name it. Each of these has
+        to lie within the boundary, too. Raises a ValueError if an argument names anything else that is forbidden.
     """
     _declared[call] = names
 
@@ -54,9 +54,9 @@ def refusal(trial: Trial, imports: Sequence[str] = (), most_ranks: int = MOST_RA
     Parameters
     ----------
     imports
-        What the command line imported; it has been imported by now.
+        The command line's imports, which have already run.
     most_ranks
-        How many ranks there may be.
+        The largest number of ranks allowed.
     """
     case, mesh = trial.case, trial.mesh
     if mesh.world_size > most_ranks:
@@ -73,7 +73,7 @@ def refusal(trial: Trial, imports: Sequence[str] = (), most_ranks: int = MOST_RA
 
 
 def needs_imports(named: Sequence[str], imports: Sequence[str]) -> list[str]:
-    """Return what a file names under ``imports`` and the command line does not; a file may lie elsewhere by now.
+    """Return the imports that a file names and the command line does not; the imported file may have moved since.
 
     >>> needs_imports(["rules.py", "mine.ops"], ["/home/me/rules.py"])
     ['mine.ops']
@@ -88,7 +88,7 @@ def _file_name(name: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ the call
 def _refused_call(case: OpCase, imports: Sequence[str]) -> str:
-    """Return why the call of ``case``, or another that its arguments name, is not made; empty if all may be."""
+    """Return why the call of ``case``, or one that its arguments name, is refused; empty if all are allowed."""
     if reason := _refused_path(case.call, imports):
         return reason
     names = _declared.get(case.call)
@@ -102,7 +102,7 @@ def _refused_call(case: OpCase, imports: Sequence[str]) -> str:
 
 
 def _refused_path(path: str, imports: Sequence[str]) -> str:
-    """Return why what is at a dotted path is not called; empty if it may be."""
+    """Return why the callable at a dotted path is refused; empty if it is allowed."""
     parts = path.split(".")
     if len(path) > 300 or not all(part.isascii() and part.isidentifier() for part in parts):
         return f"calls {path[:80]!r}, which is no dotted path"
@@ -130,13 +130,13 @@ def _is_declared(path: str) -> bool:
 
 
 _NAMESPACES = ("aten", "prims")
-"""Those of torch whose ops take tensors to tensors. Others of its own load libraries, communicate, or read files."""
+"""Torch's namespaces whose ops map tensors to tensors. Its other ones load libraries, communicate, or read files."""
 
 
 def _is_op(parts: list[str], imported: bool) -> bool:
     """Return whether ``torch.ops`` has an op of this name that takes a tensor, as ``["aten", "mm", "default"]``.
 
-    What there is beside torch's has been defined by an installed family or by what was imported.
+    Ops other than torch's were defined by an installed family or by an import.
     """
     if len(parts) not in (2, 3) or any(part.startswith("__") for part in parts[:1]):
         return False
@@ -158,7 +158,7 @@ def _declared_namespace(name: str) -> bool:
 def _takes_tensors(op: object) -> bool:
     """Return whether an overload, or one of an op's overloads, takes a tensor that it does not only write to.
 
-    So ``aten::from_file``, whose file it may make, is none, nor is ``aten::save``.
+    This excludes ``aten::from_file``, which may create its file, and ``aten::save``.
     """
     if isinstance(op, OpOverloadPacket):
         return any(_takes_tensors(getattr(op, name)) for name in op.overloads())  # type: ignore[no-untyped-call]
@@ -171,9 +171,9 @@ def _takes_tensors(op: object) -> bool:
 def _functions_of_torch() -> frozenset[str]:
     """Return the dotted paths of torch's documented functions of tensors.
 
-    These are what torch itself lets a class like a tensor override (``torch.overrides``), besides the functions of
-    ``torch.nn.functional`` that it has forgotten there, and names that aten has as well. So nothing that loads, saves,
-    compiles or configures is among them, and no name that a module of torch has merely imported.
+    These are the functions that tensor-like classes can override (``torch.overrides``), the functions of
+    ``torch.nn.functional`` that are missing there, and names that aten has, too. So functions that load, save, compile
+    or configure are excluded, and so are names that a module of torch merely imports.
     """
     overridable = {one for functions in torch.overrides.get_overridable_functions().values() for one in functions}
     found: set[str] = set()
@@ -199,7 +199,7 @@ def _aten(name: str) -> object:
 
 
 def _is_operator(name: str) -> bool:
-    """Return whether ``name`` is that of an operator of Python, as ``__add__``, ``__radd__`` or ``__iadd__``."""
+    """Return whether ``name`` is the method of a Python operator, such as ``__add__``, ``__radd__`` or ``__iadd__``."""
     if not (name.startswith("__") and name.endswith("__")):
         return False
     return name in vars(operator) or (name[2] == "r" and f"__{name[3:]}" in vars(operator))
@@ -207,7 +207,7 @@ def _is_operator(name: str) -> bool:
 
 # --------------------------------------------------------------------------------------------- what was imported
 def _is_imported(parts: list[str], imports: Sequence[str]) -> bool:
-    """Return whether a dotted path is that of a function which an imported module defines, or one of its submodules."""
+    """Return whether an imported module, or one of its submodules, defines the function at a dotted path."""
     for module, inner in _modules(imports):
         for cut in range(len(parts) - 1, 0, -1):
             name = ".".join(parts[:cut])
@@ -219,7 +219,7 @@ def _is_imported(parts: list[str], imports: Sequence[str]) -> bool:
 
 
 def _modules(imports: Sequence[str]) -> Iterator[tuple[ModuleType, bool]]:
-    """Yield each module that was imported, and whether its submodules were meant as well."""
+    """Yield each imported module, and whether the import includes its submodules."""
     for name in imports:
         module = imported_module(name)
         if module is not None:

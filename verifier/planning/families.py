@@ -32,7 +32,7 @@ ENTRY_POINT_GROUP = "dtensor_verifier.families"
 
 @dataclass(frozen=True)
 class DrawContext:
-    """What a family may know when it draws: the mesh (to cut unevenly on purpose), dtypes and ops to choose from."""
+    """What a family knows when it draws: the mesh (for uneven shards), and the dtypes and ops to choose from."""
 
     mesh: MeshSpec
     dtypes: tuple[torch.dtype, ...]
@@ -68,24 +68,24 @@ class Family(Protocol):
 
     @property
     def broad(self) -> bool:
-        """Whether it has so many ops that each is drawn by itself, and none unless a pattern names it."""
+        """Whether each op is drawn separately, and only if a pattern names it, because the family has so many."""
         ...
 
     @property
     def shrinks(self) -> bool:
-        """Whether Hypothesis finds smaller cases than those that it has drawn."""
+        """Whether Hypothesis can shrink the cases that it has drawn."""
         ...
 
     def select(self, pattern: str) -> tuple[str, ...]:
-        """Return those of its ops that a glob names; empty if there is none."""
+        """Return the family's ops that a glob names; empty if there is none."""
         ...
 
     def covers(self, selected: tuple[str, ...], op: str) -> bool:
-        """Return whether a case of the aten operator ``op`` may be drawn where these ops are selected."""
+        """Return whether a case of the aten operator ``op`` may be drawn if these ops are selected."""
         ...
 
     def left_out(self, context: DrawContext) -> Iterable[tuple[str, str]]:
-        """Return what there is of the ops in ``context`` and cannot be tested, and why."""
+        """Return what cannot be tested of the ops in ``context``, and why."""
         ...
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
@@ -93,7 +93,7 @@ class Family(Protocol):
         ...
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
-        """Return which placements the tensor arguments of ``case`` are given."""
+        """Return the placements that the tensor arguments of ``case`` may have."""
         ...
 
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
@@ -102,14 +102,14 @@ class Family(Protocol):
 
 
 class NarrowFamily:
-    """What families of few ops have in common: all of these can be tested, and each is selected by its name."""
+    """The common parts of families with few ops: all ops can be tested, and each is selected by its name."""
 
     ops: tuple[str, ...]
     """The operators that the family draws cases of, as ``aten.embedding.default``."""
 
     @property
     def broad(self) -> bool:
-        """Whether it has so many ops that each is drawn by itself: no."""
+        """Whether each op is drawn separately: no."""
         return False
 
     @property
@@ -118,7 +118,7 @@ class NarrowFamily:
         return True
 
     def select(self, pattern: str) -> tuple[str, ...]:
-        """Return those of its ops that a glob names; empty if there is none."""
+        """Return the family's ops that a glob names; empty if there is none."""
         return tuple(op for op in self.ops if matches(op, pattern))
 
     def covers(self, selected: tuple[str, ...], op: str) -> bool:
@@ -139,15 +139,15 @@ class NarrowFamily:
 
 
 class ReplicatedFamily(NarrowFamily):
-    """A family of programs that cut their tensors themselves; drawn where a pattern names it."""
+    """A family of programs that shard their tensors themselves; drawn only if a pattern names it."""
 
     @property
     def broad(self) -> bool:
-        """Whether each of its ops is drawn by itself, and none unless a pattern names it: yes."""
+        """Whether each op is drawn separately, and only if a pattern names it: yes."""
         return True
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
-        """Return which placements the tensors begin with: Replicate."""
+        """Return the placements that the tensors begin with: Replicate."""
         return Alphabet(shard=False, partial=())
 
 
@@ -175,8 +175,8 @@ def matches(op: str, pattern: str) -> bool:
 def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str, tuple[str, ...]]:
     """Return the ops that each family is to draw: those that a family name or an op glob in ``patterns`` names.
 
-    No pattern selects everything but broad families. Those are asked only for what no other family has under just this
-    name: a lookup that the family of embeddings draws need not be drawn from a database of all ops as well.
+    Without a pattern, every family except broad ones is selected. A broad family is asked only for ops that no other
+    family has under exactly this name: a lookup of the embedding family need not be drawn from a broad family, too.
 
     Raises
     ------

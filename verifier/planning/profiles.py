@@ -32,14 +32,14 @@ CAMPAIGN_PROFILES = {
     for profile in (
         CampaignProfile("dev", max_examples=10, combinations_per_case=16),
         CampaignProfile("ci", max_examples=30, combinations_per_case=32),
-        # on three mesh dims a trial may take DTensor a second: a night is what bounds it there
+        # on three mesh dims a trial may take DTensor a second, so there the night's time is the limit
         CampaignProfile("nightly", max_examples=400, combinations_per_case=256, time_limit=8 * 3600.0),
         CampaignProfile("gpu", max_examples=30, combinations_per_case=32),
     )
 }
 
-# What differs between profiles. ci and gpu gate merges, so they are deterministic and remember nothing; dev and nightly
-# look at something new each time, and try again first what failed before.
+# The differences between profiles. ci and gpu gate merges, so they are deterministic and store no examples. dev and
+# nightly draw new examples each time, and first repeat those that failed before.
 _DIFFERENCES: dict[str, dict[str, Any]] = {
     "dev": {"max_examples": 25, "stateful_step_count": 20, "derandomize": False},
     "ci": {"max_examples": 100, "stateful_step_count": 30, "derandomize": True},

@@ -1,7 +1,7 @@
-"""Which combinations to try if not all are: those that take what was tried least so far.
+"""Which combinations to try if there are too many: those whose rules or redistributions were planned least so far.
 
-Of an op these are products of the rules that DTensor claims; of a program that redistributes, what its explicit
-redistributions begin with.
+For an op these are products of the rules that DTensor claims. For a program that redistributes, they are placements
+from which its explicit redistributions start.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from verifier.torch_internals.placements import Combination, Placements
 __all__ = ["Steering"]
 
 Column = tuple[Placement, ...]
-"""What a rule asks of the tensor arguments on one mesh dim."""
+"""The placements that a rule requires of the tensor arguments on one mesh dim."""
 
 
 class Steering:
     """Steers trials to the rules that DTensor claims of each call, and to edges between placements.
 
-    What it chooses depends on the cases that it has been shown, in their order, and not on what came of them. So all
-    shards of a campaign, and a run that is resumed, choose alike if they show it every case that is drawn.
+    Its choice depends on the cases that it has been shown, in order, and not on their outcomes. So all shards of a
+    campaign, and a resumed run, make the same choice if they show it every case that is drawn.
 
     Parameters
     ----------
     most
-        At most so many combinations are chosen of a case.
+        The most combinations to choose per case.
     """
 
     def __init__(self, most: int) -> None:
@@ -49,11 +49,11 @@ class Steering:
         self._announced: set[tuple[str, str]] = set()
 
     def wanted(self, case: OpCase, mesh: MeshSpec, alphabet: Alphabet | None = None) -> list[Combination]:
-        """Return the combinations to try in any case; empty if nothing tells them apart.
+        """Return the combinations that have to be tried; empty if nothing distinguishes combinations.
 
-        For a call with explicit redistributions these are combinations of the placements in ``alphabet`` from which a
-        redistribution takes an edge that was planned least so far; else products of claimed rules, those planned least
-        first.
+        For a call with explicit redistributions these are combinations of placements in ``alphabet`` from which a
+        redistribution takes an edge that was planned least so far. For other calls they are products of claimed rules,
+        least-planned first.
         """
         if explicit_moves(case):
             return self._from_least_planned(case, mesh, alphabet or Alphabet())
@@ -70,10 +70,10 @@ class Steering:
         return wanted
 
     def _from_least_planned(self, case: OpCase, mesh: MeshSpec, alphabet: Alphabet) -> list[Combination]:
-        """Return combinations, one after the other, whose redistributions as a whole were planned least.
+        """Return combinations, chosen one by one, whose whole redistributions have been planned least often.
 
-        Among equals those come first that take more edges of one mesh dim which are rare so far. Tensors are placed one
-        by one, because all their combinations would be too many.
+        Ties go to combinations with more edges on single mesh dims that are rare so far. Tensors are placed one by one,
+        because there are too many combinations of all tensors.
         """
         tensors = tensor_arguments(case.args, case.kwargs)
         choices = [_choices(alphabet, tensor.ndim, tensor.dtype, mesh.ndim) for tensor in tensors]
@@ -84,7 +84,7 @@ class Steering:
             for number, options in enumerate(choices):
                 need = partial(self._need, mesh, number, targets[number])
                 combination = (*combination, min(options, key=need))
-            for number, source in enumerate(combination):  # what is not redistributed has its turns as well
+            for number, source in enumerate(combination):  # tensors that are not redistributed take turns, too
                 self._edges[mesh.ndim, f"{number}: {format_placements(source)}"] += 1
             for source, target in resolved_moves(case, combination):
                 self._edges.update((mesh.ndim, edge) for edge in _names(source, target))
@@ -94,7 +94,7 @@ class Steering:
     def _need(
         self, mesh: MeshSpec, number: int, targets: Sequence[Placements], source: Placements
     ) -> tuple[int, float, int, str]:
-        """Sort key that puts first what was planned least: where tensor ``number`` goes from ``source``."""
+        """Sort key that puts the least-planned redistributions of tensor ``number`` from ``source`` first."""
         text = format_placements(source)
         whole, news = 0, 0.0
         for target in targets:
@@ -104,7 +104,7 @@ class Steering:
         return whole, -news, self._edges[mesh.ndim, f"{number}: {text}"], text
 
     def news(self, case: OpCase, mesh: MeshSpec) -> tuple[str, ...]:
-        """Return the rules that are claimed of the call, if any of them has not been returned before; else nothing."""
+        """Return the rules that DTensor claims of the call if any of them is new; otherwise nothing."""
         rules = {(case.op, text) for text in self._rules(case, mesh)}
         if rules <= self._announced:
             return ()
@@ -121,7 +121,7 @@ class Steering:
 
 @lru_cache(maxsize=65536)
 def _names(source: Placements, target: Placements) -> tuple[str, ...]:
-    """Return what stands for a redistribution as a whole, and the edge on each mesh dim."""
+    """Return the name of a redistribution as a whole, and of its edge on each mesh dim."""
     first, last = format_placements(source), format_placements(target)
     return f"{first} => {last}", *edges_between(first, last)
 

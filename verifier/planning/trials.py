@@ -1,4 +1,4 @@
-"""Which trials to make of a case: the combinations, and the placements of the cotangents."""
+"""The trials of a case: its combinations, and the placements of the cotangents."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class CasePlan:
 def cotangent_placements(reference: Reference, mesh: MeshSpec, seed: int) -> tuple[tuple[Placements, ...], ...]:
     """Return placements for three backward passes: all Replicate, one that shards, one that is Partial.
 
-    On several mesh dims the second and third are drawn mixtures. A 0-d output cannot be sharded. There is none where
-    torch has no gradient.
+    On several mesh dims the second and third are random mixtures. A 0-d output cannot be sharded. If torch has no
+    gradient, there are no backward passes.
     """
     rng = random.Random(f"cotangents/{seed}")
     outputs = [reference.outputs[i] for i in reference.differentiable]
@@ -68,7 +68,7 @@ def plan_case(
 ) -> CasePlan:
     """Return the trials of ``case`` on ``mesh``: all combinations, or at most ``cap``.
 
-    Of too many, a pairwise cover comes first, then those that are ``wanted``, then random ones; see
+    If there are more than ``cap``, a pairwise cover comes first, then the ``wanted`` ones, then random ones; see
     :class:`~verifier.placements.combinations.CombinationSpace`.
     """
     tensors = tensor_arguments(case.args, case.kwargs)

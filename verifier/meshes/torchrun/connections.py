@@ -17,18 +17,18 @@ __all__ = ["Doorway", "connect", "interface_of", "limit_receiving", "own_address
 HANDSHAKE_LIMIT = 20
 """Seconds that the other side gets to answer once it is connected."""
 SILENCE_LIMIT = 30
-"""Seconds after which a machine that does not answer is gone; one without power would be waited for for ever."""
+"""Seconds after which a machine that does not answer is gone; without a limit we would wait forever for a dead one."""
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IF_INET6 = Path("/proc/net/if_inet6")
 
 
 class Doorway:
-    """Listens on every interface for those who know the key.
+    """Listens on every interface, and lets in processes that know the key.
 
     Attributes
     ----------
     key
-        What whoever connects has to know.
+        The secret that a connecting process has to know.
     port
         The TCP port.
     """
@@ -41,18 +41,18 @@ class Doorway:
         self.port: int = self._socket.getsockname()[1]
 
     def accept(self, until: float, instead: Connection | None = None) -> tuple[Connection, object] | None:
-        """Return the next connection and the hello that came with it; whoever does not know the key is turned away.
+        """Return the next connection and the hello that came with it; processes without the key are turned away.
 
         Parameters
         ----------
         until
             When to give up, in :func:`time.monotonic`'s seconds.
         instead
-            A connection on which a message is as good.
+            A connection on which a message ends the wait, too.
 
         Returns
         -------
-        None if the time is over, or if there is a message on ``instead`` and nobody to be let in.
+        None if the time is over, or if there is a message on ``instead`` and no process to let in.
         """
         waiting: list[socket.socket | Connection] = [self._socket, *([] if instead is None else [instead])]
         while True:
@@ -81,9 +81,9 @@ def connect(host: str, port: int, key: bytes, hello: object) -> Connection:
     Raises
     ------
     OSError
-        If nobody is there.
+        If no process listens there.
     AuthenticationError
-        If whoever is there does not know the key.
+        If the listening process does not know the key.
     """
     connection = _prepared(socket.create_connection((host, port), timeout=HANDSHAKE_LIMIT))
     try:
@@ -115,7 +115,7 @@ def _prepared(connected: socket.socket) -> Connection:
 
 
 def limit_receiving(connection: Connection, seconds: int) -> None:
-    """Have receiving from ``connection`` fail with an OSError if nothing comes for so long; 0 for no limit."""
+    """Make receiving from ``connection`` fail with an OSError if nothing comes for ``seconds``; 0 for no limit."""
     with socket.socket(fileno=connection.fileno()) as borrowed:
         borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
         borrowed.detach()

@@ -1,4 +1,4 @@
-"""The controller of ranks that torchrun started, and what it does with keepers; see :mod:`.environment`."""
+"""The controller of ranks that torchrun started, and how it uses keepers; see :mod:`.environment`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Keeper:
 
     @property
     def gone(self) -> str:
-        """What to say of it once it is gone."""
+        """The message about a keeper that is gone."""
         return f"the process that torchrun started as rank {self.rank}, on {self.place.host}, is gone"
 
     def tell(self, action: str, *arguments: object) -> int:
@@ -66,7 +66,7 @@ class _Keeper:
         return self._asked
 
     def answer(self, number: int) -> object:
-        """Return the answer of that number; those before it are of calls that a Ctrl-C cut short."""
+        """Return the answer with that number; earlier answers belong to calls that a Ctrl-C cut short."""
         try:
             while (answer := self.connection.recv())[0] != number:
                 pass
@@ -128,19 +128,19 @@ class _RemoteProgram:
     def _ask(self, action: str, otherwise: object) -> object:
         try:
             return self._keeper.ask(action, self._number)
-        except _KeeperGone:  # what matters of that comes to light when the rank is to be replaced
+        except _KeeperGone:  # an error is reported when the rank has to be replaced
             return otherwise
 
 
 class Cluster:
-    """All that torchrun started, from the controller's side; a context manager.
+    """All processes that torchrun started, as the controller sees them; a context manager.
 
     Attributes
     ----------
     places
-        Where each rank is.
+        The place of each rank.
     status
-        The exit status that all processes of the job are to end with.
+        The exit status of all processes of the job.
     """
 
     def __init__(self, own: TorchrunRank) -> None:
@@ -162,7 +162,7 @@ class Cluster:
 
     @property
     def store_host(self) -> str:
-        """The address of this machine as the others know it."""
+        """The address of this machine for the others."""
         return "127.0.0.1" if self.one_machine else self._own.host
 
     def describe(self) -> str:
@@ -194,9 +194,9 @@ class Cluster:
         Raises
         ------
         PoolError
-            If some do not come.
+            If some keepers do not connect.
         ValueError
-            If one of them is of another version.
+            If a keeper has another version.
         """
         until = time.monotonic() + GATHERING_LIMIT
         self._store = self._own.store()
@@ -219,22 +219,22 @@ class Cluster:
         self.places = (*self.places, *(self._keepers[rank].place for rank in range(1, self._own.world_size)))
 
     def _end(self) -> None:
-        """Tell the keepers how it ended. They end when this process has ended, lest torchrun ends it for their sake."""
+        """Tell the keepers the exit status. They end after this process, so that torchrun does not end it with them."""
         for keeper in self._keepers.values():
             with contextlib.suppress(_KeeperGone):
                 keeper.tell("end", self.status)
 
     def spares(self, imports: tuple[str, ...] = (), memory_limit: int | None = None) -> Spares:
-        """Return where the processes of pools come from that take their ranks from this cluster."""
+        """Return the source of processes for pools whose ranks are in this cluster."""
         return _ClusterSpares(self, imports, memory_limit)
 
     def start(self, rank: int, spec: ProgramSpec) -> RankProcess:
-        """Start a process where ``rank`` is.
+        """Start a process on the machine of ``rank``.
 
         Raises
         ------
         PoolError
-            If its keeper is gone, or cannot.
+            If its keeper is gone or cannot start it.
         """
         if rank == 0:
             return RankProcess.start(replace(spec, interface=self._interface()))
@@ -247,7 +247,7 @@ class Cluster:
             until = time.monotonic() + ANSWER_LIMIT
             while (entered := self._doorway.accept(until, instead=keeper.connection)) and entered[1] != hello:
                 entered[0].close()  # of a start that a Ctrl-C cut short
-            pid = keeper.answer(number)  # where nobody connected, it says why
+            pid = keeper.answer(number)  # if no process connected, it says why
         except _KeeperGone as gone:
             raise PoolError(str(gone)) from gone
         assert entered is not None
@@ -263,7 +263,7 @@ class Cluster:
 
 
 class _ClusterSpares(Spares):
-    """Processes for the ranks of a cluster. A spare is where its rank is, and there is one from its first loss on."""
+    """Processes for the ranks of a cluster. A spare is on its rank's machine, and exists from the rank's first loss."""
 
     most = 1
 

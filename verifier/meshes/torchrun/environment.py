@@ -1,13 +1,13 @@
 """Ranks that ``torchrun`` started, on any number of machines.
 
-Each process that torchrun starts sees here which rank it is. The first one is the controller: it runs the command line
-as it does anywhere else. The others are *keepers*: each keeps the place of its rank, and starts, interrupts and ends
-worker processes there when the controller asks. So a rank that dies or hangs costs one trial, and torchrun, which ends
-the whole job when one of its processes ends, does not notice.
+Each process that torchrun starts reads its rank here. The first one is the controller: it runs the command line as
+without torchrun. The others are *keepers*: each holds the place of its rank, and starts, interrupts and ends worker
+processes there when the controller asks. So a rank that dies or hangs costs one trial. Torchrun does not notice,
+although it ends the whole job when one of its own processes ends.
 
-A worker talks to the controller itself, over a TCP connection that its keeper has opened and handed to it; what only
-the machine of a process knows (in which phase it is, how it ended) goes through the keeper. A keeper ends when its
-connection to the controller does, and its workers end with the keeper, as any worker does with whoever started it.
+A worker talks to the controller directly, over a TCP connection that its keeper has opened and passed to it. Facts that
+only the worker's machine knows (its phase, how it ended) go through the keeper. A keeper ends when its connection to
+the controller ends. Its workers end with the keeper, as every worker ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VERSIONS = (__version__, str(torch.__version__))
 
 @dataclass(frozen=True)
 class TorchrunRank:
-    """What torchrun tells a process that it starts; :meth:`read` has its source."""
+    """What torchrun tells each process that it starts; see :meth:`read` for the source."""
 
     rank: int
     world_size: int
@@ -47,7 +47,7 @@ class TorchrunRank:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> TorchrunRank | None:
-        """Return what is in the environment of a process of torchrun, or None for any other process.
+        """Return the variables in the environment of a process of torchrun, or None for any other process.
 
         The variables are those that https://docs.pytorch.org/docs/stable/elastic/run.html lists.
         """
@@ -64,14 +64,14 @@ class TorchrunRank:
         )
 
     def store(self) -> Store:
-        """Return torchrun's store, in a part of it that is ours."""
+        """Return torchrun's store, under a prefix of our own."""
         shared, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=GATHERING_LIMIT)))
         return PrefixStore(f"dtensor-verifier/{self.attempt}", shared)
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a keeper says when it has connected."""
+    """The first message of a keeper after it has connected."""
 
     rank: int
     place: Place
@@ -80,7 +80,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class WorkerHello:
-    """What is said on a connection that is going to be a worker's."""
+    """The first message on a connection that a worker will use."""
 
     rank: int
     number: int
@@ -88,14 +88,14 @@ class WorkerHello:
 
 @dataclass(frozen=True)
 class KeeperFailure:
-    """A keeper's answer if it could not do as it was told."""
+    """A keeper's answer if a request failed."""
 
     text: str
 
 
 def gloo_interface(connection: Connection) -> str | None:
-    """Return the interface on which gloo is to meet other machines: what the user says, or that of ``connection``.
+    """Return the interface on which gloo meets other machines: the user's choice, or that of ``connection``.
 
-    Left to itself gloo takes the one that the machine's name leads to, which in many a system is the loopback.
+    By default gloo takes the interface to which the machine's name resolves, which on many systems is the loopback.
     """
     return os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(own_address(connection))

@@ -1,4 +1,4 @@
-"""A keeper: what a process of torchrun does that is not the controller; see :mod:`.environment`."""
+"""A keeper: the work of each process of torchrun except the controller; see :mod:`.environment`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["keep_place"]
 
 
 def keep_place(own: TorchrunRank) -> int:
-    """Keep the place of a rank for as long as the controller lives, and return the status that it gave.
+    """Hold the place of a rank until the controller ends, and return the status that the controller gave.
 
     Raises
     ------
     PoolError
-        If the controller is not there.
+        If the controller cannot be reached.
     """
-    if own.node == 0:  # torchrun hands a Ctrl-C to all that it started; the controller decides what becomes of it
+    if own.node == 0:  # torchrun passes a Ctrl-C to all its processes; the controller decides what to do
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _leave_first_to_controller(signal.SIGTERM, signal.SIGHUP)
     try:
@@ -52,7 +52,7 @@ def keep_place(own: TorchrunRank) -> int:
 
 
 def _leave_first_to_controller(*signals: signal.Signals) -> None:
-    """Go on when one of ``signals`` comes, and for a second after; do then what would have been done.
+    """Ignore the first of ``signals`` and all within a second after it; later ones have their usual effect.
 
     Torchrun and schedulers send them to all processes, and the controller needs its ranks to end a run in order.
     """
@@ -85,7 +85,7 @@ class _Keeping:
         self._programs: dict[int, WorkerProgram] = {}
 
     def serve(self) -> int:
-        """Do what the controller asks until it is gone, and return the exit status that it gave."""
+        """Do what the controller asks until the controller is gone, and return the exit status that it gave."""
         status: int | None = None
         while True:
             try:
@@ -118,7 +118,7 @@ class _Keeping:
             case "computed":
                 return program.computed
             case "interrupt":
-                with contextlib.suppress(OSError):  # it has ended, which the controller sees for itself
+                with contextlib.suppress(OSError):  # it has ended, which the controller notices
                     program.interrupt()
             case "ending":
                 return program.ending()
@@ -140,7 +140,7 @@ class _Keeping:
         try:
             self._programs[number] = WorkerProgram(spec, connection.fileno())
         finally:
-            connection.close()  # the worker's end alone is left, so that the controller sees it close
+            connection.close()  # only the worker's end is left, so that the controller sees it close
         return self._programs[number].pid
 
     def close(self) -> None:
