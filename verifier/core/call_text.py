@@ -23,12 +23,12 @@ _MOST_ITEMS = 6
 def describe_call(case: OpCase, rows: Sequence[tuple[str, str]]) -> str:
     """Return the call on one line: ``weight=f64[17, 4] S(0), indices=i64[5] R, padding_idx=3``.
 
-    Of a list no more than six items are shown. Arguments that are None are left out, except in lists.
+    At most six items of a list are shown. Arguments that are None are left out, except in lists.
 
     Parameters
     ----------
     rows
-        Name and placements of each tensor argument that is distributed, as ``combination_rows`` has them.
+        Name and placements of each tensor argument that is distributed, as ``combination_rows`` returns them.
 
     >>> x, w = torch.zeros(3, 4), torch.zeros(2, 4)
     >>> cat = OpCase("aten.cat.default", "torch.ops.aten.cat.default", ([x, w], 0))
@@ -44,7 +44,7 @@ def describe_call(case: OpCase, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _brief(value: object, placements: Iterator[str]) -> str:
-    """Return an argument as short text; takes the next of ``placements`` for each tensor that is distributed."""
+    """Return an argument as short text; each tensor that is distributed takes the next of ``placements``."""
     match value:
         case torch.Tensor():
             dtype = str(value.dtype).removeprefix("torch.")
@@ -52,7 +52,7 @@ def _brief(value: object, placements: Iterator[str]) -> str:
             text = f"{_SHORT_DTYPES.get(letters, letters)}{dtype[len(letters) :]}{list(value.shape)}"
             return f"{text} {next(placements)}" if unsupported_reason(value) is None else text
         case list() | tuple():
-            items = [_brief(item, placements) for item in value]  # all of them: the placements have to keep step
+            items = [_brief(item, placements) for item in value]  # all of them, to keep step with placements
             more = [f"{len(items) - _MOST_ITEMS} more"] if len(items) > _MOST_ITEMS else []
             return f"[{', '.join([*items[:_MOST_ITEMS], *more])}]"
         case dict():

@@ -20,12 +20,12 @@ Backend = Literal["simulated", "gloo", "nccl"]
 BACKENDS: tuple[Backend, ...] = ("simulated", "gloo", "nccl")
 DEFAULT_MESHES = ("2", "3", "4", "2x2", "8", "2x3")
 MOST_RANKS = 64
-"""On one machine; the ranks of a cluster are those that torchrun started."""
+"""The most ranks that are started on one machine; on a cluster, torchrun starts the ranks."""
 
 
 @dataclass(frozen=True, order=True)
 class MeshSpec:
-    """A mesh by its shape and by where its ranks live; holds no process and no process group.
+    """The shape, backend and device of a mesh; holds no process and no process group.
 
     >>> MeshSpec.parse("2x2")
     MeshSpec(shape=(2, 2), backend='gloo', device='cpu')
@@ -94,7 +94,7 @@ class OpCase:
     Parameters
     ----------
     op
-        The aten operator under test, as ``aten.embedding.default``; what findings and tables are filed under.
+        The aten operator under test, as ``aten.embedding.default``. Findings and tables are filed under its name.
     call
         Dotted path of the callable that is called, as ``torch.nn.functional.embedding``.
     args, kwargs
@@ -102,8 +102,8 @@ class OpCase:
     family
         Name of the family that drew the case.
     exact
-        True if every value in the call is a small integer and the op's results on them are exact in the dtype, so that
-        results are compared bit for bit.
+        True if every value in the call is a small integer and the op's results on them are exact in the dtype. Results
+        are then compared bit for bit.
     tags
         The classes of input that the case belongs to, counted in coverage (``"empty shard"``, ``"0-d indices"``).
     """
@@ -132,8 +132,8 @@ class Trial:
     trace
         Also count collectives with ``CommDebugMode`` (slower).
     fault
-        A fault to inject, for tests of the tester only: ``"raise:1"``, ``"hang:1"``, ``"kill:1"`` (the rank),
-        ``"kill:0,2"``.
+        A fault to inject, only for tests of the verifier. The number is the rank: ``"raise:1"``, ``"hang:1"``,
+        ``"kill:1"``, ``"kill:0,2"``.
     """
 
     case: OpCase

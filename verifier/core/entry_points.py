@@ -17,12 +17,12 @@ _NamedT = TypeVar("_NamedT", bound=_Named)
 
 
 def load_entry_points(group: str, interface: type[_NamedT]) -> dict[str, _NamedT]:
-    """Return everything that an installed package declares under ``group``, by its own name.
+    """Return everything that installed packages declare under ``group``, keyed by the object's ``name``.
 
     Parameters
     ----------
     interface
-        The class, or the runtime-checkable protocol, of which all of it has to be.
+        The class, or the runtime-checkable protocol, that each object must be an instance of.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What ends a run from outside, Ctrl-C, SIGTERM and SIGHUP: once in order, and once more at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends a run in order, the second ends it immediately."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from dataclasses import dataclass
 __all__ = ["ENDING_SIGNALS", "Interrupts", "ReportInterrupted", "RunInterrupted", "one_interrupt_at_a_time"]
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks a program to end and gives it time for that: a terminal, a launcher or the system, a closed connection."""
+"""Signals that ask a program to end: from a terminal, from a launcher or the system, and after a closed connection."""
 
 
 class RunInterrupted(Exception):  # noqa: N818 - the user's wish, not an error
-    """A run was interrupted once more while it ended; the message says what is kept."""
+    """A run was interrupted a second time while it ended; the message says what is kept."""
 
 
 class ReportInterrupted(Exception):  # noqa: N818 - likewise
-    """What follows a run was interrupted, whose record is kept; the message says where, and how to see it."""
+    """The report after a run was interrupted. The record is kept; the message says where, and how to show it."""
 
 
 @dataclass
 class Interrupts:
-    """Which signal came last, if any did."""
+    """The last signal; 0 if there was none."""
 
     number: int = 0
 
     @property
     def status(self) -> int | None:
-        """The exit status that shells expect of a program that a signal has ended; None of a Ctrl-C, or without any.
+        """The exit status that shells expect of a program that a signal ended; None after Ctrl-C or without a signal.
 
-        A Ctrl-C ends a run as a time limit does, with what it has found by then.
+        A Ctrl-C ends a run as a time limit does: the findings up to then are reported.
         """
         return 128 + self.number if self.number not in (0, signal.SIGINT) else None
 
@@ -45,11 +45,11 @@ class Interrupts:
 def one_interrupt_at_a_time(
     seconds: float = 1.0, signals: Sequence[signal.Signals] = (signal.SIGINT,)
 ) -> Iterator[Interrupts]:
-    """Raise KeyboardInterrupt for each of ``signals``, and take those within ``seconds`` of one another for one.
+    """Raise KeyboardInterrupt for each of ``signals``, but only once for signals within ``seconds`` of one another.
 
-    Launchers send what they get to the process and to its group, and some systems SIGHUP right after SIGTERM, so that
-    one wish comes two or three times; the second would break off the orderly end that the first has asked for.
-    Elsewhere than in the main thread, or where a signal is ignored or handled otherwise already, nothing changes.
+    One request can arrive two or three times: launchers pass a signal to the process and to its group, and some systems
+    send SIGHUP right after SIGTERM. The repeated signal would break off the orderly end that the first asked for.
+    Nothing changes outside the main thread, or for a signal that is ignored or already has another handler.
     """
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():

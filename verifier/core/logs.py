@@ -1,4 +1,4 @@
-"""Log lines: the controller's on stderr, those of the ranks with the rank before them."""
+"""Log lines on stderr: from the controller, and from the ranks with the rank before the text."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class LogLevel(StrEnum):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to what ``sys.stderr`` is at that moment, which a live display on a terminal replaces."""
+    """Looks up ``sys.stderr`` for every line, because a live display on a terminal replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             sys.stderr.write(plain_text(self.format(record)) + "\n")
             sys.stderr.flush()
-        except Exception:  # noqa: BLE001 - as in logging's own handlers, a line that cannot be written ends nothing
+        except Exception:  # noqa: BLE001 - as in logging's own handlers, a failed write ends nothing
             self.handleError(record)
 
 
@@ -55,14 +55,14 @@ class _CallingHandler(logging.Handler):
 def _install(handler: logging.Handler, level: int) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
-    # other packages' details are theirs: at level debug they would bury what was asked for
+    # other packages log from warnings on only: at level debug their lines would bury ours
     root.setLevel(max(level, logging.WARNING))
     for name in _OURS:
         logging.getLogger(name).setLevel(level)
 
 
 def log_to_stderr(level: LogLevel) -> None:
-    """Show our own lines from ``level`` on, and those of others from warnings on; a second call replaces the first."""
+    """Show our own lines from ``level`` on and others' from warnings on; a second call replaces the first."""
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _StderrHandler)]:
         root.removeHandler(handler)
@@ -72,7 +72,7 @@ def log_to_stderr(level: LogLevel) -> None:
 
 
 def log_through(send: Callable[[int, str, str], None], level: int) -> None:
-    """Hand the lines of this process to ``send(level, logger, text)``; for ranks."""
+    """Pass the log lines of this process to ``send(level, logger, text)``; ranks use it."""
     _install(_CallingHandler(send), level)
 
 

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-import torch  # not for type checkers alone: msgspec reads the annotations
+import torch  # not only for type checkers: msgspec reads the annotations
 
 from verifier.core.case import Trial
 from verifier.core.verdict import Phase
@@ -36,10 +36,10 @@ class DifferenceKind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One way in which what a rank holds is not what was promised.
+    """One difference between a rank's local tensor and the local tensor that its placements promise.
 
-    ``subject`` is what differs (``"output"``, ``"weight.grad"``), ``index`` the first differing element *within* the
-    rank's tensor, ``backward`` the backward pass that it belongs to.
+    ``subject`` names the tensor (``"output"``, ``"weight.grad"``). ``index`` is the first differing element *within*
+    the local tensor. ``backward`` is the number of the backward pass, if the difference is in one.
     """
 
     kind: DifferenceKind
@@ -68,7 +68,7 @@ class Raised:
     """The exception came from the verifier itself."""
     backward: int | None = None
     out_of_memory: bool = False
-    """The process had no more memory under the limit that it was given."""
+    """The process reached its memory limit."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Redistribution:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A rank's part of a value that only exists once all ranks' parts are reduced."""
+    """A rank's local tensor of a Partial value, which exists only after a reduction over the ranks."""
 
     phase: Phase
     subject: str
@@ -112,7 +112,7 @@ class Executed:
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What one process saw of a trial; it speaks for one rank, or for all when they are simulated."""
+    """What one process reports of a trial: for one rank, or for all ranks if they are simulated."""
 
     ranks: tuple[int, ...]
     reached: Phase
@@ -126,7 +126,7 @@ class ProcessReport:
     collectives: tuple[tuple[str, str, int], ...] = ()
     """``(phase, collective, count)``, only for a traced trial."""
     unchecked: tuple[str, ...] = ()
-    """Why a local tensor could not be compared with what its placements promise."""
+    """Why local tensors could not be compared with what their placements promise."""
     seconds: tuple[tuple[str, float], ...] = ()
     cache_misses: int = 0
     returned: object = None
@@ -141,13 +141,13 @@ class Fate(StrEnum):
     """A rank raised while others waited for it."""
     HANG = "hang"
     SLOW = "slow"
-    """A rank still computed after it had had a trial's time of a processor."""
+    """A rank was still computing after it had used a trial's time limit as CPU time."""
     DIED = "died"
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a trial did. ``reports`` has one entry per process, None where the process never reported."""
+    """What a trial did. ``reports`` has one entry per process: None if the process never reported."""
 
     trial: Trial
     fate: Fate
@@ -158,12 +158,12 @@ class Observation:
     signals: tuple[int, ...] = ()
     """The signals that ended processes."""
     out_of_memory: bool = False
-    """Whether a process ended because it had no more memory under its limit."""
+    """Whether a process ended because it reached its memory limit."""
 
     @property
     def killed(self) -> bool:
-        """Whether a process was ended by a signal that no process sends to itself by mistake.
+        """Whether a process was ended by SIGKILL, which no process sends to itself by mistake.
 
-        The kernel does where memory is short, and people do; a call that takes too much memory has it happen again.
+        The kernel's OOM killer sends it, and people do. If the call itself takes too much memory, it happens again.
         """
         return self.fate is Fate.DIED and signal.SIGKILL in self.signals

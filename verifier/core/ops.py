@@ -61,7 +61,7 @@ def with_written(returned: Sequence[_Tensor], case: OpCase, inputs: Sequence[_Te
 
 
 def written_arguments(case: OpCase) -> tuple[int, ...]:
-    """Return the numbers, among the tensor arguments, of those that the operator's schema marks as written to.
+    """Return the tensor arguments that the operator's schema marks as written to, by their numbers.
 
     >>> a, b = torch.zeros(2), torch.zeros(2)
     >>> written_arguments(OpCase("aten.add.out", "torch.ops.aten.add.out", (a, b), {"out": torch.empty(2)}))
@@ -83,7 +83,7 @@ def written_arguments(case: OpCase) -> tuple[int, ...]:
 
 
 def writes_out(case: OpCase) -> bool:
-    """Return whether the operator's schema has arguments that only take results, as ``out=`` does.
+    """Return whether the operator's schema has arguments that only receive results, as ``out=`` does.
 
     >>> writes_out(OpCase("aten.add.out", "torch.ops.aten.add.out")), writes_out(OpCase("aten.add_", "torch.add"))
     (True, False)
@@ -93,7 +93,7 @@ def writes_out(case: OpCase) -> bool:
 
 
 def is_view(case: OpCase) -> bool:
-    """Return whether the op gives a view of an argument, by its schema.
+    """Return whether the op returns a view of an argument, according to its schema.
 
     >>> [is_view(OpCase(name, f"torch.ops.{name}")) for name in ("aten.expand.default", "aten.sum.dim_IntList")]
     [True, False]
@@ -102,7 +102,7 @@ def is_view(case: OpCase) -> bool:
 
 
 def promises_strides(case: OpCase) -> bool:
-    """Return whether a user relies on the strides of what the call returns: it is a view, and nothing else.
+    """Return whether a user relies on the strides of the result: only if the call is a view op and nothing else.
 
     >>> promises_strides(OpCase("aten.t.default", "torch.ops.aten.t.default"))
     True
@@ -116,7 +116,7 @@ def _is_view(op: str) -> bool:
         overload = resolve(f"torch.ops.{op}")
     except ValueError:  # a program of several steps
         return False
-    if not isinstance(overload, OpOverload):  # a name of several, as aten.mm
+    if not isinstance(overload, OpOverload):  # a packet of several overloads, as aten.mm
         return False
     aliases = [argument.alias_info for argument in overload._schema.arguments]
     return any(alias is not None and not alias.is_write for alias in aliases)
@@ -138,7 +138,7 @@ def argument_names(case: OpCase) -> list[str]:
 
 @functools.cache
 def parameter_names(call: str) -> list[str]:
-    """Return the names of the parameters of the callable at a dotted path; empty if it does not tell."""
+    """Return the parameter names of the callable at a dotted path; empty if it has no signature."""
     target = resolve(call)
     schema = getattr(target, "_schema", None)
     if schema is not None:

@@ -1,4 +1,4 @@
-"""Parts of a campaign for several machines."""
+"""Parts of a campaign, so that several machines can share it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RunPart"]
 class RunPart:
     """One of ``count`` parts of the cases of a campaign, counted from 1.
 
-    Every part draws all cases and tries its own, so that a case and its number are the same in each.
+    Every part draws all cases and runs only its own. A case therefore has the same number in each part.
 
     >>> RunPart.parse("2/3"), [number for number in range(1, 8) if RunPart(2, 3).has(number)]
     (RunPart(index=2, count=3), [2, 5])
@@ -23,7 +23,7 @@ class RunPart:
 
     @classmethod
     def parse(cls, text: str) -> RunPart:
-        """Return the shard that ``I/N`` names.
+        """Return the part that ``I/N`` names.
 
         Raises
         ------

@@ -27,7 +27,7 @@ def format_placements(placements: Placements) -> str:
 def split_placements(text: str) -> tuple[str, ...]:
     """Return the text of the placement on each mesh dim, as :func:`format_placements` printed them.
 
-    The placements themselves need not be known: a redistribution may pass through one that is not modelled.
+    The text may have placements that the verifier does not model, because a redistribution may pass through them.
 
     >>> split_placements("(S(0), MaskP(sum, None, 0))"), split_placements("_S(0, 2)"), split_placements("()")
     (('S(0)', 'MaskP(sum, None, 0)'), ('_S(0, 2)',), ())

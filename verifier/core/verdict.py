@@ -1,4 +1,4 @@
-"""What the oracle says of an observation."""
+"""The verdict of the oracle on an observation."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ NOT_BAD = frozenset(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the oracle says of an observation.
+    """The verdict of the oracle on an observation.
 
-    ``message`` leads with the difference and its values; ``subject`` and ``phase`` say where it arose.
+    ``message`` begins with the difference and its values. ``subject`` and ``phase`` say where the difference arose.
     """
 
     kind: VerdictKind
@@ -68,6 +68,6 @@ class Verdict:
     backward: int | None = None
     detail: str = ""
     raised: str = ""
-    """The type of the exception, where the verdict is about one."""
+    """The type of the exception, if the verdict is about one."""
     out_of_memory: bool = False
-    """Whether a rank had no more memory under the limit that ranks were given."""
+    """Whether a rank reached the memory limit."""

@@ -1,4 +1,4 @@
-"""The versions on which a result rests."""
+"""The versions of the packages that a result depends on."""
 
 from __future__ import annotations
 

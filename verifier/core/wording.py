@@ -1,4 +1,4 @@
-"""How messages put things: a count with its noun, a signal, the nearest valid name for one that does not exist."""
+"""Words in messages: a count with its noun, the name of a signal, the nearest valid name for an unknown one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return which of ``known`` has ``name`` among its parts, or else is most like it; None if none is like it at all.
+    """Return the known name that has ``name`` as a dotted part, or else the most similar one; None if none is similar.
 
     Parameters
     ----------
     cutoff
-        How alike they must be, from 0 (whatever is nearest will do) to 1 (equal), as ``difflib.get_close_matches`` has
-        it.
+        How similar they must be, from 0 (any name will do) to 1 (equal): the cutoff of ``difflib.get_close_matches``.
 
     >>> nearest("embeding", ["mul", "embedding"]), nearest("xyz", ["mul", "embedding"])
     ('embedding', None)
@@ -46,7 +45,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return the end of a message that refuses ``name``; empty if nothing is like it. See :func:`nearest`.
+    """Return the end of a message that refuses ``name``; empty if no name is similar. See :func:`nearest`.
 
     >>> did_you_mean("nightli", ["dev", "ci", "nightly"])
     "; did you mean 'nightly'?"
@@ -67,7 +66,7 @@ def plural(count: int, noun: str, many: str = "") -> str:
 
 
 def import_options(imports: Sequence[str]) -> str:
-    """Return the options that import these.
+    """Return the command-line options that import ``imports``.
 
     >>> import_options(["my_rules.py", "mine.ops"])
     '--import my_rules.py --import mine.ops'
@@ -76,10 +75,10 @@ def import_options(imports: Sequence[str]) -> str:
 
 
 _CODES = (
-    *(set(range(0x20)) - {0x09, 0x0A}),  # what a terminal obeys: ESC, BEL, CR and the like, and their 8-bit forms
+    *(set(range(0x20)) - {0x09, 0x0A}),  # controls of a terminal: ESC, BEL, CR and the like, and their 8-bit forms
     *range(0x7F, 0xA0),
     0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF,  # order and width of text
-    *range(0xD800, 0xE000),  # no characters, and no stream takes them
+    *range(0xD800, 0xE000),  # surrogates: no characters, and no stream takes them
     *range(0xE0000, 0xE0080),
 )  # fmt: skip
 _ESCAPES = {code: repr(chr(code))[1:-1] if not chr(code).isprintable() else f"\\u{code:04x}" for code in _CODES}
@@ -87,10 +86,10 @@ _JSON_ESCAPES = {code: json.dumps(chr(code))[1:-1] if code != 0x7F else "\\u007f
 
 
 def plain_text(text: str) -> str:
-    r"""Return ``text`` with all that a terminal or a browser would obey instead of show, as Python spells it.
+    r"""Return ``text`` with control characters of a terminal or a browser replaced by Python's escapes.
 
-    Whatever comes from a file passes here on its way to a terminal or a page: escape sequences, the carriage return
-    that hides a line, controls of the order of text. Tabs and line feeds stay.
+    Text from a file passes through here before a terminal or a page shows it. Escape sequences, the carriage return
+    that hides a line and controls of the order of text are replaced. Tabs and line feeds stay.
 
     >>> print(plain_text("\x1b]0;title\x07 \u202egnp.exe"))
     \x1b]0;title\x07 \u202egnp.exe
@@ -99,7 +98,9 @@ def plain_text(text: str) -> str:
 
 
 def plain_json(text: str) -> str:
-    r"""Return JSON of the same meaning as :func:`plain_text` would have it; JSON escapes some of this by itself.
+    r"""Return JSON of the same meaning without the control characters that :func:`plain_text` replaces.
+
+    JSON itself escapes some of them.
 
     >>> print(plain_json('["\x9b31m"]'))
     ["\\u009b31m"]
@@ -108,7 +109,7 @@ def plain_json(text: str) -> str:
 
 
 def one_line(text: str, longest: int = 600) -> str:
-    r"""Return ``text`` as one line of :func:`plain_text` of ``longest`` characters at most.
+    r"""Return ``text`` as one line of :func:`plain_text`, made of at most ``longest`` of its characters.
 
     >>> one_line("first\nsecond")
     'first\\nsecond'
@@ -118,7 +119,7 @@ def one_line(text: str, longest: int = 600) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal; those for real-time use are counted from the first, as ``kill -l`` does.
+    """Return the name of a signal; real-time signals are counted from the first one, as in ``kill -l``.
 
     >>> signal_name(9), signal_name(signal.SIGRTMIN + 3)
     ('SIGKILL', 'SIGRTMIN+3')

@@ -1,4 +1,4 @@
-"""The only importer of torch's private modules, by subject.
+"""The only importer of torch's private modules, one module per subject.
 
-Everything here was read off torch 2.13.0.
+All of it is written for torch 2.13.0.
 """

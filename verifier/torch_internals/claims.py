@@ -43,17 +43,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class Propagation:
-    """What DTensor decides to do with a call whose tensors have given placements, as one rank sees it.
+    """What DTensor decides, on one rank, for a call with given placements of its tensors.
 
     Parameters
     ----------
     inputs
-        For each tensor argument the placements to which DTensor brings it before it runs the op.
+        The placements to which DTensor redistributes each tensor argument before it runs the op.
     outputs
         The placements of each result, None for one that is no tensor; None if the op returns no DTensor.
     call
-        ``(op, args)`` where DTensor runs another op or other arguments than it was given, with :class:`Slot` in the
-        place of tensors; else None.
+        ``(op, args)`` if DTensor runs another op or other arguments than it was given; else None. A :class:`Slot`
+        stands for each tensor.
     """
 
     inputs: tuple[Placements, ...]
@@ -62,10 +62,10 @@ class Propagation:
 
 
 class ClaimReader:
-    """Reads what DTensor claims for one call: no process group, no DTensor, nothing is run.
+    """Reads what DTensor claims for one call, without a process group or DTensors; nothing is run.
 
-    Whatever way of registering the op's rules used, DTensor's sharding propagation is what turns them into a decision,
-    so that is what is asked. Only its dry run of the op on fake tensors is left out: the results are known.
+    It asks DTensor's sharding propagation, which turns rules into a decision however they were registered. Only the dry
+    run of the op on fake tensors is left out, because the results are known.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class ClaimReader:
     args, kwargs
         The call, with global tensors.
     result
-        What the call returns on them.
+        What the call returns on the global tensors.
     """
 
     def __init__(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
@@ -98,7 +98,7 @@ class ClaimReader:
         try:
             with self._without_dry_run():
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
-        except Exception:  # noqa: BLE001 - strategies refuse in many ways, and fail in more; none of them is a claim
+        except Exception:  # noqa: BLE001 - strategies refuse and fail in many ways; no exception is a claim
             return None
         outputs = placements_of_spec(sharding.output_spec)
         changed = sharding.redistribute_schema if sharding.needs_redistribute else None
@@ -108,7 +108,7 @@ class ClaimReader:
         if changed is None:
             return Propagation(combination, outputs)
         wanted = [leaf for leaf in pytree.tree_leaves(changed.args_schema) if isinstance(leaf, DTensorSpec)]
-        in_kwargs = combination[self._in_args :]  # DTensor never redistributes those
+        in_kwargs = combination[self._in_args :]  # DTensor never redistributes keyword arguments
         inputs = (*(tuple(spec.placements) for spec in wanted), *in_kwargs)
         if not sharding.use_val_from_redistribute_schema:
             return Propagation(inputs, outputs)
@@ -128,8 +128,8 @@ class ClaimReader:
     ) -> list[tuple[Placement, ...]] | None:
         """Return the input placements, on one mesh dim, of the rules that the op's strategy lists.
 
-        An op without a strategy is traced through its decomposition with each of ``combinations``. None for an op
-        whose strategy decides by the placements that it is shown, so that each combination has to be tried.
+        An op without a strategy is traced through its decomposition with each of ``combinations``. The result is None
+        if the strategy decides by the placements that it is given; each combination then has to be tried.
         """
         if self.op in self._propagator.op_single_dim_strategy_funcs:
             return self._listed_per_element() if self._is_foreach() else self._listed_whole(mesh_shape)
@@ -141,7 +141,7 @@ class ClaimReader:
 
     @property
     def lists_rules(self) -> bool:
-        """Whether the op's strategy lists its rules for one mesh dim, whatever the placements that it is shown."""
+        """Whether the op's strategy lists its rules for one mesh dim, whatever placements it is given."""
         return self.op in self._propagator.op_single_dim_strategy_funcs
 
     def enumerated(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]]:
@@ -182,7 +182,7 @@ class ClaimReader:
         return args
 
     def _listed_per_element(self) -> list[tuple[Placement, ...]] | None:
-        """Return the rules that DTensor applies to each element of the lists, here the same to all elements."""
+        """Return the rules that DTensor applies to each element of the lists, with one rule for all elements."""
         mesh = _bare_mesh((2,), 0)
         lengths: list[int] = []
         element: list[object] = []
@@ -272,6 +272,6 @@ def _result_meta(result: object) -> Any:
 
 @functools.cache
 def _bare_mesh(shape: tuple[int, ...], rank: int) -> DeviceMesh:
-    """Return a mesh as ``rank`` sees it, that has a shape and nothing behind it."""
+    """Return a mesh as ``rank`` sees it, with a shape but no process groups."""
     ranks = torch.arange(math.prod(shape)).view(shape)
     return DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank)

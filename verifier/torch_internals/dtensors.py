@@ -37,7 +37,7 @@ def make_rank_tensors(locals_: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 new_dtensor = DTensor.__new__
-"""As DTensor makes the results of its own ops: the constructor does nothing more, at twice the price."""
+"""DTensor makes the results of its own ops with this. The constructor does the same and takes twice the time."""
 
 
 def describe_dtensor(value: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensorSpec:
@@ -46,11 +46,11 @@ def describe_dtensor(value: torch.Tensor, mesh: DeviceMesh, placements: Placemen
 
 
 def make_dtensor(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """Return what ``DTensor.from_local`` makes of ``local`` without a check, for a tenth of the time.
+    """Return the DTensor that ``DTensor.from_local`` makes of ``local`` without a check, in a tenth of the time.
 
-    That one goes through an autograd function, in case a gradient has to flow back to ``local``. DTensors may share
-    what :func:`describe_dtensor` returned, as results of DTensor's cached ops do, unless a shard is strided: of these
-    DTensor changes descriptions in place (torch 2.13.0).
+    ``from_local`` goes through an autograd function, in case a gradient has to flow back to ``local``. DTensors may
+    share a spec of :func:`describe_dtensor`, as results of DTensor's cached ops do. Strided shards may not: DTensor
+    changes their specs in place (torch 2.13.0).
     """
     result: torch.Tensor = new_dtensor(DTensor, local, spec, requires_grad=False)
     return result
@@ -60,9 +60,8 @@ def make_dtensor(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
 class LocalShards:
     """What this process holds of a DTensor, in terms of :mod:`verifier.placements.algebra`.
 
-    ``placements`` is None where a placement is not understood, and
-    ``reason`` then names it. A masked partial is turned into the plain ``P(sum)`` that it promises to be: masked
-    elements count as 0.
+    If a placement is not understood, ``placements`` is None and ``reason`` names that placement. A masked partial is
+    given as the plain ``P(sum)`` that it promises to be, with 0 in the masked elements.
     """
 
     placements: Placements | None
@@ -71,7 +70,7 @@ class LocalShards:
 
 
 def per_rank(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
-    """Return this process's value of ``tensor`` by rank: one entry, or all of them if ranks are simulated."""
+    """Return this process's value of ``tensor`` by rank: one entry, or one for each rank if ranks are simulated."""
     if isinstance(tensor, LocalTensor):
         return {int(rank): local.detach() for rank, local in sorted(tensor._local_tensors.items())}
     world = dist.group.WORLD
@@ -82,7 +81,7 @@ def per_rank(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
 
 
 def local_shards(tensor: DTensor) -> LocalShards:
-    """Return what this process holds of ``tensor``: its own local tensor, or every rank's if ranks are simulated."""
+    """Return the local tensors of ``tensor`` in this process: its own, or every rank's if ranks are simulated."""
     locals_ = per_rank(tensor._local_tensor)
     understood: list[Placement] = []
     for placement in tensor.placements:
@@ -107,28 +106,29 @@ def local_shards(tensor: DTensor) -> LocalShards:
 
 
 def _without_masked(local: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return ``local`` [*mask.shape, ...] with 0 where ``mask`` is set: what the rank contributes to the sum."""
+    """Return ``local`` [*mask.shape, ...] with 0 where ``mask`` is set: the rank's summand."""
     widened = mask.view(*mask.shape, *(1 for _ in range(local.ndim - mask.ndim)))
     return torch.where(widened, torch.zeros((), dtype=local.dtype, device=local.device), local)
 
 
 def implicit_replication_allowed() -> bool:
-    """Return whether DTensor takes plain tensors for replicated ones now."""
+    """Return whether DTensor now accepts plain tensors as replicated ones."""
     return bool(DTensor._op_dispatcher._allow_implicit_replication)
 
 
 def is_fake(value: object) -> bool:
-    """Return whether ``value`` is a tensor without values, of which shapes alone are known.
+    """Return whether ``value`` is a fake tensor, which has shapes but no values.
 
-    Not while torch.compile traces, which has to see what is done with values, or that it cannot.
+    The result is False while torch.compile traces, because the trace must contain the code that reads values.
     """
     return isinstance(value, FakeTensor) and not torch.compiler.is_compiling()
 
 
 def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """Return a DTensor of local tensors ``local``, of any dtype, that is placed and shaped as ``tensor``; no gradient.
+    """Return a DTensor with the local tensor ``local``, of any dtype, that is placed and shaped as ``tensor``.
 
-    ``DTensor.from_local`` takes strided shards for another order of shards, whatever those of ``tensor`` are.
+    It has no gradient. ``DTensor.from_local`` would read strided shards as another order of shards, whatever the order
+    of ``tensor`` is.
     """
     meta = TensorMeta(tensor.shape, tensor.stride(), local.dtype)
     spec = replace(tensor._spec, tensor_meta=meta)

@@ -1,4 +1,4 @@
-"""Process groups: release, worlds, collectives staged through the host."""
+"""Process groups: releasing them, meshes of the world, collectives staged through the host."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 
 
 def release_groups(mesh: DeviceMesh) -> None:
-    """Let go of the process groups of a mesh that nobody uses any more, with their threads and connections.
+    """Release the process groups of a mesh that is no longer used, with their threads and connections.
 
-    The mesh itself may live on in some cache of DTensor's.
+    The mesh itself may stay alive in one of DTensor's caches.
     """
     mesh._pg_registry.clear()
 
@@ -44,16 +44,16 @@ def mesh_of_world(
 def chunk_sharded(
     piece: torch.Tensor, dim: int, ranks: Sequence[int], shape: Sequence[int], group: dist.ProcessGroup
 ) -> Any:
-    """Return a legacy ShardedTensor of ``shape``, of which this rank has ``piece`` and ``ranks`` the pieces in order.
+    """Return a legacy ShardedTensor of ``shape``; ``piece`` is this rank's shard, ``ranks`` hold the shards in order.
 
-    Programs call it, so it has its imports in itself: its source stands in scripts that need torch alone.
+    Programs call this function, and scripts that need only torch contain its source. Its imports are therefore inside.
     """
     import warnings
 
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
-    # its kernels call what is deprecated, and would hide what ends a process among as many warnings
+    # its kernels call deprecated functions; the warnings would hide the message of a process that ends
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)
     spec = ChunkShardingSpec(dim, [f"rank:{rank}/{piece.device}" for rank in ranks])
@@ -61,10 +61,10 @@ def chunk_sharded(
 
 
 def stage_through_host() -> list[torch.library.Library]:
-    """Have DTensor's collectives on CUDA tensors copy these to the host and back; lasts as long as what is returned.
+    """Make DTensor's collectives copy CUDA tensors to the host and back, as long as the returned libraries are alive.
 
-    Gloo itself does so for some collectives, and reads from the GPU's addresses in others, which ends the process:
-    https://github.com/pytorch/pytorch/issues/152645, on the very one with which DTensor gathers.
+    Gloo itself does so for some collectives. In others it reads from the GPU's addresses, which ends the process:
+    https://github.com/pytorch/pytorch/issues/152645 is about the collective with which DTensor gathers.
     """
     libraries = []
     for namespace, names in (("_c10d_functional", FUNCTIONAL_COLLECTIVES), ("_dtensor", ("shard_dim_alltoall",))):
@@ -77,7 +77,7 @@ def stage_through_host() -> list[torch.library.Library]:
 
 
 def staged_collective(op: OpOverload) -> Callable[..., Any]:
-    """Return a function that does what the functional collective ``op`` does, by way of the host's memory."""
+    """Return a function that runs the functional collective ``op`` on copies in the host's memory."""
     written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def staged_collective(op: OpOverload) -> Callable[..., Any]:
         device = next(leaf.device for leaf in pytree.tree_leaves(named) if isinstance(leaf, torch.Tensor))
         hosted = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("cpu", copy=True), named)
         result = pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, op(**hosted))
-        if written:  # one tensor in each of these ops, which they return
+        if written:  # each of these ops writes to one tensor and returns it
             (name,) = written
             return named[name].copy_(result)
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), result)

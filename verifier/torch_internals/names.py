@@ -1,4 +1,4 @@
-"""Classes and modules of torch's own without a public name, which the verifier uses as they are."""
+"""Torch's classes and modules without a public name that the verifier uses unchanged."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ def opinfo_sizes(constants: Mapping[str, int], foreach: Sequence[tuple[int, ...]
     Parameters
     ----------
     constants
-        Values of the constants that they are written with: S, M, L, XS.
+        Values of the constants that the generators use: S, M, L, XS.
     foreach
-        Shapes of the tensors in each list of a foreach op; torch has square ones only.
+        Shapes of the tensors in each list of a foreach op; torch itself only uses square ones.
     """
     from torch.testing import make_tensor
     from torch.testing._internal import common_methods_invocations as db
@@ -80,9 +80,9 @@ def opinfo_sizes(constants: Mapping[str, int], foreach: Sequence[tuple[int, ...]
 
 
 def opinfo_samples(entry: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Any]:
-    """Return the sample inputs that ``entry`` generates, without torch's seeding (it depends on the running test)."""
+    """Return the sample inputs that ``entry`` generates, without torch's seeding, which depends on the running test."""
     options = {"num_input_tensors": [2]} if entry.name.startswith("_foreach") else {}
-    # not entry.sample_inputs: it seeds by the running test, which it finds by walking the stack for every sample
+    # entry.sample_inputs seeds by the running test, and walks the stack to find that test for every sample
     samples: Iterator[Any] = iter(entry.sample_inputs_func(entry, "cpu", dtype, requires_grad, **options))
     return samples
 
@@ -90,7 +90,7 @@ def opinfo_samples(entry: Any, dtype: torch.dtype, *, requires_grad: bool) -> It
 def torch_converter(mesh: DeviceMesh, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """Return the ``DTensorConverter`` of torch's own tests: an iterator of ``(args, kwargs)`` made of DTensors.
 
-    They are replicated or evenly sharded. It makes them by ``distribute_tensor``, so all ranks have to call it.
+    The DTensors are replicated or evenly sharded. All ranks have to call it, because it uses ``distribute_tensor``.
     """
     from torch.testing._internal.distributed._tensor.common_dtensor import DTensorConverter
 
@@ -98,8 +98,8 @@ def torch_converter(mesh: DeviceMesh, args: tuple[object, ...], kwargs: dict[str
 
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
-"""Ops that return memory as it is: what is captured would differ from process to process, as the noise of rrelu does
-where it is not training."""
+"""Ops that return uninitialised memory. Captured values would differ from process to process; the noise of rrelu when
+it is not training is such a value."""
 
 
 class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -147,8 +147,8 @@ def capture_calls(
 ) -> Iterator[list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]]:
     """Collect the calls of aten overloads inside the block that ``wanted`` accepts, with copies of their tensors.
 
-    Calls without a tensor, with one of more than ``largest`` elements, or with one that is not plain (sparse,
-    quantized, on another device) are left out. The copies are contiguous. Memory that nobody has written to is 0.
+    A call is left out if it has no tensor, a tensor of more than ``largest`` elements, or one that is not plain
+    (sparse, quantized, on another device). The copies are contiguous. Uninitialised memory is filled with 0.
     """
     calls: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = []
     with _Capture(wanted, largest, calls):

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def registered_overloads() -> frozenset[OpOverload]:
-    """Return the overloads that DTensor has a rule of its own for, in any of its registries."""
+    """Return the overloads for which DTensor has a rule in any of its registries."""
     dispatcher = DTensor._op_dispatcher
     propagator = dispatcher.sharding_propagator
     return frozenset(
@@ -35,9 +35,9 @@ def registered_overloads() -> frozenset[OpOverload]:
 
 
 def selected_overload(op: object, args: Sequence[object], kwargs: Mapping[str, object]) -> OpOverload | None:
-    """Return the overload that a call of ``op`` runs: of ``torch.ops.aten.sum``, or of a function made a custom op.
+    """Return the overload that a call of ``op`` runs, where ``op`` is a packet such as ``torch.ops.aten.sum``.
 
-    None if ``op`` is neither, and if the arguments fit no overload.
+    ``op`` may also be a function made a custom op. The result is None for any other object, or if no overload fits.
     """
     if isinstance(op, CustomOpDef):
         return op._opoverload
@@ -47,14 +47,14 @@ def selected_overload(op: object, args: Sequence[object], kwargs: Mapping[str, o
     if len(names) > 1:
         try:
             names = [torch._C._jit_resolve_packet(op._qualified_op_name, *args, **kwargs) or "default"]
-        except RuntimeError:  # it says what fits none, which the call itself will do
+        except RuntimeError:  # no overload fits; the call itself will report it
             return None
     overload: OpOverload = getattr(op, names[0])
     return overload
 
 
 def definition_of(op: OpOverload) -> Callable[..., object] | str:
-    """Return the function that was made a custom op; of an operator of a library, the file that defines it."""
+    """Return the function that was made a custom op, or the file that registers an operator of a library."""
     name = op._schema.name
     if (made := OPDEFS.get(name)) is not None:
         function: Callable[..., object] = made._init_fn
@@ -69,6 +69,6 @@ def has_decomposition(op: OpOverload) -> bool:
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Return whether autograd takes ``op`` apart, so that DTensor sees the op itself in inference mode only."""
+    """Return whether autograd decomposes ``op``, so that DTensor sees the op itself only in inference mode."""
     name: str = op.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))

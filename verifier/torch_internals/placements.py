@@ -1,4 +1,4 @@
-"""Placements: torch's private kinds, and the words for them."""
+"""Placements: torch's private kinds, and types and constants for all kinds."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Placements = tuple[Placement, ...]
 Combination = tuple[Placements, ...]
 """One :data:`Placements` per tensor argument, in the order in which a pytree walk of ``(args, kwargs)`` meets them."""
 REDUCTIONS = ("sum", "avg", "product", "min", "max")
-"""Reductions that DTensor's rules know."""
+"""Reductions that DTensor's rules use."""
 BITWISE_REDUCTIONS = ("band", "bor", "bxor")
-"""Further ones of integers, which only redistributions know."""
+"""Further reductions, of integers, that only redistributions support."""
 PLAIN_PLACEMENTS = frozenset((Partial, Replicate, Shard))
-"""The classes of the placements that DTensor documents. ``isinstance``, which they overload, takes ten times as long as
-to look whether this set has a class: ask here first where it is asked for every tensor."""
+"""The classes of the placements that DTensor documents. They overload ``isinstance``, which takes ten times as long as
+a look-up in this set: code that runs for every tensor asks here first."""
 
 
 def placement_text(placements: Sequence[Placement]) -> str:
-    """Return placements as text; a masked partial is ``MaskP(sum)``, whatever its table's shape."""
+    """Return placements as text; a masked partial is ``MaskP(sum)``, whatever the shape of its table."""
     texts = [
         f"MaskP({p.reduce_op})" if type(p) not in PLAIN_PLACEMENTS and isinstance(p, _MaskPartial) else str(p)
         for p in placements
@@ -48,7 +48,7 @@ def placement_text(placements: Sequence[Placement]) -> str:
 
 
 def on_dim(placement: Placement, tensor_dim: int) -> Placement:
-    """Return the shard that ``placement`` is, strided or not, of another tensor dim."""
+    """Return the shard ``placement``, strided or not, with another tensor dim."""
     strides = strides_of(placement)
     return Shard(tensor_dim) if strides is None else strided_shard(tensor_dim, strides[1])
 
@@ -61,7 +61,7 @@ def placements_of_spec(spec: object) -> tuple[Placements | None, ...] | None:
 
 
 def masked_extent(placement: Placement) -> int | None:
-    """Return the size of the tensor dim by whose shards a masked partial masks indices; None for all others."""
+    """Return the size of the sharded tensor dim into which a masked partial's indices point; None for other kinds."""
     if not isinstance(placement, _MaskPartial) or placement.offset_shape is None:
         return None
     return int(placement.offset_shape[placement.offset_dim])
@@ -73,7 +73,7 @@ def strides_of(placement: Placement) -> tuple[int, int] | None:
 
 
 def strided_shard(dim: int, split_factor: int) -> Placement:
-    """Return the placement that cuts tensor dim ``dim`` into ``split_factor`` pieces and shards each of them."""
+    """Return the placement that splits tensor dim ``dim`` into ``split_factor`` pieces and shards each piece."""
     placement: Placement = _StridedShard(dim, split_factor=split_factor)
     return placement
 
@@ -92,5 +92,5 @@ def special_placement(text: str) -> Placement | None:
 
 
 def norm_order(placement: Placement) -> float | None:
-    """Return the p of a Partial whose parts are p-norms of parts of the vector; None for any other placement."""
+    """Return the p of a Partial whose local tensors are p-norms of parts of the vector; None for other placements."""
     return float(placement.norm_type) if isinstance(placement, _NormPartial) else None

@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass
 class Step:
-    """One step of a redistribution; all placements as text of all mesh dims."""
+    """One step of a redistribution; each text gives the placements on all mesh dims."""
 
     source: str
     target: str
@@ -41,16 +41,16 @@ class Step:
 
 @dataclass
 class RedistributionRecorder:
-    """Collects the redistributions that DTensor performs, and the placements on which it really runs each op."""
+    """Collects the redistributions that DTensor performs, and the placements on which it then runs the ops."""
 
     steps: list[Step] = field(default_factory=list)
     executed: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     _masks: list[object] = field(default_factory=list)
 
     def left_state(self) -> bool:
-        """Return whether a mask made while recording is still held, in placements that DTensor has cached.
+        """Return whether placements in DTensor's cache still hold a mask that was made while recording.
 
-        A later call of the same shapes would then run with it. Forgets the masks.
+        A later call of the same shapes would then use that mask. Forgets the masks.
         """
         masks, self._masks = self._masks, []
         return any(mask.refcount for mask in masks)  # type: ignore[attr-defined]
@@ -77,8 +77,8 @@ _hooked = False
 def _install_hooks() -> None:
     """Wrap DTensor's two redistribution entry points, once per process.
 
-    A hook and not ``DebugMode``: that one is a dispatch mode and multiplies the time of every op, this costs only where
-    there is a redistribution.
+    ``DebugMode`` is a dispatch mode and multiplies the time of every op. A hook costs time only if there is a
+    redistribution.
     """
     global _hooked
     if _hooked:
@@ -120,14 +120,14 @@ def _executed(schema: OpSchema) -> tuple[str, tuple[str, ...]]:
 
 
 _planned: dict[tuple[object, ...], tuple[list[Step], DeviceMesh, DeviceMesh]] = {}
-"""What :func:`_plan_steps` returned, and the meshes, which a key names by their ids. :func:`forget_calls` empties it.
+"""What :func:`_plan_steps` returned, and the meshes, because keys contain their ids. :func:`forget_calls` empties it.
 
-DTensor remembers its plans as well, but by specs, whose hash and comparison are Python's.
+DTensor caches its plans as well, but by specs, whose hash and comparison are slow Python code.
 """
 
 
 def _planned_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
-    """Return what :func:`_plan_steps` does, or did for the same redistribution."""
+    """Return the steps of :func:`_plan_steps`, from the cache if the redistribution was planned before."""
     placements = (*current.placements, *target.placements)
     if isinstance(local, LocalTensor) or any(type(p) not in _COMPARED_BY_TEXT for p in placements):
         return _plan_steps(local, current, target, graph_based)
@@ -146,7 +146,7 @@ _COMPARED_BY_TEXT = PLAIN_PLACEMENTS | {_MaskPartial}
 
 
 def _plan_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
-    """Return the steps that DTensor will take; none if it cannot plan them, which is for DTensor to report."""
+    """Return the steps that DTensor will take; none if it cannot plan them, because DTensor itself reports that."""
     try:
         infos = redistribute_module._gen_transform_infos(current, target, graph_based)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError):
@@ -171,9 +171,9 @@ def _plan_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, 
 
 
 def forget_calls() -> int:
-    """Empty every cache in which DTensor keeps what it has worked out of calls; return how many redistributions it had.
+    """Empty every cache of DTensor that grows with new calls; return how many redistributions were cached.
 
-    None of them has a limit: with calls that are ever new, a rank of a mesh 2x2 grows by 20 KB with each trial.
+    These caches have no limit. If every call is new, a rank of a mesh 2x2 grows by 20 KB with each trial.
     """
     clear_caches()
     count: int = redistribute_module._gen_transform_infos.cache_info().currsize

@@ -12,7 +12,7 @@ __all__ = [
 ]
 
 _BACKEND_REFUSALS = (
-    "Cannot use ReduceOp",  # gloo and nccl on a reduction that they lack
+    "Cannot use ReduceOp",  # gloo and nccl, for a reduction that they lack
     "Unsupported data type",
     "Invalid scalar type",
 )
@@ -24,17 +24,17 @@ _PARTIAL_REFUSALS = (
     "redistributing to Partial is for internal use only",
     "does not support complex tensors",  # an all-reduce by product, minimum or maximum
 )
-_MIXED_REFUSALS = ("got mixed torch.Tensor and DTensor",)  # as where a function of torch makes plain tensors itself
-_CONVOLUTION_REFUSALS = ("for tensor parallel convolution",)  # of strides, dilations and sizes
+_MIXED_REFUSALS = ("got mixed torch.Tensor and DTensor",)  # if a function of torch makes plain tensors itself, say
+_CONVOLUTION_REFUSALS = ("for tensor parallel convolution",)  # for some strides, dilations and sizes
 _UNEVEN_REFUSALS = ("cannot be evenly sharded",)  # nll_loss, whose mean would be biased
 _SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return True if DTensor or the backend says plainly that it does not support what was asked.
+    """Return True if DTensor or the backend says plainly that it does not support the call.
 
-    ``NotImplementedError`` is the documented way. The communication backends and the view ops raise RuntimeError, so
-    theirs are known by their message; elsewhere in DTensor, whatever it raises, the message has to say so.
+    ``NotImplementedError`` is the documented way. The communication backends and the view ops raise RuntimeError, and
+    their refusals are recognised by known messages. Any other exception from DTensor must say so in its message.
     """
     if isinstance(error, NotImplementedError):
         return True
@@ -49,13 +49,13 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def _raised_by_dtensor(error: BaseException) -> bool:
-    """Return whether the exception came from torch's distributed package and not from a kernel."""
+    """Return whether code of torch's distributed package, and not a kernel, raised the exception."""
     code = raised_in(error)
     return code is not None and f"{os.sep}torch{os.sep}distributed{os.sep}" in code.co_filename
 
 
 def raised_in(error: BaseException) -> CodeType | None:
-    """Return the code that raised ``error``; None if nothing has raised it yet."""
+    """Return the code that raised ``error``; None if it has not been raised."""
     step = error.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next

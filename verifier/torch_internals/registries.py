@@ -33,10 +33,10 @@ __all__ = [
 
 
 def registries_of_rules() -> tuple[dict[OpOverload, Any], ...]:
-    """Return what DTensor runs each op by, in whatever way it was registered.
+    """Return the registries that tell DTensor how to run each op, one for each way of registering.
 
-    These are handlers, prop rules, strategies, and last the strategies for one mesh dim, which DTensor asks before the
-    two kinds before them.
+    In order: handlers, prop rules, strategies, and strategies for one mesh dim. DTensor asks the last registry before
+    those of prop rules and strategies.
     """
     dispatcher = DTensor._op_dispatcher
     propagator = dispatcher.sharding_propagator
@@ -50,10 +50,10 @@ def registries_of_rules() -> tuple[dict[OpOverload, Any], ...]:
 
 @contextlib.contextmanager
 def let_new_rules_win() -> Iterator[list[str]]:
-    """Let rules that are registered inside the block replace torch's own; yield the ops for which that took our help.
+    """Let rules that are registered inside the block replace torch's own; yield the ops that needed help for it.
 
-    ``register_sharding`` says that it overrides a strategy that DTensor has, but DTensor (torch 2.13.0) asks its newer
-    registry of single-dim strategies first, in which nothing is replaced. The op's entry there is removed.
+    ``register_sharding`` says that it overrides a strategy of DTensor, but it leaves the newer registry of single-dim
+    strategies as it is. DTensor (torch 2.13.0) asks that registry first, so the op's entry there is removed.
     """
     propagator = DTensor._op_dispatcher.sharding_propagator
     registries: tuple[dict[OpOverload, Any], ...] = (propagator.op_strategy_funcs, propagator.op_to_rules)
@@ -71,14 +71,14 @@ def let_new_rules_win() -> Iterator[list[str]]:
 def replaced_strategy(
     op: OpOverload, strategy: Callable[..., list[list[Placement | None]]] | None = None
 ) -> Iterator[None]:
-    """Let DTensor have no other rules for ``op`` inside the block than those of ``strategy``.
+    """Let DTensor use only the rules of ``strategy`` for ``op`` inside the block.
 
     Parameters
     ----------
     strategy
         Called with the op, its arguments and its keyword arguments, in which a tensor is its ``TensorMeta``. Returns
-        rules for one mesh dim: the placements of each result, then of each tensor argument. Shards may be uneven. If it
-        is None, the block registers rules itself, in whatever way.
+        rules for one mesh dim: the placements of each result, then of each tensor argument. Shards may be uneven. If
+        ``strategy`` is None, the block itself registers rules.
     """
     propagator = DTensor._op_dispatcher.sharding_propagator
     registries: tuple[dict[OpOverload, Any], ...] = (
@@ -88,7 +88,7 @@ def replaced_strategy(
         propagator.op_to_schema_info,
         propagator.op_to_schema_info_for_single_dim_strategy,
     )
-    # what is said of the arguments stays: whether they hold lists of tensors does not depend on the rules
+    # the schema infos stay: whether an argument is a list of tensors does not depend on the rules
     kept = [registry.get(op) for registry in registries]
     for registry in registries[:3]:
         registry.pop(op, None)
@@ -114,7 +114,7 @@ def install_sharded_op(sharded: ShardedOp) -> None:
         propagator.op_to_rules,
         propagator.op_to_schema_info,
     )
-    for registry in older:  # of which the dispatcher asks some first
+    for registry in older:  # the dispatcher would ask some of them first
         registry.pop(sharded.op, None)
     info = _SingleDimStrategyInfo(func=sharded.rules_to_decide_by, allow_uneven_sharding=True)
     propagator.register_single_dim_op_strategy(sharded.op, info, RuntimeSchemaInfo(sharded.static_argnum))
@@ -147,7 +147,7 @@ def replaced_handler(op: OpOverload, handler: Callable[..., object]) -> Iterator
 
 @dataclass(frozen=True)
 class _Guarded:
-    """Rules of an op, each of which ``guard`` is asked about before DTensor goes by it."""
+    """Rules of an op; ``guard`` is called for each rule before DTensor uses it."""
 
     rules: Callable[[OpSchema], Any]
     guard: Callable[..., None]
@@ -167,7 +167,7 @@ class _Guarded:
 
 
 def _replicated(given: OpStrategy) -> OpStrategy:
-    """Return the rule of an op with one tensor and one result by which both are replicated."""
+    """Return the rule that replicates both the tensor and the result, for an op with one of each."""
     everywhere = DTensorSpec(
         given.mesh, (Replicate(),) * given.mesh.ndim, tensor_meta=given.strategies[0].output_spec.tensor_meta
     )
@@ -176,18 +176,19 @@ def _replicated(given: OpStrategy) -> OpStrategy:
 
 
 def install_guard(op: OpOverload, guard: Callable[..., None]) -> None:
-    """Let DTensor ask ``guard`` before it goes by a rule of ``op``, an op with one tensor and one result, from now on.
+    """Let DTensor ask ``guard`` from now on before it uses a rule of ``op``, an op with one tensor and one result.
 
-    A tensor without elements is replicated, whatever its rules are: torch's rule of views, asked to flatten one, looks
-    for further dims for ever (2.13.0).
+    A tensor without elements is replicated, whatever the rules are: torch's rule for views never ends when it flattens
+    such a tensor (2.13.0).
 
-    To do so twice changes nothing, nor does it where DTensor has no rules of that op that look at a whole call.
+    A second call changes nothing. A call also changes nothing if DTensor has no strategy for ``op`` that sees the
+    whole call.
 
     Parameters
     ----------
     guard
         Called with the op, its arguments with the shape in the tensor's place, the shape of the mesh, and the
-        placements of the tensor and of the result. What it raises is what the op raises.
+        placements of the tensor and of the result. The op raises what the guard raises.
     """
     strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     rules = strategies.get(op)
@@ -199,7 +200,7 @@ def install_guard(op: OpOverload, guard: Callable[..., None]) -> None:
 
 @contextlib.contextmanager
 def guarded(op: OpOverload, guard: Callable[..., None]) -> Iterator[None]:
-    """Let DTensor ask ``guard`` about the rules of ``op`` inside the block, and not after it."""
+    """Let DTensor ask ``guard`` about the rules of ``op``, only inside the block."""
     strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     kept = strategies.get(op)
     install_guard(op, guard)
@@ -229,5 +230,5 @@ def installed_sharded_op(op: OpOverload) -> ShardedOp | None:
 
 
 def has_own_handler(op: OpOverload) -> bool:
-    """Return whether DTensor runs code of its own for ``op``, of which nothing is known, instead of the op."""
+    """Return whether DTensor runs its own code, which we know nothing about, instead of ``op``."""
     return op in DTensor._op_dispatcher._custom_op_handlers and installed_sharded_op(op) is None

@@ -1,4 +1,4 @@
-"""Ops that run with one call per rank: the frame for strategies of our own."""
+"""Ops that run as one kernel call per rank: the frame for our own strategies."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RankView:
-    """What a rank may know of a call beside its own tensors.
+    """What a rank may know of a call besides its own tensors.
 
     Parameters
     ----------
     mesh_shape, coordinate
-        Of the mesh, and of the rank on it.
+        The shape of the mesh, and the position of the rank in it.
     shapes, placements
         Global shape and placements of each tensor argument, in the order of the call.
     """
@@ -59,7 +59,7 @@ class RankView:
                 shape, self.mesh_shape, list(self.coordinate), placements
             )
             return int(offsets[tensor_dim]), int(offsets[tensor_dim]) + int(sizes[tensor_dim])
-        start, stop = 0, shape[tensor_dim]  # without tensors, so that a call can be traced
+        start, stop = 0, shape[tensor_dim]  # computed without tensors, so that a call can be traced
         for mesh_dim in self.cuts(number, tensor_dim):
             chunk = -(-(stop - start) // self.mesh_shape[mesh_dim])
             start = min(start + self.coordinate[mesh_dim] * chunk, stop)
@@ -67,7 +67,7 @@ class RankView:
         return start, stop
 
     def cuts(self, number: int, tensor_dim: int) -> tuple[int, ...]:
-        """Return the mesh dims that cut ``tensor_dim`` of tensor argument ``number``."""
+        """Return the mesh dims that shard ``tensor_dim`` of tensor argument ``number``."""
         return tuple(
             mesh_dim
             for mesh_dim, placement in enumerate(self.placements[number])
@@ -77,7 +77,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class ShardedOp:
-    """An op that DTensor is to run by rules and a kernel of our own.
+    """An op that DTensor runs by our own rules and kernel.
 
     Parameters
     ----------
@@ -88,18 +88,18 @@ class ShardedOp:
         rules for one mesh dim: the placements of each result, then of each tensor argument. Shards may be uneven or
         empty.
     kernel
-        Called with a :class:`RankView` and the arguments, with the rank's own tensors in them; returns the rank's part
-        of the result. It communicates nothing.
+        Called with a :class:`RankView` and the arguments, with the rank's local tensors in them. Returns the rank's
+        local tensors of the result. It does not communicate.
     static_argnum
-        From this argument on, what is no tensor decides about the rules.
+        The rules depend on arguments that are no tensors, from this argument on.
     check
-        Called with the arguments; raises where they are not supported. It may look at whatever decides how the call is
-        run (placements, shapes, dtypes, and what is no tensor), since it is not called again for the same of all.
+        Called with the arguments; raises if they are not supported. It may look only at placements, shapes, dtypes and
+        arguments that are no tensors, because it is not called again when all of these are the same.
     flag, before
-        Where the argument of number ``flag`` is true, ``before`` is called with the arguments. It returns those to be
-        used in their place, and further keyword arguments for the kernel. Here an op may communicate.
+        If argument number ``flag`` is true, ``before`` is called with the arguments. It returns the arguments to use
+        instead, and further keyword arguments for the kernel. ``before`` may communicate.
     as_it_is
-        Whether the kernel, without further keyword arguments, is the op itself on the rank's own tensors. Such a call
+        Whether the kernel, without further keyword arguments, is the op itself on the local tensors. Such a call
         takes less time.
     """
 
@@ -120,7 +120,7 @@ class ShardedOp:
         key, local = _call_key(op, args, kwargs)
         try:
             decision = remembered_decisions.get(key)
-        except TypeError:  # sizes that are symbols, while torch.compile traces, have no hash
+        except TypeError:  # symbolic sizes have no hash, while torch.compile traces
             key = decision = None
         if decision is None:
             if self.check is not None:
@@ -183,17 +183,17 @@ class ShardedOp:
 
     @functools.cached_property
     def in_place(self) -> bool:
-        """Whether the op changes its first argument and returns it; its rules must leave that placed as it is."""
+        """Whether the op changes and returns its first argument, whose placements the rules must not change."""
         alias = self.op._schema.arguments[0].alias_info
         return alias is not None and alias.is_write
 
     def rules_to_decide_by(
         self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> list[list[Placement | None]]:
-        """Return :attr:`rules`, in a call of the op without those that want a Partial which no argument is.
+        """Return :attr:`rules`; during a call, without the rules that need a Partial which no argument has.
 
-        To make an argument Partial that is not never costs less than to replicate it. DTensor takes the products of
-        the rules over all mesh dims, ``rules ** 3`` on three, and weighs each.
+        Turning a non-Partial argument into Partial is never cheaper than replicating it, so these rules are dropped.
+        DTensor computes the cost of each product of rules over all mesh dims: ``rules ** 3`` on three.
         """
         rules, given = self.rules(op, args, kwargs), _given_placements.get()
         if given is None:
@@ -207,15 +207,15 @@ class ShardedOp:
 
 
 def given_strides() -> tuple[Placement, ...]:
-    """Return the strided shards among the placements of the call whose rules DTensor is asking for, if it is."""
+    """Return the strided shards among the arguments of the call whose rules DTensor is asking for, if it is."""
     return tuple(p for p in _given_placements.get() or () if strides_of(p))
 
 
 @dataclass(frozen=True)
 class _Decision:
-    """What is the same in each call with the same specs and the same other arguments, on the same mesh.
+    """What all calls with the same specs, other arguments and mesh have in common.
 
-    ``meshes`` keeps alive those that the key names by their ids.
+    ``meshes`` keeps the meshes alive whose ids are in the key.
     """
 
     view: RankView
@@ -225,11 +225,11 @@ class _Decision:
 
 
 _given_placements: ContextVar[set[Placement] | None] = ContextVar("_given_placements", default=None)
-"""Those of the arguments of the call that is being decided."""
+"""The placements of the arguments of the call that DTensor is deciding."""
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _MOST_DECISIONS = 4096
 remembered_decisions: dict[tuple[object, ...] | None, _Decision] = {}
-"""By :func:`_call_key`. DTensor remembers the same, but takes its call apart before it looks, which takes longer.
+"""Keys are from :func:`_call_key`. DTensor has the same cache, but unpacks the call before a look-up: that is slower.
 
 :func:`clear_caches` empties it.
 """
@@ -238,12 +238,12 @@ remembered_decisions: dict[tuple[object, ...] | None, _Decision] = {}
 def _call_key(
     op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...] | None, list[object]]:
-    """Return all of a call that decides how it is run, and the arguments with the rank's own tensors in them.
+    """Return everything that decides how a call is run, and the arguments with the local tensors in them.
 
-    None and no arguments if the call is not to be remembered.
+    The key is None, without arguments, if the call must not be remembered.
 
-    Meshes are equal whose ranks, names and threads are, although this rank may stand elsewhere on the other: on one of
-    a later process group, or of a later thread that has got the number of an earlier one. So each is named by its id.
+    Meshes with the same ranks, names and threads are equal, although this rank may have another position in each: one
+    may be of a later process group, or of a later thread with a reused number. The key therefore has the meshes' ids.
     """
     if kwargs or local_tensor_module.local_tensor_mode() is not None:
         return None, []
@@ -253,7 +253,7 @@ def _call_key(
         kind = type(arg)
         if kind is DTensor:
             spec = arg._spec  # type: ignore[attr-defined]
-            # and not the spec, which is another object in each backward: its hash and comparison are Python's
+            # not the spec: it is a new object in each backward, and its hash and comparison are slow Python code
             key += (id(spec.mesh), spec.placements, spec.tensor_meta, spec.shard_order)
             local.append(arg._local_tensor)  # type: ignore[attr-defined]
         elif kind in _SCALARS:
@@ -265,9 +265,9 @@ def _call_key(
 
 
 def on_each_rank(function: Callable[..., object], *tensors: DTensor) -> None:
-    """Call ``function`` with a :class:`RankView` and this rank's part of each tensor, for what it writes to them.
+    """Call ``function`` with a :class:`RankView` and the local tensors, which it may write to.
 
-    If the ranks are simulated, call it for each of them.
+    If the ranks are simulated, ``function`` is called for each rank.
     """
     mesh = tensors[0].device_mesh
     if mesh._is_current_rank_part_of_mesh():
@@ -296,7 +296,7 @@ def _view(mesh: DeviceMesh, specs: Sequence[DTensorSpec], coordinate: Sequence[i
 def _by_rank(
     mesh: DeviceMesh, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> object:
-    """Return what ``function`` returns at this rank's coordinate, or at every rank's if they are simulated."""
+    """Return the result of ``function`` at this rank's coordinate, or at every rank's if ranks are simulated."""
     if simulated_ranks() is None:
         coordinate = mesh.get_coordinate()
         assert coordinate is not None, "this rank is not part of the mesh"
@@ -314,16 +314,16 @@ def _by_rank(
 
 
 def _joined(values: dict[int, object]) -> object:
-    """Return the tensors of simulated ranks as one; what is no tensor is the same on all."""
+    """Return the tensors of simulated ranks as one tensor; other values are the same on all ranks."""
     first = next(iter(values.values()))
     return LocalTensor(values) if isinstance(first, torch.Tensor) else first  # type: ignore[no-untyped-call]
 
 
 def _of_rank(rank: int, values: Any) -> Any:
-    """Return a pytree with the tensors that simulated rank ``rank`` holds of those in ``values``."""
+    """Return the pytree ``values`` with the local tensors of simulated rank ``rank``."""
     return pytree.tree_map_only(LocalTensor, lambda tensor: tensor._local_tensors[rank], values)
 
 
 def _coordinates(mesh: DeviceMesh) -> list[tuple[int, ...]]:
-    """Return the coordinates of a mesh, the last dim running fastest."""
+    """Return the coordinates of a mesh; the last mesh dim varies fastest."""
     return list(itertools.product(*(range(extent) for extent in mesh.shape)))

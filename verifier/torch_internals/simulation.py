@@ -23,9 +23,9 @@ __all__ = [
 
 
 def start_simulated_world(world_size: int) -> None:
-    """Make a default process group of ``world_size`` ranks in this process that moves no data.
+    """Make a default process group of ``world_size`` ranks in this process that transfers no data.
 
-    Only under :func:`simulated_mode` do its collectives have an effect.
+    Its collectives have an effect only under :func:`simulated_mode`.
     """
     # importing the module registers the "fake" backend
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -34,19 +34,19 @@ def start_simulated_world(world_size: int) -> None:
 
 
 def simulated_mode(world_size: int) -> contextlib.AbstractContextManager[object]:
-    """Return torch's ``LocalTensorMode``, under which one process plays all ranks."""
+    """Return torch's ``LocalTensorMode``, under which one process simulates all ranks."""
     mode: contextlib.AbstractContextManager[object] = LocalTensorMode(world_size)
     return mode
 
 
 def simulated_ranks() -> tuple[int, ...] | None:
-    """Return the ranks that this process simulates at this moment, or None if it is a real rank."""
+    """Return the ranks that this process is simulating, or None if it is a real rank."""
     mode = local_tensor_module.local_tensor_mode()
     return None if mode is None else tuple(sorted(mode.ranks))
 
 
 def paused_simulation() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which factory functions make plain tensors again, whether or not ranks are simulated."""
+    """Return a context in which factory functions make plain tensors, whether or not ranks are simulated."""
     context: contextlib.AbstractContextManager[object] = local_tensor_module.maybe_disable_local_tensor_mode()
     return context
 
@@ -54,9 +54,9 @@ def paused_simulation() -> contextlib.AbstractContextManager[object]:
 def run_in_threads(function: Callable[[int], object], world_size: int, limit: float) -> list[BaseException | None]:
     """Call ``function(rank)`` in a thread for each rank, and return what each raised.
 
-    Collectives go through torch's threaded process group, as its own tests have it: tensors are handed over in memory.
-    When one thread raises, those that wait for it end as well. A thread that has not ended after ``limit`` seconds has
-    "raised" a TimeoutError; it is left behind.
+    Collectives go through the threaded process group of torch's tests, which passes tensors in memory. If one thread
+    raises, the threads that wait for it end as well. A thread that has not ended after ``limit`` seconds is left
+    running, and a TimeoutError is returned for it.
     """
     # importing the module registers the "threaded" backend
     from torch.testing._internal.distributed import multi_threaded_pg
@@ -73,7 +73,7 @@ def run_in_threads(function: Callable[[int], object], world_size: int, limit: fl
             try:
                 function(rank)
             finally:
-                if not over.is_set():  # from then on the process group is that of the process
+                if not over.is_set():  # after that, the process group is the one of the process
                     dist.destroy_process_group()
         except BaseException as error:  # noqa: BLE001 - goes to the caller
             if not over.is_set():

@@ -1,4 +1,4 @@
-"""Collectives and narrowing, seen while code runs."""
+"""Watches for collectives and for conversions to coarser dtypes while code runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def count_collectives() -> Iterator[dict[str, int]]:
         counts[name] = counts.get(name, 0) + count
 
 
-_C10D_NAMES = {  # what torch.distributed calls them, which those of the functional collectives follow
+_C10D_NAMES = {  # the names in torch.distributed; functional collectives have the same names
     "_allgather_base_": "all_gather_into_tensor",
     "_reduce_scatter_base_": "reduce_scatter_tensor",
     "allgather_": "all_gather",
@@ -47,7 +47,7 @@ _C10D_NAMES = {  # what torch.distributed calls them, which those of the functio
 
 
 def _collective_name(op: OpOverload) -> str | None:
-    """Return what a collective is called, None for any other op: a wait, or what only passes a tensor on."""
+    """Return the name of a collective; None for any other op, such as a wait or an op that only passes a tensor on."""
     name = op.overloadpacket.__name__
     if op.namespace == "c10d":
         return _C10D_NAMES.get(name)
@@ -56,10 +56,10 @@ def _collective_name(op: OpOverload) -> str | None:
 
 
 class CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells ``seen`` of each collective that this thread issues: its name, and the autograd node that it runs in.
+    """Calls ``seen`` for each collective that this thread issues, with its name and the autograd node that it runs in.
 
-    The node is given by its sequence number, which grows with the order in which nodes are made in the forward pass; it
-    is None outside a backward pass. Of DTensors the collectives on their local tensors are seen.
+    The node is given by its sequence number, which grows in the order of the forward pass; it is None outside a
+    backward pass. For DTensors, the watch sees the collectives on their local tensors.
     """
 
     def __init__(self, seen: Callable[[str, int | None], None]) -> None:
@@ -79,7 +79,7 @@ class CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class NarrowingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes in ``eps`` the coarsest dtype to which this thread converts values of a finer one; 0 for none."""
+    """Keeps in ``eps`` that of the coarsest dtype to which this thread converts values of a finer dtype; 0 for none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
