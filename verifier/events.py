@@ -1,4 +1,4 @@
-"""What a campaign announces while it runs. The engine emits these and knows no listener."""
+"""Events that a campaign emits while it runs. The engine does not know who listens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class MeshStarted:
-    """A mesh begins its share of the run: at most ``examples`` cases."""
+    """The cases of a mesh begin: at most ``examples`` of them."""
 
     mesh: MeshSpec
     family: str
@@ -46,14 +46,14 @@ class MeshStarted:
 
 @dataclass(frozen=True)
 class EntryStarted:
-    """The entry ``fingerprint`` of the baseline is tried again."""
+    """The baseline entry ``fingerprint`` is replayed."""
 
     fingerprint: str
 
 
 @dataclass(frozen=True)
 class CaseStarted:
-    """The trials of a case are sent to the ranks; ``digest`` stands for the case, its trials and all values in them.
+    """The trials of a case are sent to the ranks; ``digest`` is a hash of the case, its trials and all their values.
 
     Cases are numbered from 1, over all meshes and families of the plan.
     """
@@ -72,12 +72,12 @@ class TrialFinished:
     rows: tuple[tuple[str, str], ...]
     """``(argument name, placements as text)`` of each tensor argument."""
     position: str = ""
-    """Names the trial in every run of the plan, see :mod:`verifier.campaign.history`."""
+    """The name of the trial, the same in every run of the plan; see :mod:`verifier.campaign.history`."""
 
 
 @dataclass(frozen=True)
 class RulesClaimed:
-    """DTensor claims ``rules`` of ``op``: each is the input placements on one mesh dim, as text."""
+    """DTensor claims these ``rules`` for ``op``; each is the input placements on one mesh dim, as text."""
 
     op: str
     rules: tuple[str, ...]
@@ -85,7 +85,7 @@ class RulesClaimed:
 
 @dataclass(frozen=True)
 class CaseSkipped:
-    """Something was not tried: ``count`` times, and why."""
+    """``what`` was not tried, ``count`` times, because of ``reason``."""
 
     what: str
     reason: str
@@ -94,7 +94,7 @@ class CaseSkipped:
 
 @dataclass(frozen=True)
 class PoolRestarted:
-    """The ranks were started anew, because of ``reason``."""
+    """The ranks were started again, because of ``reason``."""
 
     mesh: MeshSpec
     reason: str
@@ -110,7 +110,7 @@ class GroupStarted:
 
 @dataclass(frozen=True)
 class GroupSettled:
-    """The group ``key`` of failures turned out to be the entry ``fingerprint`` of the baseline."""
+    """The group ``key`` of failures is the baseline entry ``fingerprint``."""
 
     key: str
     fingerprint: str
@@ -118,7 +118,7 @@ class GroupSettled:
 
 @dataclass(frozen=True)
 class FindingReported:
-    """``group`` is the key of the failures that it was made of, ``became`` that of the minimised one."""
+    """A finding: ``group`` is the key of its failures, ``became`` the key of the minimised failure."""
 
     finding: FindingRecord
     group: str = ""
@@ -127,17 +127,17 @@ class FindingReported:
 
 @dataclass(frozen=True)
 class RunResumed:
-    """A run that was cut short goes on: ``trials`` are kept, ``in_flight`` names what was being done, if anything."""
+    """An interrupted run continues: ``trials`` are kept, ``in_flight`` names the work that was interrupted, if any."""
 
     trials: int
     in_flight: str
     torn: bool
-    """Whether the last line of the journal was cut off, and is left out."""
+    """Whether the last line of the journal was incomplete, and is left out."""
 
 
 @dataclass(frozen=True)
 class TrialRepeated:
-    """A trial is tried again: it was in flight when the run was cut short, or a rank was killed in it."""
+    """A trial is run again: it was in flight when the run was interrupted, or a rank was killed in it."""
 
     trial: Trial
     rows: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""Calls made of several ops: what such a program declares about its call."""
+"""Programs, which are calls made of several ops: what each program declares about its calls."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _facts: dict[str, Callable[[OpCase], Iterable[str]]] = {}
 
 
 def tell_apart_by(call: str, facts: Callable[[OpCase], Iterable[str]]) -> None:
-    """Declare that calls of the program at the dotted path ``call`` are told apart by ``facts`` of a case.
+    """Declare the ``facts`` of a case by which failures of the program at the dotted path ``call`` are distinguished.
 
-    They should be few and each the sign of a defect: two failures of which different facts hold are two findings unless
+    There should be few facts, each the sign of a defect. Two failures with different facts are two findings, unless
     minimising shows that they are one.
     """
     _facts[call] = facts
 
 
 def facts_of(case: OpCase) -> frozenset[str]:
-    """Return the facts of a case that its program declares; none for an op of torch.
+    """Return the facts that the case's program declares about it; none for an op of torch.
 
     >>> facts_of(OpCase("aten.mm.default", "torch.mm"))
     frozenset()
@@ -53,9 +53,9 @@ def facts_of(case: OpCase) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class SimplerCall:
-    """A call that a program makes, by itself: the case, and how its tensors are placed.
+    """A single call that a program makes: its case, and the placements of its tensors.
 
-    ``outputs`` are the numbers of those results of the program that come from this call, in order.
+    ``outputs`` are the numbers of the program's results that come from this call, in order.
     """
 
     case: OpCase
@@ -70,30 +70,30 @@ _join: dict[str, Join] = {}
 
 
 def simplifies(call: str, simplify: Simplify) -> None:
-    """Declare that the program at the dotted path ``call`` is made of calls that can be tried one by one.
+    """Declare that the program at the dotted path ``call`` is made of calls that can be tried separately.
 
-    ``simplify`` is given a trial, and the placements of those results of the program that are known, by their number;
-    it returns the calls, the overload under test first.
+    ``simplify`` gets a trial and the known placements of the program's results, by their number. It returns the calls,
+    the overload under test first.
     """
     _simplify[call] = simplify
 
 
 def is_composed(case: OpCase) -> bool:
-    """Return whether the case calls a program that can be taken apart."""
+    """Return whether the case calls a program whose calls can be tried separately."""
     return case.call in _simplify
 
 
 def simpler_calls(trial: Trial, placed: Mapping[int, Placements]) -> tuple[SimplerCall, ...]:
-    """Return the calls that the program of ``trial`` makes, by themselves; empty if it is not one of which is known."""
+    """Return the single calls that the program of ``trial`` makes; empty if it declares none."""
     simplify = _simplify.get(trial.case.call)
     return () if simplify is None else tuple(simplify(trial, placed))
 
 
 def joins(family: str, join: Join) -> None:
-    """Declare how two plain calls of one op by ``family`` become a program of both.
+    """Declare how two plain calls of one op by ``family`` become one program.
 
-    ``join`` is given the first call and the second. Its program makes both with the tensors of the second, whose
-    results come after those of the first; it returns None where more than numbers and texts tells the two apart.
+    ``join`` gets the first call and the second. Its program makes both calls with the tensors of the second, and
+    returns the results of the first, then of the second. It returns None if more than numbers and texts differs.
     """
     _join[family] = join
 
@@ -106,8 +106,8 @@ def joined(first: OpCase, second: OpCase) -> OpCase | None:
 
 Asked = Callable[[OpCase], tuple[Placements | None, ...]]
 Move = tuple[int | Placements, Placements]
-"""A redistribution that a program asks for: from where to where. A number is that of a tensor argument, which begins
-where the combination places it."""
+"""A redistribution that a program asks for: source and target placements. A number stands for a tensor argument, whose
+source placements are those of the combination."""
 _asked: dict[str, Asked] = {}
 _moves: dict[str, Callable[[OpCase], tuple[Move, ...]]] = {}
 
@@ -115,8 +115,8 @@ _moves: dict[str, Callable[[OpCase], tuple[Move, ...]]] = {}
 def asks(call: str, asked: Asked) -> None:
     """Declare that the program at the dotted path ``call`` asks for placements of its results.
 
-    ``asked`` returns them for each result of a case, None for a result whose placements DTensor may choose. Results
-    that are placed otherwise get the verdict WRONG_PLACEMENT.
+    ``asked`` returns placements for each result of a case, or None if DTensor may choose them. A result with other
+    placements gets the verdict WRONG_PLACEMENT.
     """
     _asked[call] = asked
 
@@ -128,9 +128,9 @@ def asked_placements(case: OpCase) -> tuple[Placements | None, ...]:
 
 
 def moves(call: str, found: Callable[[OpCase], tuple[Move, ...]]) -> None:
-    """Declare which redistributions the program at the dotted path ``call`` asks for, as far as their source is known.
+    """Declare which redistributions the program at the dotted path ``call`` asks for.
 
-    What begins where DTensor has placed the result of an op is left out.
+    Redistributions of an op's result are left out, because DTensor chooses their source placements.
     """
     _moves[call] = found
 
@@ -152,7 +152,7 @@ def targets(case: OpCase) -> tuple[Placements, ...]:
 
 
 def keep_mesh_dims(case: OpCase, kept: tuple[int, ...]) -> OpCase:
-    """Return ``case`` with those mesh dims only in each target, as for a mesh that has no others."""
+    """Return ``case`` with only the ``kept`` mesh dims in each target, as for a mesh without the others."""
     args = tuple(_kept(value, kept) for value in case.args)
     return replace(case, args=args, kwargs={name: _kept(value, kept) for name, value in case.kwargs.items()})
 

@@ -39,33 +39,33 @@ class Failure:
     observation: Observation
     verdict: Verdict
     drawn: Drawn | None = None
-    """How Hypothesis drew the case, where it did."""
+    """How Hypothesis drew the case; None if it did not."""
     by_hash_seed: bool = False
-    """It does not show where all ranks have one hash seed."""
+    """Whether the failure disappears if all ranks have one hash seed."""
     imports: tuple[str, ...] = ()
-    """What the ranks of a test had imported, as a command takes it; the ranks of a run have what its plan names."""
+    """The values of ``--import`` that the ranks of a test used; the ranks of a run use those of its plan."""
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Smaller is simpler: ranks, mesh dims, elements."""
+        """The numbers of ranks, mesh dims and elements; smaller is simpler."""
         elements = sum(tensor.numel() for tensor in tensor_arguments(self.trial.case.args, self.trial.case.kwargs))
         return self.trial.mesh.world_size, self.trial.mesh.ndim, elements
 
     @property
     def costly(self) -> bool:
-        """Running it again costs new processes."""
+        """Whether running the trial again costs new processes."""
         return self.observation.fate in (Fate.HANG, Fate.DIED)
 
 
 def first_report(observation: Observation) -> ProcessReport | None:
-    """Return the report that says most: of a process that raised, else of the first one."""
+    """Return the report of the first process that raised, or else of the first that reported."""
     reports = [report for report in observation.reports if report is not None]
     raised = [report for report in reports if report.raised is not None]
     return next(iter(raised or reports), None)
 
 
 def cotangent_text(failure: Failure) -> str:
-    """Return the placements of the cotangent in the backward pass that failed; empty for the forward call."""
+    """Return the placements of the cotangents in the backward pass that failed; empty for the forward call."""
     if failure.verdict.backward is None:
         return ""
     cotangents = failure.trial.cotangents[failure.verdict.backward]

@@ -1,4 +1,4 @@
-"""Which failures are one finding."""
+"""Decides which failures are one finding."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _BEFORE = {Phase.GATHER: Phase.FORWARD, Phase.GATHER_GRADIENT: Phase.BACKWARD, P
 
 
 def rule_class(failure: Failure) -> str:
-    """Return the op and the rules in use where it failed, by mesh dim: ``aten.embedding.default: S(0),MaskP(sum)``.
+    """Return the op and the rules that it failed under, by mesh dim: ``aten.embedding.default: S(0),MaskP(sum)``.
 
     The placements are those on which DTensor ran the op, after it had redistributed the arguments. A mesh dim on which
     everything is replicated is left out.
@@ -74,7 +74,7 @@ def rule_class(failure: Failure) -> str:
     report = first_report(failure.observation)
     phase = _BEFORE.get(verdict.phase, verdict.phase)
     executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)] if report else []
-    if verdict.kind is VerdictKind.DIED:  # how far the others came is a matter of time
+    if verdict.kind is VerdictKind.DIED:  # how far the others came depends on timing
         executed = []
     if executed:
         own = [e for e in executed if e.op == trial.case.op]  # a program runs other ops as well
@@ -84,7 +84,7 @@ def rule_class(failure: Failure) -> str:
             if not all(is_shard_order(placements, trial.mesh.shape) for placements in (*trial.combination, *made)):
                 return f"{trial.case.op}: strided shards in no shard order"
             reduced = sorted({str(p) for placements in trial.combination for p in placements if p.is_partial()})
-            if reduced and len(made) == 1:  # how other mesh dims cut the tensor makes no difference to a reduction
+            if reduced and len(made) == 1:  # the shards on other mesh dims do not matter to a reduction
                 return f"{trial.case.op}: {','.join(reduced)} -> {_kinds(made, nested=False)}"
             return f"{trial.case.op}: {_kinds(trial.combination)} -> {_kinds(made)}"
         op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
@@ -95,7 +95,7 @@ def rule_class(failure: Failure) -> str:
 
 
 def runs_own_code(case: OpCase) -> bool:
-    """Return whether DTensor has code of its own for the op, which asks no rule: its placements tell no defects apart.
+    """Return whether DTensor has its own code for the op, without rules: placements then distinguish no defects.
 
     >>> runs_own_code(OpCase("aten.convolution.default", "torch.ops.aten.convolution.default"))
     True
@@ -105,9 +105,9 @@ def runs_own_code(case: OpCase) -> bool:
 
 
 def _kinds(places: Sequence[Placements], nested: bool = True) -> str:
-    """Return the kinds of placements that occur, without their dims: ``P(sum),S``; S+S where two cut one tensor dim.
+    """Return the kinds of placements that occur, without their tensor dims: ``P(sum),S``.
 
-    Unless ``nested`` every cut is an S.
+    S+S stands for two mesh dims that shard one tensor dim. Unless ``nested``, every shard is an S.
     """
     kinds = set()
     for placements in places:
@@ -121,10 +121,10 @@ def _kinds(places: Sequence[Placements], nested: bool = True) -> str:
 
 
 def group_key(failure: Failure) -> str:
-    """Return what failures of one group have in common, all of it structure.
+    """Return the structure that failures of one group have in common.
 
-    A wrong value is the same defect wherever it is noticed first and however the op was called. Of crashes there are
-    many kinds, so the phase, the type of the exception and the function that raised it tell them apart.
+    A wrong value is the same defect wherever it is noticed first and however the op was called. Crashes are of many
+    kinds; the phase, the type of the exception and the function that raised it distinguish them.
     """
     trial = failure.trial
     if failure.by_hash_seed:
@@ -134,7 +134,7 @@ def group_key(failure: Failure) -> str:
         return " | ".join([f"any {_style(trial.case)} op", *parts, f"{trial.mesh.ndim}-d mesh"])
     if failure.verdict.kind not in _LOUD:
         parts.append(dtype_class(trial.case))
-    if is_composed(trial.case):  # a program is a defect of its own where none of its calls fails by itself
+    if is_composed(trial.case):  # a program has its own defect if none of its calls fails alone
         parts.append(trial.case.call.rpartition(".")[2])
     flags = ",".join(sorted(case_flags(trial.case) | facts_of(trial.case))) or "no flags"
     return " | ".join([trial.case.op, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
@@ -152,9 +152,9 @@ _FOR_VIEWS = "_view_ops.py"
 
 
 def is_of_any_op(failure: Failure) -> bool:
-    """Return whether an exception came from code of DTensor's that every op goes through: it is no op's own defect.
+    """Return whether DTensor's code for all ops raised the exception, so that it is no defect of this op.
 
-    So it is with the rules of views in an op that is none: autograd expands and reshapes in many backward passes.
+    The rules for views count as such code if the op is no view: autograd expands and reshapes in many backward passes.
     """
     if failure.verdict.kind is not VerdictKind.CRASH:
         return False
@@ -165,15 +165,15 @@ def is_of_any_op(failure: Failure) -> bool:
 
 
 def is_of_several_ranks(failure: Failure) -> bool:
-    """Return whether ranks did not do the same.
+    """Return whether ranks behaved differently.
 
-    They disagree, hang or die, or some raised and others did not, or an op ran on other placements on some.
+    They disagree, hang or die; or some raised and others did not; or some ran an op on other placements.
     """
     return shows_on_some_ranks(failure) or bool(unlike_rules(failure.observation))
 
 
 def shows_on_some_ranks(failure: Failure) -> bool:
-    """Return whether the verdict itself says that ranks did not do the same."""
+    """Return whether the verdict itself says that ranks behaved differently."""
     if failure.verdict.kind in (VerdictKind.RANKS_DISAGREE, VerdictKind.HANG, VerdictKind.DIED):
         return True
     raised = [report is not None and report.raised is not None for report in failure.observation.reports]
@@ -181,9 +181,9 @@ def shows_on_some_ranks(failure: Failure) -> bool:
 
 
 def unlike_rules(observation: Observation) -> str:
-    """Return on what ranks ran the first op for which they chose different rules; empty if there is none.
+    """Return the placements on which ranks ran the first op for which they chose different rules; empty if none.
 
-    Only of a trial that came to its end: how far ranks came in another is a matter of time.
+    Only completed trials count. In any other, how far ranks came depends on timing.
     """
     reports = [report for report in observation.reports if report is not None]
     if observation.fate is not Fate.COMPLETED or any(report.raised is not None for report in reports):
@@ -199,7 +199,7 @@ def unlike_rules(observation: Observation) -> str:
 
 
 def _style(case: OpCase) -> str:
-    """Return whether the op writes to its arguments, and whether it only writes to some."""
+    """Return ``functional``, ``in-place`` or ``out=``: how the op writes to its arguments."""
     if not written_arguments(case):
         return "functional"
     schema = resolve(case.call)._schema  # type: ignore[attr-defined]
@@ -208,14 +208,14 @@ def _style(case: OpCase) -> str:
 
 
 def symptom(failure: Failure) -> tuple[str, ...]:
-    """Return how the failure shows, which minimising must not change: the verdict and where it arose.
+    """Return the symptom of the failure, which minimising must not change: the verdict and where it arose.
 
-    What becomes of ranks that choose differently is a matter of which of them is first.
+    Which error ranks that choose differently show depends on timing, so it is not part of the symptom.
     """
     verdict = failure.verdict
     if failure.by_hash_seed and is_of_several_ranks(failure):
         return (_BY_HASH_SEED,)
-    if verdict.kind is VerdictKind.DIED:  # how far the others came, and what they raised, is a matter of time
+    if verdict.kind is VerdictKind.DIED:  # how far the others came, and what they raised, depends on timing
         return (verdict.kind,)
     if verdict.kind in _LOUD:
         report = first_report(failure.observation)
@@ -226,12 +226,12 @@ def symptom(failure: Failure) -> tuple[str, ...]:
 
 
 def case_flags(case: OpCase) -> set[str]:
-    """Return the names of the options that the call sets: keyword numbers and texts, and whatever is True.
+    """Return the names of the options that the call sets: keywords that are numbers or texts, and all that are True.
 
     >>> sorted(case_flags(OpCase("op", "torch.nn.functional.embedding", (), {"padding_idx": 3, "sparse": False})))
     ['padding_idx']
     """
-    if is_composed(case):  # it gives by name what the op takes by position
+    if is_composed(case):  # a program passes by name what the op takes by position
         return {name for name, value in case.kwargs.items() if value is True}
     names = parameter_names(case.call)
     flags = {name for name, value in zip(names, case.args, strict=False) if value is True}
@@ -241,13 +241,13 @@ def case_flags(case: OpCase) -> set[str]:
 
 @dataclass
 class Group:
-    """Failures that look alike, the smallest of them kept."""
+    """Failures with one key; only the smallest is kept."""
 
     key: str
     smallest: Failure
     occurrences: int = 1
     seen: dict[str, None] = field(default_factory=dict)
-    """The combinations in which it occurred, as text (the first dozen)."""
+    """The first twelve combinations in which the failure occurred, as text."""
 
     def add(self, failure: Failure) -> None:
         self.occurrences += 1
@@ -276,5 +276,5 @@ class Collector:
 
 
 def fingerprint(failure: Failure) -> str:
-    """Return twelve hex digits made of the structure of a minimised failure: never of values, shapes or messages."""
+    """Return twelve hex digits: a hash of a minimised failure's structure, without values, shapes or messages."""
     return hashlib.sha256(group_key(failure).encode()).hexdigest()[:12]

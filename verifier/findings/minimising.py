@@ -1,4 +1,4 @@
-"""Makes a failure small, and runs it once more."""
+"""Minimises a failure and confirms it by another run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _MOST_PAIRS = 32
-"""So many calls are tried before one that fails only after another: such a pair costs a trial."""
+"""The most pairs of calls that are tried for a call that fails only after another; each pair costs a trial."""
 
 
 @dataclass
@@ -51,11 +51,11 @@ class Minimiser:
     run
         Runs one trial.
     generate
-        Returns a generator of cases for a mesh; None where drawing afresh finds nothing smaller than the case itself.
+        Returns a generator of cases for a mesh; None if new draws find nothing smaller than the case itself.
     seed
-        Of the campaign.
+        The seed of the campaign.
     until
-        ``time.monotonic()`` after which to stop with the best so far.
+        ``time.monotonic()`` after which minimising stops with the smallest failure so far.
     """
 
     run: Runner
@@ -63,12 +63,12 @@ class Minimiser:
     seed: int
     until: float
     restarts: int = 4
-    """How many attempts may bring the ranks down, since each costs a restart; counts down."""
+    """How many more attempts may hang or end ranks, because each costs a restart of the ranks; counts down."""
 
     def minimise(self, failure: Failure, is_known: Callable[[Failure], bool]) -> tuple[Failure, bool]:
         """Return the smallest failure of the same kind, and whether there was time to look for one.
 
-        As soon as ``is_known`` holds of what it has become, nothing more is tried.
+        Minimising stops as soon as ``is_known`` holds for the smallest failure so far.
         """
         if (alone := self._without_program(failure)) is not None and is_known(alone):
             return alone, True
@@ -80,7 +80,7 @@ class Minimiser:
         for mesh, kept in smaller_meshes(best.trial):
             projected = on_kept_mesh_dims(best.trial, mesh, kept)
             found = self._shrink(projected, best, failure.drawn, 60)
-            if found is None and targets(best.trial.case):  # its targets fit this mesh, whatever else would be drawn
+            if found is None and targets(best.trial.case):  # the projected targets fit this mesh; others may be drawn
                 found = self.attempt(projected, best)
             if found is not None:
                 best = found
@@ -94,16 +94,16 @@ class Minimiser:
     def attempt(self, trial: Trial, like: Failure) -> Failure | None:
         """Return the failure if ``trial`` fails in the same way as ``like``, else None.
 
-        What may cost as long as a hang is not tried once the time is over.
+        A trial that may take as long as a hang is not run after the time is over.
         """
         if self.restarts <= 0 or (like.costly and time.monotonic() > self.until):
             return None
         return self.replay(trial, like)
 
     def replay(self, trial: Trial, like: Failure) -> Failure | None:
-        """Return the failure if ``trial`` fails in the same way as ``like``, else None, whatever it costs.
+        """Return the failure if ``trial`` fails in the same way as ``like``, else None, whatever the cost.
 
-        Never one whose call makes something else each time: without an option that it had, it may draw numbers.
+        Calls with nondeterministic results are rejected: without an option, as ``p=0`` of dropout, some are random.
         """
         reference: Reference = make_reference(trial.case)
         observation = self.run(trial)
@@ -114,17 +114,17 @@ class Minimiser:
         return found if _is_determined(reference) else None
 
     def after_another(self, failure: Failure, others: Iterable[Trial]) -> Failure | None:
-        """Return the failure of two calls in a row: that of one of ``others``, then that which failed.
+        """Return the failure of two calls in a row: one of ``others``, then the call that failed.
 
-        For what does not fail by itself: DTensor keeps what it has worked out of a call, and gives it to the next one
-        that it takes for the same. None if no such pair fails in the same way.
+        This is for calls that do not fail alone: DTensor caches its decision on a call, and may use it for a later call
+        that is not the same. The result is None if no such pair fails in the same way.
         """
         seconds, tried = plain_trials(failure.trial, placements_of_results(failure)), 0
         for first in (plain.case for other in others for plain in plain_trials(other, {})):
             for second in seconds:
                 if not same_metadata(first, second.case) or (program := joined(first, second.case)) is None:
                     continue
-                # both make as many results, and each of the second's has the cotangent that it had by itself
+                # both calls have the same number of results; the second's keep the cotangents that they had alone
                 cotangents = tuple((*one, *one) for one in second.cotangents)
                 pair = replace(second, case=program, cotangents=cotangents)
                 if (found := self.attempt(pair, failure)) is not None:
@@ -134,7 +134,7 @@ class Minimiser:
         return None
 
     def _without_program(self, failure: Failure) -> Failure | None:
-        """Return the failure of one call that the program makes; None if none of them fails so by itself."""
+        """Return the failure of one call that the program makes; None if no call fails so alone."""
         for simpler in simpler_calls(failure.trial, placements_of_results(failure)):
             if (found := self.attempt(call_by_itself(simpler, failure), failure)) is not None:
                 return found
@@ -144,11 +144,11 @@ class Minimiser:
         if len(failure.trial.cotangents) < 2:
             return failure
         trial, index = failure.trial, failure.verdict.backward
-        # the seed of a backward pass counts from the trial's, so that dropping passes keeps its cotangent
+        # the seed of pass n is the trial's plus n, so the pass keeps its cotangent when others are dropped
         single = [replace(trial, cotangents=(one,), seed=trial.seed + n) for n, one in enumerate(trial.cotangents)]
         tried = [single[index]] if index is not None else [replace(trial, cotangents=())]
         if index is None and failure.verdict.kind in (VerdictKind.DIED, VerdictKind.HANG):
-            tried += single  # no rank has said in which pass it was
+            tried += single  # no rank has reported in which pass it was
         return next((found for fewer in tried if (found := self.attempt(fewer, failure)) is not None), failure)
 
     def _simpler(self, failure: Failure) -> Failure:
@@ -183,7 +183,7 @@ class Minimiser:
 
 
 def _is_determined(reference: Reference) -> bool:
-    """Return whether the call makes the same locally when it is called again."""
+    """Return whether a second local call gives the same results."""
     again = make_reference(reference.case)
     return len(again.outputs) == len(reference.outputs) and all(
         compare(other, output, 0.0) is None
@@ -210,9 +210,9 @@ def _fits(template: Trial, case: OpCase) -> bool:
 
 
 def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, ConfirmationRecord]:
-    """Run ``failure`` once more on real processes; return it as it then is, and on what it was confirmed.
+    """Run ``failure`` again on real processes; return the new failure, and where it was confirmed.
 
-    DTensor's caches are empty then, so what only an earlier trial made fail is not confirmed.
+    DTensor's caches are empty then, so a failure that only an earlier trial caused is not confirmed.
     """
     trial = failure.trial
     if trial.mesh.backend == "simulated":

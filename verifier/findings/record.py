@@ -1,4 +1,4 @@
-"""A minimised failure as it is stored and shown: its message, its script, its place in the baseline."""
+"""The record of a minimised failure: its message, its script, its entry in the baseline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def message(failure: Failure, cause: str) -> str:
     trial = failure.trial
     call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
     where = f"  in {trial.case.op}({call}) on mesh {trial.mesh.shape}, backend {trial.mesh.backend}"
-    if failure.verdict.kind not in (VerdictKind.DIED, VerdictKind.HANG):  # whose first line says where each rank was
+    if failure.verdict.kind not in (VerdictKind.DIED, VerdictKind.HANG):  # their first line says where each rank was
         where += f", during {failure.verdict.phase}"
     lines = [failure.verdict.message, where]
     if cotangents := cotangent_text(failure):
@@ -40,7 +40,7 @@ def message(failure: Failure, cause: str) -> str:
 
 
 def rank_memory(failure: Failure, memory_limit: int | None) -> str:
-    """Return the limit without which a replay would not show ``failure``, as ``--rank-memory`` takes it; else ""."""
+    """Return the value of ``--rank-memory`` that a replay needs to show ``failure``; empty if it needs none."""
     if memory_limit is None or not failure.verdict.out_of_memory:
         return ""
     size = format_size(memory_limit).replace(" ", "")
@@ -48,7 +48,7 @@ def rank_memory(failure: Failure, memory_limit: int | None) -> str:
 
 
 def written_script(failure: Failure, memory_limit: int | None = None, imports: Sequence[str] = ()) -> tuple[str, str]:
-    """Return the script of ``failure``, and why there is none; one of the two is empty.
+    """Return the script of ``failure``, or the reason why there is none; the other of the two is empty.
 
     Raises
     ------
@@ -78,10 +78,10 @@ def finding_record(
 ) -> FindingRecord:
     """Return the record of ``group``, whose minimised failure is ``smallest``.
 
-    The script of a new finding is run before it is stored, unless ``check_script`` is False; that of a known one was
-    run when it was new. ``level`` is that at which it was found; ``name`` its
-    fingerprint, where that is not made of the minimised failure; ``script_status`` what came of the script, if it has
-    been run already, or why it was not; ``memory_limit`` the bytes that ranks were limited to.
+    The script of a new finding is run before it is stored, unless ``check_script`` is False. The script of a known
+    finding was run when the finding was new. ``level`` is the level that found it. ``name`` is the fingerprint, if it
+    is not made from the minimised failure. ``script_status`` is the outcome of the script if it was already run, or why
+    it was not run. ``memory_limit`` is the memory limit of the ranks in bytes.
 
     Raises
     ------

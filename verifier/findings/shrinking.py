@@ -1,7 +1,7 @@
 """Hypothesis's shrinker, started from an example that is known to fail.
 
-``hypothesis.find`` draws afresh until something fails, which for a rare failure may be never. It does replay what its
-database holds, so the choices behind the failing example are put there first.
+``hypothesis.find`` draws new examples until one fails, which may never happen for a rare failure. It replays the
+examples in its database first, so the choices behind the failing example are put there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY = b"failing example"
 
 
 def current_choices() -> bytes:
-    """Return the choices behind the example that Hypothesis is trying at this moment, for :func:`shrink`."""
+    """Return the choices behind the example that Hypothesis is trying now, for :func:`shrink`."""
     return choices_to_bytes(current_build_context().data.choices)
 
 
@@ -35,14 +35,14 @@ def shrink(
     max_examples: int,
     seed: int,
 ) -> Drawn | None:
-    """Return the smallest example for which ``fails`` holds, or None if none was found, or none that fails every time.
+    """Return the smallest example for which ``fails`` holds; None if none was found, or none that fails every time.
 
     Parameters
     ----------
     choices
         What :func:`current_choices` returned for an example that failed; None to look for one.
     max_examples
-        How many examples to draw if that one does not fail under this ``generator``.
+        How many examples to draw if the example of ``choices`` does not fail under this ``generator``.
     """
     database = InMemoryExampleDatabase()
     if choices is not None:
@@ -58,5 +58,5 @@ def shrink(
     )
     try:
         return hypothesis.find(generator, fails, settings=how, random=random.Random(seed), database_key=_KEY)
-    except (NoSuchExample, Flaky):  # what fails only sometimes cannot be shrunk
+    except (NoSuchExample, Flaky):  # an example that fails only sometimes cannot be shrunk
         return None

@@ -33,14 +33,14 @@ __all__ = [
 
 
 def placements_of_results(failure: Failure) -> dict[int, Placements]:
-    """Return the placements of the program's results, by their number, where they are known and can be given."""
+    """Return the known placements of the program's results, by their number, without those no tensor can be given."""
     report = first_report(failure.observation)
     placed: dict[int, Placements] = {}
     for subject, text in report.placements if report is not None else ():
         if subject == "output" or re.fullmatch(r"output \d+", subject):
             try:
                 placed[int(subject[7:] or 0)] = parse_placements(text)
-            except ValueError:  # a masked partial, say, which no tensor can be given
+            except ValueError:  # for example a masked partial, which no tensor can be given
                 continue
     return placed
 
@@ -61,7 +61,7 @@ def call_by_itself(simpler: SimplerCall, failure: Failure) -> Trial:
 
 
 def plain_trials(trial: Trial, placed: dict[int, Placements]) -> list[Trial]:
-    """Return the calls of ``trial`` by themselves: it, or those that its program makes."""
+    """Return trials of the single calls of ``trial``: itself, or one for each call that its program makes."""
     if not is_composed(trial.case):
         return [trial]
     calls = simpler_calls(trial, placed)
@@ -69,7 +69,7 @@ def plain_trials(trial: Trial, placed: dict[int, Placements]) -> list[Trial]:
 
 
 def same_metadata(first: OpCase, second: OpCase) -> bool:
-    """Return whether the tensors of both have the same shapes and dtypes, which DTensor tells calls apart by."""
+    """Return whether the tensors of both have the same shapes and dtypes, by which DTensor distinguishes calls."""
     both = [[(t.shape, t.dtype) for t in tensor_arguments(case.args, case.kwargs)] for case in (first, second)]
     return both[0] == both[1]
 
@@ -102,7 +102,7 @@ def plainer_cases(trial: Trial) -> list[Trial]:
     plainer = []
     for name in sorted(case_flags(case) & set(case.kwargs)):
         kwargs = {key: value for key, value in case.kwargs.items() if key != name}
-        # a text names a mode, and the default may be one that is not exact, as the mean of an embedding bag
+        # a text names a mode; the default mode may not be exact, as the mean of an embedding bag
         exact = case.exact and not isinstance(case.kwargs[name], str)
         plainer.append(replace(case, kwargs=kwargs, exact=exact))
     if any(tensor.dtype in _NARROW for tensor in tensor_arguments(case.args, case.kwargs)):
@@ -121,7 +121,7 @@ def _widened(leaf: object) -> object:
 
 
 def simpler_combinations(trial: Trial) -> list[Trial]:
-    """Return variants in which one argument's placements are simpler, as far as its shape and dtype allow."""
+    """Return variants in which one argument's placements are simpler, if its shape and dtype allow them."""
     variants = []
     tensors = tensor_arguments(trial.case.args, trial.case.kwargs)
     for position, (tensor, placements) in enumerate(zip(tensors, trial.combination, strict=True)):

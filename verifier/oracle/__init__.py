@@ -1,1 +1,1 @@
-"""The judge: reference values, tolerance, verdicts."""
+"""The oracle: reference values, tolerance, verdicts."""

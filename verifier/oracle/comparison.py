@@ -1,4 +1,4 @@
-"""Comparing tensors: what differs, and what the ranks of a mesh hold against what their placements promise."""
+"""Compares tensors, and compares local tensors with what their placements promise."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def tolerance(expected: torch.Tensor, terms: int, noise: float, coarsest: float 
     """Return the largest absolute error that rounding explains in a reduction of ``terms`` terms.
 
     The worst-case error of summing n terms is about n units in the last place of their largest magnitude (Higham,
-    Accuracy and Stability of Numerical Algorithms, 2002, section 4.2); 4 of them cover the op's own rounding.
+    Accuracy and Stability of Numerical Algorithms, 2002, section 4.2); at least 4 units cover the op's own rounding.
 
     Parameters
     ----------
     noise
-        The magnitude of the parts of a Partial argument: they cancel in the result, their rounding errors do not.
+        The magnitude of a Partial argument's local tensors: these cancel in the result, their rounding errors do not.
     coarsest
-        The ``eps`` of a dtype that values have had on the way, if it is larger than that of ``expected``.
+        The ``eps`` of the coarsest dtype in the call, which counts if it is larger than that of ``expected``.
     """
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         return 0.0
@@ -40,7 +40,7 @@ def tolerance(expected: torch.Tensor, terms: int, noise: float, coarsest: float 
 
 
 def is_comparable(expected: torch.Tensor) -> bool:
-    """Return whether values can be compared with those of ``expected``: torch has no equality of sparse tensors."""
+    """Return whether values can be compared with those of ``expected``: torch cannot compare sparse tensors."""
     return expected.layout is torch.strided
 
 
@@ -49,7 +49,7 @@ def compare(
 ) -> tuple[DifferenceKind, str, str, tuple[int, ...] | None] | None:
     """Return how ``got`` differs from ``expected``: kind, both as text, and the first differing index; None if equal.
 
-    ``absolute`` is the largest difference that does not count; 0 for a comparison bit for bit (NaN equal to NaN).
+    ``absolute`` is the largest difference that is accepted; 0 compares bit for bit (NaN is equal to NaN).
     """
     if got.dtype != expected.dtype:
         return DifferenceKind.DTYPE, str(got.dtype), str(expected.dtype), None
@@ -71,7 +71,7 @@ def compare(
 
 
 def have_same_strides(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape have the same strides; along a dim of size 1 any stride will do."""
+    """Return whether two tensors of one shape have the same strides, except along tensor dims of size 1."""
     if not expected.numel() or not is_comparable(expected):
         return True
     pairs = zip(got.shape, got.stride(), expected.stride(), strict=True)
@@ -81,7 +81,7 @@ def have_same_strides(got: torch.Tensor, expected: torch.Tensor) -> bool:
 # --------------------------------------------------------------------------------------------------------------- ranks
 @dataclass(frozen=True)
 class Spot:
-    """Where in a trial a value arose: the phase, what it is called, and in which backward pass."""
+    """Where in a trial a value arose: the phase, the name of the value, and the backward pass if it is of one."""
 
     phase: Phase
     subject: str
@@ -94,7 +94,7 @@ class Spot:
 def check_full(
     locals_: Mapping[int, torch.Tensor], expected: torch.Tensor, absolute: float, spot: Spot
 ) -> list[Difference]:
-    """Return where a rank's tensor differs from the whole of ``expected``."""
+    """Return the differences between each rank's tensor and the whole of ``expected``."""
     differences = []
     for rank, local in locals_.items():
         found = compare(local.cpu(), expected, absolute)
@@ -112,10 +112,10 @@ def check_shards(
     mesh: MeshSpec,
     spot: Spot,
 ) -> tuple[list[Difference], list[Contribution]]:
-    """Compare each rank's local tensor with the piece of ``expected`` that ``placements`` promise.
+    """Compare each rank's local tensor with the shard of ``expected`` that ``placements`` promise.
 
-    Parts of a Partial mean nothing one by one: they come back as contributions, to be reduced and compared by the
-    oracle.
+    A single local tensor of a Partial cannot be compared. It is returned as a contribution, and the oracle compares the
+    reduction.
     """
     cut = [sharded_dim(placement) for placement in placements]
     if any(dim is not None and dim >= expected.ndim for dim in cut):

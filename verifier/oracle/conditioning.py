@@ -1,8 +1,8 @@
-"""How much of a difference rounding explains, where an op makes more of it than its number of terms.
+"""How large a difference rounding explains for ops that amplify rounding errors.
 
-A tolerance that counts terms is right for sums. An op whose derivative is large, as that of a logarithm near 0, makes
-much of an error in the last place, and a kernel and its decomposition then differ by more. Such a difference proves
-nothing against a rule.
+A tolerance that counts terms is right for sums. An op with a large derivative, as a logarithm near 0, amplifies an
+error in the last place, and a kernel and its decomposition then differ by more. Such a difference proves nothing
+against a rule.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ __all__ = ["last_places", "rounding_explains"]
 
 _MOVES = 3
 _LAST_PLACES = 4.0
-"""How many units in the last place of its largest result a call is off at most that was exact by accident."""
+"""The largest error of a call whose exact results were an accident, in last places of its largest result."""
 _FINEST = 2.0**-12
-"""No two results of a call that is exact on small integers and quarters differ by less."""
+"""The smallest difference between two results of a call that is exact on small integers and quarters."""
 _SAFETY = 8.0
-"""By how much rounding inside an op may exceed that of its inputs."""
+"""The factor by which rounding inside an op may exceed that of its inputs."""
 
 
 def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float) -> float:
-    """Return the largest error of what is at ``spot`` that errors in the last place of the inputs explain, or 0.
+    """Return the largest error at ``spot`` that errors in the last place of the inputs explain, or 0.
 
-    The call is repeated on inputs moved by one unit in the last place, and the results' largest change counts. At a
-    step, as that of ``floor`` at an integer, any move changes much and explains nothing: an error beyond
-    ``sqrt(eps)``, relative to the largest result, is never explained. Of a call that is exact, nothing is explained but
-    the last places of its largest result: sums and products of small integers and quarters differ by more, if they do.
+    The call is repeated on inputs moved by one unit in the last place; the result is based on the largest change. At a
+    step, as of ``floor`` at an integer, any move changes the result much and explains nothing. An error beyond
+    ``sqrt(eps)``, relative to the largest result, is therefore never explained. In an exact call, only the last places
+    of its largest result are explained: sums and products of small integers and quarters differ by more or not at all.
 
     Parameters
     ----------
     noise
-        The magnitude of the parts of a Partial argument, whose rounding is what the inputs' values carry; 0 if there
-        is none.
+        The magnitude of a Partial argument's local tensors, whose rounding errors the inputs carry; 0 if no argument
+        is Partial.
     """
     where = spot.phase, spot.subject.removeprefix("gathered "), spot.backward
     expected = expected_value(reference, *where, seed)
@@ -56,7 +56,7 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
     for moved in _moved(reference.case, noise):
         try:
             value = expected_value(moved, *where, seed)
-        except (RuntimeError, IndexError):  # as where the result no longer depends on the input
+        except (RuntimeError, IndexError):  # for example if the result no longer depends on the input
             continue
         if value is None or value.shape != expected.shape:
             continue
@@ -68,7 +68,7 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
 
 
 def last_places(dtype: torch.dtype, largest: float) -> float:
-    """Return the largest error, in results that are ``largest`` at most, that rounding alone makes of an exact call.
+    """Return the largest error that rounding alone causes in an exact call whose results are at most ``largest``.
 
     >>> last_places(torch.float64, 4.0) < 1e-14, last_places(torch.int64, 4.0)
     (True, 0.0)
@@ -79,7 +79,7 @@ def last_places(dtype: torch.dtype, largest: float) -> float:
 
 
 def _moved(case: OpCase, noise: float) -> Iterator[Reference]:
-    """Yield what the call gives on inputs that are moved a little, where it does not raise."""
+    """Yield references of the call on slightly moved inputs, except those on which it raises."""
     for number in range(_MOVES):
         generator = torch.Generator().manual_seed(number)
 

@@ -1,4 +1,4 @@
-"""The local reference: what a call gives on the global values in one process, and what its tensors are called.
+"""The local reference: the results of a call on the global values in one process, and the names of its tensors.
 
 Nothing here knows DTensor's rules.
 """
@@ -26,11 +26,11 @@ __all__ = [
 
 @dataclass
 class Reference:
-    """What the call gives on the global values, in one process.
+    """The results of the call on the global values, in one process.
 
-    ``inputs`` are the tensor arguments (copies; the case's own are never touched), ``outputs`` the tensors among the
-    results and then the arguments that the op writes to without returning them, ``structure`` the pytree of the
-    results, ``raised`` the exception instead of results.
+    ``inputs`` are copies of the tensor arguments; the case's own tensors are never changed. ``outputs`` are the tensors
+    among the results, then the arguments that the op writes to and does not return. ``structure`` is the pytree of the
+    results, ``raised`` the exception if there are no results.
     """
 
     case: OpCase
@@ -53,9 +53,9 @@ class Reference:
 
     @functools.cached_property
     def no_gradient(self) -> str:
-        """What torch says where it has no gradient of the results, which it says when it is asked; empty otherwise.
+        """Torch's message if it has no gradient of the results, which only a backward pass shows; empty otherwise.
 
-        Anything else that a backward pass raises is left for a trial to show.
+        Any other exception of a backward pass is left to the trials.
         """
         if self.differentiable and self.wanted:
             try:
@@ -72,7 +72,7 @@ class Reference:
 
     @functools.cached_property
     def untouched(self) -> list[bool]:
-        """Whether each input is, after the call, what it was before."""
+        """Whether each input has the same values after the call as before."""
         leaves = pytree.tree_leaves((self.case.args, dict(self.case.kwargs)))
         originals = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return [compare(own, original, 0.0) is None for own, original in zip(self.inputs, originals, strict=True)]
@@ -80,7 +80,7 @@ class Reference:
     def cotangents(self, seed: int) -> list[torch.Tensor]:
         """Return one cotangent for each differentiable output: small integers without 0, of mixed sign.
 
-        There are few sets of them, so that trials of one case have most gradients in common.
+        There are only a few sets of cotangents, so that trials of one case can share gradients.
         """
         draw = seed % _COTANGENT_DRAWS
         if draw not in self._cotangents:
@@ -88,7 +88,7 @@ class Reference:
         return self._cotangents[draw]
 
     def gradients(self, seed: int) -> list[torch.Tensor | None]:
-        """Return the gradient of each wanted input under the cotangents of ``seed``; None where there is none."""
+        """Return the gradient of each wanted input under the cotangents of ``seed``; None for an unused input."""
         draw = seed % _COTANGENT_DRAWS
         if draw not in self._gradients:
             self._gradients[draw] = list(
@@ -120,7 +120,7 @@ def make_reference(case: OpCase) -> Reference:
     Raises
     ------
     ValueError
-        If ``case.call`` cannot be resolved. What the call itself raises is part of the reference.
+        If ``case.call`` cannot be resolved. An exception of the call itself is part of the reference.
     """
     call = resolve(case.call)
     leaves, spec = pytree.tree_flatten((case.args, dict(case.kwargs)))
@@ -140,7 +140,7 @@ def make_reference(case: OpCase) -> Reference:
     reference = Reference(case, inputs)
     try:
         result = call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - whatever the op raises is what the sharded call must raise as well
+    except Exception as error:  # noqa: BLE001 - the sharded call must raise the same
         reference.raised = error
         return reference
     flat, reference.structure = pytree.tree_flatten(result)
@@ -151,7 +151,7 @@ def make_reference(case: OpCase) -> Reference:
 def expected_value(
     reference: Reference, phase: Phase, subject: str, backward: int | None, seed: int
 ) -> torch.Tensor | None:
-    """Return the reference of ``subject``: an output, what the call leaves of an input, or an input's gradient."""
+    """Return the reference of ``subject``: an output, an input after the call, or the gradient of an input."""
     if phase is Phase.INPUTS:
         return reference.inputs[reference.names.index(subject)]
     if backward is None:
@@ -162,7 +162,7 @@ def expected_value(
 
 
 def output_names(reference: Reference) -> list[str]:
-    """Return a name for each output tensor: ``output``, or ``output 0``, ``output 1`` … where there are several."""
+    """Return a name for each output tensor: ``output``, or ``output 0``, ``output 1`` … if there are several."""
     if len(reference.outputs) == 1:
         return ["output"]
     return [f"output {i}" for i in range(len(reference.outputs))]

@@ -38,9 +38,9 @@ def unexplained(
     differing
         Returns the differences beyond an absolute error.
     reduced
-        The placements whose parts were put together for the comparison, if any were.
+        The placements under which local tensors were combined for the comparison, if they were.
     """
-    found = differing(0.0)  # most values are equal bit for bit, and a tolerance takes longer than a comparison
+    found = differing(0.0)  # most values are equal bit for bit, and a comparison is faster than a tolerance
     if found and (tolerated := case_tolerance(trial, reference, expected, steps, reduced)):
         found = differing(tolerated)
     if not found or any(difference.kind is not DifferenceKind.VALUE for difference in found):
@@ -54,7 +54,7 @@ def unexplained(
 
 
 def accepted_error(trial: Trial, reference: Reference, expected: torch.Tensor, spot: Spot) -> float:
-    """Return the largest absolute error of what is at ``spot`` that accuses nobody; see :func:`unexplained`."""
+    """Return the largest absolute error at ``spot`` for which no finding is reported; see :func:`unexplained`."""
     if not is_comparable(expected):
         return 0.0
     within = case_tolerance(trial, reference, expected, ())
@@ -68,11 +68,12 @@ def case_tolerance(
     steps: Sequence[Redistribution],
     reduced: Placements = (),
 ) -> float:
-    """Return the largest absolute error that counts as equal to ``expected``: 0 where everything is exact.
+    """Return the largest absolute error that counts as equal to ``expected``: 0 if everything is exact.
 
-    On the way from Replicate to a Partial sum DTensor divides by the number of ranks, which ``steps`` tells of.
-    That rounds unless it is a power of two; if it is, a dtype of few digits may not hold a large part plus a fraction.
-    On the way back an average divides, and a norm takes a root; so does who puts the parts of ``reduced`` together.
+    ``steps`` shows whether DTensor redistributed from Replicate to a Partial sum, which divides by the number of ranks.
+    The division rounds unless that number is a power of two. Even then, a dtype of few digits may not hold a large
+    value plus a fraction. A reduction of an average divides, and one of a norm takes a root: in ``steps``, and where
+    the oracle combined the local tensors of ``reduced``.
     """
     uneven = any(extent & (extent - 1) for extent in trial.mesh.shape)
     narrow = expected.dtype.is_floating_point and expected.element_size() < 4
@@ -82,12 +83,12 @@ def case_tolerance(
     if reference.case.exact and not rounded:
         return 0.0
     terms = sum(tensor.numel() for tensor in reference.inputs) + sum(o.numel() for o in reference.outputs)
-    dtypes = {tensor.dtype for tensor in (*reference.inputs, *reference.outputs)}  # a gradient goes through all of them
+    dtypes = {tensor.dtype for tensor in (*reference.inputs, *reference.outputs)}  # all are on a gradient's way
     coarsest = max((torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex), default=0.0)
     return tolerance(expected, terms, _noise(trial), coarsest)
 
 
 def _noise(trial: Trial) -> float:
-    """Return how large parts of a Partial may be in ``trial``; 0 if it has none."""
+    """Return the largest element of a Partial's local tensors in ``trial``; 0 if nothing is Partial."""
     placed = [*trial.combination, *(placements for one in trial.cotangents for placements in one)]
     return LARGEST_PART if any(p.is_partial() for placements in placed for p in placements) else 0.0

@@ -51,9 +51,9 @@ _KINDS = {
 
 
 def judge(observation: Observation, reference: Reference) -> Verdict:
-    """Return the verdict on ``observation``, given what the call does locally.
+    """Return the verdict on ``observation``, given the local reference of the call.
 
-    What cannot be judged because of an error of the verifier's own is TOOL_ERROR: one trial, and not the run, is lost.
+    An error of the verifier itself gives TOOL_ERROR, so that one trial is lost and not the run.
     """
     try:
         return _judge(observation, reference)
@@ -106,7 +106,7 @@ def _order(difference: Difference) -> tuple[int, int, int, str]:
 
 
 def _moment(phase: Phase, backward: int | None) -> tuple[int, int, int]:
-    """Return when in a trial something is seen: a gradient is gathered before the next backward pass begins."""
+    """Return a sort key for a moment of a trial: a gradient is gathered before the next backward pass begins."""
     number = _PHASES.index(phase)
     if phase is Phase.GATHER_GRADIENT:
         return _PHASES.index(Phase.BACKWARD), backward or 0, number
@@ -122,10 +122,10 @@ def _first_line(text: str) -> str:
 
 
 def _judge_unended(observation: Observation, reference: Reference, reports: Sequence[ProcessReport]) -> Verdict:
-    """Judge a trial of which not all ranks came to an end.
+    """Judge a trial that not all ranks finished.
 
-    A death and a hang stay what they are, since a user loses more by them than by a wrong value. What took too long
-    accuses nobody by itself, so there a wrong value decides.
+    DIED and HANG stay the verdict even if a value was wrong, because they cost a user more than a wrong value. Slowness
+    alone is no finding, so a slow trial is judged by its values.
     """
     seen = _differences(observation, reports, reference, [])
     first = _judge_difference(seen) if seen else None
@@ -144,11 +144,11 @@ def _judge_unended(observation: Observation, reference: Reference, reports: Sequ
 def _judge_raised(
     observation: Observation, reference: Reference, raised: Sequence[tuple[ProcessReport, Raised]]
 ) -> Verdict:
-    """Judge a trial in which ranks raised: by what was compared before that, else by the exception."""
+    """Judge a trial in which ranks raised: by earlier differences if there are any, else by the exception."""
     _, error = min(raised, key=lambda pair: (_moment(pair[1].phase, pair[1].backward), pair[0].ranks))
     verdict = _judge_exception(observation, reference, raised, error)
     reports = [report for report in observation.reports if report is not None]
-    own = [difference for report, _ in raised for difference in report.differences]  # a rank raises and ends there
+    own = [difference for report, _ in raised for difference in report.differences]  # a rank ends when it raises
     since = _moment(error.phase, error.backward)
     before = [
         one
@@ -185,12 +185,12 @@ def _subject_of(error: Raised) -> str:
 
 
 def _disagreement(reports: Sequence[ProcessReport]) -> Verdict | None:
-    """Return the verdict on ranks that hold the same result as different placements; None if they do not."""
+    """Return the verdict on ranks that have different placements for the same result; None if they agree."""
     for subject, texts in _placements_by_subject(reports).items():
         if len(set(texts)) > 1:
             listing = "; ".join(f"rank {r.ranks[0]}: {t}" for r, t in zip(reports, texts, strict=True))
             message = f"{subject} placements differ: {listing}"
-            if gradient := re.fullmatch(r"(.+\.grad) (\d+)", subject):  # of which backward pass
+            if gradient := re.fullmatch(r"(.+\.grad) (\d+)", subject):  # with the number of the backward pass
                 number = int(gradient[2])
                 return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.BACKWARD, gradient[1], number)
             return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.FORWARD, subject)
@@ -212,9 +212,9 @@ def _differences(
     doubts: list[str],
     reducible: bool = False,
 ) -> list[Difference]:
-    """Return what the ranks saw themselves, and where parts that all of them reported reduce to something else.
+    """Return the differences that ranks reported, and those between a reduction of all ranks' parts and the reference.
 
-    With ``reducible`` parts that no collective reduces are left out.
+    If ``reducible`` is true, parts that no collective reduces are left out.
     """
     differences = [difference for report in reports for difference in report.differences]
     if not any(difference.kind is DifferenceKind.SHAPE for difference in differences):
@@ -223,7 +223,7 @@ def _differences(
 
 
 def _judge_difference(differences: Sequence[Difference], later: str = "", detail: str = "") -> Verdict:
-    """Return the verdict on the first of the differences; its message ends with what came ``later``."""
+    """Return the verdict on the first difference; the text ``later`` ends its message."""
     difference = min(differences, key=_order)
     kind = _KINDS[difference.kind]
     if difference.phase in (Phase.BACKWARD, Phase.GATHER_GRADIENT):
@@ -240,9 +240,9 @@ def _judge_difference(differences: Sequence[Difference], later: str = "", detail
 def _combined_differences(
     trial: Trial, reports: Sequence[ProcessReport], reference: Reference, doubts: list[str], reducible: bool
 ) -> list[Difference]:
-    """Check what no rank can check alone: that the parts of a Partial reduce to the reference.
+    """Check what no rank can check alone: that the local tensors of a Partial reduce to the reference.
 
-    Where a trial ended early, or ranks disagree, parts may be missing, or unlike; these say nothing.
+    If a trial ended early or ranks disagree, parts may be missing or have different placements; they are skipped.
     """
     groups: dict[tuple[Phase, str, int | None], list[Contribution]] = {}
     for report in reports:

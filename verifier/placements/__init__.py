@@ -1,1 +1,1 @@
-"""The placement algebra: cut a tensor, combine its parts, enumerate and cover combinations."""
+"""The placement algebra: shard and split tensors, combine local tensors, enumerate and cover combinations."""

@@ -1,8 +1,8 @@
-"""The placement algebra: cut a global tensor into local ones, put local ones together, enumerate placements.
+"""The placement algebra: split a global tensor into local tensors, and combine local tensors into a global one.
 
-This is the judge, so it is written from DTensor's documented semantics and calls none of DTensor's functions:
-placements are read as data only. A mesh of shape ``mesh_shape`` numbers its ranks row-major, and several mesh dims act
-left to right, each on what the one before left.
+The oracle uses it, so it is written from DTensor's documented semantics and calls none of DTensor's functions:
+placements are read only as data. A mesh of shape ``mesh_shape`` numbers its ranks row-major. Mesh dims act from left to
+right, each on the result of the one before.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ __all__ = [
 
 
 class Disagreement(ValueError):  # noqa: N818 - what the ranks are in
-    """Ranks that must hold the same value, or a piece of a certain shape, do not."""
+    """Replicas differ, or a local tensor does not have the shape that its placements require."""
 
 
 class Irreducible(Disagreement):
-    """The ranks hold parts that no collective reduces, as an average of bools."""
+    """No collective reduces the local tensors, for example bools under an average."""
 
 
 def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where shard ``index`` of ``parts`` of a tensor dim of ``size`` begins and ends, cut as by ``torch.chunk``.
+    """Return where shard ``index`` of ``parts`` of a tensor dim of ``size`` begins and ends, as by ``torch.chunk``.
 
     Every shard has ``ceil(size / parts)`` elements until they run out: then comes a smaller one, then empty ones.
 
@@ -67,10 +67,10 @@ def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def shard_indices(placement: Placement, size: int, parts: int, index: int) -> tuple[int, Sequence[int]] | None:
-    """Return the tensor dim that ``placement`` cuts and which of its ``size`` indices shard ``index`` of ``parts`` has.
+    """Return the tensor dim that ``placement`` shards, and which of its ``size`` indices are in shard ``index``.
 
-    A strided shard is cut twice, first into ``split_factor`` pieces and then each of these into ``parts``; shard
-    ``index`` is made of the ``index``-th part of every piece. None for a placement that does not shard.
+    A strided shard splits the dim into ``split_factor`` pieces, and then each piece into ``parts``. Shard ``index`` is
+    made of the ``index``-th part of every piece. The result is None for a placement that does not shard.
 
     >>> from torch.distributed.tensor.placement_types import _StridedShard
     >>> shard_indices(_StridedShard(0, split_factor=2), 8, 2, 0)
@@ -91,7 +91,7 @@ def shard_indices(placement: Placement, size: int, parts: int, index: int) -> tu
 
 
 def sharded_dim(placement: Placement) -> int | None:
-    """Return the tensor dim that ``placement`` cuts, or None."""
+    """Return the tensor dim that ``placement`` shards, or None."""
     if type(placement) in PLAIN_PLACEMENTS:
         return placement.dim if type(placement) is Shard else None
     strided = strides_of(placement)
@@ -99,10 +99,10 @@ def sharded_dim(placement: Placement) -> int | None:
 
 
 def in_order(placements: Placements, mesh_shape: Sequence[int], order: Sequence[int]) -> Placements:
-    """Return ``placements`` with the shards strided as they are when the mesh dims cut in ``order``.
+    """Return ``placements`` with the strided shards that mean that the mesh dims shard in ``order``.
 
-    That is how DTensor spells a shard order: a mesh dim that cuts a tensor dim after others that stand to its right has
-    as many pieces to cut as these have made.
+    DTensor writes a shard order in this way. If mesh dims to the right shard the same tensor dim first, the split
+    factor is the number of pieces that they have made.
 
     >>> in_order((Shard(0), Shard(0)), (2, 3), (1, 0))
     (_StridedShard(dim=0, sf=3), Shard(dim=0))
@@ -118,9 +118,9 @@ def in_order(placements: Placements, mesh_shape: Sequence[int], order: Sequence[
 
 
 def is_shard_order(placements: Placements, mesh_shape: Sequence[int]) -> bool:
-    """Return whether ``placements`` are what :func:`in_order` gives for some order; so are those without strides.
+    """Return whether :func:`in_order` gives ``placements`` for some order; it does if no shard is strided.
 
-    Other strided shards are what views leave behind.
+    Other strided shards are results of views.
 
     >>> is_shard_order((strided_shard(0, 2), Replicate()), (2, 2))
     False
@@ -160,10 +160,10 @@ def local_shape(
 def take_local(
     value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int], coordinate: Sequence[int], seed: int
 ) -> torch.Tensor:
-    """Return the local tensor that the rank at ``coordinate`` holds of ``value``, a copy.
+    """Return a copy of the local tensor that the rank at ``coordinate`` holds of ``value``.
 
-    Every rank that calls this with the same ``value`` and ``seed`` gets its part of one and the same split, so nothing
-    has to be communicated.
+    Ranks that call this with the same ``value`` and ``seed`` get local tensors of the same split, without
+    communication.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def take_local(
 def view_local(
     value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int], coordinate: Sequence[int], seed: int
 ) -> torch.Tensor:
-    """Return what :func:`take_local` does, to be read only: it may share the memory of ``value``."""
+    """Return the result of :func:`take_local`, only for reading: it may share the memory of ``value``."""
     local = value.detach()
     prefix: tuple[int, ...] = ()
     for mesh_dim, (placement, extent, index) in enumerate(zip(placements, mesh_shape, coordinate, strict=True)):
@@ -194,7 +194,7 @@ def view_local(
             assert cut is not None
             local = local.index_select(dim, torch.tensor(cut[1], dtype=torch.long))
         elif type(placement) is Partial:
-            # the ranks that share this mesh dim agree on everything to its left; replicas have the same parts
+            # the ranks along this mesh dim have the same prefix, so the same split; replicas share their summands
             generator = torch.Generator().manual_seed(hash((seed, mesh_dim, prefix)) & 0x7FFFFFFF)
             local = split_partial(local, placement.reduce_op, extent, generator)[index]
         else:
@@ -226,7 +226,7 @@ def _reduce(pieces: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
     elif dtype.is_floating_point:
         wide = stacked.to(torch.float64)
     else:
-        wide = stacked.to(torch.int64) if dtype in (torch.uint16, torch.uint32) else stacked  # they lack arithmetic
+        wide = stacked.to(torch.int64) if dtype in (torch.uint16, torch.uint32) else stacked  # no arithmetic in torch
     if reduction in ("max", "min"):
         return (wide.amax(0) if reduction == "max" else wide.amin(0)).to(dtype)
     if reduction == "product":
@@ -236,7 +236,7 @@ def _reduce(pieces: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
 
 
 def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | None) -> torch.Tensor:
-    """Undo one mesh dim. ``size`` is the extent of the sharded tensor dim before the cut."""
+    """Combine the tensors along one mesh dim. ``size`` is that of the sharded tensor dim before the split."""
     if isinstance(placement, Replicate):
         first = pieces[0]
         for rank, other in enumerate(pieces[1:], 1):
@@ -275,9 +275,9 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
 
 
 def reducing_rounds(placements: Placements, mesh_shape: Sequence[int]) -> bool:
-    """Return whether parts that are exact reduce to a value that need not be: by a root, or a division.
+    """Return whether a reduction of exact local tensors may round, because it takes a root or divides.
 
-    Halves, quarters and so on are exact, and so is the sum of absolute values that makes a 1-norm.
+    Division by a power of two is exact, and so is the sum of absolute values in a 1-norm.
 
     >>> reducing_rounds((Partial("avg"),), (3,)), reducing_rounds((Partial("avg"),), (4,))
     (True, False)
@@ -292,14 +292,14 @@ def reducing_rounds(placements: Placements, mesh_shape: Sequence[int]) -> bool:
 
 
 def with_arithmetic(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values in a dtype in which torch can compare them: of some it can do little but convert them."""
+    """Return the same values in a dtype in which torch can compare them; some have few ops besides conversion."""
     if tensor.dtype == torch.complex32:
         return tensor.to(torch.complex64)
     return tensor.float() if tensor.dtype.is_floating_point and tensor.itemsize == 1 else tensor
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal bit for bit, NaN being equal to NaN."""
+    """Return whether two tensors are equal bit for bit; NaN is equal to NaN."""
     left, right = with_arithmetic(left), with_arithmetic(right)
     return torch.equal(left, right) or bool(((left == right) | ((left != left) & (right != right))).all())
 
@@ -312,8 +312,8 @@ def combine(
     Raises
     ------
     Disagreement
-        If replicas differ, or a local tensor has a shape that no cut of ``shape`` gives; if no collective reduces the
-        parts, :class:`Irreducible`.
+        If replicas differ, or a local tensor does not have the shape that the placements require. If no collective
+        reduces the local tensors, the error is :class:`Irreducible`.
 
     >>> value = torch.arange(6.0).view(3, 2)
     >>> torch.equal(combine(split(value, (Shard(0), Shard(0)), (2, 2), 0), (Shard(0), Shard(0)), (2, 2), (3, 2)), value)

@@ -24,13 +24,13 @@ class Alphabet:
     Parameters
     ----------
     shard
-        Try Shard of every tensor dim, whether or not it divides evenly.
+        Try Shard of every tensor dim, even if it does not divide evenly.
     partial
         The reductions to try, where the dtype allows them.
     strided
         Split factors with which to try a strided shard of every tensor dim.
     orders_on
-        Shape of a mesh on which strided shards must be a shard order, see :func:`is_shard_order`; empty for any.
+        If not empty, the shape of a mesh on which strided shards must be a shard order, see :func:`is_shard_order`.
     """
 
     shard: bool = True
@@ -39,7 +39,7 @@ class Alphabet:
     orders_on: tuple[int, ...] = ()
 
     def placements(self, ndim: int, dtype: torch.dtype) -> tuple[Placement, ...]:
-        """Return what one mesh dim can do to a tensor of ``ndim`` dims.
+        """Return the placements on one mesh dim that a tensor of ``ndim`` dims can have.
 
         >>> Alphabet().placements(2, torch.int64)
         (Replicate(), Shard(dim=0), Shard(dim=1), Partial(sum), Partial(product), Partial(min), Partial(max))
@@ -51,7 +51,7 @@ class Alphabet:
 
     @staticmethod
     def admits(placement: Placement, ndim: int, dtype: torch.dtype) -> bool:
-        """Return whether one mesh dim can do this to a tensor of ``ndim`` dims under any policy.
+        """Return whether a tensor of ``ndim`` dims can have ``placement`` on one mesh dim, under any policy.
 
         >>> Alphabet.admits(Shard(1), 1, torch.int64), Alphabet.admits(strided_shard(0, 3), 1, torch.int64)
         (False, True)
@@ -65,11 +65,11 @@ class Alphabet:
         return placement in everything.placements(ndim, dtype)
 
     def allows(self, placements: Placements) -> bool:
-        """Return whether the mesh dims can do this together."""
+        """Return whether one tensor can have these ``placements``, one on each mesh dim."""
         return self.legal(placements) and (not self.orders_on or is_shard_order(placements, self.orders_on))
 
     @staticmethod
     def legal(placements: Placements) -> bool:
-        """False for a mixture of reductions, which has no defined order; DTensor refuses it, sum with avg excepted."""
+        """Return False for mixed reductions: their order is not defined. DTensor refuses all but sum with avg."""
         reductions = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
         return len(reductions) <= 1 or reductions == {"sum", "avg"}

@@ -24,7 +24,7 @@ __all__ = [
 
 @lru_cache(maxsize=256)
 def _ways(alphabet: Alphabet, ndim: int, dtype: torch.dtype, mesh_ndim: int) -> tuple[tuple[Placement, ...], Choices]:
-    """Return what one mesh dim can do to a tensor of ``ndim`` dims, and what all mesh dims can do to it, by number."""
+    """Return a tensor's possible placements on one mesh dim, and those on all mesh dims as tuples of their numbers."""
     letters = alphabet.placements(ndim, dtype)
     numbers = itertools.product(range(len(letters)), repeat=mesh_ndim)
     return letters, Choices(entry for entry in numbers if alphabet.allows(tuple(letters[n] for n in entry)))
@@ -43,12 +43,12 @@ class CombinationSpace:
     alphabet
         Which placements to try on one mesh dim.
     cap
-        At most so many combinations; None for all.
+        The largest number of combinations; None for all.
     seed
-        Fixes the sample where there are more than ``cap``.
+        Fixes the sample if there are more than ``cap``.
     wanted
-        Combinations that a sample prefers for its cover of pairs of placements, and has after that; where the cover
-        leaves no room for them, its end makes some.
+        Combinations that a sample prefers for its pairwise cover, and adds after the cover. If the cover leaves no room
+        for them, they replace its last combinations.
     """
 
     tensors: Sequence[torch.Tensor]
@@ -77,7 +77,7 @@ class CombinationSpace:
         return f"all {total}" if self.cap is None or self.total <= self.cap else f"sampled {self.cap} of {total}"
 
     def __iter__(self) -> Iterator[Combination]:
-        # One factor per tensor and mesh dim, so that pairs within one tensor's placements are covered as well.
+        # one factor per tensor and mesh dim, so that pairs within one tensor's placements are covered as well
         choices = [choices for _, choices in self._ways]
         if self.cap is None or self.total <= self.cap:
             for parts in itertools.product(*(each.entries for each in choices)):
@@ -99,7 +99,7 @@ class CombinationSpace:
         yield from left
 
     def _entry(self, combination: Combination) -> tuple[int, ...] | None:
-        """Return the numbers of the placements in ``combination``; None if it is none of those to choose from."""
+        """Return the numbers of the placements in ``combination``; None if ``combination`` is not in this space."""
         entry: list[int] = []
         for (letters, choices), placements in zip(self._ways, combination, strict=True):
             if not all(placement in letters for placement in placements):

@@ -16,11 +16,11 @@ __all__ = [
 ]
 
 _TENSOR_DIMS = 3
-"""Edges are counted for tensors of up to so many dims."""
+"""Edges are counted for tensors of up to this number of dims."""
 
 
 def resolved_moves(case: OpCase, combination: Combination) -> tuple[tuple[Placements, Placements], ...]:
-    """Return the redistributions that ``case`` asks for where its arguments are placed as ``combination`` says."""
+    """Return the redistributions that ``case`` asks for if its arguments have the placements of ``combination``."""
     return tuple(
         (combination[source] if isinstance(source, int) else source, target) for source, target in explicit_moves(case)
     )
@@ -38,7 +38,7 @@ def possible_edges() -> frozenset[str]:
 
 
 def edges_between(source: str, target: str) -> Iterator[str]:
-    """Yield the edge on each mesh dim between placements as text; a mesh dim on which nothing changes has none.
+    """Yield the edges between placements, given as text: one for each mesh dim on which the placement changes.
 
     >>> list(edges_between("(S(0), R, _S(1, 2))", "(R, R, S(1))"))
     ['S(0) -> R', '_S(1) -> S(1)']

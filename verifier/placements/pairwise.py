@@ -1,4 +1,4 @@
-"""Samples of combinations that cover pairs early, for where there are too many to try all."""
+"""Samples of combinations that cover pairs early, if there are too many combinations to try all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Entry = tuple[int, ...]
 
 
 class Choices:
-    """What some factors can be together: tuples of as many numbers."""
+    """The values that a group of factors can have together: tuples with one number for each factor."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries = tuple(entries)
@@ -29,30 +29,30 @@ class Choices:
                 self._having[fixed].append(entry)
 
     def having(self, *fixed: tuple[int, int]) -> Sequence[Entry]:
-        """Return the tuples with these numbers at these places, one or two, in order of the places."""
+        """Return the tuples with the given number at one or two places; ``fixed`` is in order of the places."""
         return self._having.get(fixed, ())
 
 
 @lru_cache(maxsize=1024)
 def free_choice(levels: int) -> Choices:
-    """Return what a factor with so many levels can be, whatever others are."""
+    """Return the choices of a single factor with this number of levels."""
     return Choices((level,) for level in range(levels))
 
 
 def sample_pairwise(
     choices: Sequence[Choices], cap: int, seed: int, plain: Sequence[int] | None = None, wanted: Sequence[Entry] = ()
 ) -> tuple[list[Entry], bool]:
-    """Return up to ``cap`` distinct tuples, and whether they cover all pairs of numbers that occur together in any.
+    """Return up to ``cap`` distinct tuples, and whether they cover all pairs of numbers that can occur together.
 
-    A tuple has one of each of ``choices``, put together. First comes a cover of the pairs, greedily: of a dozen random
-    candidates, each built around a pair that is not covered yet, and of a dozen that are ``wanted``, the one that
-    covers most new pairs is taken, a wanted one if they are equal. When every pair is covered the others that are
-    wanted follow, and random ones. The same arguments give the same sample.
+    A tuple joins one entry of each of ``choices``. A greedy cover of the pairs comes first. Its candidates are twelve
+    ``wanted`` tuples and twelve random ones that contain an uncovered pair. The candidate that covers most new pairs is
+    taken, a wanted one in a tie. When every pair is covered, the other wanted tuples follow, then random ones. The same
+    arguments give the same sample.
 
     Parameters
     ----------
     plain
-        The first ``plain[i]`` numbers of factor i are the common ones; pairs of common ones are covered first.
+        The first ``plain[i]`` numbers of factor i are common; pairs of common numbers are covered first.
     wanted
         Tuples to prefer, in order.
 
@@ -113,7 +113,7 @@ def sample_pairwise(
 def _can_be(
     choices: Sequence[Choices], factors: Sequence[tuple[int, int]], one: tuple[int, int], other: tuple[int, int]
 ) -> bool:
-    """Return whether there are tuples with these two numbers, each as factor and number."""
+    """Return whether tuples contain both numbers, each given as ``(factor, number)``."""
     (group, place), (other_group, other_place) = factors[one[0]], factors[other[0]]
     first, second = (place, one[1]), (other_place, other[1])
     if group == other_group:

@@ -1,4 +1,4 @@
-"""Text as placements."""
+"""Parses placements from text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parse_placement(text: str) -> Placement:
 
 
 def parse_placements(text: str) -> Placements:
-    """Return what :func:`format_placements` printed.
+    """Return the placements that :func:`format_placements` printed.
 
     >>> parse_placements("(S(0), R)")
     (Shard(dim=0), Replicate())

@@ -1,6 +1,6 @@
-"""Values that are Partial: which reductions a dtype allows, and the parts that reduce to a value.
+"""Partial values: the reductions that a dtype allows, and random local tensors that reduce to a value.
 
-This is the part of :mod:`verifier.placements.algebra` that draws random numbers. It calls none of DTensor's code.
+This module belongs to the algebra in :mod:`verifier.placements.algebra` and calls none of DTensor's code.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = [
     "split_partial",
 ]
 
-# Noise of a Partial split: quarters up to the first number, scaled per rank by one of the others. Quarters, since an op
-# that rounds is linear on integers. The sum of the absolute values over 8 ranks must stay below 2**p for a dtype with p
-# significant bits, two of which the quarters take, or the reduction would round.
+# Noise of a Partial split: quarters up to the first number, scaled per rank by one of the others. The noise has
+# quarters because an op that rounds is linear on integers. For the reduction to be exact, the sum of the absolute values
+# over 8 ranks must stay below 2**p in a dtype with p significant bits, two of which the quarters take.
 _NOISE = (8, (1, 3, 7))
 _NOISE_NARROW = (4, (1, 2, 3))  # bfloat16 and integers have no bits for quarters
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LARGEST_PART = 512.0
-"""No part of a Partial split of small integers is larger, over up to 8 ranks."""
+"""The largest element of any local tensor in a Partial split of small integers, over up to 8 ranks."""
 
 
 def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the reductions under which tensors of ``dtype`` are tried as Partial.
 
     An average of integers is not an integer, and complex numbers have no order. The sum of bools is their maximum, so
-    only what DTensor claims is tried with it; see :func:`is_reducible`.
+    it is tried only where DTensor claims it; see :func:`is_reducible`.
 
     >>> partial_reductions(torch.int64), partial_reductions(torch.bool)
     (('sum', 'product', 'min', 'max'), ('product', 'min', 'max'))
@@ -54,9 +54,9 @@ def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def bitwise_reductions(dtype: torch.dtype) -> tuple[str, ...]:
-    """Return the bitwise reductions for which a tensor of ``dtype`` can be Partial: all three of integers, else none.
+    """Return the bitwise reductions under which ``dtype`` tensors can be Partial: all three for integers, else none.
 
-    Nor of unsigned ones that are wider than a byte, which torch has few kernels for.
+    Unsigned types wider than one byte are excluded too, because torch implements few kernels for them.
 
     >>> bitwise_reductions(torch.int64), bitwise_reductions(torch.bool)
     (('band', 'bor', 'bxor'), ())
@@ -65,10 +65,10 @@ def bitwise_reductions(dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def is_reducible(dtype: torch.dtype, reduction: str) -> bool:
-    """Return whether collectives reduce tensors of ``dtype`` by ``reduction``, so that one can be pending.
+    """Return whether collectives reduce tensors of ``dtype`` by ``reduction``, so that a reduction can be pending.
 
-    Of bools a sum is OR, as a maximum is, and a product is AND, as a minimum is: gloo reduces them so, and nccl does by
-    intent (https://github.com/pytorch/pytorch/pull/41959). Neither has an average of bools.
+    For bools, a sum is OR, the same as a maximum; a product is AND, the same as a minimum. gloo reduces them in this
+    way, and nccl intends to (https://github.com/pytorch/pytorch/pull/41959). Neither has an average of bools.
 
     >>> is_reducible(torch.bool, "sum"), is_reducible(torch.bool, "avg"), is_reducible(torch.int64, "avg")
     (True, False, False)
@@ -83,7 +83,7 @@ def _has_fractions(dtype: torch.dtype) -> bool:
 
 
 def _unit(dtype: torch.dtype) -> float:
-    """Return the difference of neighbouring values of the noise in a tensor of ``dtype``."""
+    """Return the difference between neighbouring values of the noise in a tensor of ``dtype``."""
     return 0.25 if dtype in (torch.float64, torch.float32, torch.complex128, torch.complex64) else 1
 
 
@@ -99,7 +99,7 @@ def _noise(like: torch.Tensor, generator: torch.Generator, low: int, high: int) 
 
 
 def _split_bool(value: torch.Tensor, any_is_true: bool, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Split a bool under OR (sum, max) or AND (min, product), each element's deciding ranks drawn at random."""
+    """Split bools under OR (sum, max) or AND (min, product); the ranks that decide each element are random."""
     pieces = torch.randint(0, 2, (parts, *value.shape), generator=generator).bool()
     owner = torch.randint(0, parts, (1, *value.shape), generator=generator)
     pieces.scatter_(0, owner, any_is_true)  # at least one rank decides
@@ -123,22 +123,22 @@ def _split_bits(value: torch.Tensor, reduction: str, parts: int, generator: torc
 
 
 def bitwise(pieces: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
-    """Return what integer tensors reduce to under ``reduction``, one of ``BITWISE_REDUCTIONS``."""
+    """Return the reduction of integer tensors under ``reduction``, one of ``BITWISE_REDUCTIONS``."""
     combined = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}[reduction]
     return reduce(combined, pieces)
 
 
 def largest_part(dtype: torch.dtype) -> float:
-    """Return the size that no part of a Partial split of small integers exceeds, over up to 8 ranks."""
+    """Return the largest element of any local tensor in a Partial split of small integers, over up to 8 ranks."""
     return 96.0 if dtype == torch.bfloat16 else LARGEST_PART
 
 
 def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
     """Return ``parts`` tensors of the shape and dtype of ``value`` that reduce to it.
 
-    The parts differ from rank to rank, in size and in sign, and which rank makes them add up is drawn for each tensor
-    (sum, avg, bxor) or each element (product, min, max, band, bor). On small integers the reduction is exact in every
-    dtype.
+    The parts differ from rank to rank in size and sign. The rank whose part completes the value is drawn at random, for
+    each tensor (sum, avg, bxor) or each element (product, min, max, band, bor). On small integers the reduction is
+    exact in every dtype.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
         pieces = []
         for rank in range(parts):
             if rank == closing:
-                pieces.append(value)  # what closes the sum is known when all others are
+                pieces.append(value)  # a placeholder: this part is known when all others are
                 continue
             amplitude = unit * amplitudes[(rank + closing) % len(amplitudes)]
             pieces.append(_noise(value, generator, -steps, steps) * amplitude)
@@ -182,16 +182,16 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
     pieces = []
     for rank in range(parts):
         moved = torch.add(value, gap, alpha=1 + rank % 2)
-        if not value.dtype.is_floating_point:  # stay inside the dtype: an integer that wraps would win the reduction
+        if not value.dtype.is_floating_point:  # a wrapped integer would win the reduction
             moved = torch.where((moved > value) if reduction == "max" else (moved < value), value, moved)
         pieces.append(torch.where(owner == rank, value, moved))
     return pieces
 
 
 def split_index(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Return ``parts`` integer tensors that reduce to ``value``, with no value outside the range of its own and 0.
+    """Return ``parts`` integer tensors that reduce to ``value`` and stay within the range of its values and 0.
 
-    For indices, lengths and targets: kernels trust them, and a part that points outside memory can end the process.
+    This is for indices, lengths and targets. Kernels trust them, and an index outside memory can end the process.
 
     Raises
     ------
@@ -209,7 +209,7 @@ def split_index(value: torch.Tensor, reduction: str, parts: int, generator: torc
     if reduction == "sum":
         rest = value
         pieces = []
-        for own, fraction in zip(owns, fractions, strict=True):  # each takes a part of what is left
+        for own, fraction in zip(owns, fractions, strict=True):  # each rank takes a fraction of the rest
             pieces.append((rest * fraction).to(value.dtype).masked_fill_(own, 0))
             rest = rest - pieces[-1]
         return [torch.where(own, rest, piece) for own, piece in zip(owns, pieces, strict=True)]
@@ -224,7 +224,7 @@ def split_index(value: torch.Tensor, reduction: str, parts: int, generator: torc
 def _split_product(
     value: torch.Tensor, owner: torch.Tensor, parts: int, generator: torch.Generator
 ) -> list[torch.Tensor]:
-    """Split under multiplication by factors whose inverses are exact: signs, and powers of two where there are any."""
+    """Split under multiplication by factors with exact inverses: signs, and powers of two for floating dtypes."""
     choices = _factors(value.dtype)
     factors = choices[torch.randint(0, len(choices), (parts, *value.shape), generator=generator)]
     factors.scatter_(0, owner.unsqueeze(0), 1.0)
@@ -235,7 +235,7 @@ def _split_product(
 
 @cache
 def _factors(dtype: torch.dtype) -> torch.Tensor:
-    """Return factors whose inverses ``dtype`` has."""
+    """Return factors whose inverses ``dtype`` can represent."""
     if dtype.is_floating_point or dtype.is_complex:
         factors = [1.0, -1.0, 2.0, -0.5, 0.5, -2.0]
     elif dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):

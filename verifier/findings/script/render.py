@@ -1,7 +1,7 @@
-"""The stand-alone script of a finding: torch alone, values in full, one exit status.
+"""Writes and runs the stand-alone script of a finding, which needs only torch and contains all values.
 
-The script shows the defect through DTensor's public API. Exit status 1: the defect was seen; 0: the call ran and was
-right; 2: anything else.
+The script shows the defect through DTensor's public API. Its exit status is 1 if the defect was seen, 0 if the call ran
+and was right, and 2 otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TIME_LIMIT = 90.0
 
 
 def _number(value: object) -> str:
-    """Return a number as an expression; Python has no literals of nan and the infinities."""
+    """Return a number as an expression; Python has no literals for nan and the infinities."""
     if isinstance(value, complex):
         return f"complex({_number(value.real)}, {_number(value.imag)})"
     return f"float('{value}')" if isinstance(value, float) and not math.isfinite(value) else repr(value)
@@ -52,7 +52,7 @@ def _values(value: object) -> str:
 
 
 def _literal(tensor: torch.Tensor) -> str:
-    """Return an expression that makes ``tensor``, layout and all."""
+    """Return an expression that makes ``tensor`` with its layout."""
     text = f"torch.tensor({_values(tensor.detach().tolist())}, dtype={tensor.dtype})"
     if tensor.numel() == 0 and tensor.ndim:
         text = f"torch.empty({list(tensor.shape)}, dtype={tensor.dtype})"
@@ -94,16 +94,16 @@ _OF_THE_CALL = frozenset(
         "slice",
     }
 )
-"""What the text of a call may name beside its tensors."""
+"""Names that the text of a call may use besides its tensors."""
 
 
 def _is_taken(name: str) -> bool:
-    """Return whether Python lets nobody assign to a name."""
+    """Return whether Python allows no assignment to a name."""
     return keyword.iskeyword(name) or name == "__debug__"
 
 
 def _identifiers(names: Sequence[str], called: str) -> list[str]:
-    """Return a parameter for each tensor argument: its name, as far as Python can have it, and each once.
+    """Return a parameter for each tensor argument: its name, changed if it is no identifier or is already in use.
 
     >>> _identifiers(["input", "from", "argument 0", "x[0]", "x_0", "torch"], "torch.add")
     ['input', 'from_', 'argument_0', 'x_0', 'x_0_', 'torch_']
@@ -154,20 +154,20 @@ def _call_text(case: OpCase, called: str, names: Sequence[str]) -> str:
 
 
 _PLAIN = (bool, int, str, slice, torch.dtype, torch.layout, torch.memory_format)
-"""Types whose values Python writes as expressions."""
+"""Types whose values have an expression as their repr."""
 
 
 _SILENT = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
-"""Verdicts that show as ranks which do not answer; elsewhere that may be a machine that has too much to do."""
+"""Verdicts that silent ranks prove. For other verdicts, ranks may be silent because the machine is busy."""
 
 
 class NoScriptError(Exception):
-    """What was written as a script is no Python, so it is not shown."""
+    """The text of the script is not valid Python, so there is no script."""
 
 
 @dataclass(frozen=True)
 class _Written:
-    """A tensor as a script has it: each field is the text of an expression, of ``parts`` a list with one per rank."""
+    """A tensor in a script: each field is an expression as text; ``parts`` is a list with a local tensor per rank."""
 
     name: str
     whole: str
@@ -210,15 +210,15 @@ def _accepted_gradients(trial: Trial, reference: Reference, index: int) -> list[
 def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = None, imports: Sequence[str] = ()) -> str:
     """Return the source of a script that shows ``verdict`` of ``trial``.
 
-    It needs torch alone, or what the call is in, or what ``imports`` name: these it runs first, as ``--import`` does.
-    Its ranks have the limit of memory (bytes) that the trial's had if that is what the verdict is about.
+    It needs torch, the module of the call if that is not torch's, and ``imports``, which it runs first as ``--import``
+    does. If the verdict is about memory, the script's ranks have the memory limit (bytes) of the trial's ranks.
 
     Raises
     ------
     TypeError
         If an argument of the call is of a type for which there is no literal.
     NoScriptError
-        If what was made is no Python: an error of ours.
+        If the source is not valid Python: an error of ours.
     """
     case, mesh = trial.case, trial.mesh
     called = called_as(case.call)
@@ -226,7 +226,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
     call = _call_text(case, called, names)
     reference = make_reference(case)
     backward = verdict.phase in (Phase.BACKWARD, Phase.GATHER_GRADIENT)
-    if verdict.kind in (VerdictKind.DIED, VerdictKind.HANG):  # ranks may not have said that they were in it
+    if verdict.kind in (VerdictKind.DIED, VerdictKind.HANG):  # ranks may not have reported the backward pass
         backward = bool(trial.cotangents)
     index = verdict.backward or 0
     tensors = _arguments(trial, names)
@@ -255,7 +255,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         verdict=verdict.kind,
         raised=repr(None if limited else verdict.raised or None),  # with less memory another allocation may fail
         locally_raised=repr(None if reference.raised is None else type(reference.raised).__name__),
-        silent=limited or verdict.kind in _SILENT,  # without memory a rank may not even say that it has none
+        silent=limited or verdict.kind in _SILENT,  # without memory a rank may not be able to report it
         tensors=tensors,
         written=[names[number] for number in written_arguments(case)],
         cotangents=cotangents,
@@ -287,7 +287,7 @@ def _template() -> jinja2.Template:
 
 
 def _documented(text: str) -> str:
-    """Return a text as it can stand in a docstring."""
+    """Return a text with escapes, so that it can stand in a docstring."""
     shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
     return shown.replace("\\", "\\\\").replace('"""', "'''")
 
@@ -298,14 +298,14 @@ def _needs(call: str, imports: Sequence[str]) -> str:
 
 
 def _folders(imports: Sequence[str]) -> list[str]:
-    """Return the folders from which Python has to find the modules among ``imports``, wherever the script is run."""
+    """Return the folders that Python's path needs for the modules in ``imports``, wherever the script is run."""
     folders = [source_folder(name) for name in imports if not name.endswith(".py")]
     return [folder for folder in dict.fromkeys(folders) if folder]
 
 
 def run_script(source: str) -> tuple[str, str]:
-    """Run a script in a process of its own; return ``fails as described``, ``did not fail`` or what went wrong,
-    and the end of what it printed."""
+    """Run a script in its own process; return ``fails as described``, ``did not fail`` or what went wrong,
+    and the end of its output."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "finding.py"
         path.write_text(source, encoding="utf-8")
@@ -313,4 +313,4 @@ def run_script(source: str) -> tuple[str, str]:
     if code is None:
         return f"not run to its end within {TIME_LIMIT:.0f} s", ""
     status = {1: FAILS, 0: GONE}.get(code, f"broke with exit status {code}")
-    return status, output.strip()[-2000:]  # what the script says comes last, and is kept
+    return status, output.strip()[-2000:]  # the script's own message comes last, and is kept

@@ -1,7 +1,7 @@
-"""What the script of every finding does: it compares tensors, starts ranks, listens to them and decides.
+"""The runtime of every finding's script: it starts ranks, compares tensors, collects the ranks' messages and decides.
 
-A script holds the source of what it uses from here, so this module needs torch alone. Its imports are those of the
-template; a definition uses no name that the script does not have.
+A script contains the source of the definitions that it uses from here, so this module needs only torch. Its imports are
+those of the template; a definition uses only names that the script has.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def first_import(name: str, number: int) -> None:
 
 
 def import_all(names: Sequence[str]) -> None:
-    """Import what --import named; the rules that this registers win over torch's own."""
+    """Import what --import named; rules that this registers replace torch's own."""
     dispatcher: Any = DTensor._op_dispatcher
     propagator = dispatcher.sharding_propagator
     registries = [propagator.op_strategy_funcs, propagator.op_to_rules]
@@ -58,14 +58,14 @@ def import_all(names: Sequence[str]) -> None:
             os._exit(2)
     for old, registry in zip(before, registries, strict=True):
         for op, rule in registry.items():
-            if old.get(op) is not rule:  # else DTensor would ask its own single-dim rules first
+            if old.get(op) is not rule:  # DTensor would ask its own single-dim rules first
                 propagator.op_single_dim_strategy_funcs.pop(op, None)
 
 
 # -------------------------------------------------------------------------------------------------------------- limits
 @contextlib.contextmanager
 def memory_limited(above: int) -> Iterator[None]:
-    """Let allocations fail that go more than so many bytes beyond what is mapped now."""
+    """Let allocations fail that need more than ``above`` bytes in addition to the memory that is mapped now."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     with open("/proc/self/statm", encoding="ascii") as file:
         limit = int(file.read().split()[0]) * resource.getpagesize() + above
@@ -78,7 +78,7 @@ def memory_limited(above: int) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------------------------- results
 class ShardedCallError(Exception):
-    """What the sharded call raised, as opposed to an exception of this script's own."""
+    """An exception that the sharded call raised, as opposed to one of the script's own code."""
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def place(whole: torch.Tensor, part: torch.Tensor, placements: Sequence[Any], me
 
 
 class Local:
-    """What the call does to the whole tensors: its results, their gradients, what it leaves of its arguments."""
+    """The call on the whole tensors: its results, their gradients, and its arguments after the call."""
 
     def __init__(self, call: Any, given: dict[str, Any], written: Sequence[str], cotangents: Any = None) -> None:
         wholes = {n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in given.items()}
@@ -141,7 +141,7 @@ class Local:
         self.left = {name: t.detach() for name, t in wholes.items()}
 
     def unlike(self, expected: str | None) -> str:
-        """How the call differs from that of the finding in what it raises; empty if it does not."""
+        """How the call's exception differs from the one of the finding; empty if it does not."""
         raised = None if self.error is None else type(self.error).__name__
         if raised == expected:
             return ""
@@ -152,7 +152,7 @@ class Local:
 
 # ---------------------------------------------------------------------------------------------------------- comparison
 def cut(whole: torch.Tensor, dim: int, parts: int) -> list[torch.Tensor]:
-    """The pieces of a tensor, as torch.chunk cuts it, and empty ones up to that number."""
+    """The chunks of a tensor, as torch.chunk splits it, and empty ones up to ``parts``."""
     size = whole.shape[dim]
     width = -(-size // parts)
     starts = [min(index * width, size) for index in range(parts)]
@@ -160,7 +160,7 @@ def cut(whole: torch.Tensor, dim: int, parts: int) -> list[torch.Tensor]:
 
 
 def promised(whole: torch.Tensor, placements: Sequence[Any], mesh: Sequence[int], rank: int) -> torch.Tensor | None:
-    """What the rank must hold of a tensor that is replicated or sharded; None if it is Partial in any way."""
+    """The rank's local tensor of a tensor that is replicated or sharded; None if any placement is Partial."""
     coordinate: list[int] = []
     for extent in reversed(mesh):
         coordinate.insert(0, rank % extent)
@@ -187,7 +187,7 @@ def differs(got: torch.Tensor, expected: torch.Tensor, absolute: float) -> bool:
     if got.shape != expected.shape or got.dtype != expected.dtype or got.layout != expected.layout:
         return True
     got, expected = comparable(got), comparable(expected)
-    if torch.equal(got, expected):  # takes no memory, of which there may be little
+    if torch.equal(got, expected):  # takes no memory, which may be short
         return False
     same = (got == expected) | ((got != got) & (expected != expected))
     if absolute:
@@ -200,7 +200,7 @@ def shown(tensor: torch.Tensor) -> str:
 
 
 class Rank(NamedTuple):
-    """Where the comparison runs, and how it reaches the parent."""
+    """The rank on which the comparison runs, and the link to the parent."""
 
     number: int
     mesh: DeviceMesh
@@ -210,12 +210,12 @@ class Rank(NamedTuple):
         self.send("problem", problem)
 
     def announce(self, results: Sequence[Any]) -> None:
-        """Tell what this rank's results are placed as, before a collective in which ranks that disagree may hang."""
+        """Send the placements of this rank's results, before a collective in which ranks that disagree may hang."""
         self.send("placements", [str(t.placements) if isinstance(t, DTensor) else "" for t in results])
 
 
 def check(what: str, got: Any, expected: torch.Tensor, absolute: float, rank: Rank) -> None:
-    """Compare a DTensor with what is expected, and tell how it differs."""
+    """Compare a DTensor with the expected tensor, and send how it differs."""
     if not isinstance(got, DTensor):
         rank.tell(f"{what}: is a plain tensor, expected a DTensor")
         return
@@ -239,14 +239,14 @@ def check(what: str, got: Any, expected: torch.Tensor, absolute: float, rank: Ra
 
 
 def call_sharded(call: Any, arguments: dict[str, Any], written: Sequence[str], local: Local, rank: Rank) -> Any:
-    """The results of the call on DTensors; None if what it raises or returns already says all."""
+    """The results of the call on DTensors; None if its exception or its results already decide."""
     try:
         with sharded("the call"):
             result = call(**arguments)
     except ShardedCallError:
         if local.error is None:
             raise
-        return None  # as the local call does
+        return None  # the local call raises as well
     results = outputs(result, arguments, written)
     if local.error is not None:
         returned = [(t.to_local() if isinstance(t, DTensor) else t).tolist() for t in results]
@@ -289,7 +289,7 @@ def check_gradients(
 def check_written(
     arguments: dict[str, DTensor], before: dict[str, Any], given: Any, local: Local, accepted: Any, rank: Rank
 ) -> None:
-    """Compare what the call leaves of its arguments."""
+    """Compare the arguments after the call."""
     for name, argument in arguments.items():
         if differs(local.left[name], given[name].detach(), 0.0):  # the local call writes to it
             check(name, argument.detach(), local.left[name], accepted[name], rank)
@@ -298,9 +298,9 @@ def check_written(
 
 
 # --------------------------------------------------------------------------------------------------------------- ranks
-START_LIMIT = 80.0  # seconds without a word from a rank, before the sharded call
-QUIET_LIMIT = 40.0  # and after its beginning
-LATE_LIMIT = 3.0  # and once a rank has failed
+START_LIMIT = 80.0  # seconds without a message from any rank, before the sharded call
+QUIET_LIMIT = 40.0  # the same, after all ranks have begun the call
+LATE_LIMIT = 3.0  # the same, after a rank has failed
 
 
 def rank_main(number: int, port: int, shape: Sequence[int], device: str, backend: str, compare: Any, link: Any) -> None:
@@ -323,12 +323,12 @@ def rank_main(number: int, port: int, shape: Sequence[int], device: str, backend
         said = "undecided", f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError, EOFError):  # the parent may have seen enough
         link.send(said)
-        link.recv()  # until it ends: to leave now would break what other ranks wait for
+        link.recv()  # waits until the parent ends the rank: other ranks may still wait for this one
     os._exit(0)
 
 
 class Heard:
-    """What ranks have said: whether the defect was seen, which may crash or be silent, and why it may be undecided."""
+    """The messages of the ranks: whether they show the defect (a crash, say, or a hang), or why it is undecided."""
 
     def __init__(self, ranks: int, crashes: bool, raised: str | None, silent: bool) -> None:
         self.ranks, self.crashes, self.raised, self.is_silent = ranks, crashes, raised, silent
@@ -364,7 +364,7 @@ class Heard:
                 self.doubts.append(f"rank {rank}: in {step}, {text}")
 
     def lose(self, rank: int, status: int | None) -> None:
-        """Take note of a rank's end, which is the defect only after its sharded call has begun."""
+        """Record that a rank died, which can be the defect only after its sharded call has begun."""
         self.ended.add(rank)
         if rank in self.ready and self.is_silent:
             self.fails(f"rank {rank} died with status {status}")
@@ -373,10 +373,10 @@ class Heard:
             self.doubts.append(f"rank {rank} ended with status {status}")
 
     def silent(self) -> None:
-        """Take note that nobody says anything any more, which is the defect only if all were in the sharded call."""
+        """Record that all ranks are silent, which can be the defect only if all were in the sharded call."""
         quiet = sorted(set(range(self.ranks)) - self.ended)
         if self.seen:
-            return  # they wait for one that failed
+            return  # the silent ranks wait for the one that failed
         if self.is_silent and len(self.ready) == self.ranks and not self.unclear:
             self.fails(f"ranks {quiet} hang")
         else:
@@ -388,7 +388,7 @@ class Heard:
         return QUIET_LIMIT if len(self.ready) == self.ranks else START_LIMIT
 
     def decide(self) -> int:
-        """Return the exit status, and say what it means."""
+        """Return the exit status, and print what it means."""
         if self.seen:
             print("the defect is there")
         elif self.doubts:
@@ -399,7 +399,7 @@ class Heard:
 
 
 def run(compare: Any, shape: Sequence[int], device: str, backend: str, heard: Heard, processes: list[Any]) -> int:
-    """Start the ranks, have each compare, and return the exit status. ``processes`` gets those that were started."""
+    """Start the ranks, let each compare, and return the exit status. Started ranks are added to ``processes``."""
     gpus = torch.cuda.device_count() if device == "cuda" else 0
     needed = heard.ranks if backend == "nccl" else 1
     if device == "cuda" and gpus < needed:
@@ -411,12 +411,12 @@ def run(compare: Any, shape: Sequence[int], device: str, backend: str, heard: He
     context, links = get_context("spawn"), dict[Any, int]()
     for rank in range(heard.ranks):
         mine, theirs = context.Pipe()
-        os.environ["PYTHONHASHSEED"] = str(rank)  # the order of sets differs from rank to rank, the same in each run
+        os.environ["PYTHONHASHSEED"] = str(rank)  # sets have another order on each rank, the same in each run
         given = (rank, port, shape, device, backend, compare, theirs)
         process = context.Process(target=rank_main, args=given, daemon=True)
         process.start()
         processes.append(process)
-        theirs.close()  # so that the link ends with the rank
+        theirs.close()  # the link then ends with the rank
         links[mine] = rank
     until = time.monotonic() + START_LIMIT
     while len(heard.ended) < heard.ranks:

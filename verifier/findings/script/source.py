@@ -1,4 +1,4 @@
-"""What a script holds of code elsewhere: what it calls, and what it uses of the runtime."""
+"""The code that a script copies: the program that it calls, and the parts of the runtime that it uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Inlined", "called_as", "is_program", "needs_its_module", "program_so
 
 @functools.cache
 def _runtime() -> Mapping[str, tuple[str, frozenset[str]]]:
-    """Return what the runtime defines, by name in its order: the source, and the names that the source looks up."""
+    """Return the runtime's definitions by name, in order: the source, and the names that the source looks up."""
     text = inspect.getsource(runtime)
     found = {}
     for node in ast.parse(text).body:
@@ -46,13 +46,13 @@ def _runtime() -> Mapping[str, tuple[str, frozenset[str]]]:
 
 
 class Inlined:
-    """Gives a script what it uses of the runtime, each definition once."""
+    """Gives a script the definitions of the runtime that it uses, each once."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
 
     def __call__(self, *names: object) -> str:
-        """Return the source of those ``names`` that are not empty and of all that they use, as the runtime has it."""
+        """Return the runtime's source of all non-empty ``names`` and of everything that they use."""
         defined, wanted, waiting = _runtime(), set[str](), [str(name) for name in names if name]
         while waiting:
             name = waiting.pop()
@@ -78,21 +78,21 @@ _PROGRAM_NAMES: dict[str, object] = {
     "Replicate": Replicate,
     "Shard": Shard,
 }
-"""What a program may use of its module, since scripts import it as well."""
+"""Names of its module that a program may use, because scripts have them as well."""
 
 _TEMPLATE = resources.files(__package__).joinpath("script.py.jinja").read_text(encoding="utf-8")
 _TAKEN = {*re.findall(r"^(?:def |class )?(\w+)(?: =|\()", _TEMPLATE, re.MULTILINE), *vars(runtime)}
-"""What scripts define or import themselves, beside the source of a program."""
+"""Names that scripts define or import themselves, besides the source of a program."""
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names that code, and functions inside it, may look up in their module."""
+    """Return the names that a code object, and functions inside it, may look up in their module."""
     nested = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
     return set(code.co_names).union(*nested)
 
 
 def _with_helpers(program: Callable[..., object]) -> list[FunctionType]:
-    """Return a program and the functions that it calls, of ours and by their own names; helpers first."""
+    """Return a program and the functions outside torch that it calls by their own names; helpers first."""
     found: dict[FunctionType, None] = {}
     seen: set[FunctionType] = set()  # functions may call each other
 
@@ -112,12 +112,12 @@ def _with_helpers(program: Callable[..., object]) -> list[FunctionType]:
 
 
 def _stands_alone(function: FunctionType, known: dict[str, object]) -> bool:
-    """Return whether the source of a function says all of it, beside ``known`` names of its module."""
+    """Return whether a function needs nothing but its source and the ``known`` names of its module."""
     if function.__closure__ or function.__qualname__ != function.__name__ or hasattr(function, "__wrapped__"):
         return False
     try:
         (defined,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    except (OSError, SyntaxError, ValueError):  # it was made by exec, or is one of several things on a line
+    except (OSError, SyntaxError, ValueError):  # made by exec, or one of several definitions on a line
         return False
     if not isinstance(defined, ast.FunctionDef) or defined.decorator_list:
         return False
@@ -130,7 +130,7 @@ def _stands_alone(function: FunctionType, known: dict[str, object]) -> bool:
 
 
 def needs_its_module(call: str) -> bool:
-    """Return whether what a path names is not torch's own, and more than functions whose source says all of them."""
+    """Return whether a path outside torch needs its module, because the source of its functions is not enough."""
     if not is_program(call):
         return False
     functions = _with_helpers(resolve(call))
@@ -151,7 +151,7 @@ def _module(call: str) -> str:
 
 
 def called_as(call: str) -> str:
-    """Return the expression by which a script names what it calls.
+    """Return the expression with which a script names the callable that it calls.
 
     >>> called_as("torch.mm"), called_as("torch.ops.aten.random_.from")
     ('torch.mm', "getattr(torch.ops.aten.random_, 'from')")
@@ -162,7 +162,7 @@ def called_as(call: str) -> str:
 
 
 def _path(dotted: str) -> str:
-    """Return an expression for a dotted path, in which Python's keywords may occur."""
+    """Return an expression for a dotted path, which may contain Python's keywords."""
     expression, *rest = dotted.split(".")
     for part in rest:
         plain = part.isidentifier() and not keyword.iskeyword(part)
@@ -171,7 +171,7 @@ def _path(dotted: str) -> str:
 
 
 def program_source(call: str) -> str:
-    """Return what a script needs before it can call a path: imports, or the source of functions."""
+    """Return the code that a script needs before it can call a path: imports, or the source of functions."""
     module = _module(call)
     if not is_program(call):
         return "" if module == "torch" or module.startswith("torch.ops") else f"import {module}\n\n"
@@ -185,7 +185,7 @@ def program_source(call: str) -> str:
 
 
 def source_folder(module: str) -> str:
-    """Return the folder from which Python imports a module; empty for one that is installed, or has no file."""
+    """Return the folder from which Python imports a module; empty if the module is installed or has no file."""
     package = sys.modules.get(module.partition(".")[0])
     if package is None:
         return ""
