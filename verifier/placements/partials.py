@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 # Noise of a Partial split: quarters up to the first number, scaled per rank by one of the others. The noise has
-# quarters because an op that rounds is linear on integers. For the reduction to be exact, the sum of the absolute values
+# quarters because an op that rounds is linear on integers. For an exact reduction the sum of the absolute values
 # over 8 ranks must stay below 2**p in a dtype with p significant bits, two of which the quarters take.
 _NOISE = (8, (1, 3, 7))
 _NOISE_NARROW = (4, (1, 2, 3))  # bfloat16 and integers have no bits for quarters
