@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 
 import pytest
@@ -20,6 +21,8 @@ from hypothesis.internal.conjecture import providers
 
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.planning.profiles import register_profiles
+from verifier.processes import child
+from verifier.processes.forks import shared_servers
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.registries import registries_of_rules
 
@@ -72,6 +75,13 @@ def _put_together(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [name in shared[item.path] for name in _POOLS[:2]])
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have all ranks and workers of this session forked from processes that have loaded torch once."""
+    servers = ExitStack()
+    servers.enter_context(shared_servers())
+    config.add_cleanup(servers.close)
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # torch and the tests stay; each full collection would look through them
@@ -90,6 +100,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess.Popen, "__init__", _refuse)
         patch.setattr(subprocess.Popen, "__del__", lambda self: None)
+        patch.setattr(child, "fork", _refuse)
         patch.setattr(multiprocessing.process.BaseProcess, "start", _refuse)
         for name in ("fork", "posix_spawn", "posix_spawnp", "system"):
             patch.setattr(os, name, _refuse)

@@ -23,7 +23,7 @@ import msgspec
 import pytest
 from command_processes import LIMIT, WRONG_GRADIENT_RULE, comparable
 from fault_trials import wait_for_end
-from leftovers import nothing_left_behind
+from leftovers import children, nothing_left_behind
 
 from verifier.core.wording import plural
 from verifier.records.files import encode_record, read_record
@@ -86,6 +86,8 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.others = frozenset[int]()
+        """What processes there were before the last one was started."""
         self._process: subprocess.Popen[str] | None = None
         shutil.copy(WRONG_GRADIENT_RULE, folder / "rules.py")
 
@@ -93,6 +95,7 @@ class Commands:
         return self._start([json.dumps(commands)], stdin=subprocess.DEVNULL, **options)
 
     def _start(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        self.others = children()
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
@@ -170,21 +173,17 @@ def nothing_left(uninterrupted: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes that ``pid`` has started."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in listed.split()]
-
-
 @contextmanager
-def cut_short(process: subprocess.Popen[str], when: Callable[[], bool], number: signal.Signals) -> Iterator[None]:
+def cut_short(
+    commands: Commands, process: subprocess.Popen[str], when: Callable[[], bool], number: signal.Signals
+) -> Iterator[None]:
     """Send a signal as soon as ``when`` holds; afterwards no rank of the process is left."""
     deadline = time.monotonic() + LIMIT
     while not when():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    ranks = children(process.pid)
+    ranks = sorted(children() - commands.others - {process.pid})
     process.send_signal(number)
     yield
     process.wait(LIMIT)
@@ -212,7 +211,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(
     moment = random.randrange(1, uninterrupted["trials"] // 2)
     record_property("killed after trial", moment)
     first = commands.start([*REQUEST, "--out", "killed"])
-    with cut_short(first, lambda: count(commands, "killed", "trial") >= moment, signal.SIGKILL):
+    with cut_short(commands, first, lambda: count(commands, "killed", "trial") >= moment, signal.SIGKILL):
         pass
     journal = commands.journal("killed")
     kept, begun = count(commands, "killed", "trial"), count(commands, "killed", "minimising")  # it may have gone so far
@@ -221,7 +220,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(
     assert not journal.with_name("run.json").exists()
 
     second = commands.start(["run", "--resume", *RULES_TOO, "--out", "killed"])
-    with cut_short(second, lambda: count(commands, "killed", "minimising") > begun, signal.SIGKILL):
+    with cut_short(commands, second, lambda: count(commands, "killed", "minimising") > begun, signal.SIGKILL):
         pass
     assert second.stdout is not None
     said = second.stdout.read()
@@ -291,7 +290,7 @@ def test_ctrl_c_while_minimising_keeps_what_is_done_and_can_be_resumed(
     commands: Commands, uninterrupted: dict[str, Any], nothing_left: None
 ) -> None:
     process = commands.start([*REQUEST, "--out", "interrupted"])
-    with cut_short(process, lambda: count(commands, "interrupted", "minimising") >= 1, signal.SIGINT):
+    with cut_short(commands, process, lambda: count(commands, "interrupted", "minimising") >= 1, signal.SIGINT):
         statuses, said = commands.finish(process)
     assert statuses in ([1], [2]), said  # 1 if the finding was there already
     assert "Traceback" not in said

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from verifier.processes.forks import FORKS
 
 MARK = "DTENSOR_VERIFIER_TESTS"
 """In the environment of all that is started by these tests, of which an orphan has nothing else to tell it by."""
@@ -27,33 +29,50 @@ class Leftovers:
 
 
 def children() -> frozenset[int]:
-    """Return the ids of all processes below this one, zombies included."""
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        parents.setdefault(parent, []).append(int(folder.name))
-    found: list[int] = []
-    todo = [os.getpid()]
+    """Return the ids of all processes below this one, and of those that its fork servers started, zombies included.
+
+    The servers that this session shares are left out: they last as long as it does.
+    """
+    parents = _parents()
+    servers = _shared_servers(parents)
+    found: set[int] = set()
+    todo = {os.getpid(), *servers}
     while todo:
-        below = parents.get(todo.pop(), [])
-        found += below
-        todo += below
+        todo = {pid for pid, parent in parents.items() if parent in todo} - servers
+        found |= todo
     return frozenset(found)
 
 
 def orphans() -> frozenset[int]:
     """Return the ids of the processes that have the mark of this one, whoever their parent is now."""
-    mark, found = f"{MARK}={os.getpid()}".encode(), set()
+    marked = _with(f"{MARK}={os.getpid()}")
+    return frozenset(marked - {os.getpid()} - _shared_servers(_parents()))
+
+
+def _parents() -> dict[int, int]:
+    """Return the parent of each process of this machine."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
+        with suppress(OSError):  # it has ended
+            found[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def _with(variable: str, command: str = "") -> set[int]:
+    """Return the ids of the processes that were started with a variable, and whose command has ``command`` in it."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if variable.encode() in variables and command.encode() in (folder / "cmdline").read_bytes():
                 found.add(int(folder.name))
-        except OSError:  # it has ended, or is another user's
-            continue
-    return frozenset(found - {os.getpid()})
+    return found
+
+
+def _shared_servers(parents: Mapping[int, int]) -> set[int]:
+    """Return the ids of the fork servers of this session. In /proc the processes that they forked look the same."""
+    found = _with(f"{FORKS}={os.environ.get(FORKS)}", "verifier.processes.fork_server")
+    return {pid for pid in found if parents.get(pid) not in found}
 
 
 def open_in(pid: int) -> Iterator[str]:

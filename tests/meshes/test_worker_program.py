@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from verifier.meshes.worker_program import ProgramSpec, WorkerProgram
-from verifier.processes import child as program
+from verifier.processes.forks import FORKS
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +25,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[], WorkerProgram]:
     def nothing(*_: object, **__: object) -> subprocess.Popen[bytes]:
         return real(["sleep", "60"])
 
-    monkeypatch.setattr(program.subprocess, "Popen", nothing)
+    monkeypatch.setenv(FORKS, "off")
+    monkeypatch.setattr(subprocess, "Popen", nothing)
     return lambda: WorkerProgram(SPEC, 0)
 
 
@@ -45,7 +46,7 @@ def test_a_process_that_cannot_be_killed_is_left(
 ) -> None:
     worker = start()
     before = open_files()
-    popen = worker._popen
+    popen = worker._process
 
     def busy(timeout: float | None = None) -> int:
         assert timeout is not None, "waits without a limit"
@@ -62,7 +63,8 @@ def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytes
     def refused(*_: object, **__: object) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(program.subprocess, "Popen", refused)
+    monkeypatch.setenv(FORKS, "off")
+    monkeypatch.setattr(subprocess, "Popen", refused)
     before = open_files()
     with pytest.raises(BlockingIOError):
         WorkerProgram(SPEC, 0)

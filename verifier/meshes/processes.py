@@ -133,9 +133,7 @@ class RankProcess:
         self.connection = connection
         self._program = program
         self._limit_sending()
-        self.pid = program.pid
         self._deadline = time.monotonic() + LOAD_LIMIT
-        _log.debug("started process %d", self.pid)
 
     @classmethod
     def start(cls, spec: ProgramSpec) -> RankProcess:
@@ -150,6 +148,11 @@ class RankProcess:
         """Limit the time that sending may take: a process that was stopped does not read."""
         with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
             pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_LIMIT, 0))
+
+    @property
+    def pid(self) -> int:
+        """The process id; waits until the process has started."""
+        return self._program.pid
 
     @property
     def phase(self) -> str:

@@ -64,7 +64,6 @@ _log = logging.getLogger(__name__)
 class WorkerConfig(msgspec.Struct, frozen=True):
     """The configuration on a worker's command line, as JSON; it does not include the rank."""
 
-    breaker_fd: int
     imports: list[str]
     memory_limit: int | None
     log_level: int
@@ -334,8 +333,8 @@ def _failed(ranks: tuple[int, ...], phase: Phase, error: Exception, what: str = 
     return ProcessReport(ranks, phase, Raised(phase, type(error).__name__, f"{what}{error}", traceback=text, ours=True))
 
 
-def _serve(config: WorkerConfig, messages: _Messages) -> None:
-    breaker = _Breaker(config.breaker_fd, messages.connection.fileno())
+def _serve(config: WorkerConfig, breaker_fd: int, messages: _Messages) -> None:
+    breaker = _Breaker(breaker_fd, messages.connection.fileno())
     torchs = registered_rules()
     run_imports(config.imports)
     ranks = _Ranks(messages, breaker, config.memory_limit)
@@ -383,13 +382,13 @@ def _serve(config: WorkerConfig, messages: _Messages) -> None:
 
 
 def main() -> None:
-    connection, phase, (given,) = begin()
+    connection, phase, (breaker_fd,), (given,) = begin()
     config = msgspec.json.decode(given, type=WorkerConfig)
     torch.set_num_threads(1)
     messages = _Messages(connection, phase)
     log_through(messages.log, config.log_level)
     try:
-        _serve(config, messages)
+        _serve(config, breaker_fd, messages)
     except Exception as error:  # noqa: BLE001 - the process boundary: the controller reports it and fails the run
         messages.send("failed", f"{type(error).__name__}: {error}")
         _end(1, traceback.format_exc())

@@ -118,7 +118,7 @@ class WorkerProgram(Child):
 
     def __init__(self, spec: ProgramSpec, connection_fd: int) -> None:
         breaker, self._breaker = os.pipe()
-        config = WorkerConfig(breaker, list(spec.imports), spec.memory_limit, spec.log_level)
+        config = WorkerConfig(list(spec.imports), spec.memory_limit, spec.log_level)
         arguments = [msgspec.json.encode(config).decode()]
         try:
             super().__init__("verifier.meshes.worker", connection_fd, arguments, [breaker], _environment(spec))

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from verifier.core.wording import signal_name
+from verifier.processes.fork_server import start
+from verifier.processes.forks import Forked, fork
 from verifier.processes.limits import die_with
 
 __all__ = ["Child", "begin", "run_to_end"]
@@ -30,18 +32,6 @@ ENDING_LIMIT = 30.0
 GROUP_ENDING_LIMIT = 2.0
 """Seconds that processes get to end once they are asked to."""
 _LOG_READ = 8192
-
-
-def _source(module: str) -> str:
-    """Return the source of a process that runs the function ``main`` of ``module``.
-
-    The process ignores what asks a program to end. Schedulers send that to all processes of a job, and the controller,
-    which gets it as well, would take the end of a rank for a fault of what the rank ran. There is no collection of
-    garbage: nothing that is loaded becomes any, and looking for some takes a sixth of the time. ``_signal`` loads at
-    once, ``signal`` does not.
-    """
-    ignored = "; ".join(f"s.signal(s.{name}, s.SIG_IGN)" for name in ("SIGINT", "SIGTERM", "SIGHUP"))
-    return f"import gc, _signal as s; gc.disable(); {ignored}; from {module} import main; main()"
 
 
 class Child:
@@ -59,6 +49,8 @@ class Child:
         Further file descriptors that it inherits; the caller closes its own copies.
     environment
         Its environment, to which what every child has is added.
+    prepare
+        A function, as ``module:name``, that the fork server calls before it starts the first process.
 
     Attributes
     ----------
@@ -73,24 +65,20 @@ class Child:
         arguments: Sequence[str] = (),
         fds: Sequence[int] = (),
         environment: Mapping[str, str] = os.environ,
+        prepare: str = "",
     ) -> None:
         lifeline, self._lifeline = os.pipe()
         memory_fd = os.memfd_create("memory")  # nothing on disk to be left behind
         os.ftruncate(memory_fd, mmap.PAGESIZE)
         self.memory = mmap.mmap(memory_fd, 0)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        own = (connection_fd, lifeline, memory_fd)
-        path = os.pathsep.join([path for path in sys.path if path] or [""])
+        own = (connection_fd, lifeline, memory_fd, *fds)
+        path = [path for path in sys.path if path]
+        given = {**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path or [""])}
+        log = self._log.fileno()
         try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", _source(module), *map(str, own), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(*own, *fds),
-                start_new_session=True,  # its terminal and its group are the controller's
-                env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            )
+            forked = fork(module, arguments, log, own, given, path, prepare)
+            self._process: Forked | subprocess.Popen[bytes] = forked or start(module, own, arguments, log, given)
         except BaseException:
             self._release()
             raise
@@ -100,11 +88,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._process.pid
 
     @property
     def running(self) -> bool:
-        return self._popen.poll() is None
+        return self._process.poll() is None
 
     @property
     def computed(self) -> float:
@@ -119,14 +107,14 @@ class Child:
     def ending(self) -> str:
         """Return how it ended, as ``signal SIGKILL`` or ``exit status 1``, once its end of the connection is closed."""
         try:
-            code = self._popen.wait(timeout=ENDING_LIMIT)
+            code = self._process.wait(timeout=ENDING_LIMIT)
         except subprocess.TimeoutExpired:
             return "a closed pipe"
         return f"signal {signal_name(-code)}" if code < 0 else f"exit status {code}"
 
     def signal(self) -> int:
         """Return the signal that ended it; 0 for none."""
-        return max(0, -(self._popen.poll() or 0))
+        return max(0, -(self._process.poll() or 0))
 
     @property
     def written(self) -> int:
@@ -141,13 +129,13 @@ class Child:
 
     def kill(self) -> None:
         """End it without waiting for that."""
-        self._popen.kill()
+        self._process.kill()
 
     def close(self) -> None:
         """End it, if it lives, and release all that belongs to it."""
-        self._popen.kill()
+        self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, which kills it on the way out
-            self._popen.wait(timeout=ENDING_LIMIT)
+            self._process.wait(timeout=ENDING_LIMIT)
         self._release()
 
     def _release(self) -> None:
@@ -156,15 +144,15 @@ class Child:
         os.close(self._lifeline)
 
 
-def begin() -> tuple[Connection, mmap.mmap, list[str]]:
-    """Return, in a child that has just started, the connection, the shared memory and the arguments.
+def begin() -> tuple[Connection, mmap.mmap, list[int], list[str]]:
+    """Return, in a child that has just started, the connection, the shared memory, further descriptors and arguments.
 
     From here on the child is killed when the controller is gone, and leaves no core behind.
     """
-    connection_fd, lifeline, memory_fd = map(int, sys.argv[1:4])
+    connection_fd, lifeline, memory_fd, *fds = map(int, sys.argv[1].split(","))
     die_with(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
-    return Connection(connection_fd), mmap.mmap(memory_fd, 0), sys.argv[4:]
+    return Connection(connection_fd), mmap.mmap(memory_fd, 0), fds, sys.argv[2:]
 
 
 def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from dataclasses import replace
+from functools import cached_property
 from multiprocessing.connection import Connection
 from types import TracebackType
 
@@ -85,14 +86,13 @@ class _Keeper:
 class _RemoteProgram:
     """A :class:`~verifier.meshes.worker_program.Program` that a keeper started."""
 
-    def __init__(self, keeper: _Keeper, number: int, pid: int) -> None:
+    def __init__(self, keeper: _Keeper, number: int) -> None:
         self._keeper = keeper
         self._number = number
-        self._pid = pid
 
-    @property
+    @cached_property
     def pid(self) -> int:
-        return self._pid
+        return int(str(self._ask("pid", 0)))
 
     @property
     def phase(self) -> str:
@@ -247,12 +247,11 @@ class Cluster:
             until = time.monotonic() + ANSWER_LIMIT
             while (entered := self._doorway.accept(until, instead=keeper.connection)) and entered[1] != hello:
                 entered[0].close()  # of a start that a Ctrl-C cut short
-            pid = keeper.answer(number)  # if no process connected, it says why
+            keeper.answer(number)  # if no process connected, it says why
         except _KeeperGone as gone:
             raise PoolError(str(gone)) from gone
         assert entered is not None
-        assert isinstance(pid, int)
-        return RankProcess(entered[0], _RemoteProgram(keeper, self._started, pid), spec.hash_seed)
+        return RankProcess(entered[0], _RemoteProgram(keeper, self._started), spec.hash_seed)
 
     def _interface(self) -> str | None:
         """Return the interface for gloo on this machine."""

@@ -104,13 +104,16 @@ class _Keeping:
     def _do(self, action: str, number: int, *arguments: ProgramSpec) -> object:
         if action == "start":
             try:
-                return self._start(number, *arguments)
+                self._start(number, *arguments)
+                return None
             except (OSError, EOFError, AuthenticationError) as error:
                 return KeeperFailure(f"cannot start a process: {error}")
         program = self._programs.get(number)
         if program is None:  # it was closed before
             return False
         match action:
+            case "pid":
+                return program.pid
             case "phase":
                 return program.phase
             case "running":
@@ -133,7 +136,7 @@ class _Keeping:
                 self._programs.pop(number).close()
         return None
 
-    def _start(self, number: int, spec: ProgramSpec) -> int:
+    def _start(self, number: int, spec: ProgramSpec) -> None:
         if spec.interface is None:
             spec = replace(spec, interface=gloo_interface(self._control))
         connection = connect(*self._address, WorkerHello(self.rank, number))
@@ -141,7 +144,6 @@ class _Keeping:
             self._programs[number] = WorkerProgram(spec, connection.fileno())
         finally:
             connection.close()  # only the worker's end is left, so that the controller sees it close
-        return self._programs[number].pid
 
     def close(self) -> None:
         for program in self._programs.values():

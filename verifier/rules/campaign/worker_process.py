@@ -120,10 +120,10 @@ class WorkerProcess:
     ) -> None:
         self.connection, theirs = Pipe()
         try:
-            self._child = Child(__name__, theirs.fileno())
+            name = f"{prepare.__module__}:{prepare.__qualname__}" if prepare is not None else ""
+            self._child = Child(__name__, theirs.fileno(), prepare=name)
         finally:
             theirs.close()
-        self.pid = self._child.pid
         self.in_flight = InFlight(self._child.memory)
         self._log_start = 0
         self._send((list(imports), memory_limit, prepare, rules_of_the_user()))
@@ -133,6 +133,11 @@ class WorkerProcess:
         self._killed_for = ""
         self._given = self._seen = self.in_flight.snapshot()
         self._seen_at = self._started_at = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """Its process id; waits until it has started."""
+        return self._child.pid
 
     def _send(self, content: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead, as the end of file is going to tell
@@ -206,7 +211,7 @@ def _serve(message: bytes, connection: Connection, in_flight: InFlight) -> None:
 
 def main() -> None:
     """Run the items that come through the connection to the controller."""
-    connection, memory, _ = begin()
+    connection, memory, _, _ = begin()
     in_flight = InFlight(memory)
     torch.set_num_threads(1)
     imports, memory_limit, prepare, rules = pickle.loads(connection.recv_bytes())

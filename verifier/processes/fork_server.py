@@ -1,0 +1,264 @@
+"""The program of a fork server: a process that has loaded torch and forks others that need it.
+
+A server loads a module, then waits for requests on a Unix socket. For each request it starts a process that runs the
+function ``main`` of the module. It forks them, so that they start at once. That is safe because the server has no
+thread, no process group and no CUDA context; if loading made any of these, it starts the processes in the usual way.
+
+The ``forkserver`` of :mod:`multiprocessing` does not serve here. A program has one of it, and ranks need one for each
+hash seed. Its processes have the environment, folder and output of the server, and they outlive a client that was
+killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
+
+from verifier.processes.limits import die_with
+
+__all__ = ["ENDED", "STARTED", "Request", "of_this_user", "send_request", "start"]
+
+STARTED = struct.Struct("i")
+"""The first answer of a server, the process id; a pidfd comes with it."""
+ENDED = struct.Struct("i")
+"""The second answer: the exit status, or the signal that ended the process as a negative number."""
+_LENGTH = struct.Struct("I")
+_PEER = struct.Struct("3i")
+_MOST_FDS = 32
+_REQUEST_LIMIT = 10.0
+"""Seconds that a client gets to send its request."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a client asks for. The descriptors of the process come with it, the first of them for stdout and stderr.
+
+    Parameters
+    ----------
+    module
+        The process runs the function ``main`` of this module.
+    arguments
+        Its command line, after the numbers of its descriptors.
+    environment, folder, path
+        Its environment, working directory and ``sys.path``.
+    """
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    path: list[str]
+
+
+def start(
+    module: str, fds: Sequence[int], arguments: Sequence[str], log: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process that runs the function ``main`` of ``module``.
+
+    The process ignores what asks a program to end. Schedulers send that to all processes of a job, and the controller,
+    which gets it as well, would take the end of a rank for a fault of what the rank ran. There is no collection of
+    garbage: nothing that is loaded becomes any, and looking for some takes a sixth of the time. ``_signal`` loads at
+    once, ``signal`` does not.
+
+    Parameters
+    ----------
+    fds
+        Descriptors that it inherits; their numbers are its first argument.
+    log
+        Where it writes its stdout and stderr.
+    """
+    ignored = "; ".join(f"s.signal(s.{name}, s.SIG_IGN)" for name in ("SIGINT", "SIGTERM", "SIGHUP"))
+    source = f"import gc, _signal as s; gc.disable(); {ignored}; from {module} import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", source, ",".join(map(str, fds)), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=fds,
+        start_new_session=True,  # its terminal and its group are the controller's
+        env=environment,
+    )
+
+
+def of_this_user(connection: socket.socket) -> bool:
+    """Return whether the process at the other end is one of this user; others can see the socket, too."""
+    _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return bool(user == os.getuid())
+
+
+def send_request(connection: socket.socket, request: Request, fds: Sequence[int]) -> None:
+    """Send a request with its descriptors; raises an OSError if the server is gone."""
+    text = msgspec.msgpack.encode(request)
+    socket.send_fds(connection, [_LENGTH.pack(len(text))], list(fds))
+    connection.sendall(text)
+
+
+def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
+    """Receive what :func:`send_request` sends; raises an OSError or an EOFError if the client is gone."""
+    head, fds, *_ = socket.recv_fds(connection, _LENGTH.size, _MOST_FDS)
+    try:
+        if len(head) < _LENGTH.size:
+            raise EOFError
+        text = bytearray()
+        while len(text) < _LENGTH.unpack(head)[0]:
+            if not (part := connection.recv(_LENGTH.unpack(head)[0] - len(text))):
+                raise EOFError
+            text += part
+        return msgspec.msgpack.decode(text, type=Request), fds
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A process that was started, how to wait for its end, and the client that wants to know of it."""
+
+    pidfd: int
+    wait: Callable[[], int]
+    client: socket.socket
+
+
+class _Server:
+    def __init__(self, listener: socket.socket, lifeline: int, forks: bool) -> None:
+        self._listener = listener
+        self._lifeline = lifeline
+        self._forks = forks
+        self._processes: dict[int, _Process] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def serve(self) -> NoReturn:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._reap(self._processes.pop(key.fd))
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        client.settimeout(_REQUEST_LIMIT)
+        try:
+            if not of_this_user(client):
+                raise PermissionError
+            request, fds = receive_request(client)
+        except (OSError, EOFError, msgspec.DecodeError):
+            client.close()
+            return
+        try:
+            if _hung_up(client):  # while this server was loading
+                raise ConnectionResetError
+            pid, wait = self._fork(client, request, fds) if self._forks else _start(request, fds)
+        except OSError:  # no memory, for example: the client sees that its connection is closed
+            client.close()
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self._processes[pidfd] = _Process(pidfd, wait, client)
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):  # the client is gone, and so is the process in a moment
+            socket.send_fds(client, [STARTED.pack(pid)], [pidfd])
+
+    def _fork(self, client: socket.socket, request: Request, fds: list[int]) -> tuple[int, Callable[[], int]]:
+        pid = os.fork()
+        if pid == 0:
+            held = [fd for process in self._processes.values() for fd in (process.pidfd, process.client.fileno())]
+            own = [self._listener.fileno(), self._lifeline, self._selector.fileno()]
+            _become(request, fds, [client.fileno(), *own, *held])
+        return pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _reap(self, process: _Process) -> None:
+        status = process.wait()
+        self._selector.unregister(process.pidfd)
+        os.close(process.pidfd)
+        with contextlib.suppress(OSError):
+            process.client.send(ENDED.pack(status))
+        process.client.close()
+
+
+def _hung_up(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _start(request: Request, fds: Sequence[int]) -> tuple[int, Callable[[], int]]:
+    """Start what the request asks for in the usual way."""
+    os.chdir(request.folder)
+    environment = {**request.environment, "PYTHONPATH": os.pathsep.join(request.path or [""])}
+    process = start(request.module, fds[1:], request.arguments, fds[0], environment)
+    return process.pid, process.wait
+
+
+def _become(request: Request, fds: Sequence[int], of_the_server: Sequence[int]) -> NoReturn:
+    """Run, in a process that was just forked, what the request asks for, and end with its status."""
+    status: object = 1
+    try:
+        for fd in of_the_server:
+            os.close(fd)
+        os.setsid()
+        log, *given = fds
+        for standard in (1, 2):
+            os.dup2(log, standard)
+        os.close(log)
+        for fd in given:
+            os.set_inheritable(fd, False)
+        os.chdir(request.folder)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        sys.path[:] = ["", *request.path]
+        importlib.invalidate_caches()
+        sys.argv[:] = ["-c", ",".join(map(str, given)), *request.arguments]
+        sys.modules[request.module].main()
+        status = 0
+    except SystemExit as asked:
+        status = asked.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - the end of the process
+        traceback.print_exc()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status & 0xFF if isinstance(status, int) else 1)  # without what the server would do at its own end
+
+
+def _may_fork() -> bool:
+    """Return whether a process that is forked from this one can use all that is loaded."""
+    torch = sys.modules.get("torch")
+    return len(os.listdir("/proc/self/task")) == 1 and not (torch is not None and torch.cuda.is_initialized())
+
+
+def main() -> None:
+    """Load a module, call a function that prepares more, and serve.
+
+    The arguments are the descriptors of the listener and the lifeline, the module, and the function or an empty text.
+    """
+    descriptors, module, prepare = sys.argv[1:]
+    listener, lifeline = map(int, descriptors.split(","))
+    die_with(lifeline)
+    importlib.import_module(module)
+    if prepare:
+        owner, _, name = prepare.partition(":")
+        getattr(importlib.import_module(owner), name)()
+    forks = _may_fork()
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would write to, and so copy, the pages of all that is loaded
+    _Server(socket.socket(fileno=listener), lifeline, forks).serve()

@@ -1,0 +1,241 @@
+"""Processes that start at once because a fork server has loaded torch already: the client's side.
+
+A program has one server for each hash seed and each module whose ``main`` its processes run, and shares it among all
+pools. ``DTENSOR_VERIFIER_FORKS=off`` turns servers off. Several programs, such as those that a session of tests starts,
+share the servers of the one that sets the variable by :func:`shared_servers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+
+from verifier.processes.fork_server import ENDED, STARTED, Request, of_this_user, send_request, start
+
+__all__ = ["FORKS", "Forked", "fork", "shared_servers"]
+
+FORKS = "DTENSOR_VERIFIER_FORKS"
+"""The environment variable: ``off``, or the name under which programs share servers."""
+LOAD_LIMIT = 180.0
+"""Seconds that a server gets to load torch."""
+LISTEN_LIMIT = 2.0
+"""Seconds in which a server that another process is about to start has to listen."""
+_AT_LOAD = ("ATEN_", "CUDA_", "GLOO_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH")
+"""Beginnings of the environment variables that torch may read while it is loaded: servers differ by them."""
+
+
+class Forked:
+    """A process that a fork server starts for this one, used as a :class:`subprocess.Popen` is.
+
+    Parameters
+    ----------
+    connection
+        To the server, which has been sent the request.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._pid = 0
+        self._pidfd = -1
+        self._status: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id, once the server has loaded torch; 0 if the server has ended before it started the process."""
+        self._meet(LOAD_LIMIT)
+        return self._pid
+
+    def poll(self) -> int | None:
+        """Return how the process ended, as :meth:`subprocess.Popen.poll` does; None if it runs or is about to."""
+        return self._ended(0.0)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end; raises :class:`subprocess.TimeoutExpired`."""
+        status = self._ended(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout)
+        return status
+
+    def kill(self) -> None:
+        """Kill the process; one that the server has not started yet ends as soon as it finds its lifeline closed."""
+        if self._status is None and not self._meet(0.0):
+            self._leave(-signal.SIGKILL)
+        elif self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _meet(self, timeout: float) -> bool:
+        """Return whether the process id has come within ``timeout`` seconds, or will never come."""
+        if self._pid or self._status is not None:
+            return True
+        if not _readable(self._connection.fileno(), timeout):
+            return False
+        answer, fds = b"", list[int]()
+        with contextlib.suppress(OSError):
+            answer, fds, *_ = socket.recv_fds(self._connection, STARTED.size, 1)
+        if fds:
+            self._pid, self._pidfd = STARTED.unpack(answer)[0], fds[0]
+            os.set_inheritable(self._pidfd, False)
+        else:  # the server is gone
+            self._leave(1)
+        return True
+
+    def _ended(self, timeout: float) -> int | None:
+        until = time.monotonic() + timeout
+        if self._meet(timeout) and self._status is None and _readable(self._pidfd, max(0.0, until - time.monotonic())):
+            answer = b""
+            if _readable(self._connection.fileno(), 1.0):
+                with contextlib.suppress(OSError):
+                    answer = self._connection.recv(ENDED.size)
+            self._leave(ENDED.unpack(answer)[0] if answer else 1)  # 1: the server is gone, and nobody knows
+        return self._status
+
+    def _leave(self, status: int) -> None:
+        self._status = status
+        self._connection.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _readable(fd: int, timeout: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))
+
+
+def fork(
+    module: str,
+    arguments: Sequence[str],
+    log: int,
+    fds: Sequence[int],
+    environment: Mapping[str, str],
+    path: Sequence[str],
+    prepare: str = "",
+) -> Forked | None:
+    """Have a fork server start a process as soon as it has loaded torch; None where processes start in the usual way.
+
+    Parameters
+    ----------
+    module
+        The process runs the function ``main`` of this module.
+    arguments
+        Its command line, after the numbers of its descriptors.
+    log
+        Where it writes its stdout and stderr.
+    fds
+        Its other descriptors, whose numbers are its first argument.
+    environment, path
+        Its environment and its ``sys.path``.
+    prepare
+        A function without arguments, as ``module:name``, that the server calls once before it forks.
+    """
+    shared = os.environ.get(FORKS, "")
+    if shared == "off":
+        return None
+    at_load = sorted(pair for pair in environment.items() if pair[0].startswith(_AT_LOAD))
+    prepared = (prepare, *path) if prepare else ()
+    about = (module, environment.get("PYTHONHASHSEED"), at_load, sys.executable, __file__, prepared)
+    name = shared or _own_name(os.getpid())
+    server = f"{name}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+    try:
+        connection = _connect(server) or _connect_to_new(server, name, [module, prepare], environment, path)
+        if connection is None:
+            return None
+        send_request(connection, Request(module, [*arguments], {**environment}, os.getcwd(), [*path]), [log, *fds])
+    except OSError:
+        return None
+    return Forked(connection)
+
+
+def _connect(name: str) -> socket.socket | None:
+    """Return a connection to the server of that name, also one that is still loading; None if there is none."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(_address(name))
+    except ConnectionRefusedError:
+        connection.close()
+        return None
+    if not of_this_user(connection):
+        connection.close()
+        raise PermissionError(f"the socket {name} is another user's")
+    return connection
+
+
+def _address(name: str) -> bytes:
+    return b"\0" + name.encode()  # in no file system: nothing stays behind
+
+
+def _connect_to_new(
+    server: str, name: str, arguments: Sequence[str], environment: Mapping[str, str], path: Sequence[str]
+) -> socket.socket | None:
+    """Start a server and return a connection to it; None if one of that name was started before and has ended."""
+    if server in _started:
+        return None
+    lifeline = _connect(name)  # its end tells the server that the process that has this name has ended
+    if lifeline is None:
+        return None
+    with lifeline, socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(_address(server))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return _await(server)
+        listener.listen(128)
+        fds = (listener.fileno(), lifeline.fileno())
+        search = {**environment, "PYTHONPATH": os.pathsep.join(path or [""])}
+        _started[server] = start("verifier.processes.fork_server", fds, arguments, subprocess.DEVNULL, search)
+        return _connect(server)
+
+
+def _await(server: str) -> socket.socket | None:
+    """Return a connection to a server that another process of the session is starting at this moment."""
+    until = time.monotonic() + LISTEN_LIMIT
+    while (connection := _connect(server)) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return connection
+
+
+_started: dict[str, subprocess.Popen[bytes]] = {}
+_listeners: list[socket.socket] = []
+
+
+@cache
+def _own_name(pid: int) -> str:
+    """Return the name under which this process has servers of its own; a process that it forks has another one."""
+    name = f"dtensor-verifier-{pid}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(_address(name))
+    listener.listen(128)
+    _listeners.append(listener)  # open as long as this process lives
+    return name
+
+
+@contextmanager
+def shared_servers() -> Iterator[None]:
+    """Have all programs that this one starts share its servers; these end with the block."""
+    before = os.environ.get(FORKS)
+    name = f"dtensor-verifier-{os.getpid()}-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(_address(name))
+        listener.listen(128)
+        os.environ[FORKS] = name
+        try:
+            yield
+        finally:
+            os.environ.pop(FORKS, None)
+            if before is not None:
+                os.environ[FORKS] = before
