@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_commands import run_module
 
 from strategies.opinfo.family import FAMILY
 from verifier.campaign.campaign import Campaign
@@ -53,8 +54,7 @@ def test_the_script_of_a_redistribution_shows_the_defect(tmp_path: Path) -> None
     entry = BASELINE.get(COMPLEX_PRODUCT)
     assert entry is not None
     assert (entry.op, entry.mesh) == ("dtensor.redistribute", "2")
-    command = [sys.executable, "-m", "verifier", "replay", COMPLEX_PRODUCT, "--script"]
-    script = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    script = run_module("verifier", "replay", COMPLEX_PRODUCT, "--script", folder=ROOT).stdout
     assert f"{entry.verdict} in {entry.op}: {entry.summary}" in script
     (tmp_path / "x.py").write_text(script, encoding="utf-8")
     shown = subprocess.run(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from command_processes import LIMIT, WRONG_GRADIENT_RULE, comparable, environment, wait_until
 from fault_trials import BATCH, FAULTY, MESH, kinds, trial, wait_for_end
+from forked_commands import run_module
 from leftovers import children
 
 from verifier.cli.app import app
@@ -89,8 +90,7 @@ def test_torchrun_on_two_nodes_finds_what_an_ordinary_run_finds(tmp_path: Path) 
     text = "".join(printed for _, printed in ended)
     assert text.count("torchrun: 4 ranks on 1 machine") == 1
 
-    program = [sys.executable, "-m", "verifier", *request, "--out", "alone"]
-    alone = subprocess.run(program, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    alone = run_module("verifier", *request, "--out", "alone", folder=tmp_path)
     assert alone.returncode == 1, alone.stderr
 
     one, other = (_result(tmp_path / out) for out in ("cluster", "alone"))
