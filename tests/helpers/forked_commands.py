@@ -36,7 +36,7 @@ def run_module(
     given = {**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors, contextlib.chdir(folder or Path.cwd()):
         words = [module, *arguments]
-        process = fork(__name__, words, errors.fileno(), [out.fileno()], given, path, f"{__name__}:prepare")
+        process = fork(__name__, words, errors.fileno(), [out.fileno()], given, path, [(f"{__name__}:prepare",)])
         assert isinstance(process, Forked), "there is no fork server"
         try:
             status = process.wait(LIMIT)

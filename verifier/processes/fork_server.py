@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import os
 import select
 import selectors
@@ -247,18 +248,23 @@ def _may_fork() -> bool:
 
 
 def main() -> None:
-    """Load a module, call a function that prepares more, and serve.
+    """Load a module, do what is asked for beyond that, and serve.
 
-    The arguments are the descriptors of the listener and the lifeline, the module, and the function or an empty text.
+    The arguments are the descriptors of the listener and the lifeline, the module, and in JSON what else to do: lists
+    of a function, as ``module:name``, and its arguments.
     """
-    descriptors, module, prepare = sys.argv[1:]
+    descriptors, module, steps = sys.argv[1:]
     listener, lifeline = map(int, descriptors.split(","))
     die_with(lifeline)
-    importlib.import_module(module)
-    if prepare:
-        owner, _, name = prepare.partition(":")
-        getattr(importlib.import_module(owner), name)()
-    forks = _may_fork()
+    forks = True
+    try:
+        importlib.import_module(module)
+        for function, *arguments in json.loads(steps):
+            owner, _, name = function.partition(":")
+            getattr(importlib.import_module(owner), name)(*arguments)
+    except BaseException:  # noqa: BLE001 - a process that starts in the usual way tells why it cannot
+        forks = False
+    forks = forks and _may_fork()
     gc.collect()
     gc.freeze()  # a collection in a forked process would write to, and so copy, the pages of all that is loaded
     _Server(socket.socket(fileno=listener), lifeline, forks).serve()
