@@ -86,8 +86,9 @@ def gate(
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     store = RunStore(out)
     asked = tuple(patterns or ())
-    question = Question(asked, tuple(mesh or ()), tuple(imports) if imports else None)
-    evidence = None if fresh else collect(store, question, known)
+    evidence = None
+    if not fresh:
+        evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
     if evidence is None or evidence.nothing_recorded:
         with Loading():
             from verifier.campaign.request import Request
