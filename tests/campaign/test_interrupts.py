@@ -17,11 +17,11 @@ from run_factory import make_run
 from verifier.campaign import campaign
 from verifier.campaign import recorded as recording
 from verifier.campaign.plan import Plan
-from verifier.cli import common as cli_common
 from verifier.cli import main as entry
 from verifier.cli import work
 from verifier.core.interrupts import ENDING_SIGNALS, Interrupts, one_interrupt_at_a_time
 from verifier.records.schema import RunHeader
+from verifier.report import latest
 from verifier.rules.campaign import recorded as rules_recording
 from verifier.runs.store import RunStore
 
@@ -192,8 +192,8 @@ def test_an_interrupt_after_the_record_says_where_that_is_and_how_to_see_it(
         raise KeyboardInterrupt
 
     run = make_run()
-    monkeypatch.setattr(work, "_make_run", lambda *_: run)
-    monkeypatch.setattr(cli_common if meanwhile == "write_report" else work, meanwhile, interrupted)
+    monkeypatch.setattr(work, "make_run", lambda *_: run)
+    monkeypatch.setattr(latest if meanwhile == "write_report" else work, meanwhile, interrupted)
     monkeypatch.setattr(sys, "argv", ["verifier", "run", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         entry.main()

@@ -21,8 +21,8 @@ from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.tasks import Task
+from verifier.planning.budgets import CAMPAIGN_PROFILES
 from verifier.planning.families import DrawContext
-from verifier.planning.profiles import CAMPAIGN_PROFILES
 from verifier.records.schema import FindingRecord, RunHeader
 
 MESH = MeshSpec((2,))

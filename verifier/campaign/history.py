@@ -22,8 +22,8 @@ from verifier.events import CaseStarted, PoolRestarted
 from verifier.records.files import RunFormatError, convert_fields
 from verifier.records.schema import FindingRecord
 from verifier.records.values import case_record
-from verifier.runs.journal import Journal
-from verifier.runs.journal_lines import FINDING, load_observation
+from verifier.runs.journal import FINDING, Journal
+from verifier.runs.journal_lines import load_observation
 
 __all__ = ["Past", "PastError", "Settled", "case_digest", "case_position", "entry_position"]
 

@@ -16,8 +16,9 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.oracle.comparison import compare, tolerance
 from verifier.oracle.conditioning import last_places
-from verifier.placements.algebra import Disagreement, combine, local_shape, reducing_rounds, shard_bounds
+from verifier.placements.algebra import Disagreement, combine, local_shape, reducing_rounds
 from verifier.placements.alphabet import Alphabet
+from verifier.placements.bounds import shard_bounds
 from verifier.torch_internals.placements import Placements
 
 __all__ = ["Expected", "Mismatch"]

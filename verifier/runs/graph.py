@@ -7,15 +7,17 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx  # type: ignore[import-untyped]
 
-from verifier.core.observation import Observation, Redistribution
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import Phase
 from verifier.records.files import AS_IT_WAS, write_atomically
 from verifier.records.schema import FORMAT_VERSION, EdgeRecord, GraphRecord
+
+if TYPE_CHECKING:
+    from verifier.core.observation import Observation, Redistribution
 
 __all__ = ["LOCAL", "RedistributionGraph"]
 
@@ -42,6 +44,7 @@ class RedistributionGraph:
     have different nodes; an edge is one kind of step. Everything that comes out is sorted, whatever the order in which
     it went in.
 
+    >>> from verifier.core.observation import Redistribution
     >>> graph = RedistributionGraph()
     >>> graph.add_step("4", Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R")))
     >>> graph.to_record().nodes

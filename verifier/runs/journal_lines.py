@@ -16,12 +16,9 @@ from verifier.core.placement_text import format_placements
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.records.files import RunFormatError, version_first
 from verifier.runs.coverage import ran_at
-from verifier.runs.journal import RunWriter
+from verifier.runs.journal import FINDING, RunWriter
 
-__all__ = ["FINDING", "NAMES", "journal_listener", "load_observation"]
-
-FINDING = "finding"
-"""Name of the lines that hold a whole finding."""
+__all__ = ["NAMES", "journal_listener", "load_observation"]
 
 NAMES: dict[type, str] = {
     events.RunStarted: "run started",
