@@ -11,8 +11,8 @@ import torch
 from forked_commands import run_module
 
 from strategies.opinfo.family import FAMILY
-from verifier.campaign.campaign import Campaign
 from verifier.campaign.plan import Plan
+from verifier.campaign.ranks import campaign_on_ranks
 from verifier.core.case import MeshSpec
 from verifier.events import Event, FindingReported, TrialFinished
 from verifier.gate.baseline import load_baseline
@@ -41,7 +41,7 @@ def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected(
         combinations=16, time_limit=None, baseline=BASELINE,
     )  # fmt: skip
     events: list[Event] = []
-    campaign = Campaign(plan, events.append)
+    campaign = campaign_on_ranks(plan, events.append)
     campaign.run()
     assert any(event.verdict.kind.bad for event in events if isinstance(event, TrialFinished))
     [finding] = [event.finding for event in events if isinstance(event, FindingReported)]

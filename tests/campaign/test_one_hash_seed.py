@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from strategies.opinfo.family import FAMILY
-from verifier.campaign.history import Past
+from verifier.campaign.hash_seed import HashSeed
+from verifier.campaign.history import Answer, Past
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
@@ -128,8 +129,9 @@ def events_of(
     events: list[object] = []
     outcomes = Outcomes(lambda _: None)
     for number, one in enumerate(failed):
-        outcomes.take(was(one), make_reference(one.case), None, f"1/{number}")
-    investigation = Investigation(plan, Past(), outcomes, run, alike, events.append, events.append)
+        outcomes.take(Answer(f"1/{number}", was(one)))
+    diagnoses = [HashSeed(run, alike)] if alike is not None else []
+    investigation = Investigation(plan, Past(), outcomes, run, events.append, diagnoses)
     investigation.replay_known()
     investigation.investigate()
     return events

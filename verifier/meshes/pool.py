@@ -372,11 +372,14 @@ class PoolSet:
     ----------
     make
         Makes a pool for a key, without starting it.
+    spares
+        What the pools share, to be closed after them.
     """
 
-    def __init__(self, make: Callable[[PoolKey], Pool], keep: int = 2) -> None:
+    def __init__(self, make: Callable[[PoolKey], Pool], keep: int = 2, spares: Spares | None = None) -> None:
         self._make = make
         self._keep = keep
+        self._spares = spares
         self._pools: dict[PoolKey, Pool] = {}
 
     def of(self, mesh: MeshSpec) -> Pool:
@@ -392,3 +395,5 @@ class PoolSet:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
+        if self._spares is not None:
+            self._spares.close()

@@ -45,12 +45,13 @@ def journal_listener(
     """Return a listener that writes each event to ``writer``: trials in a few words, findings whole.
 
     Every line has ``event`` and ``at``, the seconds since this function was called, and ``before`` that. Tensors occur
-    only in findings, by value.
+    only in findings, by value. Recalled events are left out if the writer continues a journal, which has them already.
     """
     start = clock() - before
 
     def listen(event: events.Event) -> None:
-        writer.append({"event": NAMES[type(event)], "at": round(clock() - start, 4), **_describe(event)})
+        if not (event.recalled and writer.past is not None):
+            writer.append({"event": NAMES[type(event)], "at": round(clock() - start, 4), **_describe(event)})
 
     return listen
 
@@ -60,7 +61,7 @@ def _describe(event: events.Event) -> dict[str, object]:
         case events.RunStarted(header):
             return {"id": header.id}
         case events.RunResumed() | events.EntryStarted() | events.GroupStarted() | events.GroupSettled():
-            return {field.name: getattr(event, field.name) for field in fields(event)}
+            return {name: getattr(event, name) for name in event.__match_args__}
         case events.MeshStarted(mesh, family, examples):
             return {"mesh": str(mesh), "family": family, "examples": examples}
         case events.CaseStarted(number, case, mesh, trials, digest):
