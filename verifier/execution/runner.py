@@ -336,7 +336,6 @@ class _Steps:
             # No exchange follows a gather that succeeds: it would cost each trial more than the rare rank that raises
             # alone does. The others come to their next one, or wait for this rank until the controller breaks it off.
             self.agree()
-        spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
         with self.log.timed("compare"), paused_simulation():
             held = per_rank(full[0])
             self.compare(

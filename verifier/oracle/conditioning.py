@@ -42,7 +42,7 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
         The magnitude of a Partial argument's local tensors, whose rounding errors the inputs carry; 0 if no argument
         is Partial.
     """
-    where = spot.phase, spot.subject.removeprefix("gathered "), spot.backward
+    where = spot.phase, spot.subject, spot.backward
     expected = expected_value(reference, *where, seed)
     if expected is None or not (expected.is_floating_point() or expected.is_complex()):
         return 0.0

@@ -11,7 +11,7 @@ import torch
 
 from verifier.core.case import Trial
 from verifier.core.observation import Contribution, Difference, DifferenceKind, Fate, Observation, ProcessReport, Raised
-from verifier.core.verdict import Phase, Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind, tensor_name
 from verifier.oracle.comparison import Spot, compare
 from verifier.oracle.reference import Reference, expected_value
 from verifier.oracle.tolerance import unexplained
@@ -231,7 +231,8 @@ def _judge_difference(differences: Sequence[Difference], later: str = "", detail
     where = f" {list(difference.index)}" if difference.index is not None else ""
     holder = f" on rank {difference.rank}" if difference.rank >= 0 else ""
     what = "" if difference.kind is DifferenceKind.VALUE else f" {difference.kind}"
-    message = f"{difference.subject}{where}{holder}:{what} got {difference.got}, expected {difference.expected}"
+    name = tensor_name(difference.phase, difference.subject)
+    message = f"{name}{where}{holder}:{what} got {difference.got}, expected {difference.expected}"
     if later:
         message += f"\n{later}"
     return Verdict(kind, message, difference.phase, difference.subject, difference.backward, detail)
