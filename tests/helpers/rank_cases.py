@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from strategies.models.plans import sequence_parallel
 from strategies.models.transformer import Transformer, TransformerSize
 from verifier.modules.data import Assignment
-from verifier.modules.observing import observe
+from verifier.modules.observing import run_module
 from verifier.modules.verify import mean_square
 from verifier.testing import (
     ProcessTestCase,
@@ -131,7 +131,7 @@ class Processes(Shared, ProcessTestCase):
                 as_dtensors=False, loss=mean_square, optimizer=partial(torch.optim.SGD, lr=0.1), steps=1, seed=0,
             )  # fmt: skip
             with count_collectives() as counts:
-                run = observe(given, mesh)
+                run = run_module(given, mesh)
             ours: Counter[str] = Counter()
             for one in run.collectives:
                 ours[one.name] += one.count

@@ -39,15 +39,15 @@ from verifier.torch_internals.dtensors import describe_dtensor, local_shards, ma
 from verifier.torch_internals.placements import Placements
 from verifier.torch_internals.watching import CollectiveWatch, NarrowingWatch, next_sequence_number
 
-__all__ = ["observe", "on_rank"]
+__all__ = ["on_rank", "run_module"]
 
 
 def on_rank(mesh: DeviceMesh, packed: bytes) -> ModuleRun:
     """Run the :class:`Assignment` in ``packed`` as a rank of ``mesh``."""
-    return observe(unpack(packed), mesh)
+    return run_module(unpack(packed), mesh)
 
 
-def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
+def run_module(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
     """Run a model for ``given.steps`` steps and return what it did; sharded if there is a mesh."""
     warned: list[str] = []
     try:
