@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,27 @@ from torch import nn
 
 from verifier.calls.result import NothingVerified, ToolError
 from verifier.core.case import MeshSpec
-from verifier.execution.packing import unpack
+from verifier.core.ops import resolve
+from verifier.execution.packing import pack, unpack
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import PoolError, RulesNotInRanks
-from verifier.meshes.tasks import Task, TaskOutcome
-from verifier.modules.arguments import ParallelPlan, fits, misfit, wrong_keyword
-from verifier.modules.case import ModuleCase
-from verifier.modules.data import ModuleCollective, ModuleRun
+from verifier.meshes.tasks import Task
+from verifier.modules.arguments import (
+    DIM_NAMES,
+    ModuleCase,
+    ParallelPlan,
+    built_model,
+    converted_kwargs,
+    converted_values,
+    fits,
+    kwargs_placements_of,
+    misfit,
+    packed_for_ranks,
+    placements_of,
+    wrong_keyword,
+)
+from verifier.modules.data import ModuleCollective, ModuleObservation, ModuleRun
 from verifier.modules.judging import disturbances, judge_module
 from verifier.modules.matching import Matcher, ModuleDifference, proves_nothing
 from verifier.modules.observing import run_module
@@ -161,74 +174,57 @@ def verify_module(
         registered a sharding rule that the ranks cannot have, with the option that gives it to them.
     """
     __tracebackhide__ = True
+    spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(str(mesh))
+    values = converted_values(inputs, "inputs", dtype)
+    wanted = converted_values(targets, "targets", dtype)
+    named = converted_kwargs({} if kwargs is None else kwargs, dtype)
     case = ModuleCase(
-        model=model,
+        model=built_model(model, seed, dtype),
         plan=plan,
-        inputs=inputs,
-        kwargs={} if kwargs is None else kwargs,
-        targets=targets,
-        mesh=mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(str(mesh)),
-        dim_names=dim_names,
-        placements=placements,
-        kwargs_placements=kwargs_placements,
+        inputs=values,
+        targets=wanted,
+        mesh=spec,
+        dim_names=tuple(dim_names) or DIM_NAMES[-spec.ndim :],
+        placements=placements_of(placements, (*values, *wanted), spec),
         as_dtensors=as_dtensors,
-        outputs=outputs,
-        loss=loss,
-        loss_placements=loss_placements,
-        optimizer=optimizer,
+        loss=resolve(loss) if isinstance(loss, str) else loss,  # type: ignore[arg-type]
+        optimizer=optimizer or partial(torch.optim.SGD, lr=0.1),
         steps=steps,
-        dtype=dtype,
         seed=seed,
+        kwargs=named,
+        kwargs_placements=kwargs_placements_of(kwargs_placements, named, spec),
+        outputs=outputs,
+        loss_placements=loss_placements,
     )
     return judge(case, observe(case, limit, pools))
 
 
 # --------------------------------------------------------------------------------------------------------- observation
-@dataclass(frozen=True)
-class ModuleObservation:
-    """What the local model did and what came of the ranks.
-
-    ``outputs`` and ``loss`` say how plain tensors of the ranks stand for the whole ones.
-    """
-
-    local: ModuleRun
-    outputs: tuple[Placements, ...]
-    loss: Placements
-    outcome: TaskOutcome
-
-
 def observe(case: ModuleCase, limit: float, pools: PoolSet | None) -> ModuleObservation:
     """Run the local model, then the ranks: of ``pools``, or else of their own, for ``limit`` seconds at most."""
     __tracebackhide__ = True
-    local = _run_locally(case)
-    outputs = case.output_placements(local)
-    loss = case.whole_loss(outputs)
-    task = Task("verifier.modules.observing.on_rank", (case.packed,), case.mesh, case.names, limit)
-    with Pool(PoolKey.of(case.mesh)) if pools is None else nullcontext(pools.of(case.mesh)) as pool:
-        try:
-            outcome = pool.call(task)
-        except RulesNotInRanks as error:
-            raise ValueError(error.text("--verifier-import FILE")) from error
-        except PoolError as error:
-            raise ToolError(f"{error}; in {case.call}") from error
-    return ModuleObservation(local, outputs, loss, outcome)
-
-
-def _run_locally(case: ModuleCase) -> ModuleRun:
-    """Run the local model; refuse one that raises, returns no tensor, or proves nothing."""
-    __tracebackhide__ = True
+    packed = packed_for_ranks(case, "plan, loss, optimizer or inputs")
     try:
-        local = run_module(unpack(case.packed))  # a copy, so that the caller's model stays as it is
+        local = run_module(unpack(packed))  # a copy, so that the caller's model stays as it is
     except Exception as error:
-        if wrong := wrong_keyword(case.given.model, len(case.inputs), case.kwargs):
+        if wrong := wrong_keyword(case.model, len(case.inputs), case.kwargs):
             raise ValueError(wrong) from error
         raise ValueError(f"the local model, its loss or a step raises {type(error).__name__}: {error}") from error
     if not local.returned:
         raise ValueError("the model returns no tensor, also not in tuples, lists, dicts or dataclasses of them")
     if all(held is None or proves_nothing(held.local) for held in local.gradients.values()):
         advice = "give inputs and a loss that move it"
-        raise NothingVerified(f"{case.call}: every gradient of the local model is 0 or NaN; {advice}")
-    return local
+        raise NothingVerified(f"{case}: every gradient of the local model is 0 or NaN; {advice}")
+    outputs = case.output_placements([len(held.shape) for held in local.returned.values()])
+    loss = case.whole_loss(outputs)
+    with Pool(PoolKey.of(case.mesh)) if pools is None else nullcontext(pools.of(case.mesh)) as pool:
+        try:
+            task = Task("verifier.modules.observing.on_rank", (packed,), case.mesh, case.dim_names, limit)
+            return ModuleObservation(local, outputs, loss, pool.call(task))
+        except RulesNotInRanks as error:
+            raise ValueError(error.text("--verifier-import FILE")) from error
+        except PoolError as error:
+            raise ToolError(f"{error}; in {case}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict
@@ -236,33 +232,32 @@ def judge(case: ModuleCase, observed: ModuleObservation) -> ModuleVerification:
     """Return what was compared and equal; raise what ``verify_module`` raises once the ranks have run."""
     __tracebackhide__ = True
     if not observed.outcome.ok:
-        raise failure_error(observed.outcome, case.call)
-    local, outputs, loss = observed.local, observed.outputs, observed.loss
-    runs: list[ModuleRun] = list(observed.outcome.returned)  # type: ignore[arg-type]
-    matcher = partial(Matcher, case.mesh, case.names, local.eps)
-    _check_fit(local, runs, outputs, matcher(), "" if case.outputs else ", as the first input,")
-    judged = partial(judge_module, local, runs, outputs=outputs, losses=loss, inputs=case.input_placements)
-    judgement = judged(matcher())
+        raise failure_error(observed.outcome, str(case))
+    local, ranks = observed.local, observed.ranks
+    matcher = Matcher(case, local.eps)
+    _check_fit(observed, matcher, "" if case.outputs else ", as the first input,")
+    judgement = judge_module(case, observed)
     if judgement.first is not None and judgement.first.phase == "step":
-        off = disturbances(local, runs, matcher())
-        disturbed = [run_module(replace(unpack(case.packed), disturbed=one)) for one in off]
-        judgement = judged(matcher(), disturbed=disturbed)
-    warned = _warnings(runs)
+        off = disturbances(case, observed)
+        disturbed = [run_module(replace(unpack(pack(case)), disturbed=one)) for one in off]
+        judgement = judge_module(case, observed, disturbed)
+    warned = _warnings(ranks)
     if judgement.first is not None:
-        raise difference_error(judgement, local, case.call, warned)
-    if _nothing_sharded(runs, (*case.placed, *outputs)):
+        raise difference_error(judgement, local, str(case), warned)
+    if _nothing_sharded(ranks, (*case.placed, *observed.outputs)):
         message = (
-            f"{case.call}: nothing is sharded; ranks hold plain tensors, whole, and ran no collective; does the plan "
+            f"{case}: nothing is sharded; ranks hold plain tensors, whole, and ran no collective; does the plan "
             "name submodules of the model?"
         )
         raise NothingVerified("\n".join([message, *warning_lines(warned)]))
     if judgement.unchecked:
-        raise NothingVerified(f"{case.call}: not compared are {some(judgement.unchecked, '; ')}")
+        raise NothingVerified(f"{case}: not compared are {some(judgement.unchecked, '; ')}")
+    losses = zip(*(run.losses for run in ranks), strict=True)
     return ModuleVerification(
-        call=case.call,
-        losses=tuple(float(matcher().value(helds, loss)) for helds in zip(*(run.losses for run in runs), strict=True)),
+        call=str(case),
+        losses=tuple(float(matcher.value(helds, observed.loss)) for helds in losses),
         local_losses=tuple(float(held.local) for held in local.losses),
-        collectives=runs[0].collectives,
+        collectives=ranks[0].collectives,
         layouts=judgement.layouts,
         compared=judgement.compared,
         vacuous=judgement.vacuous,
@@ -270,15 +265,14 @@ def judge(case: ModuleCase, observed: ModuleObservation) -> ModuleVerification:
     )
 
 
-def _check_fit(
-    local: ModuleRun, runs: Sequence[ModuleRun], placements: Sequence[Placements], matcher: Matcher, source: str
-) -> None:
+def _check_fit(observed: ModuleObservation, matcher: Matcher, source: str) -> None:
     """Refuse placements of an output that has not the dims which they cut, where ranks hold it as a plain tensor.
 
     What a DTensor is placed as it says itself.
     """
-    for number, ((at, expected), declared) in enumerate(zip(local.returned.items(), placements, strict=True)):
-        helds = [run.returned.get(at) for run in runs]
+    returned = observed.local.returned.items()
+    for number, ((at, expected), declared) in enumerate(zip(returned, observed.outputs, strict=True)):
+        helds = [run.returned.get(at) for run in observed.ranks]
         used = [p for mesh_dim, p in enumerate(declared) if not matcher.has_placement(helds, mesh_dim)]
         if all(helds) and not fits(tuple(used), len(expected.shape)):
             raise misfit(declared, len(expected.shape), number, source)
