@@ -74,10 +74,6 @@ def _runs_own_code(failure: Failure) -> bool:
     return failure.verdict.backward is None and isinstance(call, OpOverload) and has_own_handler(call)
 
 
-def _ranks_disagree(failure: Failure) -> bool:
-    return failure.verdict.kind is VerdictKind.RANKS_DISAGREE
-
-
 def _executed(failure: Failure) -> list[Executed]:
     """Return what DTensor ran on redistributed arguments in the phase that failed: the op, or what a program ran."""
     verdict, report = failure.verdict, first_report(failure.observation)
@@ -128,7 +124,7 @@ def _kinds(places: Sequence[Placements], nested: bool = True) -> tuple[str, ...]
 
 _RULE_CLASSES: tuple[tuple[Callable[[Failure], object], Anywhere | Callable[[Failure], RuleClass]], ...] = (
     (_runs_own_code, Anywhere.OWN_CODE),
-    (_ranks_disagree, Anywhere.OWN_RULES),
+    (lambda failure: failure.verdict.kind is VerdictKind.RANKS_DISAGREE, Anywhere.OWN_RULES),
     (_executed, _at_executed),
     (lambda failure: targets(failure.trial.case), _redistributed),
     (lambda _: True, _at_given),
