@@ -28,12 +28,14 @@ __all__ = ["Expected", "Mismatch"]
 class Mismatch:
     """How results differ from what placements promise.
 
-    ``clear`` is False for a difference so small that the conditioning of the op may explain it.
+    ``clear`` is False for a difference so small that the conditioning of the op may explain it. ``raised`` is the type
+    of the exception, if the op raised one.
     """
 
     kind: VerdictKind
     message: str
     clear: bool = True
+    raised: str = ""
 
 
 class Expected:
