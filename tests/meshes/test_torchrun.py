@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +136,7 @@ def test_what_befalls_a_rank_of_a_cluster_costs_one_trial(tmp_path: Path, monkey
     """Faults mean the same as on one machine, and a keeper that is lost ends the run."""
     monkeypatch.setenv(FORKS, "off")  # so that /proc tells who started a rank
     with cluster(2, tmp_path) as (ranks, (keeper,)):
-        spares = ranks.spares()
-        with closing(spares), Pool(PoolKey.of(MESH), trial_limit=3.0, grace=0.5, spares=spares) as pool:
+        with Pool(PoolKey.of(MESH), trial_limit=3.0, grace=0.5, starter=ranks.starter()) as pool:
             assert kinds(list(pool.run(BATCH))) == [VerdictKind.PASS] * len(BATCH)
             first = pool.pids
             assert {*first} <= children()
@@ -164,9 +163,9 @@ def test_what_befalls_a_rank_of_a_cluster_costs_one_trial(tmp_path: Path, monkey
             assert (pool.restarts, pool.pids[0]) == (restarts + 1, pids[0])
 
             with pytest.raises(PoolError, match="a world of 3 ranks was asked for, torchrun started 2"):
-                Pool(PoolKey(3, "gloo", "cpu"), spares=ranks.spares()).start()
+                Pool(PoolKey(3, "gloo", "cpu"), starter=ranks.starter()).start()
 
-            held = [*pool.pids, *pool.spare_pids]
+            held = pool.pids
             keeper.kill()
             with pytest.raises(PoolError, match=r"the process that torchrun started as rank 1, on .*, is gone"):
                 list(pool.run(BATCH))

@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from verifier.processes.fork_server import ENDED, STARTED, Request, of_this_user, send_request, start
 
-__all__ = ["FORKS", "Forked", "Step", "fork", "shared_servers"]
+__all__ = ["FORKS", "Forked", "Step", "fork", "server_pids", "shared_servers"]
 
 FORKS = "DTENSOR_VERIFIER_FORKS"
 """The environment variable: ``off``, or the name under which programs share servers."""
@@ -241,6 +241,11 @@ def _own_name(pid: int) -> str:
     listener.listen(128)
     _listeners.append(listener)  # open as long as this process lives
     return name
+
+
+def server_pids() -> list[int]:
+    """Return the process ids of the servers that this process has started, which end with it."""
+    return [server.pid for server in _started.values()]
 
 
 @contextmanager
