@@ -115,6 +115,14 @@ def our_pools() -> Iterator[PoolSet]:
     pools.close()
 
 
+@pytest.fixture
+def forked_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the scripts of findings in forked processes."""
+    import forked_scripts
+
+    monkeypatch.setattr("verifier.findings.script.render.run_to_end", forked_scripts.run_to_end)
+
+
 # -------------------------------------------------------------------------------------------------------------- rules
 def _rules() -> tuple[dict[object, object], ...]:
     return tuple(dict(registry) for registry in registries_of_rules())
