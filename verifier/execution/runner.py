@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -408,7 +408,4 @@ class _Steps:
                     shards.locals, shards.placements, own.detach(), absolute, self.trial.mesh, spot
                 )
                 self.log.contributions += parts
-            self.log.differences += [
-                Difference(DifferenceKind.MUTATED, d.phase, d.subject, d.rank, d.got, d.expected, d.index)
-                for d in wrong
-            ]
+            self.log.differences += [replace(difference, kind=DifferenceKind.MUTATED) for difference in wrong]
