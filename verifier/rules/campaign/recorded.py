@@ -210,12 +210,8 @@ class _RulesRun:
             ops=records,
         )
         by_op = _counts_by_op(records.values())
-        counts: Counter[str] = Counter()
-        for one in by_op.values():
-            counts.update(one)
-        untested: Counter[str] = Counter()
-        for record in records.values():
-            untested.update(record.untested)
+        counts = sum(by_op.values(), Counter[str]())
+        untested = sum((Counter(record.untested) for record in records.values()), Counter[str]())
         not_reached = [target.name for target in plan.targets if target.name not in records]
         skipped = [UntestedRecord(name, "no call of it reaches a rule", 1) for name in not_reached]
         return RunRecord(
@@ -246,13 +242,10 @@ def _counts_by_op(records: Iterable[OpRulesRecord]) -> dict[str, Counter[str]]:
     """Return for each overload the number of rules by what came of them; each rule counts once."""
     seen: dict[str, dict[str, str]] = defaultdict(dict)
     for record in records:
-        for text in record.confirmed:
-            seen[text.partition(":")[0]].setdefault(text, VerdictKind.PASS)
-        for text in record.inconclusive:
-            seen[text.partition(":")[0]].setdefault(text, VerdictKind.INCONCLUSIVE)
-        for wrong in record.wrong:
-            seen[wrong.op][f"{wrong.input_placements} -> {wrong.output_placements} {wrong.mesh}"] = wrong.verdict
-        for wrong in record.unconfirmed:
+        for texts, kind in ((record.confirmed, VerdictKind.PASS), (record.inconclusive, VerdictKind.INCONCLUSIVE)):
+            for text in texts:
+                seen[text.partition(":")[0]].setdefault(text, kind)
+        for wrong in [*record.wrong, *record.unconfirmed]:
             text = f"{wrong.input_placements} -> {wrong.output_placements} {wrong.mesh}"
-            seen[wrong.op][text] = VerdictKind.INCONCLUSIVE
+            seen[wrong.op][text] = VerdictKind.INCONCLUSIVE if wrong.confirmed.unsure else wrong.verdict
     return {op: Counter(rules.values()) for op, rules in seen.items()}
