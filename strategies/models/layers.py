@@ -11,7 +11,7 @@ __all__ = ["MLP", "RMSNorm", "StackedMLP"]
 class RMSNorm(nn.Module):
     """Divide by the root of the mean square over the last dim, and scale (Zhang and Sennrich, 2019, equation 4).
 
-    Written in elementwise ops and a mean, where ``torch.nn.RMSNorm`` calls one op.
+    It calls elementwise ops and a mean, where ``torch.nn.RMSNorm`` calls one op.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
