@@ -1,4 +1,4 @@
-"""Profiles: how long Hypothesis draws, and how much of what it draws a campaign tries."""
+"""Profiles: how many cases Hypothesis draws, and how much of each a campaign tries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["CAMPAIGN_PROFILES", "CampaignProfile", "hypothesis_settings", "regis
 class CampaignProfile:
     """How much a campaign tries: ``max_examples`` cases per mesh and ``combinations_per_case`` of each.
 
-    It ends after ``time_limit`` seconds if that is not None, whatever is left.
+    If ``time_limit`` is not None, the campaign ends after this number of seconds.
     """
 
     name: str
@@ -32,14 +32,14 @@ CAMPAIGN_PROFILES = {
     for profile in (
         CampaignProfile("dev", max_examples=10, combinations_per_case=16),
         CampaignProfile("ci", max_examples=30, combinations_per_case=32),
-        # on three mesh dims a trial may take DTensor a second, so there the night's time is the limit
+        # a trial on three mesh dims may take a second, so there the time limit ends the campaign
         CampaignProfile("nightly", max_examples=400, combinations_per_case=256, time_limit=8 * 3600.0),
         CampaignProfile("gpu", max_examples=30, combinations_per_case=32),
     )
 }
 
 # The differences between profiles. ci and gpu gate merges, so they are deterministic and store no examples. dev and
-# nightly draw new examples each time, and first repeat those that failed before.
+# nightly draw new examples each time, after they repeat examples that failed before.
 _DIFFERENCES: dict[str, dict[str, Any]] = {
     "dev": {"max_examples": 25, "stateful_step_count": 20, "derandomize": False},
     "ci": {"max_examples": 100, "stateful_step_count": 30, "derandomize": True},
@@ -58,7 +58,7 @@ def hypothesis_settings(name: str, directory: Path = Path()) -> settings:
     name
         A key of :data:`CAMPAIGN_PROFILES`.
     directory
-        Where ``dev`` and ``nightly`` keep failing examples, in ``.hypothesis/examples``; the working directory if none.
+        ``dev`` and ``nightly`` keep failing examples in ``.hypothesis/examples`` of this directory.
 
     Raises
     ------
@@ -74,10 +74,10 @@ def hypothesis_settings(name: str, directory: Path = Path()) -> settings:
         # Hypothesis refuses a database beside derandomize: a stored example would make the outcome depend on the past.
         database=None if differences["derandomize"] else DirectoryBasedExampleDatabase(examples),
         verbosity=Verbosity.normal,
-        # Without Phase.explain: it traces every line of this process, and what failed ran in other ones.
+        # Without Phase.explain: it traces every line of this process, but failures happen in other processes.
         phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
         report_multiple_bugs=True,
-        # The mesh sets time limits. One slow example says that ranks were started, not that a generator is bad.
+        # The mesh sets time limits. An example is slow if ranks are started, not because a generator is bad.
         deadline=None,
         suppress_health_check=(HealthCheck.too_slow,),
         print_blob=True,
