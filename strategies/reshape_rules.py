@@ -118,7 +118,7 @@ def flattenable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _flat_alike(input: torch.Tensor, samples: torch.Tensor, offsets: object) -> bool:
+def _may_be_flattened(input: torch.Tensor, samples: torch.Tensor, offsets: object) -> bool:
     """Return whether 2-d ids and their per-sample weights are legal, so that they may be flattened here."""
     return input.ndim == 2 and input.shape == samples.shape and offsets is None and input.shape[1] > 0
 
@@ -150,7 +150,7 @@ def embedding_bag(
     input = flattenable(input)
     if per_sample_weights is not None:
         per_sample_weights = flattenable(per_sample_weights)
-        if isinstance(per_sample_weights, DTensor) and _flat_alike(input, per_sample_weights, offsets):
+        if isinstance(per_sample_weights, DTensor) and _may_be_flattened(input, per_sample_weights, offsets):
             offsets = torch.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device)
             input, per_sample_weights = input.reshape(-1), flat(per_sample_weights)
     return torch_embedding_bag(

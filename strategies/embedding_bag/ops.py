@@ -29,7 +29,7 @@ BagRule = list[Placement | None]
 
 
 def _given(rules: Iterable[BagRule], args: tuple[object, ...], tensors: int) -> list[BagRule]:
-    """Return the rules without placements for those of the first ``tensors`` arguments that are None."""
+    """Return the rules without the placements of arguments that are None, among the first ``tensors`` arguments."""
     missing = {1 + number for number, arg in enumerate(args[:tensors]) if arg is None}
     return [[p for number, p in enumerate(rule) if number not in missing] for rule in rules]
 

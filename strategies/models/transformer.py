@@ -82,7 +82,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what the layers make of ``values`` [batch, positions, width]."""
+        """Return the result for ``values``, of the same shape [batch, positions, width]."""
         result: torch.Tensor = self.dropout(self.down(self.gelu(self.up(values))))
         return result
 
@@ -99,7 +99,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values`` [batch, positions, width] with what attention and feed-forward add."""
+        """Return ``values`` [batch, positions, width] plus the results of attention and feed-forward."""
         values = values + self.attention(self.attention_norm(values))
         result: torch.Tensor = values + self.feed_forward(self.feed_forward_norm(values))
         return result

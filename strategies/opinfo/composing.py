@@ -65,8 +65,8 @@ def _written(call: Call) -> list[Parameter]:
     return [parameter for parameter in parameters(call.op) if parameter.written]
 
 
-def _trusting(call: Call) -> bool:
-    """Return whether the kernel may not check its arguments, as in helper ops that users do not call."""
+def _checks_no_sizes(call: Call) -> bool:
+    """Return whether the kernel may not check the sizes of its arguments, as in helper ops that users do not call."""
     base = base_of(str(call.op))
     helper = (base.startswith("_") and not base.startswith("_foreach")) or "backward" in base
     return helper or base.startswith(TRUSTING)
@@ -126,7 +126,7 @@ def _consumed(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
         on = rng.choice(("result", "last"))
         for consumer in rng.sample(offered := list(_consumers(values[on], on, rng)), len(offered)):
             outcome = _consume(consumer, values)
-            if outcome is not None and consumer not in consumers and _clear_of_cancelling(outcome, values[on]):
+            if outcome is not None and consumer not in consumers and _has_no_cancellation(outcome, values[on]):
                 consumers.append(consumer)
                 values["last"] = outcome
                 break
@@ -159,7 +159,7 @@ def _consumers(value: torch.Tensor, on: str, rng: Random) -> Iterator[list[objec
             yield ["aten.transpose.int", on, 0, value.ndim - 1]
         if floating:
             yield ["aten.mean.dim", on, [dim]]
-        if number and not value.is_complex() and (not floating or _apart(value)):
+        if number and not value.is_complex() and (not floating or _has_no_ties(value)):
             yield ["aten.amax.default", on, [dim]]
     if not number:
         yield ["aten.logical_not.default", on]
@@ -172,7 +172,7 @@ def _consumers(value: torch.Tensor, on: str, rng: Random) -> Iterator[list[objec
         yield ["aten.relu.default", on]
 
 
-def _apart(value: torch.Tensor) -> bool:
+def _has_no_ties(value: torch.Tensor) -> bool:
     """Return whether no two elements are nearly equal, so that rounding does not change which element is largest."""
     ordered = value.flatten().sort().values
     return len(ordered) < 2 or float(ordered.diff().min()) > _CLEAR * float(value.abs().max())
@@ -189,7 +189,7 @@ def _consume(consumer: list[object], values: dict[str, torch.Tensor]) -> torch.T
     return outcome
 
 
-def _clear_of_cancelling(outcome: torch.Tensor, of: torch.Tensor) -> bool:
+def _has_no_cancellation(outcome: torch.Tensor, of: torch.Tensor) -> bool:
     """Return whether the terms did not cancel so far that only rounding errors are left."""
     if not outcome.numel() or not is_inexact(of):
         return bool(outcome.numel())
@@ -256,7 +256,7 @@ def _called_twice(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
 
 
 def in_a_row(first: OpCase, second: OpCase) -> OpCase | None:
-    """Return the program that makes the call of ``first`` and then that of ``second``, with the tensors of ``second``.
+    """Return the program that calls ``first`` and then ``second``, both with the tensors of ``second``.
 
     The result is None if the calls do not differ in a number or text, or if they write to ``out`` arguments.
     """
@@ -295,7 +295,7 @@ def _other_scalars(call: Call) -> Iterator[Call]:
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
         is_number = "number" in parameter.type or "float" in parameter.type
-        if is_number and type(given) in (int, float) and not _trusting(call):
+        if is_number and type(given) in (int, float) and not _checks_no_sizes(call):
             changed = with_value(call, parameter.name, given + 1)  # type: ignore[operator]
             if changed is not None:
                 yield changed
@@ -314,7 +314,7 @@ def _same(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
 # ------------------------------------------------------------------------------------------------------- an exception
 def _after_exception(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     # a kernel that does not check sizes would write out of bounds
-    if _trusting(call) or any(parameter.out for parameter in _written(call)):
+    if _checks_no_sizes(call) or any(parameter.out for parameter in _written(call)):
         return None
     offered = list(_unfit(call))
     for name, unfit in rng.sample(offered, len(offered)):

@@ -41,7 +41,7 @@ _VARIANTS = 1024
 class OpInfoFamily:
     """The aten calls that torch's OpInfo samples dispatch; an op is the name of an OpInfo or of an aten overload.
 
-    The calls are the calls of the rule check. Gradients are computed wherever torch has one.
+    The calls are the calls of the rule check. All gradients that torch has are computed.
     """
 
     name: str = "opinfo"

@@ -84,7 +84,7 @@ def train_bags(
     )
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if len(lengths[0]) % ranks:
-        raise NotImplementedError(f"{len(lengths[0])} bags on {ranks} ranks: TorchRec wants as many on each")
+        raise NotImplementedError(f"{len(lengths[0])} bags on {ranks} ranks: TorchRec needs the same number on each")
     share = len(lengths[0]) // ranks
     first, last = rank * share, (rank + 1) * share
     with _hosts(ranks_per_host):

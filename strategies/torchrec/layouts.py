@@ -1,7 +1,7 @@
 """The eight layouts of TorchRec's embedding tables over ranks, as chunks without tensors.
 
 The chunks follow the source of torchrec 1.8.0 (``distributed/sharding``). The placement of each layout is the one that
-TorchRec gives its DTensor; only for the layouts by rows does it match the chunks.
+TorchRec gives its DTensor. This placement matches the chunks only for the layouts by rows.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ def _one_owner(options: LayoutOptions, known: Sequence[int], what: str) -> int:
     return owners[0]
 
 
-def _as_many_as_fit(columns: int, ranks: Sequence[int]) -> Sequence[int]:
+def _dividing_ranks(columns: int, ranks: Sequence[int]) -> Sequence[int]:
     """Return the first of ``ranks``: the largest number of them among which the columns divide equally."""
     return ranks[: max(count for count in range(1, len(ranks) + 1) if columns % count == 0)]
 
 
-def _nobody(options: LayoutOptions) -> list[list[Chunk]]:
+def _no_chunks(options: LayoutOptions) -> list[list[Chunk]]:
     return [[] for _ in range(options.ranks)]
 
 
@@ -139,13 +139,13 @@ def _row_wise_uneven(options: LayoutOptions) -> list[list[Chunk]]:
 
 
 def _table_wise(options: LayoutOptions) -> list[list[Chunk]]:
-    held = _nobody(options)
+    held = _no_chunks(options)
     held[_one_owner(options, range(options.ranks), "rank")].append(Chunk((0, options.rows), (0, options.columns)))
     return held
 
 
 def _by_columns(options: LayoutOptions, owners: Sequence[int]) -> list[list[Chunk]]:
-    held = _nobody(options)
+    held = _no_chunks(options)
     for owner, columns in zip(owners, _equal(options.columns, len(owners)), strict=True):
         held[owner].append(Chunk((0, options.rows), columns))
     return held
@@ -153,12 +153,12 @@ def _by_columns(options: LayoutOptions, owners: Sequence[int]) -> list[list[Chun
 
 def _column_wise(options: LayoutOptions) -> list[list[Chunk]]:
     ranks = range(options.ranks)
-    return _by_columns(options, _owners(options, ranks, "rank", _as_many_as_fit(options.columns, ranks)))
+    return _by_columns(options, _owners(options, ranks, "rank", _dividing_ranks(options.columns, ranks)))
 
 
 def _table_column_wise(options: LayoutOptions) -> list[list[Chunk]]:
     per_host, ranks = _per_host(options), range(options.ranks)
-    owners = _owners(options, ranks, "rank", _as_many_as_fit(options.columns, ranks[:per_host]))
+    owners = _owners(options, ranks, "rank", _dividing_ranks(options.columns, ranks[:per_host]))
     if len({owner // per_host for owner in owners}) > 1:
         raise ValueError(f"owners={list(owners)} are on several hosts of {plural(per_host, 'rank')}; use those of one")
     return _by_columns(options, owners)
@@ -167,7 +167,7 @@ def _table_column_wise(options: LayoutOptions) -> list[list[Chunk]]:
 def _table_row_wise(options: LayoutOptions) -> list[list[Chunk]]:
     per_host = _per_host(options)
     host = _one_owner(options, range(options.ranks // per_host), "host")
-    held = _nobody(options)
+    held = _no_chunks(options)
     for local, rows in enumerate(_blocks(options.rows, per_host)):
         held[host * per_host + local].append(Chunk(rows, (0, options.columns)))
     return held
@@ -176,10 +176,10 @@ def _table_row_wise(options: LayoutOptions) -> list[list[Chunk]]:
 def _grid(options: LayoutOptions) -> list[list[Chunk]]:
     per_host = _per_host(options)
     hosts = range(options.ranks // per_host)
-    owners = _owners(options, hosts, "host", _as_many_as_fit(options.columns, hosts))
+    owners = _owners(options, hosts, "host", _dividing_ranks(options.columns, hosts))
     if len(set(owners)) < len(owners):
         raise ValueError(f"owners={list(owners)}: a host holds one column block of a grid")
-    held = _nobody(options)
+    held = _no_chunks(options)
     for host, columns in zip(owners, _equal(options.columns, len(owners), len(hosts)), strict=True):
         for local, rows in enumerate(_blocks(options.rows, per_host)):
             held[host * per_host + local].append(Chunk(rows, columns))

@@ -203,7 +203,7 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-class quiet(warnings.catch_warnings):  # noqa: N801  (a context manager, named as those of the standard library are)
+class quiet(warnings.catch_warnings):  # noqa: N801  (a context manager, named as in the standard library)
     """Silence torch's warnings about unusual calls."""
 
     def __enter__(self) -> None:

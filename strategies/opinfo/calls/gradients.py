@@ -24,10 +24,10 @@ def differentiated(case: OpCase) -> OpCase:
     """
     leaves = pytree.tree_leaves((case.args, dict(case.kwargs)))
     able = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and is_inexact(leaf)]
-    if _has_gradient(wanting := _wanting(case, able)):
-        return wanting
-    by_themselves = [number for number in able if len(able) > 1 and _has_gradient(_wanting(case, [number]))]
-    fewer = (_wanting(case, numbers) for numbers in (by_themselves, by_themselves[:1]) if numbers)
+    if _has_gradient(requiring := _requiring(case, able)):
+        return requiring
+    alone = [number for number in able if len(able) > 1 and _has_gradient(_requiring(case, [number]))]
+    fewer = (_requiring(case, numbers) for numbers in (alone, alone[:1]) if numbers)
     return next(filter(_has_gradient, fewer), case)
 
 
@@ -44,7 +44,7 @@ def _has_gradient(case: OpCase) -> bool:
     return bool(some) and all(map(is_finite, (*some, *reference.outputs)))
 
 
-def _wanting(case: OpCase, numbers: Sequence[int]) -> OpCase:
+def _requiring(case: OpCase, numbers: Sequence[int]) -> OpCase:
     """Return the call with gradients required for the leaves of its arguments at ``numbers``."""
     leaves, spec = pytree.tree_flatten((case.args, dict(case.kwargs)))
     changed = [
