@@ -1,4 +1,4 @@
-"""The run as one HTML page that works offline: it contains all fonts, scripts and styles."""
+"""The run as one HTML page that works offline: it loads no font, script or style."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from verifier.torch_internals.ops import registered_overloads
 
 __all__ = ["Row", "Template", "registered_of", "spread", "wanted"]
 
-_FOREIGN = 2  # fewer calls of overloads that belong to other rows, because these rows test them
+_FOREIGN = 2  # one in two calls of overloads that belong to other rows, because these rows test them
 
 
 @dataclass(frozen=True, eq=False)

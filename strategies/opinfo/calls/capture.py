@@ -87,7 +87,7 @@ def captured(
     seed
         Fixes the values.
     composite
-        Also collect the overloads that autograd decomposes before DTensor sees them, except in inference mode.
+        Also collect, in inference mode, the overloads that autograd otherwise decomposes before DTensor sees them.
     only
         Numbers of the samples to run; if None, up to ``most`` of them, evenly spaced.
     """
