@@ -206,6 +206,5 @@ TRUSTING = (
     "_segment_reduce",
     "_embedding_bag",
 )
-"""Prefixes of ops whose kernels do not check that the sizes of their arguments agree (torch 2.13.0, CPU).
-
-Only the function that users call checks the sizes."""
+"""Prefixes of ops whose kernels do not check that the sizes of their arguments agree (torch 2.13.0, CPU). Only the
+function that users call checks them."""
