@@ -1,4 +1,4 @@
-"""Families: what is known of each group of ops; and our own sharding strategies for some of them."""
+"""Families, which know the inputs of a group of ops, and our own sharding strategies for some ops."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ __all__ = ["install", "installed"]
 
 
 def install() -> None:
-    """Let DTensor shard embeddings by our own strategies in this process, from now on, in the place of torch's.
+    """Let DTensor shard embeddings by our own strategies instead of torch's, in this process and from now on.
 
     ``--import strategies.install`` does so in the controller and in every rank.
     """
-    # Not at the top: whoever imports a program of a family needs none of this.
+    # Imported here, so that the import of a family's program does not load the strategies.
     from strategies.installing import install
 
     install()
 
 
 def installed() -> AbstractContextManager[None]:
-    """Return a context inside which DTensor shards embeddings by our own strategies, and after it as before."""
+    """Return a context inside which DTensor shards embeddings by our own strategies."""
     from strategies.installing import installed
 
     return installed()

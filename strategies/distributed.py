@@ -1,4 +1,4 @@
-"""Arguments of a call as DTensors, where a function of ours takes the place of DTensor's dispatcher."""
+"""Arguments as DTensors, for functions of ours that replace DTensor's dispatcher."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["as_dtensors"]
 
 
 def as_dtensors(op: object, **arguments: torch.Tensor) -> list[DTensor]:
-    """Return each argument as a DTensor: a plain one replicated, inside ``implicit_replication()``.
+    """Return each argument as a DTensor; at least one has to be a DTensor.
 
-    One of them at least has to be a DTensor.
+    Inside ``implicit_replication()`` a plain tensor becomes a replicated DTensor.
 
     Raises
     ------
     RuntimeError
-        If one is a plain tensor elsewhere, as in any call of an op with both.
+        If an argument is a plain tensor outside ``implicit_replication()``, as DTensor raises for any op.
     """
     mesh = next(argument.device_mesh for argument in arguments.values() if isinstance(argument, DTensor))
     result = []

@@ -1,8 +1,8 @@
-"""Values that are set in place, ``fill_`` and ``masked_fill_``, in a tensor that is Partial, as a row-wise lookup is.
+"""Rules for ``fill_`` and ``masked_fill_`` of a Partial tensor, such as the result of a row-wise lookup.
 
-Torch's rule of ``fill_`` (2.13.0) lets each rank hold the whole value, so that under a sum it comes out once for each
-rank; its rule of ``masked_fill_`` refuses a Partial, and with it the gradient of every norm of one. Here the ranks hold
-what is reduced to the value: under a sum the first of them has it, and the others have 0.
+Torch 2.13.0 is wrong for ``fill_``: each rank holds the whole value, so P(sum) adds the value once for each rank. Its
+rule for ``masked_fill_`` refuses a Partial tensor, and so the gradient of every norm of one is refused. Here the local
+tensors reduce to the value: under P(sum) the first rank holds the value, and the other ranks hold 0.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ aten = torch.ops.aten
 
 FillRule = list[Placement | None]
 Value = Any
-"""A number or a tensor without dims: torch declares an overload for each."""
+"""A number or a 0-d tensor. Torch declares an overload for each."""
 NEUTRAL = {"sum": 0, "product": 1}
-"""What changes no result of a reduction; of all others it is the value itself, as often as one likes."""
+"""Neutral elements. For the other reductions every rank can hold the value, because repeating it changes nothing."""
 
 
 def fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[FillRule]:
-    """Return the rules on one mesh dim: result and tensor, and the value if that is a tensor."""
+    """Return the rules on one mesh dim: result, tensor, and the value if it is a tensor."""
     value: FillRule = [Replicate()] if hasattr(args[1], "shape") else []
     placements = [*map(Shard, range(_ndim(args[0]))), *given_strides(), *map(Partial, ELEMENTWISE)]
     return [[placement, placement, *value] for placement in placements]
 
 
 def masked_fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[FillRule]:
-    """Return the rules on one mesh dim: result, tensor and mask, and the value if that is a tensor."""
+    """Return the rules on one mesh dim: result, tensor, mask, and the value if it is a tensor."""
     value: FillRule = [Replicate()] if hasattr(args[2], "shape") else []
     ndim, mask = _ndim(args[0]), tuple(args[1].shape)  # type: ignore[attr-defined]
     rules: list[FillRule] = [[Partial(kind), Partial(kind), Replicate(), *value] for kind in ELEMENTWISE]
@@ -51,17 +51,17 @@ def masked_fill_rules(op: object, args: tuple[object, ...], kwargs: dict[str, ob
 
 
 def fill(view: RankView, tensor: torch.Tensor, value: Value) -> torch.Tensor:
-    """Fill the rank's part of a tensor."""
+    """Fill the rank's local tensor."""
     return tensor.fill_(_part(view, value))
 
 
 def masked_fill(view: RankView, tensor: torch.Tensor, mask: torch.Tensor, value: Value) -> torch.Tensor:
-    """Fill the rank's part of a tensor where the mask is true."""
+    """Fill the rank's local tensor where the mask is true."""
     return tensor.masked_fill_(mask, _part(view, value))
 
 
 def _part(view: RankView, value: Value) -> Value:
-    """Return what the rank holds of ``value``, so that all ranks together hold it once."""
+    """Return the number or tensor that the rank fills with, so that the local tensors reduce to ``value``."""
     for at, placement in zip(view.coordinate, view.placements[0], strict=True):
         if at and isinstance(placement, Partial) and placement.reduce_op in NEUTRAL:
             neutral = NEUTRAL[placement.reduce_op]
@@ -79,4 +79,4 @@ FILLING_OPS = (
     ShardedOp(aten.masked_fill_.Scalar, masked_fill_rules, masked_fill, static_argnum=2),
     ShardedOp(aten.masked_fill_.Tensor, masked_fill_rules, masked_fill),
 )
-"""The ops that DTensor is to run by these rules and kernels."""
+"""The ops that DTensor runs by these rules and kernels."""

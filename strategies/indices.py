@@ -17,9 +17,9 @@ __all__ = ["edge_rows", "index_shapes", "index_tensors", "padding_indices"]
 
 MODES = ("random", "duplicates", "edge rows", "all-same", "ascending")
 DRAWN_ONE_BY_ONE = 8
-"""So many elements are drawn one by one, for Hypothesis to shrink each; the rest is filled from a seed.
+"""Number of elements that are drawn one by one, so that Hypothesis can shrink each; a seed fills the rest.
 
-A tensor filled from a seed alone would be fewer choices than a small one, so that Hypothesis would shrink to it.
+Hypothesis shrinks to fewer choices, and would prefer a large tensor that only a seed fills to a small tensor.
 """
 
 
@@ -38,7 +38,7 @@ def edge_rows(num_embeddings: int, world_size: int) -> tuple[int, ...]:
 def index_shapes(world_size: int, *, min_elements: int = 0, max_elements: int = 32) -> SearchStrategy[tuple[int, ...]]:
     """Return a generator of shapes of index tensors, 0-d to 4-d, from one palette per world size.
 
-    Shrinks to ``(1,)``, and to a shape without elements, which is rare, only from one of several elements.
+    Shrinks to ``(1,)``. Shapes without elements are rare; only shapes of several elements shrink to them.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def index_shapes(world_size: int, *, min_elements: int = 0, max_elements: int = 
     m = world_size
     some: set[tuple[int, ...]] = {(), (1,), (2,), (3,), (5,), (m,), (m + 1,), (2 * m - 1,), (1, 1), (2, 3), (m, 2)}
     some |= {(2 * m,), (2, 2 * m - 1), (3, m + 1), (2, 1, 3), (m, 2, 2), (2, 3, 1, 2), (1, 2, 2, 4)}
-    # A limit of elements cuts this list short and moves nothing in it: shrinking something else keeps the shape.
+    # A limit of elements shortens this list and keeps its order, so a shape stays while Hypothesis shrinks other draws.
     ordinary = sorted([*some, *some], key=lambda shape: (prod(shape), len(shape) == 0, len(shape), shape))
     single = [shape for shape in ordinary if prod(shape) == 1]
     palette = [*single, (0,), (2, 0), *ordinary[len(single) :]]
@@ -79,9 +79,9 @@ def index_tensors(
     shape
         Shape of the index tensor; drawn by :func:`index_shapes` if None.
     world_size
-        Ranks among which the rows are cut; the first and the last row of each rank's shard are drawn on purpose.
+        Number of ranks that shard the rows; the first and the last row of each rank's shard are drawn on purpose.
     dtype
-        ``torch.int64`` or ``torch.int32``; drawn if None, three out of four times ``int64``.
+        ``torch.int64`` or ``torch.int32``. If None, ``int64`` is drawn three out of four times.
     max_elements
         Largest number of elements of a drawn shape.
     favoured
@@ -97,7 +97,7 @@ def index_tensors(
     Raises
     ------
     ValueError
-        If ``shape`` has elements where the table has no rows, or has none where one must be out of range.
+        If ``shape`` has elements but the table has no rows, or has no element but one must be out of range.
     """
     if shape is None:
         most = max_elements if num_embeddings or out_of_range else 0
@@ -118,7 +118,7 @@ def index_tensors(
 
 def _ids(draw: st.DrawFn, num_embeddings: int, count: int, world_size: int, favoured: Sequence[int]) -> list[int]:
     """Return ``count`` drawn rows; zeros if there is no row."""
-    # Favoured rows come first in every pool, so that they are what Hypothesis shrinks each id to.
+    # Favoured rows come first in every pool, so that Hypothesis shrinks ids to them.
     rows: Sequence[int] = range(max(1, num_embeddings))
     if favoured:
         rows = [*favoured, *(row for row in rows if row not in favoured)]
@@ -133,7 +133,7 @@ def _ids(draw: st.DrawFn, num_embeddings: int, count: int, world_size: int, favo
         pool = [draw(st.sampled_from(rows)) for _ in range(2)]
     elif mode == "favoured":
         pool = [*favoured, draw(st.sampled_from(rows))]
-    # One is drawn even for an empty tensor, which would be the simplest of all otherwise, and proves nothing.
+    # An id is drawn even for an empty tensor, so that Hypothesis does not shrink to empty tensors: they prove nothing.
     ids = [draw(st.sampled_from(pool)) for _ in range(max(1, min(count, DRAWN_ONE_BY_ONE)))][:count]
     if rest := count - len(ids):
         generator = torch.Generator().manual_seed(draw(seeds()))
@@ -143,11 +143,10 @@ def _ids(draw: st.DrawFn, num_embeddings: int, count: int, world_size: int, favo
 
 @st.composite
 def padding_indices(draw: st.DrawFn, num_embeddings: int, world_size: int) -> int | None:
-    """Return a generator of padding indices: None, or the first or last row of a rank's shard, in either spelling.
+    """Return a generator of padding indices: None, or the first or last row of a rank's shard.
 
-    Row ``r`` is spelled ``r`` or ``r - num_embeddings``. Shrinks to None, which is also the most frequent; a table
-    without rows has no other. Among rows it shrinks to the last, which is on another rank than row 0 in tables of any
-    size, so that Hypothesis can shrink the table without losing that.
+    Row ``r`` is spelled ``r`` or ``r - num_embeddings``. Shrinks to None, which is most frequent, and the only choice
+    for a table without rows. Rows shrink to the last row: row 0 is on another rank, whatever size the table shrinks to.
     """
     rows = edge_rows(num_embeddings, world_size)
     spelling = draw(st.sampled_from(("none", "none", "none", "positive", "negative")))

@@ -1,4 +1,4 @@
-"""Puts our own sharding strategies in the place of DTensor's, and takes them back."""
+"""Replaces DTensor's sharding strategies by our own, for good or inside a context."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from verifier.torch_internals.registries import (
 __all__ = ["HANDLERS", "SHARDED_OPS", "install", "installed"]
 
 SHARDED_OPS = (embedding.LOOKUP, embedding.GRADIENT, ROW_POWERS, *BAG_OPS, *FILLING_OPS)
-"""The ops that DTensor is to run by our own rules and kernels."""
+"""The ops that DTensor runs by our own rules and kernels."""
 HANDLERS = renorm.HANDLERS | embedding_bag.HANDLERS
-"""The ops for which DTensor is to call a function of ours, which makes them out of others."""
+"""The ops for which DTensor calls a function of ours, which computes them by other ops."""
 
 
 def install() -> None:
-    """Install them all for good. To do so twice changes nothing."""
+    """Install all of them for good. A second call changes nothing."""
     for sharded in SHARDED_OPS:
         install_sharded_op(sharded)
     for op, handler in HANDLERS.items():
@@ -42,7 +42,7 @@ def install() -> None:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Install them all inside the block, and have after it what was there before."""
+    """Install all of them inside the block, and restore DTensor's own strategies after it."""
     with ExitStack() as stack:
         for sharded in SHARDED_OPS:
             stack.enter_context(replaced_sharded_op(sharded))

@@ -1,4 +1,4 @@
-"""The library ``sharded_rows``: operators of our own, out of which DTensor makes ops that no single rule describes."""
+"""The library ``sharded_rows``: our own operators, which together compute ops that no single rule describes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def sharded_op(
     schema
         Arguments and result, tensors first, without defaults.
     rules, kernel, static_argnum
-        See :class:`verifier.torch_internals.sharded_ops.ShardedOp`. On whole tensors the op is the kernel of a mesh
-        of one rank.
+        See :class:`verifier.torch_internals.sharded_ops.ShardedOp`. On plain tensors the op calls the kernel as on a
+        mesh of one rank.
     shape
-        Returns an empty tensor like the result.
+        Returns an empty tensor with the shape and dtype of the result.
     """
 
     def whole(*args: object) -> torch.Tensor:

@@ -14,8 +14,8 @@ __all__ = ["mesh_shapes"]
 def mesh_shapes(max_ranks: int = 8, max_dims: int = 3) -> SearchStrategy[tuple[int, ...]]:
     """Return a generator of mesh shapes of one to ``max_dims`` mesh dims and at most ``max_ranks`` ranks.
 
-    Shrinks to fewer ranks, then to fewer mesh dims, so to ``(1,)``. A mesh dim of size 1 beside larger ones is legal
-    and is drawn; several of them would add nothing.
+    Shrinks to fewer ranks, then to fewer mesh dims, in the end to ``(1,)``. A shape has at most one mesh dim of size 1:
+    further ones would add nothing.
 
     Raises
     ------

@@ -1,12 +1,12 @@
-"""How embedding bags flatten ids of two dims before the lookup: ``ids.reshape(-1)``, which is ``aten.view`` to DTensor.
+"""How embedding bags flatten 2-d ids before the lookup: ``ids.reshape(-1)``, which DTensor dispatches as ``aten.view``.
 
-Torch's rule of views (2.13.0) looks at one mesh dim at a time. It refuses to flatten shards that one mesh dim cuts
-unevenly, as these are no shards of the flattened tensor. Where only several mesh dims together cut unevenly it goes on,
-and each rank is told to view its elements as another number of them; a guard refuses that. And to flatten ``[0, n]`` it
-takes for ever.
+Torch's rule for views (2.13.0) looks at one mesh dim at a time:
 
-A view has to alias, so it cannot redistribute, and what is written to a reshape of a contiguous tensor has to arrive in
-it. So neither is touched: ``torch.nn.functional.embedding_bag`` replicates first what DTensor cannot flatten.
+- It refuses to flatten shards if one mesh dim shards unevenly, because they are no shards of the flattened tensor.
+- It accepts shards that only several mesh dims together make uneven. A guard refuses these: numbers of elements differ.
+- It never returns for a tensor ``[0, n]``.
+
+A view must alias its input, so it cannot redistribute. ``torch.nn.functional.embedding_bag`` does so instead.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ torch_embedding_bag = torch.nn.functional.embedding_bag
 def refuse_another_number(
     op: object, args: Sequence[object], mesh_shape: Sequence[int], before: Placements, after: Placements
 ) -> None:
-    """Check that each rank has as many elements after a view as before.
+    """Check that a view keeps the number of elements of each rank.
 
     Parameters
     ----------
     args
-        The shape of the tensor, in its place, and the sizes that it is viewed as.
+        The shape of the tensor instead of the tensor, and the sizes of the view.
     before, after
-        The placements of the tensor, and those that are claimed of the view.
+        The placements of the tensor, and the placements that the rule claims for the view.
 
     Raises
     ------
     NotImplementedError
-        If a rank would have another number.
+        If a rank would have another number of elements.
     """
     cuts = [dim for dim in map(sharded_dim, before) if dim is not None]
     if len(set(cuts)) == len(cuts):
@@ -73,15 +73,15 @@ def refuse_another_number(
 
 
 GUARDS = {aten.view.default: refuse_another_number, aten._unsafe_view.default: refuse_another_number}
-"""The ops whose rules are asked about before DTensor goes by them."""
+"""The ops whose rules a guard checks before DTensor follows them."""
 
 
 # ---------------------------------------------------------------------------------------------------------- flattening
 def flattens(shape: Sequence[int], placements: Placements, mesh_shape: Sequence[int]) -> bool:
-    """Return whether DTensor can flatten a tensor ``[rows, columns]`` that is placed so, each rank its own shard.
+    """Return whether DTensor can flatten a tensor ``[rows, columns]`` of these placements without communication.
 
-    What is Partial is added up as well flattened as not. Strided shards are said to have no flat form here, although
-    some do.
+    Partial does not matter, because flattening commutes with the reduction. The answer for strided shards is False,
+    although DTensor can flatten some of them.
 
     >>> flattens((4, 3), (Shard(0),), (2,)), flattens((5, 3), (Shard(0),), (2,)), flattens((5, 3), (Shard(1),), (2,))
     (True, False, True)
@@ -102,9 +102,9 @@ def flattens(shape: Sequence[int], placements: Placements, mesh_shape: Sequence[
 
 
 def flattenable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` as DTensor can flatten it: if it cannot, replicated.
+    """Return ``tensor`` if DTensor can flatten it, else ``tensor`` replicated.
 
-    That is one all-gather for each mesh dim that cuts it; the gradient is cut as it was.
+    Replicating takes one all-gather for each mesh dim that shards it. The gradient has the placements of ``tensor``.
     """
     if not isinstance(tensor, DTensor) or tensor.ndim != 2:
         return tensor
@@ -113,24 +113,24 @@ def flattenable(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     everywhere = [Replicate()] * mesh.ndim
     tensor = tensor.redistribute(placements=everywhere)
-    if tensor.requires_grad:  # once more: a gradient that is Partial cannot become Partial of another kind
+    if tensor.requires_grad:  # again, because a Partial gradient cannot become Partial of another kind
         tensor = tensor.redistribute(placements=everywhere)
     return tensor
 
 
-def _flat_alike(input: torch.Tensor, samples: torch.Tensor, offsets: object) -> bool:
-    """Return whether ids of two dims and their weights are legal, so that they may be flattened here."""
+def _may_be_flattened(input: torch.Tensor, samples: torch.Tensor, offsets: object) -> bool:
+    """Return whether 2-d ids and their per-sample weights are legal, so that they may be flattened here."""
     return input.ndim == 2 and input.shape == samples.shape and offsets is None and input.shape[1] > 0
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` reduced, with one dim; its gradient is placed so too, or may have no form of two dims."""
+    """Return ``tensor`` flattened and reduced; its gradient is reduced too, so that DTensor can unflatten it."""
     tensor = tensor.reshape(-1)
     if not isinstance(tensor, DTensor):
         return tensor
     reduced = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
     tensor = tensor.redistribute(placements=reduced)
-    return tensor.redistribute(placements=reduced)  # for the gradient, as above
+    return tensor.redistribute(placements=reduced)  # for the gradient, as in flattenable
 
 
 @functools.wraps(torch_embedding_bag)
@@ -150,7 +150,7 @@ def embedding_bag(
     input = flattenable(input)
     if per_sample_weights is not None:
         per_sample_weights = flattenable(per_sample_weights)
-        if isinstance(per_sample_weights, DTensor) and _flat_alike(input, per_sample_weights, offsets):
+        if isinstance(per_sample_weights, DTensor) and _may_be_flattened(input, per_sample_weights, offsets):
             offsets = torch.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device)
             input, per_sample_weights = input.reshape(-1), flat(per_sample_weights)
     return torch_embedding_bag(
@@ -169,16 +169,16 @@ def embedding_bag(
 
 
 def install_embedding_bag() -> None:
-    """Let ``torch.nn.functional.embedding_bag`` flatten DTensors whose shards are uneven from now on.
+    """Let ``torch.nn.functional.embedding_bag`` flatten DTensors with uneven shards from now on.
 
-    A name that was bound to torch's function before still refuses them.
+    A name that was bound to torch's function before this call still refuses them.
     """
     torch.nn.functional.embedding_bag = embedding_bag
 
 
 @contextmanager
 def replaced_embedding_bag() -> Iterator[None]:
-    """Let it do so inside the block, and what it did before after it."""
+    """Install our ``embedding_bag`` inside the block only."""
     kept = torch.nn.functional.embedding_bag
     install_embedding_bag()
     try:

@@ -1,7 +1,7 @@
 """The source "sharded_rows": calls of our own operators, for the rule check.
 
-They are drawn as the functions make them that call them: bags follow each other, counts are those of the bags, and
-where a call says that positions are cut where bags are, they are.
+The arguments fit each other as in the calls of our own functions: bags follow each other, counts are the counts of the
+bags, and shards of positions end at the edges of bags if a call claims so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["SOURCE", "RowSampleSource"]
 Arguments = tuple[object, ...]
 
 _VALUES = ((-3, -2, -1, 1, 2, 3, 4), (-1, 1, 2), (-2, -1, 0, 1, 2, 3))
-"""Of tables and gradients, one draw after the other: all, few so that there are ties, and some that are 0."""
+"""Values of tables and gradients, in turn for each draw: many values, few values for ties, and values with a 0."""
 _TOGETHER = "its arguments belong together: only what DTensor claims is tried"
 
 
@@ -37,14 +37,14 @@ class _Size:
     positions: int
 
 
-# sizes of their own for rows, columns, bags and positions, so that no mix-up of dims goes unseen; some bags are empty
+# rows, columns, bags and positions all differ, so that a mix-up of dims shows; some bags are empty
 _SIZES = (_Size(7, 5, 4, 9), _Size(4, 3, 2, 7), _Size(17, 8, 6, 16), _Size(5, 4, 3, 13), _Size(6, 10, 9, 8))
-# bags that all world sizes up to 4, 6 and 8 divide
+# numbers of bags that the world sizes up to 4, 6 and 8 divide
 _ALIGNED = (_Size(7, 5, 24, 24), _Size(9, 3, 24, 48), _Size(17, 8, 48, 144), _Size(5, 4, 72, 72), _Size(6, 10, 48, 96))
 
 
 class _Draw:
-    """What one draw of a call is made of."""
+    """The ids, bags and values of one draw of a call."""
 
     def __init__(self, size: _Size, dtype: torch.dtype, generator: torch.Generator, number: int, aligned: bool) -> None:
         self.size, self.dtype, self.aligned = size, dtype, aligned
@@ -54,7 +54,7 @@ class _Draw:
             edges = torch.arange(0, size.positions + 1, size.positions // size.bags)
         else:
             inner = self.integers(0, size.positions + 1, size.bags - 1).sort().values
-            last = size.positions - number % 2  # an id after the last bag is in none
+            last = size.positions - number % 2  # an id after the last bag is in no bag
             edges = torch.cat([torch.tensor([0]), inner.clamp(max=last), torch.tensor([last])])
         self.starts, self.stops = edges[:-1].clone(), edges[1:].clone()
         self.bags = torch.searchsorted(edges[1:].contiguous(), torch.arange(size.positions), right=True)
@@ -75,7 +75,7 @@ class _Draw:
         return self.values(self.size.bags, self.size.columns)
 
     def of_bag(self, bag: int, padding_idx: int) -> list[int]:
-        """Return the ids of a bag that are no padding."""
+        """Return the ids of a bag without padding."""
         ids = self.ids[self.starts[bag] : self.stops[bag]].tolist()
         return [each for each in ids if each != padding_idx]
 
@@ -173,7 +173,7 @@ class _RowSample:
         return self.way.label or self.way.op
 
     def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
-        """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none."""
+        """Return the call at size number ``size`` with the values of draw number ``draw``, or None."""
         sizes = _ALIGNED if self.way.aligned else _SIZES
         if values is not Values.USUAL or not 0 <= size < min(len(sizes), self.options.sizes):
             return None
@@ -187,21 +187,21 @@ class _RowSample:
 class RowSampleSource:
     """Draws calls of the library ``sharded_rows``; see :class:`verifier.rules.samples.SampleSource`.
 
-    Its ops have rules once they are installed: by ``--import strategies.install``.
+    ``--import strategies.install`` installs the rules of these ops.
     """
 
     name: str = "sharded_rows"
 
     def prepare(self) -> None:
-        """Nothing has to be loaded."""
+        """Do nothing: there is nothing to load."""
 
     def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
-        """Return the ops that the globs name, as ``sharded_rows.sum_bags.default``; all that have rules if none is.
+        """Return the ops that match a glob, such as ``sharded_rows.*_bags.default``; without globs all ops with rules.
 
         Raises
         ------
         ValueError
-            If a pattern matches nothing, or nothing that has rules.
+            If a pattern matches no op, or only ops without rules.
         """
         known = sorted(str(sharded.op) for sharded in (*BAG_OPS, ROW_POWERS))
         with_rules = {str(op) for op in registered_overloads()}
@@ -218,7 +218,7 @@ class RowSampleSource:
         return tuple(Target(name, self.name) for name in sorted(names))
 
     def samples(self, target: Target, options: SampleOptions) -> Iterator[Sample]:
-        """Yield the samples of ``target``, the same ones in the same order whenever it is asked."""
+        """Yield the samples of ``target``, in the same order at each call."""
         ways = [way for way in _WAYS if target.name == f"sharded_rows.{way.op}.default"]
         yield from (_RowSample(way, options) for way in ways[: options.max_samples])
 

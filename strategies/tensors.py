@@ -1,7 +1,7 @@
-"""Generators of sizes and of tensors that are filled with values which expose mix-ups.
+"""Generators of sizes, and of tensors whose values expose mix-ups.
 
-Sizes come from small palettes: every class of cut occurs often, and shapes come back, which matters because DTensor
-needs milliseconds to propagate sharding for a shape that it has not seen.
+Sizes come from small palettes, so that even, uneven and empty shards all occur often. Shapes repeat, which saves time:
+DTensor needs milliseconds to propagate sharding for a new shape.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
 ]
 
 LARGEST_VALUE = 8
-"""No element of a filled tensor is larger in magnitude, so that sums of 32 of them are exact even in bfloat16."""
+"""Largest magnitude of an element of a filled tensor: sums of 32 elements are exact even in bfloat16."""
 
-# -8 is left out: with it, a block that holds every value once would add up to 0 and hide a missing or doubled sum.
+# -8 is left out: a block that holds every value once must not add up to 0, which would hide a missing or doubled sum.
 _PALETTE = torch.tensor([value for value in range(1 - LARGEST_VALUE, LARGEST_VALUE + 1) if value])
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
-    """Return the sizes of the ``parts`` shards of a tensor dim of ``size``, as :func:`torch.chunk` cuts it.
+    """Return the sizes of the ``parts`` shards of a tensor dim of ``size``, as by :func:`torch.chunk`.
 
     >>> chunk_sizes(17, 8)
     (3, 3, 3, 3, 3, 2, 0, 0)
@@ -50,7 +50,7 @@ def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
 
 
 def shard_sizes(size: int, extents: Iterable[int]) -> tuple[int, ...]:
-    """Return the sizes of the shards of a tensor dim that mesh dims of ``extents`` cut one after the other.
+    """Return the sizes of the shards of a tensor dim that mesh dims of ``extents`` shard one after the other.
 
     >>> shard_sizes(5, (4,)), shard_sizes(5, (2, 2))
     ((2, 2, 1, 0), (2, 1, 1, 1))
@@ -62,10 +62,10 @@ def shard_sizes(size: int, extents: Iterable[int]) -> tuple[int, ...]:
 
 
 def shard_classes(size: int, mesh_shape: Sequence[int]) -> frozenset[str]:
-    """Return which kinds of cut a tensor dim of ``size`` sees on a mesh, over each choice of its mesh dims.
+    """Return the kinds of shards of a tensor dim of ``size``, over every choice of mesh dims that shard it.
 
-    The kinds are ``"even shard"``, ``"uneven shard"`` (different sizes, none of them 0) and ``"empty shard"``. A tensor
-    dim of size 0 and a mesh of one rank have none.
+    The kinds are ``"even shard"``, ``"uneven shard"`` (different sizes, none of them 0) and ``"empty shard"``. The
+    result is empty for a tensor dim of size 0 and for a mesh of one rank.
 
     >>> sorted(shard_classes(3, (2, 2)))
     ['empty shard', 'uneven shard']
@@ -81,22 +81,22 @@ def shard_classes(size: int, mesh_shape: Sequence[int]) -> frozenset[str]:
 
 @cache
 def dim_sizes(world_size: int, *, smallest: int = 0, largest: int | None = None) -> SearchStrategy[int]:
-    """Return a generator of sizes of a tensor dim that ``world_size`` ranks cut in every way there is.
+    """Return a generator of sizes of a tensor dim, for every kind of shard on ``world_size`` ranks.
 
     Parameters
     ----------
     world_size
-        Number of ranks that share the tensor dim.
+        Number of ranks that shard the tensor dim.
     smallest
-        1 leaves the size 0 out.
+        1 excludes the size 0.
     largest
         Upper limit of the sizes; about twice the world size if None.
 
     Returns
     -------
     SearchStrategy[int]
-        Sizes 1, primes, one less and one more than a multiple of the world size, and multiples of it; rarely 0. Shrinks
-        to 1 and not to 0, since an empty tensor agrees with everything.
+        Sizes 1, primes, multiples of the world size, one less and one more than a multiple; rarely 0. Shrinks to 1 and
+        not to 0, because an empty tensor agrees with everything.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def dim_sizes(world_size: int, *, smallest: int = 0, largest: int | None = None)
     near = {multiple * world_size + offset for multiple in (1, 2) for offset in (-1, 0, 1)}
     sizes = sorted(size for size in near | {1, 3, 7} if 0 < size <= (largest or max(near | {7})))
     uneven = [size for size in sizes if "uneven shard" in shard_classes(size, (world_size,))]
-    # Where few sizes are cut unevenly without leaving a rank empty, these are drawn more often; 0 is drawn rarely.
+    # Sizes that shard unevenly without an empty shard are drawn more often if they are few; 0 is drawn rarely.
     scarce = uneven if 2 * len(uneven) < len(sizes) else []
     return st.sampled_from([*sorted(2 * (sizes + scarce)), *([0] if smallest == 0 else [])])
 
@@ -116,15 +116,14 @@ def dim_sizes(world_size: int, *, smallest: int = 0, largest: int | None = None)
 # ------------------------------------------------------------------------------------------------------------- values
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor is held: ``contiguous`` or column-major, whether autograd follows it, plain or ``nn.Parameter``."""
+    """Whether a tensor is contiguous or column-major, requires a gradient, and is an ``nn.Parameter``."""
 
     contiguous: bool = True
     requires_grad: bool = False
     parameter: bool = False
 
 
-# One choice out of a weighted list rather than one per field: the fewer choices an ordinary tensor costs, the sooner
-# Hypothesis shrinks to it.
+# One choice from a weighted list, instead of one choice per field: Hypothesis shrinks sooner to fewer choices.
 _PLAIN = (*[Layout()] * 4, Layout(contiguous=False))
 _TRAINABLE = (
     *[Layout(requires_grad=True)] * 12,
@@ -138,10 +137,10 @@ _TRAINABLE = (
 
 
 def layouts(*, trainable: bool = False) -> SearchStrategy[Layout]:
-    """Return a generator of layouts, one in five of them not contiguous.
+    """Return a generator of layouts; one in five is not contiguous.
 
-    With ``trainable`` five out of six require a gradient, and some are an ``nn.Parameter``, as the weights of a module
-    are. Shrinks to a contiguous plain tensor (that requires a gradient if ``trainable``).
+    If ``trainable``, five out of six require a gradient, and some are an ``nn.Parameter``, as in a module. Shrinks to a
+    contiguous plain tensor, which requires a gradient if ``trainable``.
     """
     return st.sampled_from(_TRAINABLE if trainable else _PLAIN)
 
@@ -157,7 +156,7 @@ def rarely(one_in: int) -> SearchStrategy[bool]:
 
 
 def filled(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout | None = None) -> torch.Tensor:
-    """Return a tensor of small non-zero integers, as different from each other as there are values.
+    """Return a tensor of small non-zero integers that repeat as little as possible.
 
     Parameters
     ----------
@@ -168,13 +167,13 @@ def filled(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout |
     seed
         Fixes the values.
     layout
-        How the tensor is held; as ``Layout()`` if None. A tensor of fewer than two dims is always contiguous.
+        Strides and gradient; ``Layout()`` if None. A tensor of fewer than two dims is always contiguous.
 
     Returns
     -------
     torch.Tensor
-        Shape ``shape``. Each run of 15 elements, row-major, holds each of -7 .. -1 and 1 .. 8 once, so that swapped
-        elements show; two or more elements have both signs; and no whole run adds up to 0.
+        Shape ``shape``. Each run of 15 elements, row-major, has each of -7 .. -1 and 1 .. 8 once, so that swapped
+        elements show. Two or more elements have both signs. No whole run adds up to 0.
 
     Raises
     ------

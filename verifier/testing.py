@@ -1,7 +1,7 @@
-"""Test cases whose methods run on every rank, as in torch's own tests of distributed code, on our own ranks.
+"""Test cases whose methods run on every rank, as in torch's own distributed tests, but on our own ranks.
 
-``ProcessTestCase`` runs them in processes that are started once and shared by all test cases of the session,
-``ThreadTestCase`` in threads of this process. Both are ``unittest.TestCase`` and run under pytest, too.
+``ProcessTestCase`` runs them in processes that are started once and shared by all test cases of the session.
+``ThreadTestCase`` runs them in threads of this process. Both are ``unittest.TestCase`` and also run under pytest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class _RankTestCase(unittest.TestCase):
-    """What both kinds share. ``setUp`` and ``tearDown`` run once, here; the methods below on each rank.
+    """The base of both kinds. ``setUp`` and ``tearDown`` run once, in this process; the methods below on each rank.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class _RankTestCase(unittest.TestCase):
     limit
         Seconds without an answer after which the ranks count as hung.
     rank
-        Which rank this is; -1 where ``setUp`` runs.
+        The rank; -1 in the process that runs ``setUp``.
     """
 
     world_size: ClassVar[int] = 2
@@ -59,26 +59,26 @@ class _RankTestCase(unittest.TestCase):
         super().__init__(methodName)
         self.rank = -1
         self._at_end = contextlib.ExitStack()
-        if hasattr(type(self), methodName):  # runTest exists in name only
+        if hasattr(type(self), methodName):  # runTest is only a default name
             run = functools.partial(self._run_on_ranks, methodName)
-            # what decorators of unittest and marks of pytest have noted, such as that it is expected to fail
+            # keep the attributes of unittest's decorators and pytest's marks, such as an expected failure
             setattr(self, methodName, functools.update_wrapper(run, getattr(type(self), methodName)))
 
     def rank_setup(self) -> None:
-        """Prepare a rank before each test; does nothing unless a class overrides it."""
+        """Prepare a rank before each test; does nothing by default."""
 
     def rank_teardown(self) -> None:
-        """Clean a rank up after each test, whether or not it failed."""
+        """Clean up a rank after each test, also after a failure."""
 
     def addCleanup(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N802
-        """Have ``function`` called at the end: of the test on this rank, or in ``setUp`` of the whole test."""
+        """Call ``function`` at the end of the test on this rank or, from ``setUp``, at the end of the whole test."""
         if self.rank < 0:
             super().addCleanup(function, *args, **kwargs)
         else:
             self._at_end.callback(function, *args, **kwargs)
 
     def build_device_mesh(self, shape: Sequence[int] | None = None, names: Sequence[str] | None = None) -> DeviceMesh:
-        """Return a mesh of all ranks: of one dim, or of ``shape``."""
+        """Return a mesh of all ranks, of ``shape`` or of one dim."""
         dim_names = None if names is None else tuple(names)
         return init_device_mesh(self.device_type, tuple(shape or (self.world_size,)), mesh_dim_names=dim_names)
 
@@ -87,14 +87,14 @@ class _RankTestCase(unittest.TestCase):
 
     @classmethod
     def _run_as(cls, rank: int, method: str) -> None:
-        """Run ``method`` of a new instance as ``rank``: that of the class, not what ``__init__`` puts over it."""
+        """Run the class's ``method`` as ``rank`` on a new instance, without the wrapper that ``__init__`` sets."""
         instance = cls(method)
         instance.rank = rank
         with instance._at_end:
             instance.rank_setup()
             try:
                 getattr(cls, method)(instance)
-            except (pytest.skip.Exception, pytest.fail.Exception) as ended:  # no Exceptions, and so the end of a rank
+            except (pytest.skip.Exception, pytest.fail.Exception) as ended:  # no Exceptions, so they would end a rank
                 raise _without_pytest(ended) from None
             finally:
                 instance.rank_teardown()
@@ -103,13 +103,13 @@ class _RankTestCase(unittest.TestCase):
 class ProcessTestCase(_RankTestCase):
     """A test case whose methods run in one process per rank, with a default process group.
 
-    The processes outlive the test: what one leaves behind in its process, others find. After a test that failed they
-    are brought together again, and those that are gone or hang are replaced.
+    The processes outlive the test: state that a test leaves in its process is seen by later tests. After a failed test
+    the ranks are synchronised, and ranks that died or hang are replaced.
 
     Attributes
     ----------
     backend, device_type
-        As of a mesh: ``gloo`` on ``cpu``, or ``nccl`` on ``cuda`` with one GPU per rank.
+        ``gloo`` on ``cpu``, or ``nccl`` on ``cuda`` with one GPU per rank.
     """
 
     backend: ClassVar[Backend] = "gloo"
@@ -134,16 +134,16 @@ class ProcessTestCase(_RankTestCase):
 class ThreadTestCase(_RankTestCase):
     """A test case whose methods run in one thread per rank, with torch's threaded process group.
 
-    It starts at once and moves tensors in memory; all threads share one random generator and one interpreter. A thread
-    that hangs cannot be ended: it is reported after ``limit`` and left behind.
+    It starts at once and copies tensors in memory. All threads share one random generator and one interpreter. A thread
+    that hangs cannot be ended: it is reported after ``limit`` seconds and keeps running.
     """
 
     def _run_on_ranks(self, method: str) -> None:
         __tracebackhide__ = True
         raised = run_in_threads(lambda rank: self._run_as(rank, method), self.world_size, self.limit)
         failed = [(rank, error) for rank, error in enumerate(raised) if error is not None]
-        causes = [(rank, error) for rank, error in failed if not isinstance(error, SystemExit)]  # of those who waited
-        causes.sort(key=lambda cause: isinstance(cause[1], unittest.SkipTest))  # one that fails counts more
+        causes = [(rank, error) for rank, error in failed if not isinstance(error, SystemExit)]  # they only waited
+        causes.sort(key=lambda cause: isinstance(cause[1], unittest.SkipTest))  # failures before skips
         for rank, error in causes or failed:
             if isinstance(error, unittest.SkipTest):
                 raise error
@@ -159,7 +159,7 @@ class _ExpectedFailure(Exception):  # noqa: N818 - it is no error
 
 
 def _without_pytest(ended: BaseException) -> Exception:
-    """Return what pytest ended a test with as an exception that ranks may report."""
+    """Return pytest's outcome exception as an ``Exception`` that ranks can report."""
     if isinstance(ended, pytest.skip.Exception):
         return unittest.SkipTest(str(ended))
     return _ExpectedFailure(str(ended)) if isinstance(ended, pytest.xfail.Exception) else AssertionError(str(ended))
@@ -178,7 +178,7 @@ def _message(rank: int, kind: str, text: str, where: str, lines: str) -> str:
 
 
 def _raise_for(outcome: TaskOutcome, where: str) -> None:
-    """Raise what the ranks raised, if they did: a skip as a skip, all else as an AssertionError."""
+    """Raise the failure of the ranks, if there is one: a skip as a skip, all else as an AssertionError."""
     __tracebackhide__ = True
     if outcome.ok:
         return
@@ -195,22 +195,22 @@ def _raise_for(outcome: TaskOutcome, where: str) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- on a rank
 def run_on_rank(mesh: DeviceMesh, module: str, file: str, qualname: str, method: str) -> None:
-    """Run a method of a :class:`ProcessTestCase` as the rank that this process is."""
+    """Run a method of a :class:`ProcessTestCase` as the rank of this process."""
     target: Any = _imported(module, file)
     for name in qualname.split("."):
         target = getattr(target, name)
     target._run_as(mesh.get_rank(), method)
     if not dist.is_initialized():
-        raise ValueError(f"{method} has destroyed the process group, which is that of other tests, too; let it be")
+        raise ValueError(f"{method} has destroyed the process group, which other tests also use; keep it")
 
 
 def _imported(module: str, file: str) -> ModuleType:
-    """Return the module; by its file if it is a script, or is not found by name."""
+    """Return the module; by its file if it is a script or is not found by name."""
     if module != "__main__":
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):  # the module or its package is found, and imports another
+            if not f"{module}.".startswith(f"{error.name}."):  # an import inside the module failed
                 raise
     return run_file(Path(file))
 
@@ -221,15 +221,14 @@ def with_comms(test: Callable[P, R]) -> Callable[P, R]: ...
 @overload
 def with_comms(*, backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def with_comms(test: Any = None, *, backend: str | None = None) -> Any:
-    """Have a test method begin with a process group, and end on all ranks together.
+    """Require a process group for a test method, and end the method with a barrier.
 
-    The process group of the ranks is there already and stays; so tests that are written for torch's decorator of this
-    name run unchanged.
+    The ranks already have a process group and keep it, so tests for torch's decorator of this name run unchanged.
 
     Parameters
     ----------
     backend
-        The backend that the test is for; where the ranks have another one, it raises ValueError.
+        The backend that the test needs. If the ranks have another backend, the test raises a ValueError.
     """
     if test is None:
         return functools.partial(with_comms, backend=backend)
@@ -250,7 +249,7 @@ def with_comms(test: Any = None, *, backend: str | None = None) -> Any:
 
 
 def skip_unless_gpus(count: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Skip a test, or a class of them, where torch sees fewer than ``count`` GPUs."""
+    """Skip a test or a class of tests if torch sees fewer than ``count`` GPUs."""
     seen = torch.cuda.device_count()
     return unittest.skipIf(seen < count, f"needs {count} GPU{'s' * (count != 1)}, torch sees {seen}")
 
@@ -258,9 +257,9 @@ def skip_unless_gpus(count: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def run_subtests(
     case: unittest.TestCase, values: Mapping[str, Sequence[object]], test: Callable[..., object], /, **fixed: object
 ) -> int:
-    """Call ``test`` with each combination of ``values``, on ranks that are brought together once; return how many.
+    """Call ``test`` with each combination of ``values``, after one barrier; return the number of calls.
 
-    Ends with the first that fails, since other ranks may have failed elsewhere; the exception says which one it was.
+    Stops at the first failure, because other ranks may have failed elsewhere. The exception names the combination.
 
     >>> run_subtests(unittest.TestCase(), {"dim": [0, 1], "keepdim": [True, False]}, lambda dim, keepdim: None)
     4

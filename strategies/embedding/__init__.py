@@ -1,4 +1,4 @@
-"""The family of ``aten.embedding`` and its backward: lookups of rows in a table."""
+"""The family of ``aten.embedding`` and its backward: lookups of rows of a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FAMILY", "EmbeddingFamily"]
 
 @dataclass(frozen=True)
 class EmbeddingFamily(NarrowFamily):
-    """What is known of ``aten.embedding.default`` and ``aten.embedding_dense_backward.default``."""
+    """The cases of ``aten.embedding.default`` and ``aten.embedding_dense_backward.default``."""
 
     name: str = "embedding"
     ops: tuple[str, ...] = (EMBEDDING, BACKWARD)
@@ -32,9 +32,9 @@ class EmbeddingFamily(NarrowFamily):
         return embedding_cases(context)
 
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
-        """Return a guess at the cause of a bad verdict from the structure of the call; empty if nothing suggests one.
+        """Return a guess at the cause of a bad verdict, or an empty text.
 
-        Only values, shapes, flags and placements speak, never the text of a message, which differs between versions.
+        The guess depends on values, shapes, flags and placements, and not on messages, which differ between versions.
         """
         signs = _signs(trial)
         if trial.case.op == BACKWARD:
@@ -62,7 +62,7 @@ FAMILY = EmbeddingFamily()
 
 @dataclass(frozen=True)
 class _Signs:
-    """What a trial shows that may explain a bad verdict."""
+    """Facts of a trial that may explain a bad verdict."""
 
     program: str = ""
     row_wise: bool = False
@@ -124,5 +124,5 @@ def _signs(trial: Trial) -> _Signs:
 
 
 def _cuts(placements: Placements, tensor_dim: int | None = None) -> bool:
-    """Return whether some mesh dim cuts the tensor, along ``tensor_dim`` if that is given."""
+    """Return whether a mesh dim shards the tensor, along ``tensor_dim`` if given."""
     return any(isinstance(p, Shard) and tensor_dim in (None, p.dim) for p in placements)

@@ -24,10 +24,10 @@ BACKWARD = "aten.embedding_dense_backward.default"
 LOOKUP = "torch.nn.functional.embedding"
 
 MAX_NORM = 2.7
-"""No norm of a few small integers is near it, whatever the order: rounding never decides whether a row is scaled."""
+"""No norm of a few small integers is near 2.7, for any order, so rounding never decides whether a row is scaled."""
 NORM_TYPES = (2.0, 0.0, 0.5, 1.0, 3.0, math.inf)
 
-# Programs by name, with the class of input that each stands for.
+# Programs by name, each with its tag.
 PROGRAMS = {
     "two_pending": "two pending results",
     "used_twice": "result used twice",
@@ -70,14 +70,14 @@ INPUT_CLASSES = frozenset(PROGRAMS.values()) | {
     "uneven index shard",
     "uneven shard",
 }
-"""Every tag that a case of this family can have. Cuts without a qualifier are cuts of the rows of the table."""
+"""Every tag that a case of this family can have. Shards without a qualifier are shards of the table's rows."""
 
 
 def embedding_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     """Return a generator of calls of the ops in ``context``: lookups, gradients and, once in six, short programs.
 
-    Shrinks to one lookup of row 0 in a table ``[1, 1]`` of the first dtype, without padding and without flags. About
-    one call in twenty is illegal (an id is out of range), and only on a CPU: elsewhere such an id aborts the process.
+    Shrinks to one lookup of row 0 in a table ``[1, 1]`` of the first dtype, without padding and without flags. On a CPU
+    about one call in twenty is illegal, with an id out of range. On a GPU such an id would abort the process.
 
     Raises
     ------
@@ -91,13 +91,13 @@ def embedding_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     return st.sampled_from(kinds).flatmap(generators.__getitem__)
 
 
-# The three generators below draw the same things in the same order: what is special, the table, the padding, the ids.
-# So Hypothesis can turn a program or a gradient into the plain lookup that fails as well.
+# The three generators below draw in the same order: the special feature, the table, the padding, the ids. So Hypothesis
+# can shrink a program or a gradient to a plain lookup that also fails.
 @st.composite
 def _lookups(draw: st.DrawFn, context: DrawContext) -> OpCase:
     """Draw a call of ``torch.nn.functional.embedding``; its keywords put the weight before the indices."""
     hazards = ["out of range"] * 2 if context.mesh.device == "cpu" else []
-    # One special feature at a time: of two at once, one would hide what the other does.
+    # One special feature at a time, because one could hide the effect of another.
     feature = draw(st.sampled_from([*["none"] * 14, *["scale"] * 3, *hazards, *["sparse", "max_norm"] * 2]))
     table = draw(_tables(context, trainable=True))
     indices = draw(table.indices(_most_ids(table.dtype), out_of_range=feature == "out of range"))
@@ -121,7 +121,7 @@ def _programs(draw: st.DrawFn, context: DrawContext) -> OpCase:
     """Draw a call of one of the functions in :mod:`strategies.embedding.programs`."""
     name = draw(st.sampled_from(list(PROGRAMS)))
     table = draw(_tables(context, trainable=True))
-    # Two lookups, or one that is used twice: half as many ids give gradients of the same size.
+    # Two lookups, or one lookup used twice: half the ids give gradients of the same magnitude.
     indices = [draw(table.indices(_most_ids(table.dtype) // 2))]
     if name in ("two_pending", "shared_table"):
         first = indices[0]
@@ -136,14 +136,14 @@ def _programs(draw: st.DrawFn, context: DrawContext) -> OpCase:
 def _gradients(draw: st.DrawFn, context: DrawContext) -> OpCase:
     """Draw a call of ``aten.embedding_dense_backward``.
 
-    Its ids are always in range: the CPU kernel drops others without a word, so there is no error to expect.
+    Its ids are always in range: the CPU kernel silently drops other ids, so there is no error to expect.
     """
     scale = draw(rarely(6))
     table = draw(_tables(context, trainable=False))
     indices = draw(table.indices(_most_ids(table.dtype)))
     gradient = filled((*indices.shape, table.columns), table.dtype, table.seed, table.layout)
     padding_idx = -1 if table.padding_idx is None else table.padding_idx % table.rows
-    # Here -1 is the spelling of no padding, so there is no negative one.
+    # Here -1 stands for no padding, so no padding index is negative.
     tags = (table.tags() | _index_tags(table, indices)) - {"negative padding_idx"}
     if scale:
         tags.add("scale_grad_by_freq")
@@ -157,7 +157,7 @@ def _gradients(draw: st.DrawFn, context: DrawContext) -> OpCase:
 # -------------------------------------------------------------------------------------------------------------- table
 @dataclass(frozen=True)
 class _Table:
-    """A table ``[rows, columns]`` as it is drawn, with the padding index that goes with it."""
+    """A drawn table ``[rows, columns]`` and its padding index."""
 
     mesh: MeshSpec
     trainable: bool
@@ -185,7 +185,7 @@ class _Table:
         )
 
     def first_rows(self) -> set[int]:
-        """Return the rows at which a shard other than the first begins when all mesh dims cut the table."""
+        """Return the first row of each shard but the first, if all mesh dims shard the rows."""
         ends = accumulate(shard_sizes(self.rows, self.mesh.shape))
         return set(ends) - {0, self.rows}
 
@@ -205,7 +205,7 @@ class _Table:
         if self.padding_idx is not None:
             found["padding_idx"] = True
             found["negative padding_idx"] = self.padding_idx < 0
-            # On the first shard local and global rows coincide, so that a mix-up of the two does not show.
+            # On the first shard local and global rows are equal, so a mix-up of the two does not show.
             found["padding on another shard"] = self.padding_idx % self.rows >= min(
                 self.first_rows(), default=self.rows
             )
@@ -225,21 +225,21 @@ def _tables(draw: st.DrawFn, context: DrawContext, trainable: bool) -> _Table:
 
 
 def _row_lengths(world_size: int) -> SearchStrategy[int]:
-    """Return a generator of embedding_dim: 1 to 8, and more where 8 columns cannot be cut unevenly."""
+    """Return a generator of embedding_dim: 1 to 8, and more if 8 columns cannot shard unevenly."""
     return dim_sizes(world_size, smallest=1, largest=max(8, 2 * world_size - 1))
 
 
 def _divides_exactly(indices: torch.Tensor) -> bool:
-    """Return whether dividing by how often each id occurs is exact: every count is a power of two."""
+    """Return whether division by the count of each id is exact: every count is a power of two."""
     counts = Counter(indices.flatten().tolist())
     return all(count & (count - 1) == 0 for count in counts.values())
 
 
 def _most_ids(dtype: torch.dtype) -> int:
-    """Return how many ids a call may have for its gradients to stay exact.
+    """Return how many ids a call may have so that its gradients stay exact.
 
-    A row of the gradient is a sum over all occurrences of its id. Under P(sum) a rank's part of one term reaches about
-    64 in bfloat16, which has all integers up to 256, and 256 in float16, which has all up to 2048.
+    A row of the gradient is a sum over all occurrences of its id. Under P(sum) a rank's summand of one term reaches
+    about 64 in bfloat16, which is exact for integers up to 256, and 256 in float16, which is exact up to 2048.
     """
     return {torch.bfloat16: 4, torch.float16: 8}.get(dtype, 32)
 

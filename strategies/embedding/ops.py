@@ -1,4 +1,4 @@
-"""The op that the renormalisation of a table's rows is made of, with its rules and its kernel."""
+"""The op by which rows of a table are renormalised, with its rules and its kernel."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> l
 
 
 def _kernel(view: RankView, weight: torch.Tensor, rows: torch.Tensor, order: float) -> torch.Tensor:
-    """Return for each of ``rows`` ``[k]`` what its entries add to its norm of ``order``, if the rank has it.
+    """Return the contribution of the rank's entries to the norm of each of ``rows`` ``[k]``.
 
-    That is the sum of powers of their magnitudes, the number that is not 0, or the largest or smallest magnitude. Of
-    dtypes of 16 bits it is a float32, since it is no result yet.
+    By ``order``, the contribution is a sum of powers of magnitudes, a count of nonzero entries, or the largest or
+    smallest magnitude. It is float32 for 16-bit dtypes, because it is an intermediate result.
     """
     first, last = view.bounds(0, 0)
     own = (rows >= first) & (rows < last)

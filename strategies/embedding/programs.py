@@ -1,7 +1,7 @@
-"""Short programs around embedding lookups, where state that outlives one op would show.
+"""Short programs around embedding lookups, which show state that outlives one op.
 
-Each needs torch alone, so that its source can stand in a reproduction. The first index tensor is called ``input``, as
-``torch.nn.functional.embedding`` calls it, so that a table of placements has them all in one place.
+Each imports only torch, so that its source can stand in a reproduction. The first index tensor is called ``input``, as
+in ``torch.nn.functional.embedding``, so that placement tables have one column for both.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["shared_table", "two_pending", "used_twice"]
 def two_pending(
     weight: torch.Tensor, input: torch.Tensor, second: torch.Tensor, padding_idx: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two lookups in one table; both are made before either result is used."""
+    """Return the results of two lookups in one table, where the first result is used after the second lookup."""
     one = torch.nn.functional.embedding(input, weight, padding_idx)
     other = torch.nn.functional.embedding(second, weight, padding_idx)
     return one, other
 
 
 def used_twice(weight: torch.Tensor, input: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
-    """Return a lookup plus its rectified self, as a residual branch uses a result twice."""
+    """Return a lookup plus its ReLU, as a residual branch uses a result twice."""
     hidden = torch.nn.functional.embedding(input, weight, padding_idx)
     return hidden + torch.relu(hidden)
 

@@ -20,20 +20,20 @@ __all__ = ["HANDLERS", "renorm"]
 aten = torch.ops.aten
 
 EPSILON = 1e-7
-"""What aten adds to a norm before it divides by it."""
+"""Number that aten adds to a norm before it divides by the norm."""
 
 
 def renorm(op: object, weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float = 2.0) -> DTensor:
     """Scale the rows of ``weight`` that are looked up and whose norm is larger than ``max_norm``, in place.
 
-    All ranks get all ids, so that replicas stay alike. Each mesh dim that cuts the columns takes one all-reduce, of one
-    number for each different id.
+    All ranks get all ids, so that replicas stay equal. Each mesh dim that shards the columns takes one all-reduce, of
+    one number for each distinct id.
 
     Raises
     ------
     NotImplementedError
-        If the table is Partial: a norm of a sum is no sum of norms. Or if it has strided shards that are no order of
-        cuts, so that a rank's rows are no span of the table's.
+        If the table is Partial, because a norm of a sum is no sum of norms. Also if it has strided shards that are no
+        shard order, because a rank's rows are then no contiguous rows of the table.
     RuntimeError
         If an argument is no DTensor.
     IndexError
@@ -56,8 +56,8 @@ def renorm(op: object, weight: torch.Tensor, indices: torch.Tensor, max_norm: fl
         on_each_rank(_whole_rows(max_norm, norm_type), weight, rows)
         return weight
     powers: DTensor = ROW_POWERS.op(weight, rows, norm_type)
-    # mesh dims that cut rows need nothing: who has a row has all that is left to add up. Under strides the powers are
-    # those of rows that were moved.
+    # Mesh dims that shard rows need no reduction: the ranks with a row have all its summands. Under strided shards the
+    # powers are those of redistributed rows.
     plain = all(isinstance(cut, Shard | Replicate) for cut in weight.placements)
     kept = [
         part if plain and cut != Shard(1) else Replicate()
@@ -90,4 +90,4 @@ def _parts_of_rows(max_norm: float, order: float) -> Callable[..., None]:
 
 
 HANDLERS: dict[Any, Callable[..., object]] = {aten.embedding_renorm_.default: renorm}
-"""The op for which DTensor is to call a function of this module, with the op before its arguments."""
+"""The op for which DTensor calls a function of this module, with the op before its arguments."""

@@ -1,9 +1,9 @@
 """Our own sharding strategy of ``aten.embedding`` and its backward: rules, and the kernels that they hold for.
 
-A row-wise lookup is a plain ``Partial``: each rank looks up the ids of its own rows and leaves 0 for all others. The
-masked partial of torch keeps the mask in the placement instead, from where the first reduction removes it; here there
-is nothing to keep, so the result may be used by any op, any number of times. Rules are for one mesh dim, and DTensor
-takes their products; the kernel knows how all mesh dims together cut the rows, so any of them may, and several at once.
+A row-wise lookup is a plain ``Partial``: each rank looks up the ids of its own rows and leaves 0 for all other ids.
+Torch's masked partial keeps a mask in the placement, and the first reduction removes the mask. Here no mask is kept, so
+any op can use the result, any number of times. Rules are for one mesh dim, and DTensor takes their products. The kernel
+knows how all mesh dims together shard the rows, so several mesh dims may.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = [
 aten = torch.ops.aten
 
 COUNT_BYTES = 8
-"""Size of a count, an int64."""
+"""Bytes of a count, an int64."""
 ID_DTYPES = (torch.int64, torch.int32)
-"""What ids may be of."""
+"""Dtypes of ids."""
 LINEAR = ("sum", "avg")
-"""Reductions that every linear function of the parts commutes with."""
+"""Reductions that every linear function commutes with."""
 ELEMENTWISE = ("sum", "avg", "max", "min", "product")
-"""Reductions that a choice among elements commutes with: all of them."""
+"""Reductions that a selection of elements commutes with: all of them."""
 
 
 # -------------------------------------------------------------------------------------------------------------- lookup
@@ -58,12 +58,12 @@ def lookup_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]
 
 
 def lookup(view: RankView, weight: torch.Tensor, indices: torch.Tensor, *options: object) -> torch.Tensor:
-    """Return the rank's part ``[..., D]`` of a lookup: 0 for the ids of rows that it does not have.
+    """Return the rank's local result ``[..., D]`` of a lookup: 0 for the ids of rows that the rank does not have.
 
     Raises
     ------
     IndexError
-        If an id is no row of the whole table, on every rank that has the id.
+        If an id is no row of the global table, on every rank that has the id.
     """
     if has_all_rows(view):
         return cast(torch.Tensor, aten.embedding.default(weight, indices, *options))
@@ -73,23 +73,23 @@ def lookup(view: RankView, weight: torch.Tensor, indices: torch.Tensor, *options
     if start == stop:  # the local kernel refuses a table without rows
         return weight.new_zeros(*indices.shape, weight.shape[1])
     own, foreign = owned_ids(indices, start, stop)
-    # what padding_idx and the other options say concerns the backward, which is an op of its own
+    # padding_idx and the other options concern only the backward, which is a separate op
     result = cast(torch.Tensor, aten.embedding.default(weight, own))
     return result.masked_fill_(foreign.unsqueeze(-1), 0)
 
 
 def has_all_rows(view: RankView) -> bool:
-    """Return whether the rank has all rows of the table, so that it looks up as without any sharding."""
+    """Return whether the rank has all rows of the table, so that the plain op is right for it."""
     return not view.cuts(0, 0) or not view.shapes[0][0]
 
 
 def check_ids_dtype(args: tuple[object, ...]) -> None:
-    """Check that the ids are integers, on every rank, also on one that has no row to look up.
+    """Check that the ids are integers, on every rank, also on a rank without rows to look up.
 
     Raises
     ------
     RuntimeError
-        If they are not.
+        If the ids are not integers.
     """
     indices = args[1]
     if isinstance(indices, torch.Tensor) and indices.dtype not in ID_DTYPES:
@@ -97,12 +97,12 @@ def check_ids_dtype(args: tuple[object, ...]) -> None:
 
 
 def refuse_sparse_gradient(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the arguments of a lookup with ``sparse=True`` as they are, if no gradient will be asked for.
+    """Return the arguments of a lookup with ``sparse=True`` unchanged, if no gradient will be needed.
 
     Raises
     ------
     NotImplementedError
-        If one will, on every rank, where DTensor would fail at one op or another of the backward.
+        If a gradient will be needed, on every rank. DTensor alone would fail later, at some op of the backward.
     """
     if has_gradient(args[0]):
         raise NotImplementedError("a sparse gradient of aten.embedding is not supported: DTensor has no sparse layout")
@@ -110,7 +110,7 @@ def refuse_sparse_gradient(args: tuple[object, ...]) -> tuple[tuple[object, ...]
 
 
 def has_gradient(weight: object) -> bool:
-    """Return whether a gradient of ``weight`` will be asked for."""
+    """Return whether a gradient of ``weight`` will be needed."""
     return isinstance(weight, torch.Tensor) and weight.requires_grad and torch.is_grad_enabled()
 
 
@@ -129,8 +129,8 @@ LOOKUP = ShardedOp(
 def gradient_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) -> list[list[Placement | None]]:
     """Return the rules of the gradient on one mesh dim, each as result ``[V, D]``, gradient ``[..., D]``, indices.
 
-    Where gradients are scaled by frequency, ranks that have different ids cannot do without each other, so there is
-    no rule for that; :func:`share_frequencies` comes before it.
+    There is no rule for gradients scaled by frequency, because ranks need the ids of each other. DTensor calls
+    :func:`share_frequencies` before.
     """
     ndim = _ndim(args[1])
     rules: list[list[Placement | None]] = [[Shard(1), Shard(ndim), Replicate()]]
@@ -149,18 +149,18 @@ def gradient(
     scale_grad_by_freq: bool,
     counts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the rank's part of the gradient of the table.
+    """Return the rank's local gradient of the table.
 
     Parameters
     ----------
     counts
-        How often each row is looked up by all ranks together ``[V]``; by default ``indices`` are all that there are,
-        and the flag says whether it matters.
+        How often all ranks together look up each row ``[V]``. If None, ``indices`` are all ids of all ranks, and
+        ``scale_grad_by_freq`` says whether gradients are divided by counts.
     """
     if scale_grad_by_freq:
         counts = count_ids(indices, num_weights)
     if counts is not None and num_weights:
-        # an id out of range has no row to scale, and the kernel drops it
+        # an id out of range has no count; the kernel drops it
         frequency = counts[indices.clamp(0, num_weights - 1).long()]
         grad_output = divided_by_counts(grad_output, frequency.unsqueeze(-1))
     result = aten.embedding_dense_backward.default(grad_output, indices, num_weights, padding_idx, False)
@@ -168,9 +168,9 @@ def gradient(
 
 
 def share_frequencies(args: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the arguments of a scaled gradient without the flag, and the frequencies instead.
+    """Return the arguments of a scaled gradient with the frequencies instead of the flag.
 
-    With them the gradient may be cut like any other.
+    With the frequencies the gradient can be sharded like any other.
     """
     grad_output, indices, num_weights, padding_idx, *_ = args
     if not isinstance(indices, DTensor):
@@ -183,8 +183,8 @@ def share_frequencies(args: tuple[object, ...]) -> tuple[tuple[object, ...], dic
 def share_ids_and_counts(indices: DTensor, rows: int) -> tuple[DTensor, torch.Tensor]:
     """Return the indices, perhaps gathered, and how often all ranks together look up each row ``[rows]``.
 
-    Where the indices are cut that takes one collective for each mesh dim, of ids or of counts, whichever moves less: an
-    all-gather moves each id once, an all-reduce each count twice.
+    Each mesh dim that shards the indices takes one collective, of ids or of counts, whichever moves fewer bytes: an
+    all-gather moves each id once, an all-reduce moves each count twice.
     """
     mesh = indices.device_mesh
     gather = indices.numel() * indices.element_size() <= 2 * rows * COUNT_BYTES
@@ -207,9 +207,9 @@ GRADIENT = ShardedOp(
 
 
 def divided_by_counts(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` divided by ``counts``, of the dtype of ``values``; a count of 0 is taken for 1.
+    """Return ``values`` divided by ``counts``, in the dtype of ``values``; a count of 0 is replaced by 1.
 
-    Not in dtypes of 16 bits, in which a count may be infinite: float16 ends at 65504.
+    16-bit dtypes are divided in float32, because float16 ends at 65504 and a count could become infinite.
     """
     wide = torch.promote_types(values.dtype, torch.float32)
     return (values.to(wide) / counts.clamp(min=1)).to(values.dtype)
@@ -222,8 +222,8 @@ def check_ids(indices: torch.Tensor, rows: int) -> None:
     Raises
     ------
     IndexError
-        If one is not; on a GPU an assertion there fails instead, as with the op on whole tensors, and in a compiled
-        graph one in the graph.
+        If an id is no row. On a GPU a device assertion fails instead, as in the plain op, and in a compiled graph an
+        assertion of the graph.
     """
     compiling = torch.compiler.is_compiling() or is_fake(indices)
     if not compiling and not indices.numel():
@@ -239,18 +239,18 @@ def check_ids(indices: torch.Tensor, rows: int) -> None:
 
 
 def comparable_ids(indices: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return ids that can be compared with each of ``rows`` rows: int64, where the table has more than int32 counts."""
+    """Return ids that can be compared with each of ``rows`` rows: int64 if int32 cannot count the rows."""
     return indices.long() if rows > torch.iinfo(torch.int32).max else indices
 
 
 def owned_ids(indices: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ids counted from row ``start``, with 0 for those not in ``[start, stop)``, and a mask of these."""
+    """Return the ids minus ``start``, with 0 for ids outside ``[start, stop)``, and the mask of the ids outside."""
     foreign = (indices < start) | (indices >= stop)
     return (indices - start).masked_fill_(foreign, 0), foreign
 
 
 def count_ids(indices: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return how often each of ``rows`` rows occurs ``[rows]``; ids out of range count for none."""
+    """Return how often each of ``rows`` rows occurs ``[rows]``; ids out of range are not counted."""
     ids = indices.flatten().long()
     ids = torch.where((ids >= 0) & (ids < rows), ids, rows)
     counts = torch.zeros(rows + 1, dtype=torch.int64, device=ids.device)

@@ -1,4 +1,4 @@
-"""The family of ``aten._embedding_bag`` and its gradients: rows of a table, pooled by bags."""
+"""The family of ``aten._embedding_bag`` and its gradients: lookups of rows, pooled by bags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FAMILY", "EmbeddingBagFamily"]
 
 @dataclass(frozen=True)
 class EmbeddingBagFamily(NarrowFamily):
-    """What is known of ``aten._embedding_bag.default`` and ``aten._embedding_bag_forward_only.default``."""
+    """The cases of ``aten._embedding_bag.default`` and ``aten._embedding_bag_forward_only.default``."""
 
     name: str = "embedding_bag"
     ops: tuple[str, ...] = (TRAINED, FORWARD_ONLY)
@@ -24,7 +24,7 @@ class EmbeddingBagFamily(NarrowFamily):
 
     @property
     def broad(self) -> bool:
-        """Whether none of its ops is drawn unless a pattern names it: yes, since DTensor by itself refuses them all."""
+        """Return True: an op is drawn only if a pattern names it, because DTensor alone refuses all of them."""
         return True
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:

@@ -23,7 +23,7 @@ SCALED = "strategies.embedding_bag.programs.scaled"
 declares(SCALED)
 
 TIES = 2
-"""Under a maximum no entry is larger in magnitude, so that several rows of a bag have it."""
+"""Largest magnitude of a table's entries under mode max, so that several rows of a bag have the maximum."""
 
 INPUT_CLASSES = frozenset({
     "bags of one size", "empty bag", "even bag shard", "even index shard", "even shard", "empty bag shard",
@@ -32,14 +32,14 @@ INPUT_CLASSES = frozenset({
     "padding_idx", "per_sample_weights", "row in several bags", "scale_grad_by_freq", "sum", "uneven bag shard",
     "uneven index shard", "uneven shard",
 })  # fmt: skip
-"""Every tag that a case of this family can have. Cuts without a qualifier are cuts of the rows of the table."""
+"""Every tag that a case of this family can have. Shards without a qualifier are shards of the table's rows."""
 
 
 def bag_cases(context: DrawContext) -> SearchStrategy[OpCase]:
-    """Return a generator of calls that reach the ops in ``context``: with a gradient of the table, or without.
+    """Return a generator of calls that reach the ops in ``context``, with or without a gradient of the table.
 
-    Shrinks to the sum of one bag of row 0 in a table ``[1, 1]`` of the first dtype. About one call in twenty is illegal
-    (an id is out of range), and only on a CPU: elsewhere such an id aborts the process.
+    Shrinks to the sum of one bag of row 0 in a table ``[1, 1]`` of the first dtype. On a CPU about one call in twenty
+    is illegal, with an id out of range. On a GPU such an id would abort the process.
 
     Raises
     ------
@@ -100,10 +100,10 @@ def _bags(draw: st.DrawFn, context: DrawContext) -> OpCase:
 
 
 def _shapes(ranks: int, *, broad: bool) -> list[tuple[int, ...]]:
-    """Return shapes of ids, the smallest first: of ``[bags, size]`` if ``broad``, else of one dim.
+    """Return shapes of ids, the smallest first: ``[bags, size]`` if ``broad``, else 1-d.
 
-    Ids of two dims are flattened before the op. There are none without elements among them: to flatten a DTensor
-    ``[0, n]`` never ends in torch 2.13.0, and each such trial would take as long as a hang.
+    2-d ids are flattened before the op. 2-d shapes without elements are left out, because torch 2.13.0 never finishes
+    flattening a DTensor ``[0, n]``: each trial would end as a hang.
     """
     if broad:
         return [(1, 1), (1, 3), (2, 3), (3, 2), (ranks, 1), (ranks, 3), (ranks + 1, 2), (2 * ranks, 2)]
@@ -112,7 +112,7 @@ def _shapes(ranks: int, *, broad: bool) -> list[tuple[int, ...]]:
 
 @st.composite
 def _starts(draw: st.DrawFn, ids: int, ranks: int) -> list[int]:
-    """Return where bags start, 0 first: some at the same position, which makes an empty bag, some at the end."""
+    """Return where bags start, 0 first. Some bags start at the same position or at the end, so some are empty."""
     bags = draw(st.sampled_from([1, 2, 3, 5, ranks, ranks + 1, 2 * ranks]))
     return [0, *sorted(draw(st.lists(st.integers(0, ids), min_size=bags - 1, max_size=bags - 1)))]
 

@@ -1,8 +1,8 @@
-"""The ops that an embedding bag is made of, each with rules that need no communication and a kernel that they hold for.
+"""The ops that an embedding bag is made of, each with communication-free rules and the kernel that they hold for.
 
-A bag is a span of positions in the indices, from ``starts`` to ``stops``; bags follow each other. In this form, other
-than with offsets alone, a rank that has some of the bags need not know where the next rank's bags start. The ops are
-plain operators of the library ``sharded_rows``, so that DTensor takes products of their rules as of any other's.
+A bag is a span of positions in the indices, from ``starts`` to ``stops``; bags follow each other. Offsets alone would
+not do: a rank that has some of the bags would need to know where the next rank's bags start. The ops are operators of
+the library ``sharded_rows``, so DTensor takes products of their rules over mesh dims, as for any op.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BagRule = list[Placement | None]
 
 
 def _given(rules: Iterable[BagRule], args: tuple[object, ...], tensors: int) -> list[BagRule]:
-    """Return the rules without the placements of optional tensors that are not given, among the first ``tensors``."""
+    """Return the rules without the placements of arguments that are None, among the first ``tensors`` arguments."""
     missing = {1 + number for number, arg in enumerate(args[:tensors]) if arg is None}
     return [[p for number, p in enumerate(rule) if number not in missing] for rule in rules]
 
@@ -42,10 +42,10 @@ def _looked_up(
     stops: torch.Tensor,
     padding_idx: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of the rank's positions it looks up itself, and where among them its bags start ``[bags + 1]``.
+    """Return the positions that the rank looks up, and where among them its bags start ``[bags + 1]``.
 
-    These are the positions in its bags that have an id of one of its rows and no padding. The first tensors of the call
-    are weight and indices.
+    A rank looks up the positions of its bags whose id is one of its rows and is not padding. The first tensors of the
+    call are weight and indices.
     """
     indices = comparable_ids(indices, view.shapes[0][0])
     check_ids(indices, view.shapes[0][0])
@@ -58,7 +58,7 @@ def _looked_up(
 
 
 def _edges(first_position: int, kept: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
-    """Return how many of the ``kept`` positions come before the start of each bag, and before the last one's stop."""
+    """Return how many ``kept`` positions come before the start of each bag, and before the stop of the last bag."""
     before = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
     spans = torch.cat([starts, stops[-1:]]).long() if starts.numel() else starts.new_zeros(1, dtype=torch.int64)
     return before[(spans - first_position).clamp(0, kept.numel())]
@@ -67,7 +67,7 @@ def _edges(first_position: int, kept: torch.Tensor, starts: torch.Tensor, stops:
 def _pooled(
     weight: torch.Tensor, ids: torch.Tensor, edges: torch.Tensor, mode: int, samples: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return each bag's rows, pooled by aten ``[bags, columns]``; 0 for an empty bag."""
+    """Return the rows of each bag, pooled by aten, ``[bags, columns]``; 0 for an empty bag."""
     bags = edges.numel() - 1
     if not (weight.numel() and bags):  # aten refuses such tables
         return weight.new_zeros(bags, weight.shape[1])
@@ -86,8 +86,8 @@ def _sum_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]) 
         [S1, S1, R, R, R, R, R],
         [SUM, S0, R, R, R, R, R],
     ]
-    # Every rank's positions are those of its bags, or they are cut apart from each other: not one on one mesh dim and
-    # the other on another, where a rank would have other positions than its bags'.
+    # Aligned: indices and bags shard together, so each rank has the positions of its bags. Otherwise a rule shards one
+    # of them only. Both kinds cannot be mixed over mesh dims: a rank would have other positions than those of its bags.
     rules += [[S0, R, S0, S0, S0, S0, S0]] if args[7] else [[S0, R, R, S0, S0, R, S0], [SUM, R, S0, R, R, S0, R]]
     rules += [[Partial(kind), Partial(kind), R, R, R, R, R] for kind in LINEAR]
     if args[4] is not None:
@@ -106,9 +106,9 @@ def _sum(
     padding_idx: int,
     aligned: bool,
 ) -> torch.Tensor:
-    """Return the sum of each bag's rows, each times its sample weight, divided by the bag's count if there are any.
+    """Return the sum of each bag's rows, each times its sample weight if given, divided by ``counts`` if given.
 
-    The counts are global, so a rank that has a part of a bag only divides its part by what the whole bag has.
+    The counts are global: a rank that has a part of a bag divides its partial sum by the count of the whole bag.
     """
     chosen, edges = _looked_up(view, indices, starts, stops, padding_idx)
     ids = indices[chosen].long() - view.bounds(0, 0)[0]
@@ -138,9 +138,9 @@ def _max(
     padding_idx: int,
     aligned: bool,
 ) -> torch.Tensor:
-    """Return the largest entries of each bag's rows; 0 for a bag without any.
+    """Return the largest entries of each bag's rows; 0 for an empty bag.
 
-    Where others have all of a bag that is not empty, the rank has what changes no maximum.
+    If only other ranks have rows of a bag, the result is the neutral element of the maximum.
     """
     chosen, edges = _looked_up(view, indices, starts, stops, padding_idx)
     result = _pooled(weight, indices[chosen].long() - view.bounds(0, 0)[0], edges, MODE_MAX)
@@ -167,7 +167,7 @@ def _first(
     values: torch.Tensor,
     padding_idx: int,
 ) -> torch.Tensor:
-    """Return the first position of each bag whose row has ``values[bag]``, for each column; N if there is none."""
+    """Return, for each bag and column, the first position whose row has ``values[bag]``; N if no row has it."""
     chosen, edges = _looked_up(view, indices, starts, stops, padding_idx)
     nowhere = view.shapes[1][0]
     result = torch.full_like(values, nowhere, dtype=torch.int64)
@@ -190,7 +190,7 @@ def _count_rules(op: object, args: tuple[object, ...], kwargs: dict[str, object]
 def _count(
     view: RankView, indices: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor, padding_idx: int
 ) -> torch.Tensor:
-    """Return how many ids of each bag are no padding ``[bags]``."""
+    """Return how many ids of each bag are not padding ``[bags]``."""
     return _edges(view.bounds(0, 0)[0], indices != padding_idx, starts, stops).diff()
 
 
@@ -217,7 +217,7 @@ def _weight_gradient(
     num_weights: int,
     padding_idx: int,
 ) -> torch.Tensor:
-    """Return the gradient of the table under a sum of each bag's rows; ``bags`` has the bag of each position."""
+    """Return the gradient of the table under mode sum; ``bags`` has the bag of each position."""
     first, last = view.bounds(0, 0)
     chosen = ((bags >= first) & (bags < last)).nonzero().squeeze(1)
     rows = grad_output[bags[chosen] - first]
@@ -235,7 +235,7 @@ def _max_gradient_rules(op: object, args: tuple[object, ...], kwargs: dict[str, 
 
 
 def _max_gradient(view: RankView, grad_output: torch.Tensor, winners: torch.Tensor, num_weights: int) -> torch.Tensor:
-    """Return the gradient of the table under a maximum: all of it to the row that has won, none where that is -1."""
+    """Return the gradient of the table under mode max: the winning row gets all of it; -1 stands for no winner."""
     result = grad_output.new_zeros(num_weights, grad_output.shape[1])
     if not num_weights:
         return result
@@ -340,4 +340,4 @@ BAG_OPS = (
         4,
     ),
 )
-"""Each ``torch.ops.sharded_rows.NAME``, with its rules and its kernel."""
+"""The ops ``torch.ops.sharded_rows.NAME``, each with its rules and its kernel."""

@@ -1,4 +1,4 @@
-"""Calls of ``torch.nn.functional.embedding_bag`` for which aten by itself is no reference; they need torch alone."""
+"""Calls of ``torch.nn.functional.embedding_bag`` for which aten alone is no reference; they import only torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def scaled(
     padding_idx: int | None = None,
     mode: str = "sum",
 ) -> torch.Tensor:
-    """Return pooled bags with ``scale_grad_by_freq=True``, of plain tensors with a gradient that is scaled by counts.
+    """Return pooled bags with ``scale_grad_by_freq=True``; for plain tensors the gradient is computed here.
 
-    On a CPU aten's own gradient divides a row by how often another row occurs (pytorch issue #190063, torch 2.13.0), so
-    here the table itself is given a gradient of 1 / count in front of the lookup, which leaves its values as they are.
+    On a CPU aten divides the gradient of a row by the count of another row (pytorch issue #190063, torch 2.13.0). So
+    the table of a plain call passes through an identity whose gradient is divided by the counts.
     """
     bag = torch.nn.functional.embedding_bag
     if isinstance(weight, DTensor):

@@ -1,8 +1,8 @@
 """Our own sharding strategy of ``aten._embedding_bag`` and its backwards, which DTensor refuses in torch 2.13.0.
 
-DTensor calls these functions in the place of the ops, with DTensors, below autograd. They turn offsets into spans, of
-which ranks may have their own part, share what all of them must know (counts of bags, the maximum itself where its
-gradient will be asked for), and leave the rest to the ops of :mod:`strategies.embedding_bag.ops` and to DTensor.
+DTensor calls these functions instead of the ops, with DTensors, below autograd. They turn offsets into spans, which can
+be sharded. They share what all ranks must know: the counts of bags and, if a gradient will be needed, the maximum. The
+ops of :mod:`strategies.embedding_bag.ops` and DTensor do the rest.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def lookup(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[DTensor, DTensor, DTensor, DTensor]:
-    """Return the pooled bags ``[B, D]``, the bag of each position, the counts of bags, and the rows that won a maximum.
+    """Return the pooled bags ``[B, D]``, the bag of each position, the counts of bags, and the winners under mode max.
 
-    The last three are for the gradients; without gradients they are empty. What aten has in their place differs.
+    The last three are for the gradients; without gradients they are empty. They differ from the same results of aten.
 
     Raises
     ------
     RuntimeError
-        If an argument is no DTensor, other than the offsets, if the offsets descend or fit no indices, or if a dtype is
-        one that aten does not take: on every rank, also on one that has nothing to look up.
+        If an argument other than the offsets is no DTensor, if the offsets descend or do not fit the indices, or if
+        aten does not take a dtype. Every rank raises, also a rank that has nothing to look up.
     NotImplementedError
-        If the gradient is to be sparse: DTensor has no sparse layout.
+        If a sparse gradient is required: DTensor has no sparse layout.
     """
     samples = {} if per_sample_weights is None else {"per_sample_weights": per_sample_weights}
     weight, indices, *others = as_dtensors(op, weight=weight, indices=indices, **samples)
@@ -88,7 +88,7 @@ def lookup(
         ids = indices
         if trains:
             weight, ids = _reduced(weight), _replicated_everywhere(indices)
-            check_ids(ids.to_local(), weight.shape[0])  # all ranks raise before any waits for another
+            check_ids(ids.to_local(), weight.shape[0])  # all ranks raise before a rank waits for another
         result = library.max_bags(weight, indices, starts, stops, counts, padding_idx, spans.aligned)
         if trains:
             result, winners = _with_winners(result, weight, ids, starts, stops, padding_idx)
@@ -99,14 +99,14 @@ def lookup(
 def _with_winners(
     result: DTensor, weight: DTensor, ids: DTensor, starts: DTensor, stops: DTensor, padding_idx: int
 ) -> tuple[DTensor, DTensor]:
-    """Return the maxima, reduced, and for each the row that has it at the first position: -1 in an empty bag.
+    """Return the reduced maxima, and for each maximum the row at the first position that has it; -1 in an empty bag.
 
-    All ranks have all of ``ids``.
+    ``ids`` are replicated.
     """
     result = _reduced(result)
     positions = _reduced(library.first_of_max(weight, ids, starts, stops, result, padding_idx))
     local, all_ids = positions.to_local(), ids.to_local().long()
-    padded = torch.cat([all_ids, all_ids.new_full((1,), -1)])  # what is at no position has no row
+    padded = torch.cat([all_ids, all_ids.new_full((1,), -1)])  # -1 for the position N
     return result, with_local(positions, padded[local])
 
 
@@ -132,12 +132,12 @@ def weight_gradient(
     per_sample_weights: DTensor | None,
     padding_idx: int = -1,
 ) -> object:
-    """Return the gradient of the table ``[num_weights, D]`` from what :func:`lookup` has returned.
+    """Return the gradient of the table ``[num_weights, D]`` from the results of :func:`lookup`.
 
     Raises
     ------
     NotImplementedError
-        If a sparse gradient is asked for: DTensor has no sparse layout. And as :func:`dense_weight_gradient`.
+        If ``sparse``, because DTensor has no sparse layout, and as :func:`dense_weight_gradient`.
     """
     if sparse:
         raise NotImplementedError(f"{op}: sparse=True is not supported, DTensor has no sparse layout")
@@ -169,17 +169,17 @@ def dense_weight_gradient(
     per_sample_weights: torch.Tensor | None,
     padding_idx: int = -1,
 ) -> object:
-    """Return the gradient of the table ``[num_weights, D]`` from what :func:`lookup` or the op of aten has returned.
+    """Return the gradient of the table ``[num_weights, D]`` from the results of :func:`lookup` or of the aten op.
 
-    Under a maximum neither indices nor bags are needed: the winners are those of all ranks together, so that the
-    gradient of a rank that has some of the indices only is all of it, and no Partial.
+    Mode max needs neither indices nor bags, because the winners are those of all ranks together. So sharded indices do
+    not make the gradient Partial.
 
     Raises
     ------
     RuntimeError
-        If an argument is no DTensor, or if shapes or dtypes do not fit each other: on every rank.
+        If an argument is no DTensor, or if shapes or dtypes do not fit each other. Every rank raises.
     NotImplementedError
-        If there are per-sample weights in another mode than sum: only a sum has rules for them.
+        If there are per-sample weights in another mode than sum: only sum has rules for them.
     """
     samples = {} if per_sample_weights is None else {"per_sample_weights": per_sample_weights}
     grad_output, indices, bags, counts, winners, *others = as_dtensors(
@@ -188,12 +188,12 @@ def dense_weight_gradient(
     _check_saved(op, grad_output, indices, bags, counts, winners, mode, others)
     if mode == MAX:
         winners, of_bags = _with_counts(_reduced(winners), counts)
-        # aten has row 0 where nothing has won
+        # for an empty bag aten returns row 0
         won = winners.to_local().long().masked_fill(of_bags == 0, -1)
         return library.max_gradient(grad_output, with_local(winners, won), num_weights)
     if mode == MEAN:
         grad_output, of_bags = _with_counts(grad_output, counts)
-        # by a positive number, so that every kind of Partial stays what it is
+        # division by a positive number commutes with every reduction
         grad_output = with_local(grad_output, divided_by_counts(grad_output.to_local(), of_bags))
     factors = others[0] if others else None
     if scale_grad_by_freq:
@@ -206,9 +206,9 @@ def dense_weight_gradient(
 
 
 def _with_counts(tensor: DTensor, counts: DTensor) -> tuple[DTensor, torch.Tensor]:
-    """Return ``tensor``, one row for each bag, and the counts of the bags whose rows this rank has, as a column.
+    """Return ``tensor``, which has one row per bag, and the counts of this rank's bags, as a column.
 
-    Cuts with strides become plain ones: counts ``[B]`` cannot follow them.
+    Strided shards become plain shards, because the counts ``[B]`` cannot have the same strided shards.
     """
     plain = [p if cut is None else Shard(cut) for p in tensor.placements for cut in [sharded_dim(p)]]
     tensor = _redistributed(tensor, plain)
@@ -226,7 +226,7 @@ def _check_saved(
     mode: int,
     samples: Sequence[DTensor],
 ) -> None:
-    """Check what a caller may have made itself; aten reads past the end of some that are too short."""
+    """Check tensors that a caller may have made; aten reads past the end of some if they are too short."""
     if mode not in MODES:
         raise RuntimeError(f"{op}: mode has to be one of {MODES}, got {mode}")
     if samples and mode != SUM:
@@ -261,7 +261,7 @@ def sample_gradient(
 
 
 def decompose(op: Any, *args: object, **kwargs: object) -> object:
-    """Take ``aten.embedding_bag`` apart, which inference mode hands to DTensor as it is."""
+    """Decompose ``aten.embedding_bag``, which inference mode passes to DTensor undecomposed."""
     return op.decompose(*args, **kwargs)
 
 
@@ -274,26 +274,26 @@ HANDLERS: dict[Any, Callable[..., object]] = {
     aten.embedding_bag.default: decompose,
     aten.embedding_bag.padding_idx: decompose,
 }
-"""The ops for which DTensor is to call a function of this module, with the op before its arguments."""
+"""The ops for which DTensor calls a function of this module, with the op before its arguments."""
 
 
 # --------------------------------------------------------------------------------------------------------------- spans
 class _Spans:
-    """The positions of each bag, as every rank knows them.
+    """The positions of each bag, known to every rank.
 
     Parameters
     ----------
     indices
         ``[N]``.
     offsets
-        Where each bag starts ``[B]``, and where the last one stops if ``include_last_offset``. If they are cut, they
-        are gathered: where a rank's last bag stops, another one knows. For indices of two dims
-        ``torch.nn.functional.embedding_bag`` makes plain ones.
+        Where each bag starts ``[B]``, and where the last bag stops if ``include_last_offset``. Sharded offsets are
+        gathered, because a rank's last bag stops where the first bag of the next rank starts. For 2-d indices
+        ``torch.nn.functional.embedding_bag`` makes plain offsets.
 
     Attributes
     ----------
     aligned
-        Whether the indices are cut just where bags are cut, so that each rank has the positions of its own bags.
+        Whether indices and bags shard at the same positions, so that each rank has the positions of its own bags.
     """
 
     def __init__(self, indices: DTensor, offsets: torch.Tensor, include_last_offset: bool) -> None:
@@ -304,7 +304,7 @@ class _Spans:
             placements = offsets.placements
             shape = offsets.shape
             offsets = _replicated_everywhere(offsets).to_local()
-            if mesh.get_coordinate() is None:  # a rank that has no part of the mesh knows their number only
+            if mesh.get_coordinate() is None:  # a rank outside the mesh knows only the shape
                 offsets = offsets.new_zeros(shape)
         self._check(offsets, include_last_offset)
         last = offsets.new_full((1,), self.positions)
@@ -323,7 +323,7 @@ class _Spans:
         self._placements = cut if self.aligned else [p if p == Shard(0) else Replicate() for p in placements]
 
     def _check(self, offsets: torch.Tensor, include_last_offset: bool) -> None:
-        """Check what aten does, on every rank alike."""
+        """Check the offsets as aten does, with the same outcome on every rank."""
         if offsets.ndim != 1:
             raise RuntimeError(f"offsets has to be a 1D tensor, got {offsets.ndim} dims")
         if include_last_offset and not offsets.shape[0]:
@@ -335,32 +335,32 @@ class _Spans:
             raise RuntimeError(f"offsets[0] has to be 0, got {first}")
         if last > self.positions:
             raise RuntimeError(f"offsets[-1] is {last}, there are {self.positions} indices")
-        if bool((offsets.diff() < 0).any()):  # of which aten reads what is not there
+        if bool((offsets.diff() < 0).any()):  # aten would read out of bounds
             raise RuntimeError(f"offsets have to ascend, got {offsets.tolist()}")
 
     def placed(self) -> tuple[DTensor, DTensor]:
-        """Return start and stop of each bag ``[B]``, cut as the offsets were, or as the indices are if aligned."""
+        """Return start and stop of each bag ``[B]``, sharded like the indices if aligned, else like the offsets."""
         starts = _replicated(self.edges[:-1].contiguous(), self.mesh)
         stops = _replicated(self.edges[1:].contiguous(), self.mesh)
         return starts.redistribute(placements=self._placements), stops.redistribute(placements=self._placements)
 
     def bag_of_each_position(self) -> torch.Tensor:
-        """Return the bag that each position is in ``[N]``; ``B`` for those after the last bag."""
+        """Return the bag of each position ``[N]``; ``B`` for positions after the last bag."""
         positions = torch.arange(self.positions, device=self.edges.device)
         return torch.searchsorted(self.edges[1:].contiguous(), positions, right=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ DTensors
 def _with_id_dtype(op: object, indices: DTensor, offsets: torch.Tensor) -> DTensor:
-    """Return ids of the dtype that aten gives them and the offsets, where they differ.
+    """Return ``indices`` in the dtype that aten promotes indices and offsets to.
 
-    By hand, since DTensor takes seconds to find a rule for a cast of strided shards on three mesh dims, even to the
-    dtype that they have.
+    The cast is on local tensors, because DTensor takes seconds to find a rule for a cast of strided shards on three
+    mesh dims, even if the dtype stays the same.
 
     Raises
     ------
     RuntimeError
-        If that is none for ids.
+        If the promoted dtype is no dtype for ids.
     """
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     if dtype not in ID_DTYPES:
@@ -378,7 +378,7 @@ def _replicated(value: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 def _reduced(tensor: DTensor) -> DTensor:
-    """Return ``tensor`` with Replicate in the place of every Partial."""
+    """Return ``tensor`` with Replicate instead of every Partial."""
     return _redistributed(tensor, [Replicate() if p.is_partial() else p for p in tensor.placements])
 
 

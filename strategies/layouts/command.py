@@ -16,7 +16,7 @@ __all__ = ["COMMAND", "layouts"]
 
 
 def _counts(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Return what a list of counts as ``1,3,1`` says; None if the option is not given."""
+    """Return the counts in a text such as ``1,3,1``; None if the option is not given."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

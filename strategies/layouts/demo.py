@@ -1,4 +1,4 @@
-"""What the command ``layouts`` shows: layouts that packages bring, as text and as a page, and their checks."""
+"""Output of the command ``layouts``: the layouts of installed packages as text and as a page, and their checks."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from verifier.torch_internals.placements import Placements
 __all__ = ["ShownLayouts", "show_layouts"]
 
 _MOST_RANKS = 1024
-"""Each has its own line under every layout; of more of them nobody would read it."""
+"""Each rank has a line under every layout; more lines would be unreadable."""
 _MOST_ELEMENTS = 1 << 24
-"""Of a table that is checked: every rank gets the whole of it, and float32 counts no further."""
+"""Largest table that is checked: every rank gets all of it, and float32 is exact up to this count."""
 
 
 @dataclass(frozen=True)
 class ShownLayouts:
-    """Layouts in order, each with its summary and a function that makes the case which checks it."""
+    """Layouts in order, each with its summary and a function that returns the case which checks the layout."""
 
     entries: tuple[tuple[TableLayout, str, Callable[[], OpCase]], ...]
     left_out: tuple[str, ...] = ()
-    """Why a layout cannot be shown, one line each."""
+    """One line for each layout that cannot be shown, with the reason."""
 
     @property
     def lines(self) -> list[str]:
-        """The layouts as text, an empty line between them."""
+        """Return the layouts as text, with empty lines between them."""
         blocks = ["\n".join(layout_lines(layout, summary)) for layout, summary, _ in self.entries]
         return "\n\n".join([*blocks, *self.left_out]).splitlines()
 
     @property
     def page(self) -> str:
-        """The layouts as an HTML page."""
+        """Return the layouts as an HTML page."""
         return render_layouts([(layout, summary) for layout, summary, _ in self.entries])
 
     def refuse_check(self) -> None:
-        """Refuse what is too large to be checked on one machine.
+        """Refuse layouts that are too large for a check on one machine.
 
         Raises
         ------
         ValueError
-            If there are too many ranks or elements, with how many there may be.
+            If there are too many ranks or elements; the message has the limit.
         """
         layout = self.entries[0][0]
         if layout.ranks > MOST_RANKS:
@@ -64,7 +64,7 @@ class ShownLayouts:
             raise ValueError(f"--check: the table has {elements:,} elements; it tries {_MOST_ELEMENTS:,} at most")
 
     def checked(self) -> Iterator[tuple[str, VerdictKind]]:
-        """Yield for each layout what its check on gloo ranks says, as text and as a kind of verdict.
+        """Yield the outcome of each layout's check on gloo ranks, as text and as a kind of verdict.
 
         Raises
         ------
@@ -89,8 +89,8 @@ def show_layouts(name: str | None, options: LayoutOptions) -> ShownLayouts:
     Raises
     ------
     ValueError
-        If there is no such layout, with the nearest name; if an option does not fit the one that is named; if there are
-        more ranks than can be shown; or if no package brings any.
+        If there is no such layout (the message has the nearest name), if an option does not fit the layout, if there
+        are more ranks than can be shown, or if no installed package declares layouts.
     """
     sources = installed_layouts().values()
     known = {layout: (source, summary) for source in sources for layout, summary in source.summaries().items()}
@@ -107,7 +107,7 @@ def show_layouts(name: str | None, options: LayoutOptions) -> ShownLayouts:
         source, summary = known[name]
         return ShownLayouts((_entry(source, name, options, summary),))
     entries, left_out = [], {}
-    # Of all, each has those splits, owners and hosts that it has by itself.
+    # If all layouts are shown, each has its default splits, owners and hosts.
     plain = replace(options, splits=None, owners=None, ranks_per_host=None)
     if plain != options:
         raise ValueError("--splits, --owners and --ranks-per-host are of one layout; name it")

@@ -1,4 +1,4 @@
-"""Who holds what of a table: as text for a terminal, and as one HTML page with a drawing for each layout."""
+"""Draws which rank holds which chunks of a table: as text for a terminal, and as an HTML page."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = [
 
 
 def layout_lines(layout: TableLayout, summary: str = "") -> list[str]:
-    """Return a layout as lines of text: the table with who holds each part of it, then what each rank holds.
+    """Return a layout as lines of text: the table with the rank that holds each part, then the chunks of each rank.
 
-    Rows and columns are drawn together where the same ranks hold them, so a table of any size takes few lines.
+    Adjacent rows or columns that the same ranks hold share a line or column of text, so large tables take few lines.
     """
     rows, columns = layout.shape
     where = f"{plural(rows, 'row')}, {plural(columns, 'column')}, {plural(layout.ranks, 'rank')}"
@@ -47,7 +47,7 @@ def layout_lines(layout: TableLayout, summary: str = "") -> list[str]:
 
 
 def _bands(layout: TableLayout, dim: int) -> list[tuple[int, int]]:
-    """Return the runs of rows (``dim`` 0) or columns between the edges of chunks that different ranks hold."""
+    """Return the runs of rows (``dim`` 0) or columns (``dim`` 1) between edges of chunks of different ranks."""
     ranges = [(chunk.rows, chunk.columns) for chunks in layout.chunks for chunk in chunks]
     edges = [sorted({0, layout.shape[axis], *(edge for both in ranges for edge in both[axis])}) for axis in (0, 1)]
     others = edges[1 - dim][:-1]
@@ -89,7 +89,7 @@ def render_layouts(layouts: Sequence[tuple[TableLayout, str]]) -> str:
 
 
 def layout_svg(layout: TableLayout) -> Markup:
-    """Return an SVG of which chunks of a table each rank holds, one row for each host where hosts matter."""
+    """Return an SVG of the chunks that each rank holds, with one row per host if hosts matter."""
     held = []
     for rank, chunks in enumerate(layout.chunks[:MOST_RANKS_DRAWN]):
         what = " ".join(f"[{', '.join(map(str, chunk.shape))}]" for chunk in chunks) or "empty"

@@ -1,7 +1,7 @@
-"""Layouts of a table: which rank holds which boxes of it, and the interface by which a package brings some.
+"""Layouts of a table: which rank holds which chunks, and the interface by which a package declares layouts.
 
-Placements cut a tensor dim as ``torch.chunk`` does. The layouts of recommender systems do not: rows in any split,
-several column blocks on one rank, a whole table on one rank. They are known by their chunks alone.
+Placements shard a tensor dim like ``torch.chunk``. Layouts of recommender systems do not: rows in any split, several
+column blocks on one rank, a whole table on one rank. Only their chunks describe them.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Who holds what of a table of ``shape`` [rows, columns].
+    """Which rank holds which chunks of a table of ``shape`` [rows, columns].
 
     Parameters
     ----------
     chunks
-        For each rank what it holds, without empty chunks.
+        The chunks of each rank, without empty chunks.
     replicated
-        Every rank has all of the table; otherwise every element has one owner.
+        Whether every rank has all of the table; otherwise one rank has each element.
     ranks_per_host
-        Ranks that count as one host; 0 where hosts do not matter.
+        Ranks that count as one host; 0 if hosts do not matter.
     placement
-        What DTensor shows for it, as ``S(0)``. It need not say who holds what.
+        The placement of the DTensor, as ``S(0)``. It need not match the chunks.
     """
 
     name: str
@@ -73,20 +73,20 @@ class TableLayout:
         return len(self.chunks)
 
     def host(self, rank: int) -> int | None:
-        """Return which host ``rank`` is on; None where hosts do not matter."""
+        """Return the host of ``rank``; None if hosts do not matter."""
         return rank // self.ranks_per_host if self.ranks_per_host else None
 
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """What a layout is made of. Each layout takes some of the options after ``ranks`` and refuses the others.
+    """Options of a layout. Each layout takes some of the options after ``ranks`` and refuses the others.
 
     Parameters
     ----------
     splits
-        Rows of each rank, in order; None for what the layout does by itself.
+        Rows of each rank, in order; None for the layout's default.
     owners
-        Ranks (of a grid: hosts) that hold the column blocks, in order; of a layout with one block, the one owner.
+        Ranks that hold the column blocks, in order. In a grid these are hosts. A layout with one block has one owner.
     ranks_per_host
         How many ranks in a row share a host.
     """
@@ -101,24 +101,24 @@ class LayoutOptions:
 
 @runtime_checkable
 class LayoutSource(Protocol):
-    """Layouts that a package brings."""
+    """Layouts that a package declares."""
 
     @property
     def name(self) -> str:
-        """Name of the source, as ``torchrec``."""
+        """Name of the source, such as ``torchrec``."""
         ...
 
     def summaries(self) -> Mapping[str, str]:
-        """Return who holds what under each layout, in a few words, by the name of the layout."""
+        """Return a short description of each layout, by the name of the layout."""
         ...
 
     def make(self, name: str, options: LayoutOptions) -> TableLayout:
-        """Return the layout of that name.
+        """Return the layout called ``name``.
 
         Raises
         ------
         ValueError
-            If there is no such layout, with the nearest name, or if an option does not fit.
+            If there is no such layout (the message has the nearest name), or if an option does not fit.
         """
         ...
 

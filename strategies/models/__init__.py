@@ -1,7 +1,7 @@
-"""Small models as DTensor is used on, and plans that shard them; see ``verifier.modules.verify.verify_module``.
+"""Small models of the kind that DTensor shards, and their plans; see ``verifier.modules.verify.verify_module``.
 
-Each plan is a function ``plan(model, mesh)``. On a mesh of one dim it takes the whole mesh for tensor parallelism; the
-mesh of a ``data_parallel`` plan has the dims ``dp`` and ``tp``.
+Each plan is a function ``plan(model, mesh)``. On a mesh of one dim all ranks are tensor parallel. The mesh of a
+``data_parallel`` plan has the mesh dims ``dp`` and ``tp``.
 """
 
 from strategies.models.layers import MLP, RMSNorm, StackedMLP

@@ -11,7 +11,7 @@ __all__ = ["MLP", "RMSNorm", "StackedMLP"]
 class RMSNorm(nn.Module):
     """Divide by the root of the mean square over the last dim, and scale (Zhang and Sennrich, 2019, equation 4).
 
-    Written in elementwise ops and a mean, where ``torch.nn.RMSNorm`` calls one op.
+    It calls elementwise ops and a mean, where ``torch.nn.RMSNorm`` calls one op.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -35,7 +35,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what the layers make of ``values`` [..., width]."""
+        """Return the result for ``values``, of the same shape [..., width]."""
         result: torch.Tensor = self.down(self.relu(self.up(values)))
         return result
 
@@ -48,7 +48,7 @@ class StackedMLP(nn.Module):
         self.layers = nn.ModuleList(MLP(width, hidden, bias) for _ in range(depth))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what the layers make of ``values`` [..., width]."""
+        """Return the result for ``values``, of the same shape [..., width]."""
         for layer in self.layers:
             values = layer(values)
         return values

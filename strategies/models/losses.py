@@ -11,7 +11,7 @@ __all__ = ["next_token_loss", "squared_error"]
 def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy of ``logits`` [batch, positions, vocabulary] against ``tokens`` [batch, positions].
 
-    ``tokens`` are those that are to come, one for each position.
+    ``tokens`` has the next token of each position.
     """
     return cross_entropy(logits.flatten(0, 1), tokens.flatten())
 

@@ -38,7 +38,7 @@ def _mlp(mlp: str = "") -> dict[str, ParallelStyle]:
 
 
 def _sequence_mlp(mlp: str = "") -> dict[str, ParallelStyle]:
-    """The same for inputs and outputs that are cut by their first dim."""
+    """Return the plan of :func:`_mlp` for inputs and outputs that are sharded on their first dim."""
     return {
         f"{mlp}up": ColwiseParallel(input_layouts=Shard(0)),
         f"{mlp}down": RowwiseParallel(output_layouts=Shard(0)),
@@ -46,28 +46,28 @@ def _sequence_mlp(mlp: str = "") -> dict[str, ParallelStyle]:
 
 
 def tensor_parallel_mlp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Cut an :class:`MLP`, or each of a :class:`StackedMLP`, by its hidden features."""
+    """Shard an :class:`MLP`, or each MLP of a :class:`StackedMLP`, by its hidden features."""
     prefixes = ["layers.*."] if isinstance(model, StackedMLP) else [""]
     return parallelize_module(model, mesh, {name: style for each in prefixes for name, style in _mlp(each).items()})
 
 
 def sequence_parallel_mlp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """As :func:`tensor_parallel_mlp`, for rows of which each rank has some, before and after."""
+    """As :func:`tensor_parallel_mlp`, with inputs and outputs sharded by rows."""
     prefix = "layers.*." if isinstance(model, StackedMLP) else ""
     return parallelize_module(model, mesh, _sequence_mlp(prefix))
 
 
 def sequence_parallel_norm(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Run a norm on the positions of each rank; its input is cut by dim 1 and so is its output, which is plain."""
+    """Run a norm on the positions of each rank: input and output are sharded on dim 1, and the output is plain."""
     assert isinstance(model, RMSNorm | nn.LayerNorm)
     return parallelize_module(model, mesh, SequenceParallel(use_local_output=True))
 
 
 # --------------------------------------------------------------------------------------------------------- Transformer
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Cut the heads of attention, the hidden features, and both ends of a :class:`Transformer` by the vocabulary.
+    """Shard the heads of attention, the hidden features, and both ends of a :class:`Transformer` by the vocabulary.
 
-    What passes between the submodules are plain tensors, whole on every rank.
+    Submodules exchange plain tensors, which are complete on every rank.
     """
     return _sharded_ends(_sharded_blocks(model, mesh), mesh)
 
@@ -97,14 +97,14 @@ def _sharded_ends(model: Transformer, mesh: DeviceMesh) -> Transformer:
 
 
 def _tied(model: Transformer) -> Transformer:
-    """Make one parameter of table and output weight again: parallelize_module gives each submodule its own."""
+    """Tie table and output weight again, because parallelize_module gives each submodule its own parameter."""
     if model.size.tied:
         model.output.weight = model.tokens.weight
     return model
 
 
 def embedding_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Cut the embeddings only: tokens by rows or, where they are not tied, by columns; positions by columns."""
+    """Shard only the embeddings: positions by columns, tokens by rows if tied, else by columns."""
     assert isinstance(model, Transformer)
     tied = model.size.tied
     by_column = ColwiseParallel(output_layouts=Replicate())
@@ -112,7 +112,7 @@ def embedding_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         "tokens": RowwiseParallel(input_layouts=Replicate()) if tied else by_column,
         "positions": ColwiseParallel(output_layouts=Replicate()),
     }
-    if tied:  # the same weight needs the same cut
+    if tied:  # the same weight needs the same placement
         plan["output"] = ColwiseParallel(output_layouts=Replicate())
     parallelize_module(model, mesh, plan)
     return _tied(model)
@@ -138,9 +138,9 @@ def sequence_plan() -> dict[str, ParallelStyle]:
 
 
 def sequence_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """As :func:`tensor_parallel`, and cut the positions between attention and feed-forward.
+    """As :func:`tensor_parallel`, and shard the positions between attention and feed-forward.
 
-    What passes between the submodules are DTensors; the logits are whole and plain.
+    Submodules exchange DTensors. The logits are plain tensors, complete on every rank.
     """
     assert isinstance(model, Transformer)
     parallelize_module(model, mesh, sequence_plan())
@@ -153,7 +153,7 @@ def data_parallel(
 ) -> nn.Module:
     """Shard the model over the mesh dim ``tp`` by ``plan``, and the batch and all parameters over ``dp``.
 
-    ``plan`` is :func:`tensor_parallel` or, for perceptrons, :func:`tensor_parallel_mlp` unless it is given.
+    The default of ``plan`` is :func:`tensor_parallel`, and :func:`tensor_parallel_mlp` for perceptrons.
     """
     assert isinstance(model, Transformer | MLP | StackedMLP)
     default = tensor_parallel if isinstance(model, Transformer) else tensor_parallel_mlp

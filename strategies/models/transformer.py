@@ -1,4 +1,4 @@
-"""A small causal Transformer with pre-norm blocks, written so that its linear layers can be cut by heads."""
+"""A small causal Transformer with pre-norm blocks, whose linear layers can be sharded by heads."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["Attention", "Block", "FeedForward", "Transformer", "TransformerSize"
 
 @dataclass(frozen=True)
 class TransformerSize:
-    """What a :class:`Transformer` is made of.
+    """Sizes and options of a :class:`Transformer`.
 
     Attributes
     ----------
     width
         Features of each position, shared by ``heads`` heads.
     dropout
-        Probability that a feature is dropped behind attention and feed-forward, and in the embeddings.
+        Probability that a feature is dropped after attention, after feed-forward and in the embeddings.
     tied
-        Whether the table of the tokens is the weight of the output layer as well.
+        Whether the table of the tokens is also the weight of the output layer.
     checkpointed
-        Whether each block's activations are computed again in the backward pass.
+        Whether the backward pass computes each block's activations again.
     rms_norm
-        Whether norms are :class:`~strategies.models.layers.RMSNorm` and not ``LayerNorm``.
+        Whether norms are :class:`~strategies.models.layers.RMSNorm` instead of ``LayerNorm``.
     """
 
     vocabulary: int = 12
@@ -48,7 +48,7 @@ class TransformerSize:
 
 
 class Attention(nn.Module):
-    """Causal self-attention. However many heads the linear layers give, each has its own features."""
+    """Causal self-attention. The linear layers may return any number of heads, as they do if sharded."""
 
     def __init__(self, size: TransformerSize) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [batch, heads, positions, features]; with a plan, the heads of this rank."""
+        """Return [batch, heads, positions, features]; under a plan, the heads of this rank."""
         return values.view(*values.shape[:2], -1, self.features).transpose(1, 2)
 
 
@@ -82,13 +82,13 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what the layers make of ``values`` [batch, positions, width]."""
+        """Return the result for ``values``, of the same shape [batch, positions, width]."""
         result: torch.Tensor = self.dropout(self.down(self.gelu(self.up(values))))
         return result
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual connection."""
+    """Attention and feed-forward, each after a norm and with a residual connection."""
 
     def __init__(self, size: TransformerSize) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values`` [batch, positions, width] with what attention and feed-forward add."""
+        """Return ``values`` [batch, positions, width] plus the results of attention and feed-forward."""
         values = values + self.attention(self.attention_norm(values))
         result: torch.Tensor = values + self.feed_forward(self.feed_forward_norm(values))
         return result

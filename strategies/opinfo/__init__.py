@@ -1,5 +1,5 @@
-"""Calls of every op that DTensor has a rule for: what torch's own test database of ops dispatches to.
+"""Calls of every op that DTensor has a rule for: the aten calls that torch's test database OpInfo dispatches to.
 
-``source`` has them for the rule check, ``family`` for the check on meshes. Importing them loads that database, which
-takes seconds, so that this package does not.
+``source`` has the calls for the rule check, ``family`` for the check on meshes. Both load OpInfo, which takes seconds,
+so this package imports neither.
 """

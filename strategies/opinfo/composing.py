@@ -1,6 +1,6 @@
-"""Turns a call of an overload into a program around it: what each kind of program needs, drawn so that torch takes it.
+"""Turns a call of an overload into a program around it, with drawn arguments that torch accepts.
 
-What is drawn must say something: its results are finite, not all the same, and far enough from where rounding decides.
+The results of a program are finite, not all equal, and not so close to a discontinuity that rounding decides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECOND_CALL = "second call"
 WRITTEN_COPY = "write to a copy"
 WRITTEN_VIEW = "write to a view"
 _CLEAR = 1e-3
-"""Of the largest magnitude: what is nearer to 0, or to its neighbour, rounding may carry to the other side."""
+"""Fraction of the largest magnitude: rounding may change the sign or the order of values that are closer than this."""
 
 _Program = tuple[str, tuple[object, ...], dict[str, object]]
 """The name of a program, and its arguments."""
@@ -43,7 +43,7 @@ def composed(case: OpCase, kind: str, mesh: MeshSpec, seed: int) -> OpCase | Non
     Parameters
     ----------
     case
-        The plain call, its arguments not wanting gradients.
+        The plain call; its arguments require no gradient.
     seed
         Chooses among the programs of this kind.
     """
@@ -65,8 +65,8 @@ def _written(call: Call) -> list[Parameter]:
     return [parameter for parameter in parameters(call.op) if parameter.written]
 
 
-def _trusting(call: Call) -> bool:
-    """Return whether the kernel may not check what it is given: helpers that people do not call."""
+def _checks_no_sizes(call: Call) -> bool:
+    """Return whether the kernel may not check the sizes of its arguments, as in helper ops that users do not call."""
     base = base_of(str(call.op))
     helper = (base.startswith("_") and not base.startswith("_foreach")) or "backward" in base
     return helper or base.startswith(TRUSTING)
@@ -79,7 +79,7 @@ def _tensor_parameters(call: Call) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- one tensor twice
 def _one_for_two(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     written = _written(call)
-    # elsewhere it is not defined what an op reads that writes to what it reads
+    # only pointwise ops have a defined result if they write to memory that they read
     if written and (torch.Tag.pointwise not in call.op.tags or any(p.out for p in written)):
         return None
     values = call.values
@@ -105,7 +105,7 @@ def _one_for_two(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
 
 
 def _kind_of(value: object) -> tuple[object, ...] | None:
-    """Return shapes and dtypes of a tensor, or of a list of nothing but tensors; None for anything else."""
+    """Return shapes and dtypes of a tensor or of a list of tensors; None for anything else."""
     if isinstance(value, torch.Tensor):
         return (None, (value.shape, value.dtype))
     if isinstance(value, list | tuple) and value and all(isinstance(item, torch.Tensor) for item in value):
@@ -126,7 +126,7 @@ def _consumed(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
         on = rng.choice(("result", "last"))
         for consumer in rng.sample(offered := list(_consumers(values[on], on, rng)), len(offered)):
             outcome = _consume(consumer, values)
-            if outcome is not None and consumer not in consumers and _clear_of_cancelling(outcome, values[on]):
+            if outcome is not None and consumer not in consumers and _has_no_cancellation(outcome, values[on]):
                 consumers.append(consumer)
                 values["last"] = outcome
                 break
@@ -149,7 +149,7 @@ def _fresh(like: torch.Tensor, rng: Random) -> torch.Tensor:
 
 
 def _consumers(value: torch.Tensor, on: str, rng: Random) -> Iterator[list[object]]:
-    """Yield ops that take ``value``, none of them near to where rounding decides what they give."""
+    """Yield ops that take ``value`` and whose results do not depend on rounding."""
     floating, number = value.is_floating_point(), value.dtype != torch.bool
     if value.ndim:
         dim = rng.randrange(value.ndim)
@@ -159,7 +159,7 @@ def _consumers(value: torch.Tensor, on: str, rng: Random) -> Iterator[list[objec
             yield ["aten.transpose.int", on, 0, value.ndim - 1]
         if floating:
             yield ["aten.mean.dim", on, [dim]]
-        if number and not value.is_complex() and (not floating or _apart(value)):
+        if number and not value.is_complex() and (not floating or _has_no_ties(value)):
             yield ["aten.amax.default", on, [dim]]
     if not number:
         yield ["aten.logical_not.default", on]
@@ -172,8 +172,8 @@ def _consumers(value: torch.Tensor, on: str, rng: Random) -> Iterator[list[objec
         yield ["aten.relu.default", on]
 
 
-def _apart(value: torch.Tensor) -> bool:
-    """Return whether no two elements are nearly equal, so that the same one is the largest however it was rounded."""
+def _has_no_ties(value: torch.Tensor) -> bool:
+    """Return whether no two elements are nearly equal, so that rounding does not change which element is largest."""
     ordered = value.flatten().sort().values
     return len(ordered) < 2 or float(ordered.diff().min()) > _CLEAR * float(value.abs().max())
 
@@ -189,8 +189,8 @@ def _consume(consumer: list[object], values: dict[str, torch.Tensor]) -> torch.T
     return outcome
 
 
-def _clear_of_cancelling(outcome: torch.Tensor, of: torch.Tensor) -> bool:
-    """Return whether terms did not cancel to much less than they were, of which rounding would be all that is left."""
+def _has_no_cancellation(outcome: torch.Tensor, of: torch.Tensor) -> bool:
+    """Return whether the terms did not cancel so far that only rounding errors are left."""
     if not outcome.numel() or not is_inexact(of):
         return bool(outcome.numel())
     return float(outcome.abs().max()) * 8 >= float(of.abs().max())
@@ -214,16 +214,16 @@ def _can_be_produced(value: object) -> bool:
         return False
     if value.dtype not in (torch.float64, torch.float32, torch.int64) or not is_finite(value):
         return False
-    # what the producer adds and takes away must not leave a rounding error that the op has not by itself
+    # the producer adds and subtracts numbers, which must not add a rounding error to the op's own
     return not value.is_floating_point() or bool((8 * value == (8 * value).round()).all())
 
 
 def _producers(value: torch.Tensor, mesh: MeshSpec, rng: Random) -> Iterator[tuple[list[object], torch.Tensor]]:
-    """Yield ops that make ``value``, and of what; under a Shard of that, most leave it Partial."""
+    """Yield ops whose result is ``value``, each with its input; most return a Partial if the input is sharded."""
     part = _fresh(value, rng)
     yield ["aten.sum.dim_IntList", [0]], torch.stack([value - part, part])
     yield ["aten.neg.default"], -value
-    # a row for each rank: the op does not take empty shards
+    # a row for each rank, because the op refuses empty shards
     rows = [value - (rank + 1) for rank in range(mesh.world_size - 1)]
     yield ["aten.amax.default", [0]], torch.stack([*rows, value])
     if value.is_floating_point():
@@ -256,9 +256,9 @@ def _called_twice(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
 
 
 def in_a_row(first: OpCase, second: OpCase) -> OpCase | None:
-    """Return the program that makes the call of ``first`` and then that of ``second``, with the tensors of ``second``.
+    """Return the program that calls ``first`` and then ``second``, both with the tensors of ``second``.
 
-    None if no number or text tells them apart, or if they write to arguments that only take results.
+    The result is None if the calls do not differ in a number or text, or if they write to ``out`` arguments.
     """
     calls = []
     for case in (first, second):
@@ -288,14 +288,14 @@ def in_a_row(first: OpCase, second: OpCase) -> OpCase | None:
 
 
 def _other_scalars(call: Call) -> Iterator[Call]:
-    """Yield the call with other arguments that are not tensors."""
+    """Yield the call with other non-tensor arguments."""
     for variation in spellings(call):
         if (changed := variation.apply(call)) is not None:
             yield changed
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
         is_number = "number" in parameter.type or "float" in parameter.type
-        if is_number and type(given) in (int, float) and not _trusting(call):
+        if is_number and type(given) in (int, float) and not _checks_no_sizes(call):
             changed = with_value(call, parameter.name, given + 1)  # type: ignore[operator]
             if changed is not None:
                 yield changed
@@ -313,8 +313,8 @@ def _same(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
 
 # ------------------------------------------------------------------------------------------------------- an exception
 def _after_exception(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
-    # a kernel that takes sizes on trust would write where it must not
-    if _trusting(call) or any(parameter.out for parameter in _written(call)):
+    # a kernel that does not check sizes would write out of bounds
+    if _checks_no_sizes(call) or any(parameter.out for parameter in _written(call)):
         return None
     offered = list(_unfit(call))
     for name, unfit in rng.sample(offered, len(offered)):
@@ -344,7 +344,7 @@ def _written_copy(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     values = call.values
     names = [p.name for p in written if _kind_of(values.get(p.name)) is not None]
     if any(p.out for p in written) or not any(map(_may_want, pytree.tree_leaves([values[name] for name in names]))):
-        return None  # a plain call says as much
+        return None  # a plain call tests the same
     return "written_copy", (str(call.op), names), values
 
 
@@ -354,7 +354,7 @@ def _may_want(value: object) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- writing to views
 def _written_view(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
-    # what autograd takes apart promises a view only where one will do
+    # composite ops return a view only if they can
     if is_composite(call.op) or _written(call):
         return None
     names = [a.name for a in call.op._schema.arguments if a.alias_info is not None and not a.alias_info.is_write]
@@ -370,7 +370,7 @@ def _written_view(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
 
 
 def _overlaps(view: torch.Tensor) -> bool:
-    """Return whether elements share memory, as in overlapping windows: what a write leaves there is not defined."""
+    """Return whether elements share memory, as in overlapping windows, where the result of a write is undefined."""
     places = torch.zeros((), dtype=torch.int64)
     for size, stride in zip(view.shape, view.stride(), strict=True):
         places = places.unsqueeze(-1) + torch.arange(size) * stride

@@ -1,4 +1,4 @@
-"""How many of the overloads with a rule the source can test; run it with ``python -m strategies.opinfo.coverage``."""
+"""Counts the overloads with a rule that the source can test: ``python -m strategies.opinfo.coverage``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["Coverage", "coverage"]
 class Coverage:
     """The overloads with a rule of their own, as ``aten.add.Tensor``, sorted.
 
-    ``tested`` have a sample that can be drawn; ``not_testable`` have samples, but only ones whose results their
-    arguments do not determine, with the reason; ``missing`` have none.
+    ``tested`` have a sample that can be drawn. ``not_testable`` have only samples whose arguments do not determine the
+    results, with the reason. ``missing`` have no samples.
     """
 
     tested: tuple[str, ...]
@@ -28,7 +28,7 @@ class Coverage:
 
 
 def coverage(patterns: Sequence[str] = ()) -> Coverage:
-    """Return what samples there are, at one size and with few samples; takes about 20 s for everything."""
+    """Return the coverage at one size and with few samples; all ops take about 20 s."""
     source = OpInfoSource()
     options = SampleOptions(sizes=1, max_samples=4)
     registered = {str(op) for op in registered_overloads()}

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["FAMILY", "OpInfoFamily"]
 
 _DRAWS = 16
-"""Sets of values of each call at each size; the first draws are of different kinds."""
+"""Sets of values of each call at each size; the first sets have values of different kinds."""
 _PROGRAMS = (False, True)
-"""Of two calls one is drawn with a program around it, where there is any."""
+"""Every other call is drawn with a program around it, if there is a program."""
 _VARIANTS = 1024
-"""Programs around each of these."""
+"""Programs around each call."""
 
 
 @dataclass(frozen=True)
 class OpInfoFamily:
-    """What torch's OpInfo samples dispatch to; an op is the name of an OpInfo or of an aten overload.
+    """The aten calls that torch's OpInfo samples dispatch; an op is the name of an OpInfo or of an aten overload.
 
-    The calls are those of the rule check, and gradients are asked for wherever torch has one.
+    The calls are the calls of the rule check. All gradients that torch has are computed.
     """
 
     name: str = "opinfo"
@@ -50,20 +50,20 @@ class OpInfoFamily:
     shrinks: bool = False
 
     def select(self, pattern: str) -> tuple[str, ...]:
-        """Return the ops that a glob names, in order; empty if there is none."""
+        """Return the ops that match a glob, in order."""
         try:
             return tuple(target.name for target in _source().select([pattern]))
         except ValueError:
             return ()
 
     def covers(self, selected: tuple[str, ...], op: str) -> bool:
-        """Return whether the overload ``op`` is selected, or an OpInfo under which it is tested."""
-        from strategies.opinfo.calls.op_names import home_rows  # loads the database of ops, as below
+        """Return whether the overload ``op`` is selected, or an OpInfo that tests it."""
+        from strategies.opinfo.calls.op_names import home_rows  # loads OpInfo, as below
 
         return op in selected or not set(selected).isdisjoint(home_rows(op))
 
     def left_out(self, context: DrawContext) -> Iterator[tuple[str, str]]:
-        """Yield overloads whose results are not determined by their arguments, and why."""
+        """Yield overloads whose arguments do not determine their results, and the reason."""
         for name in context.ops:
             samples = _samples(name, self._dtypes(context)[0])
             if not samples:
@@ -75,7 +75,7 @@ class OpInfoFamily:
             }
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
-        """Return a generator of calls of the ops in ``context``: each overload is as likely as any other."""
+        """Return a generator of calls of the ops in ``context``; all overloads are equally likely."""
         by_overload: dict[tuple[str, torch.dtype], list[Sample]] = {}
         random: dict[tuple[str, torch.dtype], None] = {}
         for name in context.ops:
@@ -95,7 +95,7 @@ class OpInfoFamily:
     def _determined(
         self, by_overload: dict[tuple[str, torch.dtype], list[Sample]], mesh: MeshSpec
     ) -> SearchStrategy[OpCase]:
-        """Return a generator of calls whose results are determined by their arguments, and of programs of these."""
+        """Return a generator of calls whose arguments determine their results, and of programs around such calls."""
         if not by_overload:
             return st.nothing()
         groups = sorted(by_overload.values(), key=lambda samples: samples[0].op.count("."))
@@ -117,7 +117,7 @@ class OpInfoFamily:
         return Alphabet()
 
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
-        """Return a guess where a program suggests one; what is known of all ops says nothing of the cause."""
+        """Return a guess if the program suggests one, else an empty text."""
         if WRITTEN_VIEW in trial.case.tags and verdict.kind is VerdictKind.WRONG_VALUE:
             return "is the view one of a redistributed copy, so that the write is lost?"
         if SECOND_CALL in trial.case.tags and is_composed(trial.case):
@@ -139,11 +139,11 @@ def _present(case: OpCase | None) -> OpCase:
 
 
 def _drawn(sample: Sample, size: int, draw: int, with_program: bool, variant: int, mesh: MeshSpec) -> OpCase | None:
-    """Return a call, or a program around it where that is asked for and there is one."""
+    """Return a call, or a program around the call if ``with_program`` and there is a program."""
     case = sample.draw(size, draw)
     if case is None:
         return None
-    if variant % 2:  # infinite results have to come out alike, too
+    if variant % 2:  # infinite results have to agree, too
         case = more_telling(case)
     writes = bool(written_arguments(case))
     kinds = Random(variant).sample(list(COMPOSITIONS), len(COMPOSITIONS)) if with_program else []
@@ -152,14 +152,14 @@ def _drawn(sample: Sample, size: int, draw: int, with_program: bool, variant: in
             if writes and kind != WRITTEN_COPY:
                 return program
             wanting = differentiated(program)
-            if wanting is not program or is_telling(program):  # a fill tells something by its gradient only
+            if wanting is not program or is_telling(program):  # a fill is informative only by its gradient
                 return wanting
-    return case if writes else differentiated(case)  # a leaf that wants a gradient cannot be written to
+    return case if writes else differentiated(case)  # a leaf that requires a gradient cannot be written to
 
 
 @lru_cache(maxsize=1)
 def _source() -> OpInfoSource:
-    from strategies.opinfo.source import SOURCE  # loads the database of ops, which a run of other families needs not
+    from strategies.opinfo.source import SOURCE  # loads OpInfo, which a run of other families does not need
 
     return SOURCE
 

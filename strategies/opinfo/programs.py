@@ -1,8 +1,8 @@
-"""Programs around one aten overload, where what outlives a single call would show.
+"""Programs around one aten overload, which show state that outlives a single call.
 
-Each needs torch alone, so that its source can stand in a reproduction. ``op`` is the overload under test, as
-``aten.mul.Tensor``; its arguments come by the names in its schema, so that a table of placements has those. A program
-returns every tensor that it makes on its way, in a flat list: the first wrong one says where it went wrong.
+Each imports only torch, so that its source can stand in a reproduction. ``op`` is the overload under test, as
+``aten.mul.Tensor``. Its arguments come by the names in its schema, so that placement tables show these names. A program
+returns every intermediate tensor in a flat list, so that the first wrong tensor shows which step failed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
 
 
 def one_for_two(op: str, given: str, also: str, /, **arguments: Any) -> list[torch.Tensor]:
-    """Return what ``op`` makes of one tensor in two places: the argument ``given`` is passed as ``also`` as well.
+    """Return the results of ``op`` with the tensor of argument ``given`` passed as ``also``, too.
 
-    Where both are the same argument, it is a list, and comes twice as long.
+    If both name the same argument, it is a list, and is passed twice as long.
     """
     call: Any = torch.ops
     for part in op.split("."):
@@ -43,10 +43,10 @@ def one_for_two(op: str, given: str, also: str, /, **arguments: Any) -> list[tor
 
 
 def consumed(op: str, consumers: list[list[Any]], /, fresh: Any = None, **arguments: Any) -> list[torch.Tensor]:
-    """Return what ``op`` makes, and what each of ``consumers`` makes of its first tensor.
+    """Return the results of ``op``, and the results of each of ``consumers`` on the first tensor of ``op``.
 
     A consumer is ``[overload, argument, ...]``. Among its arguments ``"result"`` stands for the first tensor of ``op``,
-    ``"last"`` for what the consumer before has made, ``"fresh"`` for another tensor of that shape.
+    ``"last"`` for the result of the previous consumer, ``"fresh"`` for another tensor of the same shape.
     """
     call: Any = torch.ops
     for part in op.split("."):
@@ -72,9 +72,9 @@ def consumed(op: str, consumers: list[list[Any]], /, fresh: Any = None, **argume
 
 
 def produced(op: str, name: str, producer: list[Any], /, **arguments: Any) -> list[torch.Tensor]:
-    """Return what ``op`` makes where another op has made its argument ``name``, and may have left it pending.
+    """Return the results of ``op`` after another op has produced its argument ``name``, perhaps as a Partial.
 
-    The producer is ``[overload, argument, ...]`` and makes it out of what is given under that name.
+    The producer is ``[overload, argument, ...]``. Its input is the given argument ``name``.
     """
     before: Any = torch.ops
     for part in producer[0].split("."):
@@ -91,7 +91,7 @@ def produced(op: str, name: str, producer: list[Any], /, **arguments: Any) -> li
 
 
 def called_twice(op: str, others: list[list[Any]], /, **arguments: Any) -> list[torch.Tensor]:
-    """Return what ``op`` makes, and what it makes of the same tensors where ``others``, ``[name, value]``, differ."""
+    """Return the results of ``op``, and its results on the same tensors with ``others``, pairs ``[name, value]``."""
     call: Any = torch.ops
     for part in op.split("."):
         call = getattr(call, part)
@@ -103,7 +103,7 @@ def called_twice(op: str, others: list[list[Any]], /, **arguments: Any) -> list[
 
 
 def after_exception(op: str, name: str, between: bool, /, unfit: Any, **arguments: Any) -> list[torch.Tensor]:
-    """Return what ``op`` makes after it has refused ``unfit`` as its argument ``name``; if ``between``, also before."""
+    """Return the results of ``op`` after it has refused ``unfit`` as argument ``name``; if ``between``, also before."""
     call: Any = torch.ops
     for part in op.split("."):
         call = getattr(call, part)
@@ -123,7 +123,7 @@ def after_exception(op: str, name: str, between: bool, /, unfit: Any, **argument
 
 
 def written_view(op: str, name: str, factor: int, /, **arguments: Any) -> list[torch.Tensor]:
-    """Return a copy of the argument ``name`` and the views that ``op`` makes of it, after each has been multiplied."""
+    """Return a copy of the argument ``name`` and its views by ``op``, after each of them was multiplied in place."""
     call: Any = torch.ops
     for part in op.split("."):
         call = getattr(call, part)
@@ -136,9 +136,9 @@ def written_view(op: str, name: str, factor: int, /, **arguments: Any) -> list[t
 
 
 def written_copy(op: str, names: list[str], /, **arguments: Any) -> list[torch.Tensor]:
-    """Return what ``op`` makes where it writes to copies of the arguments ``names``, and the copies.
+    """Return the results of ``op`` on copies of the arguments ``names``, which it writes to, and the copies.
 
-    What a gradient is wanted of cannot be written to, its copy can.
+    A leaf that requires a gradient cannot be written to; a copy can.
     """
     call: Any = torch.ops
     for part in op.split("."):
@@ -156,17 +156,18 @@ def written_copy(op: str, names: list[str], /, **arguments: Any) -> list[torch.T
 
 
 def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input: torch.Tensor) -> list[torch.Tensor]:
-    """Return ``input`` four times, each doubled where random numbers are not what ``op`` promises.
+    """Return ``input`` four times, one for each promise of ``op``, doubled if the random numbers break the promise.
 
-    In the order of the results: replicas hold the same numbers; all are in the range, for dropout the result is the
-    input where the mask has it, scaled, and so is a gradient, which is 0 for other ops; their mean is as promised;
-    and so is their variance. Both are so within six standard errors, the variance of what has rare large numbers within
-    twelve.
+    1. Replicas hold the same numbers.
+    2. All numbers are in the range. For dropout, result and gradient are instead the scaled input under the mask.
+       Other ops have a gradient of 0.
+    3. The mean is as promised, within six standard errors.
+    4. The variance is as promised, within six standard errors, or twelve if large numbers are rare.
 
     Parameters
     ----------
     promise
-        ``[low, high, mean, deviation, kurtosis]``; ``"input"`` for the mean is that of each element by itself.
+        ``[low, high, mean, deviation, kurtosis]``; ``"input"`` as the mean is the mean of each element separately.
     seed
         Every rank seeds its generator with the same numbers, as DTensor asks.
     """
@@ -197,7 +198,7 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
         if not made or not isinstance(made[0], DTensor):
             wholes.append(torch.stack(made).double() if made else None)
             continue
-        # one tensor of all rounds, put together from what each rank holds, so that it is gathered once
+        # one tensor of the local tensors of all rounds, so that it is gathered once
         mesh = made[0].device_mesh
         placements = [Shard(p.dim + 1) if isinstance(p, Shard) else p for p in made[0].placements]
         local = torch.stack([one.to_local() for one in made])
@@ -205,7 +206,7 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
         stride = torch.empty(shape, device="meta").stride()
         stacked = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
         for mesh_dim, placement in enumerate(placements):
-            if placement == Replicate():  # each rank gives some rounds: what comes back is a mixture of the replicas
+            if placement == Replicate():  # each rank gives some rounds, so the result mixes the replicas
                 cut = [Shard(0) if other == mesh_dim else p for other, p in enumerate(placements)]
                 mixture = stacked.redistribute(placements=cut).redistribute(placements=placements)
                 differ |= not torch.equal(mixture.to_local(), local)
@@ -221,7 +222,7 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
         expected = torch.zeros_like(slopes) if results is None else 3 * numbers[: len(slopes)] / mean
         outside |= not torch.allclose(slopes, expected)
     scaled = (numbers - (source.double() if mean == "input" else mean)) / deviation
-    # the shards may hold the same numbers, which are as good as one of them; rare large ones sway the variance
+    # all shards may hold the same numbers, which then count once; rare large numbers affect the variance
     count, errors = numbers.numel() / shards, 6 if kurtosis < 4 else 12
     off = bool(scaled.mean().abs() > 6 * count**-0.5)
     spread = bool((scaled.square().mean() - 1).abs() > errors * ((kurtosis - 1) / count) ** 0.5)
@@ -229,7 +230,7 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
 
 
 def _calls(case: OpCase) -> list[str]:
-    """Return the overloads that the arguments of a program name, as dotted paths."""
+    """Return the overloads among the arguments of a program, as dotted paths."""
     arguments: Any = case.args
     names = [arguments[0]]
     if case.call == f"{__name__}.consumed":

@@ -1,10 +1,10 @@
-"""Ops that draw random numbers: calls of a program that checks what each promises of them, or calls without a choice.
+"""Ops that draw random numbers: programs that check what DTensor promises, or calls that have only one result.
 
-What DTensor promises of random numbers, by the documentation in ``torch/distributed/tensor/_random.py`` (torch 2.13.0):
-ranks that hold the same shard hold the same numbers, if every rank begins with the same seed. Shards differ only on
-devices with a generator of DTensor's own, which the CPU is not among; so that is not asked.
+``torch/distributed/tensor/_random.py`` (torch 2.13.0) promises: ranks that hold the same shard hold the same random
+numbers, if every rank begins with the same seed. Different shards have different numbers only on devices with a
+generator of DTensor's own. The CPU is not such a device, so differences are not checked.
 
-What it has rules for and promises nothing of is called with arguments that leave one result.
+Ops with a rule but without a promise are called with arguments that allow only one result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verifier.core.case import OpCase
 __all__ = ["CHECKED", "DETERMINED", "PROMISES", "RANDOM", "random_case"]
 
 RANDOM = "random"
-"""The tag of these cases, and why the plain calls are left out."""
+"""The tag of these cases, and the reason why their plain calls are left out."""
 
 _BERNOULLI = (0.0, 1.0, 0.25, 0.1875**0.5, 7 / 3)
 _SEVEN = (2.0, 1.75)  # deviation and kurtosis of seven integers in a row
@@ -54,13 +54,13 @@ PROMISES: dict[str, tuple[list[object], tuple[float | str, ...]]] = {
     "aten.uniform.out": ([-1.0, 3.0], (-1.0, 3.0, 1.0, 4 * _UNIFORM, 1.8)),
     "aten.uniform_.default": ([-1.0, 3.0], (-1.0, 3.0, 1.0, 4 * _UNIFORM, 1.8)),
 }
-"""For each overload its arguments after the first, then the range, mean, deviation and kurtosis of what it draws."""
+"""The arguments of each overload after the first, then range, mean, deviation and kurtosis of its random numbers."""
 
 
 def _one_category(dtype: torch.dtype, rng: Random) -> dict[str, object]:
-    """Return arguments of multinomial: of each row, one category only has a weight.
+    """Return arguments of multinomial, with a weight for only one category of each row.
 
-    With equal shapes, equal scalars: what DTensor remembers of one call without them is right for the next.
+    Equal shapes have equal scalars, because DTensor's cache may leave scalars out of its key.
     """
     categories = rng.choice((4, 5, 8))
     chosen = [rng.randrange(categories) for _ in range(rng.choice((5, 7, 8)))]
@@ -69,7 +69,7 @@ def _one_category(dtype: torch.dtype, rng: Random) -> dict[str, object]:
 
 
 def _one_slope(dtype: torch.dtype, rng: Random) -> dict[str, object]:
-    """Return arguments of rrelu: the range of slopes for negative numbers is a single number."""
+    """Return arguments of rrelu with only one possible slope for negative numbers."""
     shape = rng.choice(((7,), (5, 3), (4, 8)))
     generator = torch.Generator().manual_seed(rng.getrandbits(31))
     numbers = torch.randint(-8, 9, shape, generator=generator).to(dtype)
@@ -84,18 +84,18 @@ DETERMINED: dict[str, Callable[[torch.dtype, Random], dict[str, object]]] = {
     "aten.rrelu_with_noise.default": _one_slope,
     "aten.rrelu_with_noise_functional.default": _one_slope,
 }
-"""What makes arguments of an overload that leave one result."""
+"""Functions that return arguments of an overload which allow only one result."""
 
 CHECKED = frozenset({*PROMISES, *DETERMINED})
-"""The overloads that :func:`random_case` has calls of."""
+"""The overloads that :func:`random_case` takes."""
 
 _TWICE = 1 / 3
-"""Share of the calls that are made again with another scalar."""
+"""Fraction of the calls that are repeated with another scalar."""
 _SHAPES = ((72,), (8, 9), (5, 13), (3, 4, 6))
 
 
 def random_case(op: str, dtype: torch.dtype, variant: int) -> OpCase:
-    """Return a call of ``op``, one of :data:`CHECKED`, or of the program that checks what it draws."""
+    """Return a call of ``op``, one of :data:`CHECKED`, or of the program that checks its random numbers."""
     rng = Random(f"{op} {variant}")
     if op in DETERMINED:
         arguments, tags = DETERMINED[op](dtype, rng), frozenset({RANDOM})
@@ -106,7 +106,7 @@ def random_case(op: str, dtype: torch.dtype, variant: int) -> OpCase:
         return OpCase(op, f"torch.ops.{op}", (), arguments, "opinfo", tags=tags)
     shape = rng.choice(_SHAPES)
     generator = torch.Generator().manual_seed(rng.getrandbits(31))
-    # probabilities of the same variance, which other ops take for any numbers
+    # numbers of equal variance that are also probabilities
     input = torch.where(torch.randint(2, shape, generator=generator) > 0, 0.25, 0.75).to(dtype)
     options, promise = PROMISES[op]
     return OpCase(

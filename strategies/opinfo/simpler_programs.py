@@ -1,4 +1,4 @@
-"""The calls that the programs around an overload make, each by itself, to tell whose defect a failure is."""
+"""The single calls of the programs around an overload, to find which call causes a failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _plain_case(program: OpCase, op: str, values: Mapping[str, object]) -> OpCas
 def _simpler(
     program: Trial, case: OpCase | None, known: Mapping[int, Placements], outputs: tuple[int, ...] = ()
 ) -> Iterator[SimplerCall]:
-    """Yield ``case`` with its tensors placed as the program places them, or as ``known`` (by identity) has it.
+    """Yield ``case`` with the placements of ``known`` (by identity of tensors), or else of the program.
 
     A tensor without known placements is replicated.
     """
@@ -67,7 +67,7 @@ def _count(case: OpCase | None) -> int:
 def _one_for_two(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     case = trial.case
     op, given, also = map(str, case.args)
-    # equal values in another tensor: what is left of the program then is what it passes, not that it is one tensor
+    # equal values in another tensor, to test the same arguments without one tensor passed twice
     copies: Any = pytree.tree_map_only(torch.Tensor, _copy, case.kwargs[given])
     values = {**case.kwargs, also: copies}
     if given == also:
@@ -131,7 +131,7 @@ def _produced(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
 
 
 def _after(producer: list[Any], placement: Placement, ndim: int) -> Placement:
-    """Return how a producer, see :mod:`strategies.opinfo.composing`, leaves what is placed so before it."""
+    """Return the placement of the result of a producer (see :mod:`strategies.opinfo.composing`)."""
     name = producer[0]
     if name.startswith(("aten.sum.", "aten.amax.", "aten.mean.")):
         kind = {"sum": "sum", "amax": "max", "mean": "avg"}[name.split(".")[1]]
@@ -163,25 +163,25 @@ def _after_exception(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     plain = _plain_case(case, op, values)
     count = _count(plain)
     between: Any = case.args[2]
-    for first in (0, count) if between else (0,):  # each call by itself may have the cotangent that shows it
+    for first in (0, count) if between else (0,):  # the cotangent of either call may show the defect
         yield from _simpler(trial, plain, {}, tuple(range(first, first + count)))
 
 
 def _written_copy(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     case = trial.case
     op: Any = case.args[0]
-    values: Any = pytree.tree_map_only(torch.Tensor, _detached, dict(case.kwargs))  # else it could not be written to
+    values: Any = pytree.tree_map_only(torch.Tensor, _detached, dict(case.kwargs))  # so that it can be written to
     known = dict(zip(map(id, tensor_arguments((), values)), trial.combination, strict=True))
     plain = _plain_case(case, op, values)
     yield from _simpler(trial, plain, known, tuple(range(_count(plain))))
-    # without writing, the gradient is the same, and often the defect
+    # the out-of-place overload has the same gradient, and often the same defect
     if (overload := _without_writing(op)) is not None:
         unwritten = _plain_case(case, overload, case.kwargs)
         yield from _simpler(trial, unwritten, {}, tuple(range(_count(unwritten))))
 
 
 def _without_writing(op: str) -> str | None:
-    """Return the overload that gives what the in-place ``op`` writes, if there is one with the same parameters."""
+    """Return the out-of-place overload of the in-place ``op`` with the same parameters, or None."""
     written = resolve(f"torch.ops.{op}")
     assert isinstance(written, OpOverload)
     wanted = [(parameter.name, parameter.type) for parameter in parameters(written)]
@@ -221,4 +221,4 @@ PLAINER: dict[str, Callable[[Trial, Known], Iterator[SimplerCall]]] = {
     "written_copy": _written_copy,
     "written_view": _written_view,
 }
-"""For each program, by name, the calls that it makes; see :func:`verifier.programs.simplifies`."""
+"""The single calls of each program, by its name; see :func:`verifier.programs.simplifies`."""

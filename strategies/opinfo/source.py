@@ -25,23 +25,23 @@ from verifier.torch_internals.ops import registered_overloads
 
 __all__ = ["SOURCE", "OpInfoSource"]
 
-_SCANNED = 16  # samples of each OpInfo, evenly spaced: enough to see what it dispatches to
-_PROVIDERS = 3  # OpInfos that give the calls of a helper that no OpInfo is about
+_SCANNED = 16  # samples of each OpInfo, evenly spaced: enough to find the overloads that it dispatches to
+_PROVIDERS = 3  # OpInfos from which calls of a helper op are taken, if the helper has no OpInfo
 _SPELLINGS_OF_ONE = 6
 
 
 @dataclass(frozen=True)
 class OpInfoSource:
-    """Draws the aten calls that torch's OpInfo samples dispatch; see :class:`verifier.rules.samples.SampleSource`."""
+    """Draws the aten calls that OpInfo samples dispatch; see :class:`verifier.rules.samples.SampleSource`."""
 
     name: str = "opinfo"
 
     def prepare(self) -> None:
-        """Load the OpInfos and what capturing their calls needs."""
+        """Load the OpInfos and the modules that capture their calls."""
         next(self.samples(Target("neg", self.name), SampleOptions()), None)
 
     def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
-        """Return the targets that the globs name: OpInfos, or overloads where a pattern starts with ``aten.``.
+        """Return the OpInfos that match the globs, and overloads for globs that start with ``aten.``.
 
         Raises
         ------
@@ -63,7 +63,7 @@ class OpInfoSource:
         return tuple(sorted(targets, key=_order))
 
     def samples(self, target: Target, options: SampleOptions) -> Iterator[Sample]:
-        """Yield the samples of ``target``, the same ones in the same order whenever it is asked."""
+        """Yield the samples of ``target``, in the same order at each call."""
         if target.overload is None:
             yield from _row_samples(Row(target.name, options), registered_of().get(target.name, ()), options)
             return
@@ -83,12 +83,12 @@ class OpInfoSource:
         return Target(name, self.name, name if _is_overload(name) else None)
 
     def _all(self) -> tuple[Target, ...]:
-        """Return all rows that dispatch to something with a rule, and overloads that are at home in none of them."""
+        """Return all rows that dispatch to an overload with a rule, and the overloads that belong to no row."""
         reached = _reached()
         rows = {row for row, ops in reached.items() if ops}
         families = {row: {family(op) for op in ops} for row, ops in reached.items()}
         everywhere = set(chain.from_iterable(families.values()))
-        # helpers are tested where nothing else is; see Row
+        # a row without overloads of its own tests helpers; see Row
         helped: set[OpOverload] = set()
         for ops in reached.values():
             helpers = [op for op in ops if not owners(op)]
@@ -127,7 +127,7 @@ def _overload(name: str) -> OpOverload | None:
 # ---------------------------------------------------------------------------------------------------------------- scan
 @cache
 def _reached() -> dict[str, frozenset[OpOverload]]:
-    """Return the overloads with a rule that each OpInfo's first samples dispatch to; takes some seconds, once."""
+    """Return the overloads with a rule that each OpInfo's first samples dispatch to; the first call takes seconds."""
     return {row: _reached_by(row) for row in row_names()}
 
 
@@ -142,7 +142,7 @@ def _reached_by(row: str) -> frozenset[OpOverload]:
 
 @cache
 def _providers(op: OpOverload) -> tuple[str, ...]:
-    """Return the OpInfos that dispatch to ``op``, else those that dispatch to a sibling of it."""
+    """Return the OpInfos that dispatch to ``op``, or else to a sibling of ``op``."""
     rows = [row for row, ops in _reached().items() if op in ops]
     return tuple(rows or (row for row, ops in _reached().items() if any(is_sibling(op, other) for other in ops)))
 
@@ -151,7 +151,7 @@ def _providers(op: OpOverload) -> tuple[str, ...]:
 def _row_samples(
     row: Row, registered: Sequence[OpOverload], options: SampleOptions, only: OpOverload | None = None
 ) -> Iterator[Sample]:
-    """Yield the samples of a row by overload: captured ones, other spellings of them, then those made from siblings."""
+    """Yield the samples of a row by overload: captured samples, their other spellings, then samples from siblings."""
     named: set[OpOverload] = set()
     for op, templates in row.templates.items():
         if sharded(op) and (only is None or op == only):
@@ -170,10 +170,10 @@ def _with_spellings(
         if not sample.not_testable:
             testable.append(sample)
         elif sample.first.op not in named:
-            # one is enough to say so
+            # report the overload once
             named.add(sample.first.op)
             yield sample
-    # a mask that is set everywhere, or a threshold that nothing reaches, makes one call ignore what others read
+    # a mask that is True everywhere, or a threshold above all values, makes one call ignore values that others read
     unread = [names for sample in testable if (names := sample.unread) is not None]
     common = frozenset.intersection(*unread) if unread else frozenset()
     for sample in testable:
@@ -181,7 +181,7 @@ def _with_spellings(
     yield from testable
     left = options.max_samples if options.max_samples is not None else len(testable) * _SPELLINGS_OF_ONE
     with quiet():
-        # from each sample in turn, and beginning elsewhere in each, so that a limit leaves variations of every kind
+        # from each sample in turn, with another first variation, so that a limit keeps variations of every kind
         offered = zip_longest(*(_rotated(sample, place) for place, sample in enumerate(testable)))
         for sample, variation in (pair for round_ in offered for pair in round_ if pair is not None):
             if left == 0:
@@ -201,7 +201,7 @@ def _rotated(sample: OpInfoSample, place: int) -> list[tuple[OpInfoSample, Varia
 
 
 def _derived(row: Row, op: OpOverload, options: SampleOptions) -> list[OpInfoSample]:
-    """Return samples of an overload that nothing dispatches to, made from those of its siblings."""
+    """Return samples of an overload that no OpInfo dispatches to, made from samples of its siblings."""
     made: dict[str, OpInfoSample] = {}
     limit = options.max_samples
     sources = [other for other in row.templates if is_sibling(op, other)]
@@ -220,5 +220,5 @@ def _derived(row: Row, op: OpOverload, options: SampleOptions) -> list[OpInfoSam
 
 
 def _distance(op: OpOverload, other: OpOverload) -> tuple[float, str]:
-    """Return how far apart the names of two siblings are: ``add_.Tensor`` is close to ``add.Tensor``."""
+    """Return a distance between the names of two siblings: ``add_.Tensor`` is close to ``add.Tensor``."""
     return -difflib.SequenceMatcher(None, str(op), str(other)).ratio(), str(other)

@@ -1,4 +1,4 @@
-"""The family of explicit redistributions: from any placements to any, alone, in a row, and between ops."""
+"""The family of explicit redistributions between any placements: alone, in a row, and between ops."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _REDUCTIONS = (*REDUCTIONS, *BITWISE_REDUCTIONS)
 
 @dataclass(frozen=True)
 class RedistributionFamily(NarrowFamily):
-    """What is known of ``DTensor.redistribute``; not an aten operator, so ``ops`` are names of our own."""
+    """The cases of ``DTensor.redistribute``, which is no aten operator, so ``ops`` are names of our own."""
 
     name: str = "redistribution"
     ops: tuple[str, ...] = (REDISTRIBUTE, SEQUENCE_OP)
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
-        """Return which placements the tensors of ``case`` begin with.
+        """Return the placements that the tensors of ``case`` can begin with.
 
-        A redistribution begins with every shard order as well. Other strided shards are left to the cases that have
-        such targets: DTensor's planner fails on them, and would in most of the others, too. A sequence that has a
-        Partial target begins with no other kind of Partial, from which DTensor refuses to go there.
+        A redistribution can also begin with every shard order. It begins with other strided shards only if a target has
+        some, because DTensor's planner fails on them and most cases would fail. A sequence with a Partial target begins
+        with no other kind of Partial, because DTensor refuses to redistribute from one kind to another.
         """
         flat = [placement for target in targets(case) for placement in target]
         if case.op != REDISTRIBUTE:

@@ -37,23 +37,23 @@ REDISTRIBUTE = "dtensor.redistribute"
 SEQUENCE_OP = "dtensor.sequence"
 
 _MESH_DIMS = 3
-"""Targets are drawn for so many mesh dims and then cut to the mesh's, so that the same choices fit a smaller mesh."""
+"""Targets are drawn for three mesh dims and then shortened, so that the same choices fit a smaller mesh."""
 _ORDERS = tuple(permutations(range(_MESH_DIMS)))
 _SPLIT_FACTORS = (2, 3, 4)
-"""Of strided shards that are no shard order. DTensor takes any: what views leave has the sizes of the dims before."""
+"""Split factors of strided shards that are no shard order. DTensor takes any; views leave sizes of preceding dims."""
 _LONGEST = 5
 _LARGEST_CAT = 32
 _GROWING = ("mul", "mul_", "mm", "square")
-"""Steps that multiply values; two of them keep small integers exact in float64."""
+"""Steps that multiply values. After two of them small integers are still exact in float64."""
 STEP_NAMES = (
     *["redistribute"] * 7,
     *("clone", "neg", "sum", "add", "mm", "mul", "square", "cat"),
     *VIEWS,
     *[name for name in reversed(WRITES) for _ in range(4)],
 )
-"""Steps by how often they are drawn."""
+"""Steps; more frequent ones occur more often."""
 _NUMBERS = {"add_": 3.0, "mul_": -2.0, "add_to_slice": 5.0}
-"""What is added or multiplied where it is no value."""
+"""Numbers for steps that take a number instead of a value."""
 _EXTRA_DTYPES = (torch.int64, torch.bool, torch.complex128)
 
 INPUT_CLASSES = frozenset(
@@ -90,15 +90,15 @@ INPUT_CLASSES = frozenset(
 )
 """Every tag that a case of this family can have.
 
-"nested cut", "shard order" and "strided shard" are of targets; a shard order is one that is not the default.
+"nested cut", "shard order" and "strided shard" are about targets; "shard order" means another order than the default.
 """
 
 
 def redistribution_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     """Return a generator of cases of the ops in ``context``.
 
-    ``dtensor.redistribute`` is one to three redistributions in a row, ``dtensor.sequence`` one to five steps, each an
-    op or a redistribution. Shrinks to one redistribution of a vector of one element to Replicate.
+    ``dtensor.redistribute`` is one to three redistributions in a row. ``dtensor.sequence`` is one to five steps, each
+    an op or a redistribution. Shrinks to one redistribution of a one-element vector to Replicate.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def redistribution_cases(context: DrawContext) -> SearchStrategy[OpCase]:
 # -------------------------------------------------------------------------------------------------------------- chains
 @st.composite
 def _chains(draw: st.DrawFn, context: DrawContext) -> OpCase:
-    """Draw a tensor and the targets through which it goes."""
+    """Draw a tensor and the targets to which it is redistributed in turn."""
     extra = _EXTRA_DTYPES if context.mesh.device == "cpu" else _EXTRA_DTYPES[:1]
     dtype = draw(st.sampled_from([*context.dtypes * 4, *extra * len(context.dtypes)]))
     ndim = draw(st.sampled_from([1, 1, 2, 2, 2, 2, 3, 3, 0]))
@@ -125,7 +125,7 @@ def _chains(draw: st.DrawFn, context: DrawContext) -> OpCase:
     reduction = draw(st.sampled_from((*partial_reductions(dtype), *bitwise_reductions(dtype))))
     count = draw(st.sampled_from([1, 1, 1, 2, 2, 3]))
     odd = draw(rarely(4)) and ndim > 0 and dtype in context.dtypes[:2]
-    # seldom what DTensor refuses from most sources, or rewrites before it plans
+    # rarely Partial, which DTensor refuses from most sources, or a negative dim, which it normalises before it plans
     letters = [*_letters(ndim) * 5, *([Shard(-1)] * (ndim > 0)), Partial(reduction)]
     targets = [draw(target_placements(context.mesh, ndim, letters, odd)) for _ in range(count)]
     tensor = _values(shape, dtype, seed, layout)
@@ -134,7 +134,7 @@ def _chains(draw: st.DrawFn, context: DrawContext) -> OpCase:
 
 
 def _letters(ndim: int) -> list[Placement]:
-    """Return what one mesh dim can ask of a tensor of ``ndim`` dims: Replicate and Shard."""
+    """Return the placements without Partial of one mesh dim, for a tensor of ``ndim`` dims."""
     return [Replicate(), *(Shard(dim) for dim in range(ndim))]
 
 
@@ -142,9 +142,9 @@ def _letters(ndim: int) -> list[Placement]:
 def target_placements(
     draw: st.DrawFn, mesh: MeshSpec, ndim: int, letters: Sequence[Placement], odd: bool = False
 ) -> list[Placement]:
-    """Draw the placements of a tensor of ``ndim`` dims, each of ``letters``; mesh dims may cut in any order.
+    """Draw the placements of a tensor of ``ndim`` dims out of ``letters``, with any shard order.
 
-    If ``odd``, a mesh dim has a strided shard that may not be the result of any such order.
+    If ``odd``, a mesh dim has a strided shard that need not belong to a shard order.
     """
     placements = tuple([draw(st.sampled_from(letters)) for _ in range(_MESH_DIMS)][: mesh.ndim])
     if draw(rarely(2)):
@@ -158,7 +158,7 @@ def target_placements(
 
 
 def _values(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout) -> torch.Tensor:
-    """Return a tensor whose elements differ from their neighbours, also of a dtype that has no signed integers."""
+    """Return a tensor whose elements differ from their neighbours, also for dtypes without signed integers."""
     if dtype == torch.bool:
         generator = torch.Generator().manual_seed(seed)
         return torch.rand(tuple(shape), generator=generator) < 0.5
@@ -172,7 +172,7 @@ def _values(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout)
 # ----------------------------------------------------------------------------------------------------------- sequences
 @st.composite
 def _sequences(draw: st.DrawFn, context: DrawContext) -> OpCase:
-    """Draw two matrices and a list of steps, each of which fits what the ones before have made."""
+    """Draw two matrices and a list of steps, each of which fits the values of the steps before."""
     wide = [dtype for dtype in context.dtypes if dtype in (torch.float64, torch.float32)] or [torch.float64]
     dtype = draw(st.sampled_from(wide))
     sizes = dim_sizes(context.mesh.world_size, smallest=1)
@@ -181,7 +181,7 @@ def _sequences(draw: st.DrawFn, context: DrawContext) -> OpCase:
     seed = draw(seeds())
     first = filled((rows, columns), dtype, seed, draw(layouts(trainable=True)))
     second = filled(second_shape, dtype, seed + 1, draw(layouts(trainable=True)))
-    # DTensor refuses a Partial target unless the value is Partial already, so not all sequences have any
+    # DTensor refuses a Partial target unless the value is Partial already, so only some sequences have one
     partial = [Partial(draw(st.sampled_from(partial_reductions(dtype))))] if draw(rarely(2)) else []
     steps: list[list[Any]] = []
     values = [first.detach(), second.detach()]
@@ -196,27 +196,27 @@ def _sequences(draw: st.DrawFn, context: DrawContext) -> OpCase:
 
 
 def one_of(steps: Sequence[list[Any]]) -> SearchStrategy[list[Any]]:
-    """Return a generator of one of ``steps``: a name, redistributions and writes more often, and a step of that name.
+    """Return a generator of one of ``steps``: first its name, then a step of that name.
 
-    Shrinks to a redistribution, and to what was made last.
+    Redistributions and writes are more frequent. Shrinks to a redistribution of the last value.
     """
     by_name: dict[str, list[list[Any]]] = {}
     for step in steps:
         by_name.setdefault(step[0], []).append(step)
-    # filtered and not listed anew, so that the same choice means the same name once earlier steps are gone
+    # a filter instead of a new list, so that a choice means the same name after Hypothesis removes earlier steps
     names = st.sampled_from(STEP_NAMES).filter(by_name.__contains__)
     return names.flatmap(lambda name: st.sampled_from(by_name[name]))
 
 
 def next_steps(values: Sequence[torch.Tensor], steps: Sequence[list[Any]]) -> list[list[Any]]:
-    """Return the steps that fit ``values``, those that a sequence has made so far; redistributions lack their target.
+    """Return the steps that fit ``values``, the values of a sequence so far; redistributions lack their target.
 
-    Values keep within what float64 holds exactly. Nothing is written to that an argument may share memory with: the
-    arguments require a gradient, and a leaf of autograd's graph that does cannot be written to. ``clone`` makes a value
-    that can.
+    Values stay exact in float64. No step writes to a value that may share memory with an argument, because the
+    arguments are leaves that require a gradient, and autograd refuses in-place writes to leaves. A clone can be
+    written to.
     """
     usable, writable = _memory(steps)
-    # what has just been made comes first, so that Hypothesis shrinks to a chain
+    # the last value comes first, so that Hypothesis shrinks to a chain
     order = [position for position in reversed(range(len(values))) if position in usable]
     may_grow = sum(name in _GROWING for name, *_ in steps) < 2
     found: list[list[Any]] = [["redistribute", position] for position in order]
@@ -242,7 +242,7 @@ def next_steps(values: Sequence[torch.Tensor], steps: Sequence[list[Any]]) -> li
 
 
 def _views(position: int, value: torch.Tensor) -> list[list[Any]]:
-    """Return the steps that show ``value`` or a part of it in another shape."""
+    """Return the steps that make a view of ``value``."""
     found: list[list[Any]] = []
     for dim, size in enumerate(value.shape):
         found += [["narrow", position, dim, start, size - 1] for start in (0, 1) if size > 1]
@@ -258,7 +258,7 @@ def _views(position: int, value: torch.Tensor) -> list[list[Any]]:
 
 
 def _of_two(position: int, value: torch.Tensor, other: int, beside: torch.Tensor, may_grow: bool) -> list[list[Any]]:
-    """Return the steps that make a new value of two."""
+    """Return the steps that compute a new value from two."""
     found: list[list[Any]] = [["add", position, other]] * _broadcasts(value, beside)
     found += [["mul", position, other]] * (may_grow and _broadcasts(value, beside))
     both = value.ndim == beside.ndim == 2
@@ -271,18 +271,18 @@ def _of_two(position: int, value: torch.Tensor, other: int, beside: torch.Tensor
 
 
 def _memory(steps: Sequence[list[Any]]) -> tuple[set[int], set[int]]:
-    """Return which values later steps may use, and which of these they may write to.
+    """Return the values that later steps may use, and the values among them that later steps may write to.
 
-    A redistribution may share memory with its source or not, as DTensor likes, and so may a reshape. So a value is
-    written to only if all that may share its memory have been used, and these are not used again. Nor is a value
-    written to that an earlier step has kept for its backward pass.
+    The result of a redistribution or a reshape may or may not share memory with its source. So a step writes to a value
+    only if later steps do not use the values that may share its memory. No step writes to a value that an earlier step
+    has saved for its backward pass.
     """
     owner, used, kept, stale = _owners(steps), set[int](), set[int](), set[int]()
     for number, step in enumerate(steps, 2):
         used.update(operands(step))
         if step[0] in ("mul", "mm", "square"):
             kept.update(owner[position] for position in operands(step))
-        elif step[0] == "mul_":  # of what it writes to, autograd keeps a clone
+        elif step[0] == "mul_":  # autograd saves a clone of the value that mul_ writes to
             kept.update(owner[position] for position in operands(step)[1:])
         if step[0] in WRITES:
             stale.update(position for position in range(number) if owner[position] == owner[number])
@@ -298,7 +298,7 @@ def _memory(steps: Sequence[list[Any]]) -> tuple[set[int], set[int]]:
 
 
 def _owners(steps: Sequence[list[Any]]) -> list[int]:
-    """Return, for each value, the first of the values that may share its memory."""
+    """Return, for each value, the first value that may share its memory."""
     owner = [0, 1]
     for number, (name, position, *_) in enumerate(steps, 2):
         owner.append(owner[position] if name in ("redistribute", *VIEWS, *WRITES) else number)

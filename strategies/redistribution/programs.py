@@ -1,7 +1,7 @@
-"""Programs of redistributions and ops, which do the same to plain tensors and to DTensors.
+"""Programs of redistributions and ops, for plain tensors and for DTensors.
 
-Each needs torch alone, so that its source can stand in a reproduction. A target is a list of placements, one per mesh
-dim. On a plain tensor a redistribution is the identity: whatever the placements, the value stays.
+Each imports only torch, so that its source can stand in a reproduction. A target is a list of placements, one per mesh
+dim. On a plain tensor a redistribution is the identity.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ CHAIN = "strategies.redistribution.programs.chain"
 SEQUENCE = "strategies.redistribution.programs.sequence"
 
 WRITES = ("add_", "mul_", "add_to_slice")
-"""Names of the steps that write to the value that they name first."""
+"""Names of the steps that write to their first value."""
 
 VIEWS = ("flatten", "narrow", "reshape", "select", "t", "transpose", "unsqueeze", "view")
 STEPS = frozenset({"redistribute", "clone", "neg", "sum", "add", "mm", "mul", "square", "cat", *VIEWS, *WRITES})
-"""Names of the steps that sequences have: of a file no other method of a value is called."""
+"""Names of the steps of sequences. A file cannot make a sequence call other methods of a tensor."""
 
 _OF_TWO = ("add", "mul", "mm", "cat", *WRITES)
 
 
 def operands(step: list[Any]) -> tuple[int, ...]:
-    """Return the positions of the values that ``step`` takes; a float in the place of the second is a number.
+    """Return the positions of the values that ``step`` takes; a float instead of the second position is a number.
 
     >>> operands(["sum", 2, 0]), operands(["add_", 2, 0]), operands(["add_", 2, 3.0])
     ((2,), (2, 0), (2,))
@@ -52,16 +52,15 @@ def chain(input: torch.Tensor, targets: list[list[Any]]) -> torch.Tensor:
 
 
 def sequence(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) -> list[torch.Tensor]:
-    """Return what ``steps`` make and no later step takes.
+    """Return the values that no later step takes.
 
-    A step is ``[name, position, ...]`` and makes a new value out of earlier ones; they are numbered from 0 for
-    ``first`` and 1 for ``second``. ``["redistribute", 0, target]`` places value 0 otherwise, ``["add", 0, 1]`` adds two
-    values, ``["sum", 2, 0]`` reduces one, ``["cat", 0, 1, 0]`` joins two. The other names, too, are methods of a
-    tensor.
+    A step is ``[name, position, ...]`` and makes a new value from earlier values. Value 0 is ``first``, value 1 is
+    ``second``. ``["redistribute", 0, target]`` redistributes value 0, ``["add", 0, 1]`` adds two values,
+    ``["sum", 2, 0]`` reduces a value, ``["cat", 0, 1, 0]`` concatenates two. Other names are methods of a tensor.
 
-    ``["add_", 2, 1]`` writes to value 2, which then has the next number as well, and so does ``["mul_", 2, 3.0]``,
-    where a float is a number. ``["add_to_slice", 2, 3.0, 0, 1, 4]`` adds to 4 rows of value 2, from row 1 on. Neither
-    clones for itself: who writes to ``first`` writes to the argument.
+    ``["add_", 2, 1]`` and ``["mul_", 2, 3.0]`` write to value 2, which then also has the next number.
+    ``["add_to_slice", 2, 3.0, 0, 1, 4]`` adds to 4 rows of value 2, from row 1 on. These steps do not clone: a write to
+    value 0 writes to the argument ``first``.
     """
     values, used = [first, second], {0, 1}
     for name, *arguments in steps:
@@ -84,7 +83,7 @@ def sequence(first: torch.Tensor, second: torch.Tensor, steps: list[list[Any]]) 
 
 
 def spelled(target: Placements, ndim: int) -> Placements:
-    """Return ``target`` as DTensor spells it: tensor dims count from the front."""
+    """Return ``target`` as DTensor normalises it, with tensor dims that count from the front."""
     return tuple(Shard(p.dim % ndim) if isinstance(p, Shard) else p for p in target)
 
 
@@ -102,7 +101,7 @@ def _moves_of_chain(case: OpCase) -> tuple[Move, ...]:
 
 
 def _ends_of_sequence(case: OpCase) -> tuple[Placements | None, ...]:
-    """What is written to stays where it is, so a redistributed value that is written to keeps its placements."""
+    """Return the targets of the results; a value keeps its placements if a later step writes to it."""
     steps: Any = case.args[2]
     made: list[Placements | None] = [None, None]
     used = {0, 1}

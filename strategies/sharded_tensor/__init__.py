@@ -17,14 +17,14 @@ __all__ = ["FAMILY", "ShardedTensorFamily"]
 
 @dataclass(frozen=True)
 class ShardedTensorFamily(ReplicatedFamily):
-    """What is known of lookups in a ShardedTensor; not aten operators, so ``ops`` are names of our own."""
+    """The cases of lookups in a ShardedTensor. They are no aten operators, so ``ops`` are names of our own."""
 
     name: str = "sharded_tensor"
     ops: tuple[str, ...] = OPS
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
     def left_out(self, context: DrawContext) -> tuple[tuple[str, str], ...]:
-        """Return what cannot be tested: anything on simulated ranks, and what costs ranks on several mesh dims."""
+        """Return ops that cannot be tested: all on simulated ranks, and on several mesh dims those that kill ranks."""
         if context.mesh.backend == "simulated":
             return tuple((op, "a ShardedTensor needs real ranks: torch has no simulation of it") for op in context.ops)
         if context.mesh.ndim > 1:

@@ -1,4 +1,4 @@
-"""What tells the findings of these kernels apart."""
+"""Facts that distinguish the findings of these kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["hazards"]
 
 
 def hazards(weight: torch.Tensor, ids: torch.Tensor, kwargs: Mapping[str, Any]) -> set[str]:
-    """Return those tags of a call that are told from its values, and are signs of defects."""
+    """Return the tags of a call that follow from its values and hint at defects."""
     rows, padding_idx, offsets = weight.shape[0], kwargs.get("padding_idx"), kwargs.get("offsets")
     padding = None if padding_idx is None or not -rows <= padding_idx < rows else padding_idx % rows
     bags: list[list[int]] = []
@@ -37,11 +37,11 @@ def hazards(weight: torch.Tensor, ids: torch.Tensor, kwargs: Mapping[str, Any]) 
 
 
 def _facts(case: OpCase) -> Iterator[str]:
-    """Yield what besides the names of its options tells a defect of these kernels from another.
+    """Yield facts besides the names of options that distinguish defects of these kernels.
 
-    Only what can be the cause: of a call that the local op refuses, why it does; more bags than ids, of which the
-    offsets are lost; weights of samples where their dtype or gradient matters; empty bags where there is something to
-    divide by, or to take the largest of. Ranks die of unequal batches whatever else there is.
+    Only possible causes are yielded: why the local op refuses a call; more bags than ids, which lose their offsets;
+    sample weights if their dtype or gradient matters; empty bags under mean or max. Unequal batches always kill ranks,
+    so they exclude the other facts.
     """
     if "unequal_batches" in case.op:
         return

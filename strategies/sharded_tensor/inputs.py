@@ -23,10 +23,10 @@ __all__ = ["INPUT_CLASSES", "OPS", "has_sharded_tensor", "sharded_tensor_cases"]
 KERNELS = ("embedding", "embedding_bag", "training", "unequal_batches")
 CUTS = ("rows", "columns")
 OPS = tuple(f"sharded_tensor.{kernel}.{cut}" for kernel in KERNELS for cut in CUTS)
-"""Each kernel for each dim of the table that the spec may cut. Batches of unequal sizes are ops of their own, because
-ranks die of them, and after that the same op is not tried again on the same mesh. On meshes of
-several dims calls have no options: the kernels take a rank's number in its group for that in the world, and nothing
-else would show."""
+"""Each kernel for each dim of the table that the spec may shard.
+
+Batches of unequal sizes are separate ops: they kill ranks, and then the op is not tried again on the same mesh. Calls
+on several mesh dims have no options: the kernels confuse group ranks and global ranks, which would hide all else."""
 
 INPUT_CLASSES = frozenset({
     "all-padding bag", "empty bag", "empty shard", "even shard", "ids of one dim", "ids of two dims",
@@ -36,17 +36,17 @@ INPUT_CLASSES = frozenset({
     "permuted shards", "several steps", "several steps with norm_type", "several steps with padding_idx", "sum",
     "unequal batches", "unequal batches with offsets", "uneven shard", "weights of samples under mean",
 })  # fmt: skip
-"""Every tag that a case of this family can have; cuts are cuts of the table."""
+"""Every tag that a case of this family can have; shards are shards of the table."""
 
 _LARGE = {torch.bfloat16: 258, torch.float16: 2050}
-"""Numbers of rows of which the dtype rounds the last."""
+"""Numbers of rows whose last row number is not exact in the dtype."""
 
 
 def sharded_tensor_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     """Return a generator of lookups and pooled lookups for the ops in ``context``.
 
-    Shrinks to ranks that each look up row 0 of a table of the first dtype, of ``[1, 1]`` where torch can cut that.
-    About one call in ten of those without gradients of norms is illegal in some way.
+    Shrinks to ranks that each look up row 0 of a table of the first dtype, of ``[1, 1]`` if torch can shard that. Of
+    the calls without gradients of norms, about one in ten is illegal.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def sharded_tensor_cases(context: DrawContext) -> SearchStrategy[OpCase]:
 
 
 class _Setting(NamedTuple):
-    """What a call is drawn for: its op, of which ``dim`` of the table is cut over so many ranks."""
+    """The op of a call, the ``dim`` of the table that is sharded, and the number of ranks."""
 
     context: DrawContext
     op: str
@@ -78,7 +78,7 @@ class _Setting(NamedTuple):
 
 @dataclass
 class _Call:
-    """A call that features change; what its values show is told once it is made."""
+    """A call that features change; tags that follow from its values are added at the end."""
 
     setting: _Setting
     call: str
@@ -96,7 +96,7 @@ class _Call:
 
 
 def _cases(setting: _Setting) -> SearchStrategy[_Call]:
-    """Return a generator of calls of an op, each with one feature at most; plain ones come first."""
+    """Return a generator of calls of an op, each with at most one feature; plain calls come first."""
     if setting.kernel == "unequal_batches" or setting.context.mesh.ndim > 1:
         return _calls_without_options(setting)
     if setting.kernel == "training":
@@ -121,9 +121,9 @@ def _plain_calls(
     many: bool = False,
     out_of_range: bool = False,
 ) -> _Call:
-    """Draw a call with padding and, for bags, a mode and offsets at most.
+    """Draw a call with no other options than padding and, for bags, a mode and offsets.
 
-    Bags have one of ``modes``, and offsets if they are ``flat``; see :func:`_bags` for ``many``.
+    Bags have one of ``modes``, and offsets if ``flat``; see :func:`_bags` for ``many``.
     """
     mode = draw(st.sampled_from(modes)) if setting.bags else ""
     weight = draw(tables if tables is not None else _tables(setting))
@@ -196,7 +196,7 @@ def _bags_with_sample_weights(draw: st.DrawFn, setting: _Setting) -> _Call:
 
 @st.composite
 def _means_with_sample_weights(draw: st.DrawFn, setting: _Setting) -> _Call:
-    """Draw bags that torch refuses: it weighs samples in sums only."""
+    """Draw bags that torch refuses: sample weights need mode sum."""
     made = draw(_plain_calls(setting, modes=("mean",)))
     _weigh_samples(draw, made)
     made.tags.add("weights of samples under mean")
@@ -205,9 +205,9 @@ def _means_with_sample_weights(draw: st.DrawFn, setting: _Setting) -> _Call:
 
 @st.composite
 def _bags_of_rounded_ids(draw: st.DrawFn, setting: _Setting) -> _Call:
-    """Draw weighed bags of ids that the dtype of the table cannot count to, if there is such a dtype.
+    """Draw weighted bags of ids that are not exact in the table's dtype, if there is such a dtype.
 
-    Without gradients, four products of such numbers add up to no more than the dtype can count to.
+    There are no gradients. The sum of four products is exact in the dtype.
     """
     narrow = [dtype for dtype in setting.context.dtypes if dtype in _LARGE]
     if not narrow:
@@ -255,7 +255,7 @@ def _training_steps(draw: st.DrawFn, setting: _Setting) -> _Call:
 
 @st.composite
 def _calls_without_options(draw: st.DrawFn, setting: _Setting) -> _Call:
-    """Draw a call without any option but offsets, in which batches are of unequal sizes if the op says so."""
+    """Draw a call with no option but offsets; batches have unequal sizes if the op requires that."""
     ranks, dim = setting.ranks, setting.dim
     unequal = setting.kernel == "unequal_batches"
     bags = draw(st.booleans()) if unequal else setting.bags
@@ -288,17 +288,17 @@ def _tables(draw: st.DrawFn, setting: _Setting) -> torch.Tensor:
 
 @st.composite
 def _large_tables(draw: st.DrawFn, setting: _Setting, dtypes: Sequence[torch.dtype]) -> torch.Tensor:
-    """Draw a table of a dtype that cannot count to its number of rows."""
+    """Draw a table whose number of rows is not exact in its dtype."""
     dtype = draw(st.sampled_from(dtypes))
     rows = _LARGE[dtype] + draw(st.sampled_from([0, 3]))
     return filled((rows, 1 if setting.dim == 0 else setting.ranks), dtype, draw(seeds()), Layout())
 
 
 def has_sharded_tensor(size: int, ranks: int) -> bool:
-    """Return whether torch makes a ShardedTensor of which a ChunkShardingSpec cuts a dim of ``size`` over ``ranks``.
+    """Return whether torch makes a ShardedTensor if a ChunkShardingSpec shards a dim of ``size`` over ``ranks``.
 
-    In the metadata each shard starts at its number times the size of the first, and one that starts beyond the end is
-    refused, though it is empty.
+    In the metadata a shard starts at its number times the size of the first shard. Torch refuses shards that start
+    beyond the end, although they are empty.
 
     >>> [size for size in range(1, 10) if not has_sharded_tensor(size, 4)]
     [1, 2, 5]
@@ -307,25 +307,25 @@ def has_sharded_tensor(size: int, ranks: int) -> bool:
 
 
 def _sizes(ranks: int, cut: bool, largest: int | None = None) -> SearchStrategy[int]:
-    """Return a generator of sizes of a dim of the table, which is ``cut`` or not."""
+    """Return a generator of sizes of a dim of the table, which is sharded if ``cut``."""
     sizes = dim_sizes(ranks, smallest=1, largest=largest)
     return sizes.filter(lambda size: has_sharded_tensor(size, ranks)) if cut else sizes
 
 
 def _order(draw: st.DrawFn, ranks: int) -> list[int]:
-    """Return the ranks in the order of the shards that they have: ascending, or some permutation."""
+    """Return the ranks in the order of their shards: ascending or permuted."""
     return draw(st.permutations(range(ranks))) if draw(rarely(3)) else list(range(ranks))
 
 
 def _ids_shape(draw: st.DrawFn, ranks: int) -> tuple[int, ...]:
-    """Return a shape of ids of which each rank gets as many."""
+    """Return a shape of ids that shards evenly over the ranks."""
     return (ranks * draw(st.integers(1, 2)), *draw(st.sampled_from([(), (2,), (3,), (2, 2)])))
 
 
 def _bags(draw: st.DrawFn, ranks: int, flat: bool, many: bool) -> tuple[tuple[int, ...], list[int] | None]:
-    """Return the shape of ids, and where bags start if they are ``flat``; each rank gets as many bags and ids.
+    """Return the shape of ids, and where bags start if ``flat``; bags and ids shard evenly over the ranks.
 
-    There are more bags than ids if there are ``many``, and never else.
+    There are more bags than ids if and only if ``many``.
     """
     if not flat:
         return (ranks * draw(st.integers(1, 2)), draw(st.integers(1, 3))), None

@@ -1,12 +1,11 @@
-"""Lookups in a legacy ``ShardedTensor`` that is cut by a ``ChunkShardingSpec``, as programs on DTensors.
+"""Lookups in a legacy ``ShardedTensor`` with a ``ChunkShardingSpec``, as programs on DTensors.
 
-Each needs torch alone and does the same to plain tensors, where it is the local op. All tensors are replicated, and a
-program itself gives each rank its part of the batch and its shard of the table, as the kernels want them, and wraps
-what comes back with the placements that the kernels promise. The ranks along the last mesh dim share the table; along
-other mesh dims everything is repeated.
+Each program imports only torch. On plain tensors it calls the local op. On DTensors, which are all replicated, it gives
+each rank its part of the batch and its shard of the table. It wraps the results with the placements that the kernels
+promise. The ranks along the last mesh dim shard the table; along other mesh dims everything is repeated.
 
-The kernels sum a shard's gradient over the batches of all ranks. So the gradient of the whole table, with zeros for
-the rows or columns of others, is Partial("sum").
+The kernels sum a shard's gradient over the batches of all ranks. So the gradient of the global table is Partial("sum"):
+each rank has zeros for the rows or columns of other ranks.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ TRAINED = "strategies.sharded_tensor.programs.trained"
 
 
 def span_of(size: int, parts: int, number: int) -> tuple[int, int]:
-    """Return where part ``number`` of ``size`` starts and stops if it is cut as torch.chunk and the spec cut."""
+    """Return start and stop of shard ``number`` of ``parts`` of a dim of ``size``, as in torch.chunk and the spec."""
     width = -(-size // parts)
     start = min(number * width, size)
     return start, min(start + width, size)
 
 
 def own_span(table: DTensor, dim: int, order: Sequence[int]) -> tuple[int, int, list[int]]:
-    """Return the span of ``dim`` that this rank has of the table, and the global ranks in the order of the shards.
+    """Return start and stop of this rank's shard along ``dim``, and the global ranks in the order of the shards.
 
-    ``order`` is a permutation of the ranks along the last mesh dim; what has no such rank is left out, and what is
-    missing comes last.
+    ``order`` is a permutation of the ranks along the last mesh dim. Numbers that are no rank are ignored; missing ranks
+    come last.
     """
     mesh = table.device_mesh
     ranks = dist.get_process_group_ranks(mesh.get_group(mesh.ndim - 1))
@@ -51,13 +50,13 @@ def own_span(table: DTensor, dim: int, order: Sequence[int]) -> tuple[int, int, 
 
 
 def own_part(tensor: DTensor) -> torch.Tensor:
-    """Return the local tensor of a replicated DTensor, of which each rank uses a part only."""
+    """Return the local tensor of a replicated DTensor; each rank uses only a part of it."""
     before = [Replicate()] * (tensor.device_mesh.ndim - 1)
     return tensor.to_local(grad_placements=[*before, Partial()])
 
 
 def shard_table(table: DTensor, dim: int, order: Sequence[int], leaf: bool = False) -> Any:
-    """Return the table as a ShardedTensor; unless its shard is to be a ``leaf``, gradients flow back to the table."""
+    """Return the table as a ShardedTensor; gradients flow back to the table unless its shard is a ``leaf``."""
     start, stop, ranks = own_span(table, dim, order)
     piece = own_part(table).narrow(dim, start, stop - start).clone(memory_format=torch.contiguous_format)
     if leaf:
@@ -67,7 +66,7 @@ def shard_table(table: DTensor, dim: int, order: Sequence[int], leaf: bool = Fal
 
 
 def held_table(sharded: Any, table: DTensor, dim: int, order: Sequence[int]) -> DTensor:
-    """Return the table that the shards make up now."""
+    """Return the current global table of the shards."""
     start, stop, _ = own_span(table, dim, order)
     whole = torch.zeros_like(table.to_local().detach(), memory_format=torch.contiguous_format)
     whole.narrow(dim, start, stop - start).copy_(sharded.local_shards()[0].tensor.detach())
@@ -76,7 +75,7 @@ def held_table(sharded: Any, table: DTensor, dim: int, order: Sequence[int]) -> 
 
 
 def by_batch(result: torch.Tensor, table: DTensor, shape: Sequence[int]) -> DTensor:
-    """Return a result of ``shape`` of which each rank has its part of the batch."""
+    """Return a result of ``shape`` as a DTensor that is sharded by batch."""
     mesh = table.device_mesh
     places = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
     stride = torch.empty(list(shape), device="meta").stride()
@@ -84,7 +83,7 @@ def by_batch(result: torch.Tensor, table: DTensor, shape: Sequence[int]) -> DTen
 
 
 def rounded(tensor: torch.Tensor, max_norm: float | None) -> torch.Tensor:
-    """Return what depends on a norm in float32 at most: aten divides by the norm + 1e-7, others by the norm."""
+    """Return ``tensor`` in float32 if it depends on a norm: aten divides by norm + 1e-7, the kernels by the norm."""
     return tensor.float() if max_norm is not None and tensor.dtype == torch.float64 else tensor
 
 
@@ -97,10 +96,9 @@ def embedding(
     max_norm: float | None = None,
     norm_type: float = 2.0,
 ) -> list[torch.Tensor]:
-    """Return a lookup, and under ``max_norm`` the table after it.
+    """Return a lookup and, with ``max_norm``, the table after it.
 
-    The table is cut along ``dim`` into shards that the ranks have in ``order``; each looks up its part of ``input``,
-    which is cut along its first dim.
+    The table is sharded along ``dim``; the ranks have the shards in ``order``. ``input`` is sharded on its first dim.
     """
     options: dict[str, Any] = {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type}
     if not isinstance(weight, DTensor) or not isinstance(input, DTensor):
@@ -119,8 +117,8 @@ def embedding(
 def pooled(ids: torch.Tensor, table: Any, starts: torch.Tensor | None, options: dict[str, Any]) -> torch.Tensor:
     """Return the bags of this rank.
 
-    If they are more than its ids, the kernels read memory that nobody has written to. Torch is asked to fill it then,
-    so that they do the same every time.
+    If a rank has more bags than ids, the kernels read uninitialised memory. Torch then fills new memory, so that the
+    results are the same each time.
     """
     before = torch.get_deterministic_debug_mode()
     if starts is not None and len(starts) - options["include_last_offset"] > len(ids):
@@ -144,9 +142,9 @@ def embedding_bag(
     max_norm: float | None = None,
     norm_type: float = 2.0,
 ) -> list[torch.Tensor]:
-    """Return pooled bags, and under ``max_norm`` the table after it.
+    """Return pooled bags and, with ``max_norm``, the table after the lookup.
 
-    The table is cut along ``dim`` into shards that the ranks have in ``order``; each pools its part of the bags.
+    The table is sharded along ``dim``; the ranks have the shards in ``order``. Each rank pools its part of the bags.
     """
     options: dict[str, Any] = {"mode": mode, "max_norm": max_norm, "norm_type": norm_type}
     options |= {"include_last_offset": include_last_offset, "padding_idx": padding_idx}
@@ -192,8 +190,8 @@ def trained(
 ) -> torch.Tensor:
     """Return the table after a step of SGD for each of the batches along the first dim of ``input``.
 
-    The loss is half the sum of squares of a lookup; of pooled bags, if there is a ``mode``. The optimizer is made once
-    of the leaf that each rank has of the table, as torch's own optimizer of sharded tensors is.
+    The loss is half the sum of squares of a lookup, or of pooled bags if ``mode`` is given. Each rank makes one
+    optimizer of its leaf of the table, as torch's own optimizer of sharded tensors does.
     """
     options: dict[str, Any] = {"padding_idx": padding_idx, "max_norm": max_norm, "norm_type": norm_type}
     if isinstance(weight, DTensor) and isinstance(input, DTensor):

@@ -1,6 +1,6 @@
-"""The table of ``docs/explanations/sharded-tensor.md``.
+"""Prints the table of ``docs/explanations/sharded-tensor.md``.
 
-``python -m strategies.sharded_tensor.table reports/latest/run.json`` prints it.
+Run it with ``python -m strategies.sharded_tensor.table reports/latest/run.json``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["discrepancies"]
 
 
 def discrepancies(findings: Iterable[FindingRecord]) -> str:
-    """Return the family's findings as a table in Markdown: kernel, call, what differs, why, fingerprint.
+    """Return the family's findings as a table in Markdown: kernel, call, difference, cause, fingerprint.
 
-    Those without a reason have not been accepted yet, and say so.
+    A finding without a reason has not been accepted yet, and its row says so.
     """
     rows = ["| kernel | call | what differs | cause | finding |", "| --- | --- | --- | --- | --- |"]
     found = [finding for finding in findings if finding.family == "sharded_tensor"]
     for finding in sorted(found, key=lambda finding: (finding.op, finding.verdict, finding.fingerprint)):
         difference, *more = finding.message.splitlines()
-        if finding.verdict == "DIED":  # what follows is the end of its stderr, of any number of lines
+        if finding.verdict == "DIED":  # the rest is the end of stderr, of any number of lines
             difference = difference.partition(": ")[0]
         begin = f"in {finding.op}("
         call = next(line.strip() for line in more if line.strip().startswith(begin))

@@ -1,1 +1,1 @@
-"""TorchRec's layouts of embedding tables on DTensor: who holds what, checks of it, and TorchRec itself as a client."""
+"""TorchRec's layouts of embedding tables on DTensor: their chunks, checks of them, and TorchRec itself as a client."""

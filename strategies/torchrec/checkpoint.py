@@ -25,8 +25,8 @@ _KEY = "table"
 def reloaded(table: DTensor, layout: TableLayout) -> DTensor:
     """Return ``table`` after a round trip through a checkpoint into ``layout``; every rank has to call this.
 
-    The table that is loaded into is full of NaN, so what the checkpoint does not have shows. It has the dtype of the
-    local tensors, which a rank without any learns from the others.
+    The checkpoint is loaded into a table of NaN, so that missing elements show. The table has the dtype of the local
+    tensors. A rank without local tensors gets the dtype from the other ranks.
     """
     mesh = table.device_mesh
     dtype = dtype_of(claims_of(table))
@@ -40,7 +40,7 @@ def reloaded(table: DTensor, layout: TableLayout) -> DTensor:
 
 @contextmanager
 def _shared_folder(group: dist.ProcessGroup) -> Iterator[Path]:
-    """Give all ranks a folder that the first of them makes, and removes when all are done."""
+    """Give all ranks a folder that rank 0 makes, and removes when all ranks are done."""
     first = dist.get_rank(group) == 0
     named = [tempfile.mkdtemp(prefix="layouts-") if first else ""]
     try:

@@ -1,6 +1,6 @@
-"""What must hold of any table that ranks hold as chunks in a DTensor, whoever made it.
+"""Checks of a table that ranks hold as chunks in a DTensor, whatever code made the table.
 
-The chunks in the metadata of the ranks are the truth; the placements of the DTensor need not say who holds what.
+The chunks in the metadata of the ranks are the truth; the placements of the DTensor need not match them.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ __all__ = ["LayoutError", "check_table", "overlaps", "problems", "uncovered"]
 
 
 class LayoutError(AssertionError):
-    """Ranks hold something other than one table, each element once."""
+    """The ranks together do not hold each element of one table once."""
 
 
 def check_table(table: DTensor, values: torch.Tensor | None = None, layout: TableLayout | None = None) -> None:
-    """Check what the ranks hold of ``table``; every rank has to call this, and all of them raise the same.
+    """Check the chunks of ``table``; every rank has to call this, and every rank raises the same error.
 
     Parameters
     ----------
     values
-        The whole table [rows, columns] that the chunks should be cut from; None leaves contents alone.
+        The expected global table [rows, columns]; None skips the check of contents.
     layout
-        The layout that the table should be in; ranks have to agree on it. None takes any chunks that cover the table
-        once, or all of it on every rank.
+        The expected layout, the same on every rank. None accepts any chunks that cover the table once, and the whole
+        table on every rank.
 
     Raises
     ------
     LayoutError
-        For the first kind of problem: ranks that disagree, a chunk outside of the table, an overlap, elements that
-        nobody holds, a local tensor of another shape than its chunk, values of another shape than the table, wrong
-        contents.
+        For the first problem: ranks that disagree, a chunk outside of the table, an overlap, elements that no rank
+        holds, a local tensor of another shape than its chunk, values of another shape than the table, wrong contents.
     TypeError
-        If a rank holds something other than rows and columns in a ``LocalShardsWrapper``.
+        If a rank's local tensor is no ``LocalShardsWrapper`` of rows and columns.
     """
     claims = claims_of(table, layout)
     whole = Chunk((0, claims[0].shape[0]), (0, claims[0].shape[1]))
@@ -59,7 +58,7 @@ def check_table(table: DTensor, values: torch.Tensor | None = None, layout: Tabl
 
 
 def problems(claims: Sequence[ChunkClaim], replicated: bool = False) -> Iterator[str]:
-    """Yield what is wrong with what the ranks say, without their values; the difference first, then its cause."""
+    """Yield the problems in the claims of the ranks, which have no values; each names the difference, then a cause."""
     yield from _disagreements(claims)
     rows, columns = claims[0].shape
     everything = [(rank, chunk) for rank, claim in enumerate(claims) for chunk in claim.chunks if not chunk.empty]
@@ -132,7 +131,7 @@ def _listed(chunks: Sequence[Chunk]) -> str:
 def overlaps(
     chunks: Sequence[tuple[int, Chunk]],
 ) -> Iterator[tuple[tuple[int, Chunk], tuple[int, Chunk], Chunk]]:
-    """Yield each two of ``chunks``, given with their ranks, that have elements in common, and these elements."""
+    """Yield each two (rank, chunk) pairs whose chunks share elements, and the shared chunk."""
     for one, other in combinations(chunks, 2):
         rows, columns = (
             (max(a[0], b[0]), min(a[1], b[1]))
@@ -144,7 +143,7 @@ def overlaps(
 
 
 def uncovered(shape: tuple[int, int], chunks: Sequence[Chunk]) -> Iterator[Chunk]:
-    """Yield the parts of a table of ``shape`` that no chunk has, as boxes between the edges of chunks.
+    """Yield the parts of a table of ``shape`` that no chunk covers, as boxes between the edges of chunks.
 
     >>> [str(gap) for gap in uncovered((4, 2), [Chunk((0, 1), (0, 2)), Chunk((3, 4), (0, 2))])]
     ['[1:3, 0:2]']

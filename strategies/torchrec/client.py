@@ -1,6 +1,6 @@
 """One training step of TorchRec's ``EmbeddingBagCollection``, whole or sharded; needs the extra ``torchrec``.
 
-Nothing here is ours but the inputs: TorchRec's own planner entries, sharder, kernels and collectives run on the ranks.
+Only the inputs are ours: TorchRec's own planner entries, sharder, kernels and collectives run on the ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATE = 0.5
 
 
 def keys_of(features: Sequence[Sequence[int]]) -> list[str]:
-    """Return the key under which each table gives out each of its features, sorted: ``f1``, or ``f1@t0`` if shared.
+    """Return the sorted keys of TorchRec's results: ``f1``, or ``f1@t0`` if several tables share the feature.
 
     >>> keys_of([[0, 1], [1]])
     ['f0', 'f1@t0', 'f1@t1']
@@ -52,15 +52,15 @@ def train_bags(
 ) -> list[torch.Tensor]:
     """Return the pooled bags of each key, sorted by key, and each table after one step of SGD.
 
-    Plain tensors go through the collection as it is. Replicated DTensors go through the sharded one: its tables get the
-    same values, each rank has a part of the bags.
+    Plain tensors go through the unsharded collection. Replicated DTensors go through the sharded collection: its tables
+    have the same values, and each rank looks up some of the bags.
 
     Parameters
     ----------
     tables
         Float32 [rows, columns].
     ids, lengths
-        For each feature the rows that its bags ask for, i64[n], and how many each of them has, i64[bags].
+        For each feature the rows that its bags look up, i64[n], and the number of rows of each bag, i64[bags].
     cotangents
         For each key, in the order of :func:`keys_of`, the gradient of its bags, [bags, columns].
     features, pooling
@@ -69,7 +69,7 @@ def train_bags(
         For each table the name of a function of ``torchrec.distributed.sharding_plan``, its arguments by name, and the
         compute kernel.
     ranks_per_host
-        How many ranks in a row TorchRec takes to be on one host.
+        Number of consecutive ranks that TorchRec treats as one host.
     """
     if not isinstance(tables[0], DTensor):
         collection = _collection(tables, features, pooling)
@@ -84,7 +84,7 @@ def train_bags(
     )
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if len(lengths[0]) % ranks:
-        raise NotImplementedError(f"{len(lengths[0])} bags on {ranks} ranks: TorchRec wants as many on each")
+        raise NotImplementedError(f"{len(lengths[0])} bags on {ranks} ranks: TorchRec needs the same number on each")
     share = len(lengths[0]) // ranks
     first, last = rank * share, (rank + 1) * share
     with _hosts(ranks_per_host):
@@ -116,19 +116,19 @@ def train_bags(
 def check_dtensors(
     mesh: DeviceMesh, tables: list[torch.Tensor], plan: list[list[Any]], ranks_per_host: int, spoilt: int | None = None
 ) -> dict[int, str]:
-    """Check the tables of a sharded collection as TorchRec gives them out as DTensors; every rank has to call this.
+    """Check the DTensors that TorchRec returns for the tables of a sharded collection; every rank has to call this.
 
     Parameters
     ----------
     tables, plan, ranks_per_host
-        As of :func:`train_bags`. What is data-parallel stays a plain tensor, and is left out.
+        As in :func:`train_bags`. Data-parallel tables are plain tensors and are not checked.
     spoilt
-        The table of which the first rank that has a part of it changes a number, for tests of the check.
+        The table whose first rank changes a number, for tests of the check.
 
     Returns
     -------
     dict
-        What is wrong, by the number of the table; an empty text where nothing is.
+        The problem of each table, by the table's number; an empty text if there is none.
     """
     with _hosts(ranks_per_host):
         collection = _collection(tables, [[number] for number in range(len(tables))], ["SUM"] * len(tables))
@@ -191,14 +191,14 @@ def _sorted(found: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 def _step(module: torch.nn.Module, found: dict[str, torch.Tensor], cotangents: list[torch.Tensor]) -> None:
     losses = [(found[key] * cotangent).sum() for key, cotangent in zip(sorted(found), cotangents, strict=True)]
     torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-    torch.optim.SGD(module.parameters(), lr=RATE).step()  # what is fused has taken its step in the backward
+    torch.optim.SGD(module.parameters(), lr=RATE).step()  # fused tables were updated in the backward
 
 
 @contextmanager
 def _hosts(ranks_per_host: int) -> Iterator[None]:
-    """Have TorchRec take so many ranks to be a host, as torchrun says it, and make its process groups anew.
+    """Set the number of ranks per host as torchrun does, and let TorchRec make new process groups.
 
-    Groups that it keeps from an earlier call fit neither other hosts nor ranks that were mended since.
+    TorchRec's cached process groups are wrong for other hosts, and for a pool of ranks that was repaired since.
     """
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, LOCAL_WORLD_SIZE=str(ranks_per_host)))
@@ -214,7 +214,7 @@ def _sharded(
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.types import ShardingEnv
 
-    logging.getLogger("torchrec").setLevel(logging.ERROR)  # it warns of each table and each group
+    logging.getLogger("torchrec").setLevel(logging.ERROR)  # it warns about each table and each group
     sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": RATE})
     entries = {f"t{n}": getattr(sharding_plan, name)(**options) for n, (name, options, _) in enumerate(plan)}
     made = sharding_plan.construct_module_sharding_plan(
@@ -229,13 +229,13 @@ def _sharded(
 
 
 def _weights(sharded: Any) -> list[Any]:
-    """Return the tables of a sharded collection, in order: a ``ShardedTensor`` or DTensor each, or a plain tensor."""
+    """Return the tables of a sharded collection in order, each a ``ShardedTensor``, a DTensor or a plain tensor."""
     state = sharded.state_dict()
     return [state[key] for key in sorted(state, key=lambda key: int(key.split(".")[-2].removeprefix("t")))]
 
 
 def _for_each_part(weights: list[Any], use: Callable[[int, torch.Tensor, slice, slice], object]) -> list[int]:
-    """Call ``use`` for each part of a table that this rank has; return which tables it has as a whole."""
+    """Call ``use`` for each part of a table that this rank has; return the tables that the rank has completely."""
     replicated = []
     with torch.no_grad():
         for table, weight in enumerate(weights):

@@ -1,4 +1,4 @@
-"""The family ``torchrec``: drawn collections of tables, sharded by TorchRec itself, against the same unsharded."""
+"""The family ``torchrec``: collections of tables, sharded by TorchRec and compared with the unsharded collection."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ MISSING = (
     "`pip install --no-deps torchrec==1.8.0`; see docs/guides/layouts.md"
 )
 _COLUMNS = (4, 8, 16)
-"""Columns of tables: fbgemm's kernels want multiples of 4, also of each column block."""
+"""Columns of tables: fbgemm's kernels need multiples of 4, also in each column block."""
 _WIDE = 256
-"""Columns that ``grid_shard`` of torchrec 1.8.0 cuts into two blocks; it cuts none below."""
+"""Least number of columns that ``grid_shard`` of torchrec 1.8.0 splits into two blocks."""
 _BY_ROWS = ("row_wise", "table_row_wise")
 _OTHERS = ("data_parallel", "table_wise", "column_wise")
 _KINDS = (*_OTHERS, *_BY_ROWS, "grid_shard")
 
 
 def installed() -> bool:
-    """Return whether torchrec and its kernels are there; imports neither."""
+    """Return whether torchrec and its kernels are installed; imports neither."""
     return find_spec("torchrec") is not None and find_spec("fbgemm_gpu") is not None
 
 
 def op_of(pooling: Sequence[str], plan: Sequence[Sequence[Any]], features: Sequence[Sequence[int]]) -> str:
-    """Return what a collection is filed under: apart are two kinds that TorchRec 1.8.0 gets wrong, lest they hide more.
+    """Return the op of a collection. Two kinds that TorchRec 1.8.0 gets wrong are ops of their own, to hide no others.
 
-    The first has a mean by rows beside a table that is not cut by rows, or that shares a feature and is a sum.
+    The first kind has a row-sharded mean beside a table that is not row-sharded, or that shares a feature and is a sum.
 
     >>> plan = [["row_wise", {}, "dense"], ["table_wise", {"rank": 0}, "dense"]]
     >>> op_of(["MEAN", "SUM"], plan, [[0], [1]]) == MEAN_BESIDE
@@ -73,9 +73,9 @@ def op_of(pooling: Sequence[str], plan: Sequence[Sequence[Any]], features: Seque
 
 @st.composite
 def _plan_entries(draw: st.DrawFn, kinds: Sequence[str], columns: int, ranks: int, per_host: int) -> list[Any]:
-    """Return a generator of how one table is sharded: function of TorchRec's, its options, and the compute kernel.
+    """Return a generator of plan entries of one table: a function of TorchRec, its options, and the compute kernel.
 
-    Not drawn: ``row_wise(sizes_placement=...)``, splits of any sizes, which TorchRec 1.8.0 has for inference only.
+    ``row_wise(sizes_placement=...)``, for any splits, is not drawn: TorchRec 1.8.0 supports it only for inference.
     """
     hosts = ranks // per_host
     kind = draw(st.sampled_from(kinds))
@@ -101,7 +101,7 @@ def collection_case(
     ranks_per_host: int,
     seed: int = 0,
 ) -> OpCase:
-    """Return a case of a collection of tables of ``shapes``; ids, values and cotangents come from ``seed``."""
+    """Return the case of a collection of tables of ``shapes``; ids, values and cotangents come from ``seed``."""
     generator = torch.Generator().manual_seed(seed)
     rows_of = {f: min(shapes[t][0] for t, some in enumerate(features) if f in some) for some in features for f in some}
     columns_of = {
@@ -143,7 +143,7 @@ def collection_cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
     per_host = draw(st.sampled_from([count for count in range(1, ranks + 1) if ranks % count == 0][::-1]))
     count = draw(st.integers(2 if op == MEAN_BESIDE else 1, 3))
     shapes, pooling, plan = [], [], []
-    by_rows = op == COLLECTION and draw(st.booleans())  # only then may all of a plain collection be means by rows
+    by_rows = op == COLLECTION and draw(st.booleans())  # only then may all tables be row-sharded means
     for number in range(count):
         wide = per_host < ranks and draw(rarely(8))
         columns = _WIDE if wide else draw(st.sampled_from(_COLUMNS))
@@ -154,7 +154,7 @@ def collection_cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
         elif op == MEAN_BESIDE and number < 2:
             kinds, how = (_BY_ROWS, "MEAN") if number else (_OTHERS, how)
         entry = draw(_plan_entries(kinds, columns, ranks, per_host))
-        # what one of the other two ops is for
+        # the other two ops draw these combinations
         grid, rows = entry[0] == "grid_shard" and op != MEAN_IN_GRID, entry[0] in _BY_ROWS and op != MEAN_BESIDE
         if grid or (rows and not by_rows):
             how = "SUM"
@@ -176,7 +176,7 @@ def collection_cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
 
 @dataclass(frozen=True)
 class TorchRecFamily(ReplicatedFamily):
-    """TorchRec's ``EmbeddingBagCollection``; drawn where a pattern names it, on gloo meshes of one dim."""
+    """TorchRec's ``EmbeddingBagCollection``, drawn only if a pattern names it, on gloo meshes of one dim."""
 
     name: str = "torchrec"
     ops: tuple[str, ...] = (COLLECTION, MEAN_BESIDE, MEAN_IN_GRID)
@@ -184,7 +184,7 @@ class TorchRecFamily(ReplicatedFamily):
 
     @property
     def shrinks(self) -> bool:
-        """Whether Hypothesis finds smaller cases than those that it has drawn: no, a trial takes too long for that."""
+        """Whether Hypothesis shrinks drawn cases: no, because a trial takes too long."""
         return False
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
@@ -201,7 +201,7 @@ class TorchRecFamily(ReplicatedFamily):
         return collection_cases(context)
 
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
-        """Return which key or table of the collection an output is, and how that is sharded and pooled."""
+        """Return the key or table of the first wrong output, with its sharding and pooling."""
         arguments: Any = trial.case.kwargs
         keys = keys_of(arguments["features"])
         found = re.search(r"output (\d+)", verdict.subject)

@@ -20,7 +20,7 @@ __all__ = ["FAMILY", "SOURCE", "LayoutFamily", "TorchRecLayouts", "layout_cases"
 
 _PREFIX = "layout."
 _TRAININGS = (("sum", "sgd"), ("mean", "sgd"), ("sum", "adagrad"))
-"""Modes and optimisers. Adagrad divides by the size of the gradient, so rounding decides where means cancel out."""
+"""Modes and optimisers, without mean and Adagrad: it divides by magnitudes, so rounding decides if means cancel."""
 
 
 def _entry(name: str, options: LayoutOptions) -> list[object]:
@@ -38,12 +38,12 @@ def training_case(
     mode: str = "sum",
     optimizer: str = "sgd",
 ) -> OpCase:
-    """Return a case that trains a table of ``shape`` in ``layout`` for a step and saves it into ``target``.
+    """Return a case that trains a table of ``shape`` in ``layout`` for a step and loads its checkpoint into ``target``.
 
-    Values are small integers, ids come from all rows; both are fixed by ``seed``.
+    Values are small integers, and ids come from all rows; ``seed`` fixes both.
     """
     generator = torch.Generator().manual_seed(seed)
-    # Every row once before any comes twice, so that every chunk has a part in the result where there are ids enough.
+    # No row repeats before all rows occur, so that every chunk contributes to the result if there are enough ids.
     rows = torch.cat([torch.randperm(shape[0], generator=generator) for _ in range(-(-sum(lengths) // shape[0]) or 1)])
     arguments: dict[str, object] = {
         "table": filled(shape, torch.float32, seed),
@@ -62,7 +62,7 @@ def training_case(
 # --------------------------------------------------------------------------------------------------------------- drawn
 @st.composite
 def layout_options(draw: st.DrawFn, name: str, rows: int, columns: int, ranks: int) -> LayoutOptions:
-    """Return a generator of options that the layout ``name`` takes; shrinks to those that it has by itself."""
+    """Return a generator of options that the layout ``name`` takes; shrinks to the layout's defaults."""
     takes = LAYOUTS[name].takes
     per_host = splits = owners = None
     if "ranks_per_host" in takes:
@@ -85,14 +85,14 @@ def layout_options(draw: st.DrawFn, name: str, rows: int, columns: int, ranks: i
         if name == "grid":
             blocks = [count for count in blocks if count <= hosts]
         count = draw(st.sampled_from(blocks))
-        # a grid has one column block a host at most, since a rank has one chunk of a block
+        # a grid has at most one column block per host, because a rank has one chunk of a block
         owners = tuple(draw(st.lists(st.sampled_from(known), min_size=count, max_size=count, unique=name == "grid")))
     return LayoutOptions(rows, columns, ranks, splits, owners, per_host)
 
 
 @st.composite
 def layout_cases(draw: st.DrawFn, context: DrawContext) -> OpCase:
-    """Return a generator of cases: any layout in ``context``, a checkpoint into any other, bags with empty ones."""
+    """Return a generator of cases: a layout of ``context``, a checkpoint into any layout, and bags, some empty."""
     ranks = context.mesh.world_size
     rows, columns = draw(dim_sizes(ranks, smallest=1)), draw(st.sampled_from((2, 4, 6, 1)))
     name = draw(st.sampled_from(context.ops)).removeprefix(_PREFIX)
@@ -121,7 +121,7 @@ def _tagged(case: OpCase, layout: TableLayout, lengths: list[int]) -> OpCase:
 
 @dataclass(frozen=True)
 class LayoutFamily(ReplicatedFamily):
-    """TorchRec's layouts as ops of our own, ``layout.row-wise-even`` and so on; drawn where a pattern names them."""
+    """TorchRec's layouts as ops of our own, such as ``layout.row-wise-even``; drawn only if a pattern names them."""
 
     name: str = "layouts"
     ops: tuple[str, ...] = tuple(f"{_PREFIX}{name}" for name in LAYOUTS)
@@ -140,7 +140,7 @@ class TorchRecLayouts:
     name: str = "torchrec"
 
     def summaries(self) -> Mapping[str, str]:
-        """Return who holds what under each layout, by name."""
+        """Return a short description of each layout, by name."""
         return {name: kind.summary for name, kind in LAYOUTS.items()}
 
     def make(self, name: str, options: LayoutOptions) -> TableLayout:
@@ -148,7 +148,7 @@ class TorchRecLayouts:
         return make_layout(name, options)
 
     def case(self, name: str, options: LayoutOptions) -> OpCase:
-        """Return a case of two bags a rank, every other one empty, with ids of all rows, that is saved row-wise."""
+        """Return a case of two bags per rank, every other bag empty, with ids of all rows and a row-wise checkpoint."""
         share = -(-options.rows // options.ranks)
         lengths = [share, 0] * options.ranks
         return training_case(

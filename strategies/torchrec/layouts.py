@@ -1,7 +1,7 @@
-"""The eight ways in which TorchRec lays out an embedding table over ranks, by their chunks.
+"""The eight layouts of TorchRec's embedding tables over ranks, as chunks without tensors.
 
-Nothing here holds a tensor. How the layouts cut was read off torchrec 1.8.0 (``distributed/sharding``); what DTensor
-shows for each is what TorchRec gives it, and only for the layouts by rows does that say who holds what.
+The chunks follow the source of torchrec 1.8.0 (``distributed/sharding``). The placement of each layout is the one that
+TorchRec gives its DTensor. This placement matches the chunks only for the layouts by rows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MOST_ELEMENTS = (1 << 63) - 1
 
 
 def make_layout(name: str, options: LayoutOptions) -> TableLayout:
-    """Return the layout that ``name`` names of a table of ``options.rows`` by ``options.columns``.
+    """Return the layout called ``name`` of a table [``options.rows``, ``options.columns``].
 
     Raises
     ------
     ValueError
-        If there is no such layout, with the nearest name; or if an option does not fit, with what would.
+        If there is no such layout or an option does not fit. The message has the nearest name or a value that fits.
 
     >>> layout = make_layout("row-wise-uneven", LayoutOptions(8, 2, 4, splits=(1, 3, 1, 3)))
     >>> [str(chunk) for chunks in layout.chunks for chunk in chunks]
@@ -66,9 +66,9 @@ def _blocks(size: int, parts: int) -> list[Range]:
 
 
 def _equal(columns: int, parts: int, most: int | None = None) -> list[Range]:
-    """Return ``parts`` equal blocks; where there are none, the message names a count that fits, ``most`` or less."""
+    """Return ``parts`` equal blocks. If there are none, the message names a count that fits, at most ``most``."""
     if columns % parts:
-        # outwards from what was asked for, since columns may be of any number: 1 fits in any case
+        # counts in order of distance from ``parts``; 1 always fits
         near = (count for step in range(1, parts) for count in (parts - step, parts + step))
         nearest = next(count for count in near if columns % count == 0 and (most is None or count <= most))
         raise ValueError(
@@ -112,12 +112,12 @@ def _one_owner(options: LayoutOptions, known: Sequence[int], what: str) -> int:
     return owners[0]
 
 
-def _as_many_as_fit(columns: int, ranks: Sequence[int]) -> Sequence[int]:
-    """Return the first of ``ranks``, as many as equal column blocks can be given to."""
+def _dividing_ranks(columns: int, ranks: Sequence[int]) -> Sequence[int]:
+    """Return the first of ``ranks``: the largest number of them among which the columns divide equally."""
     return ranks[: max(count for count in range(1, len(ranks) + 1) if columns % count == 0)]
 
 
-def _nobody(options: LayoutOptions) -> list[list[Chunk]]:
+def _no_chunks(options: LayoutOptions) -> list[list[Chunk]]:
     return [[] for _ in range(options.ranks)]
 
 
@@ -127,7 +127,7 @@ def _row_wise_even(options: LayoutOptions) -> list[list[Chunk]]:
 
 def _row_wise_uneven(options: LayoutOptions) -> list[list[Chunk]]:
     splits = options.splits
-    if splits is None:  # every other rank has three times as much
+    if splits is None:  # every other rank has three times the rows
         shares = list(accumulate((1 + 2 * (rank % 2) for rank in range(options.ranks)), initial=0))
         splits = tuple(b - a for a, b in pairwise(options.rows * share // shares[-1] for share in shares))
     if len(splits) != options.ranks:
@@ -139,13 +139,13 @@ def _row_wise_uneven(options: LayoutOptions) -> list[list[Chunk]]:
 
 
 def _table_wise(options: LayoutOptions) -> list[list[Chunk]]:
-    held = _nobody(options)
+    held = _no_chunks(options)
     held[_one_owner(options, range(options.ranks), "rank")].append(Chunk((0, options.rows), (0, options.columns)))
     return held
 
 
 def _by_columns(options: LayoutOptions, owners: Sequence[int]) -> list[list[Chunk]]:
-    held = _nobody(options)
+    held = _no_chunks(options)
     for owner, columns in zip(owners, _equal(options.columns, len(owners)), strict=True):
         held[owner].append(Chunk((0, options.rows), columns))
     return held
@@ -153,12 +153,12 @@ def _by_columns(options: LayoutOptions, owners: Sequence[int]) -> list[list[Chun
 
 def _column_wise(options: LayoutOptions) -> list[list[Chunk]]:
     ranks = range(options.ranks)
-    return _by_columns(options, _owners(options, ranks, "rank", _as_many_as_fit(options.columns, ranks)))
+    return _by_columns(options, _owners(options, ranks, "rank", _dividing_ranks(options.columns, ranks)))
 
 
 def _table_column_wise(options: LayoutOptions) -> list[list[Chunk]]:
     per_host, ranks = _per_host(options), range(options.ranks)
-    owners = _owners(options, ranks, "rank", _as_many_as_fit(options.columns, ranks[:per_host]))
+    owners = _owners(options, ranks, "rank", _dividing_ranks(options.columns, ranks[:per_host]))
     if len({owner // per_host for owner in owners}) > 1:
         raise ValueError(f"owners={list(owners)} are on several hosts of {plural(per_host, 'rank')}; use those of one")
     return _by_columns(options, owners)
@@ -167,7 +167,7 @@ def _table_column_wise(options: LayoutOptions) -> list[list[Chunk]]:
 def _table_row_wise(options: LayoutOptions) -> list[list[Chunk]]:
     per_host = _per_host(options)
     host = _one_owner(options, range(options.ranks // per_host), "host")
-    held = _nobody(options)
+    held = _no_chunks(options)
     for local, rows in enumerate(_blocks(options.rows, per_host)):
         held[host * per_host + local].append(Chunk(rows, (0, options.columns)))
     return held
@@ -176,10 +176,10 @@ def _table_row_wise(options: LayoutOptions) -> list[list[Chunk]]:
 def _grid(options: LayoutOptions) -> list[list[Chunk]]:
     per_host = _per_host(options)
     hosts = range(options.ranks // per_host)
-    owners = _owners(options, hosts, "host", _as_many_as_fit(options.columns, hosts))
+    owners = _owners(options, hosts, "host", _dividing_ranks(options.columns, hosts))
     if len(set(owners)) < len(owners):
         raise ValueError(f"owners={list(owners)}: a host holds one column block of a grid")
-    held = _nobody(options)
+    held = _no_chunks(options)
     for host, columns in zip(owners, _equal(options.columns, len(owners), len(hosts)), strict=True):
         for local, rows in enumerate(_blocks(options.rows, per_host)):
             held[host * per_host + local].append(Chunk(rows, columns))
@@ -193,7 +193,7 @@ def _data_parallel(options: LayoutOptions) -> list[list[Chunk]]:
 # ------------------------------------------------------------------------------------------------------------ the list
 @dataclass(frozen=True)
 class LayoutKind:
-    """One of the layouts: ``takes`` are the options that it knows besides those of all, ``cut`` gives the chunks."""
+    """A kind of layout: ``cut`` returns its chunks, ``takes`` are the options that not all layouts take."""
 
     summary: str
     cut: Callable[[LayoutOptions], list[list[Chunk]]]

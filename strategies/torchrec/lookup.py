@@ -1,9 +1,9 @@
-"""A lookup through chunks: a small reference that reads who holds what from the chunks, and needs nothing else.
+"""A lookup through chunks: a small reference that needs only the chunks of each rank.
 
-Each rank has bags of its own, as each has a batch of its own in training. The ids of all ranks are gathered; each rank
-pools what its chunks have of them; an all-to-all brings the parts to the rank that has the bag, which adds up parts of
-the same columns and puts others side by side. Gradients go the same way back. So rows are summed, columns are joined,
-and a grid does both. A replicated table is looked up where it is, and its gradients are summed over the ranks.
+Each rank has its own bags, as it has its own batch in training. The ids of all ranks are gathered, and each rank pools
+the rows of its chunks. An all-to-all sends the results to the ranks that have the bags. There, results of the same
+columns are summed, and results of different columns are concatenated. Gradients go the same way back. A replicated
+table is looked up on each rank, and its gradients are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def pooled(
     Parameters
     ----------
     leaves
-        The chunks of this rank and their tensors, through which gradients flow.
+        The chunks of this rank and their tensors, which get gradients.
     claims
-        What each rank holds, in order of ranks.
+        The claims of all ranks, in order of ranks.
     ids, lengths
-        Rows of the table, i64[n], and how many of them each bag has, i64[bags].
+        Rows of the table, i64[n], and the number of rows of each bag, i64[bags].
     mode
         ``"sum"`` or ``"mean"``.
     """
@@ -51,7 +51,7 @@ def pooled(
         bags = [len(some) for some in all_lengths]
         rank = dist.get_rank(group)
         parts = [_part(chunk, leaf, torch.cat(all_ids), torch.cat(all_lengths)) for chunk, leaf in leaves]
-        # A rank without chunks takes part in the all-to-all of the gradients as well.
+        # A rank without chunks also takes part in the all-to-all of the gradients.
         none = torch.zeros(0, dtype=dtype_of(claims), requires_grad=True)
         outgoing = [
             torch.cat([none, *(torch.split(part, bags)[to].flatten() for part in parts)]) for to in range(len(claims))
@@ -75,7 +75,7 @@ def pool(table: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> torch
 
 
 def _part(chunk: Chunk, leaf: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return what the chunk contributes to each bag, [bags, columns of the chunk]: ids of other rows are dropped."""
+    """Return the chunk's contribution to each bag, [bags, columns of the chunk]; ids of other rows are dropped."""
     mine = (ids >= chunk.rows[0]) & (ids < chunk.rows[1])
     bag_of_id = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     rows = leaf[ids[mine] - chunk.rows[0]]
@@ -83,7 +83,7 @@ def _part(chunk: Chunk, leaf: torch.Tensor, ids: torch.Tensor, lengths: torch.Te
 
 
 def gather_ragged(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Return the 1-D tensors of all ranks, which may have different lengths, in order of ranks."""
+    """Return the 1-d tensors of all ranks, whose lengths may differ, in order of ranks."""
     size = torch.tensor([len(tensor)])
     sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, size, group)
@@ -102,7 +102,7 @@ def sum_gradients(leaves: Sequence[tuple[Chunk, torch.Tensor]], group: dist.Proc
 
 
 class _AllToAll(torch.autograd.Function):
-    """An all-to-all of runs of a 1-D tensor; gradients go the other way round."""
+    """An all-to-all of runs of a 1-d tensor; gradients go back in the same way."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""A table that is trained for one step and saved, whole or in a layout: the same results, or the layout is wrong."""
+"""Trains a table for one step and saves it, plain or in a layout; if the layout is right, the results are equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["OPTIMIZERS", "TRAIN", "train"]
 TRAIN = "strategies.torchrec.programs.train"
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
 _RATE = 0.5
-"""Of both optimisers: with small integers SGD is exact."""
+"""Learning rate of both optimisers; with it SGD is exact for small integers."""
 
 
 def train(
@@ -37,22 +37,22 @@ def train(
     mode: str = "sum",
     optimizer: str = "sgd",
 ) -> list[torch.Tensor]:
-    """Return pooled bags, the gradient of the table, the table after one step, and that read back from a checkpoint.
+    """Return pooled bags, the table's gradient, the table after one step, and the table read back from a checkpoint.
 
-    Plain tensors are the reference. Replicated DTensors are put into ``layout`` first, and the ranks check what they
-    hold; the bags are cut over the ranks.
+    Plain tensors are the reference. A replicated DTensor is first distributed in ``layout``, and the ranks check their
+    chunks; the bags are sharded over the ranks.
 
     Parameters
     ----------
     table
         Float32 [rows, columns].
     ids, lengths
-        The rows that are looked up, i64[n], and how many of them each bag has, i64[bags]. ``lengths`` of 1 are a lookup
-        without pooling.
+        The rows that are looked up, i64[n], and the number of rows of each bag, i64[bags]. ``lengths`` of 1 are a
+        lookup without pooling.
     cotangent
         Gradient of the bags, [bags, columns].
     layout, target
-        Name and options of the layout to train in and of that to load the checkpoint into.
+        Name and options of the layout for training, and of the layout into which the checkpoint is loaded.
     """
     if isinstance(table, DTensor):
         return _sharded(table, ids, lengths, cotangent, layout, target, mode, optimizer)
@@ -97,7 +97,7 @@ def _sharded(
         OPTIMIZERS[optimizer]([leaf for _, leaf in leaves], lr=_RATE).step()  # type: ignore[call-arg]
     trained = assemble(held(sharded), values, mesh, made.replicated)
     loaded = reloaded(sharded, other)
-    check_table(loaded, layout=other)  # whether its values are those of the reference is for the verifier
+    check_table(loaded, layout=other)  # the verifier compares its values with the reference
     read = assemble(held(loaded), values, mesh, other.replicated)
     whole = [DTensor.from_local(t, mesh, [Replicate()], run_check=False) for t in (gradient, trained, read)]
     shape, stride = torch.Size((len(lengths), values.shape[1])), (values.shape[1], 1)
@@ -107,7 +107,7 @@ def _sharded(
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole of an argument; each rank has it, and no rank cuts it but by the layout."""
+    """Return the local tensor of a replicated argument; only the layout shards it."""
     assert isinstance(tensor, DTensor)
     if any(not placement.is_replicate() for placement in tensor.placements):
         raise NotImplementedError(f"arguments are given as R, not as {tensor.placements}; the layout cuts the table")

@@ -1,4 +1,4 @@
-"""A table in a layout: what each rank holds as a ``LocalShardsWrapper`` inside a DTensor, and what ranks say."""
+"""A table in a layout: each rank's ``LocalShardsWrapper`` inside a DTensor, and the claims of the ranks about it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["ChunkClaim", "assemble", "claims_of", "distribute", "dtype_of", "gro
 
 
 def distribute(table: torch.Tensor, layout: TableLayout, mesh: DeviceMesh) -> DTensor:
-    """Return ``table`` [rows, columns] in ``layout``, as TorchRec makes it; communicates nothing.
+    """Return ``table`` [rows, columns] in ``layout``, as TorchRec makes it, without communication.
 
     Parameters
     ----------
     table
-        The whole table, the same on every rank. What the rank holds is copied.
+        The global table, the same on every rank. The rank's chunks are copied.
     mesh
         One mesh dim with a rank for each rank of ``layout``.
 
@@ -52,7 +52,7 @@ def wrap(
 ) -> DTensor:
     """Return a DTensor around the local ``shards`` [rows, columns of a chunk], which begin at ``offsets`` of the table.
 
-    It is made the way TorchRec makes it: shape and placement are those of ``layout``, and torch checks nothing.
+    The DTensor is made as TorchRec does: shape and placement come from ``layout``, and torch does not check them.
     """
     local = LocalShardsWrapper(list(shards), [tuple(offset) for offset in offsets])
     return DTensor.from_local(
@@ -67,7 +67,7 @@ def group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
     Raises
     ------
     NotImplementedError
-        If the mesh has several dims, or if its ranks are simulated: a rank has to hold what the others do not.
+        If the mesh has several dims, or if its ranks are simulated: each rank has to hold other chunks.
     """
     if mesh.ndim != 1:
         raise NotImplementedError(f"layouts take a mesh of one dim, not of {mesh.ndim}; hosts are ranks in a row")
@@ -77,15 +77,14 @@ def group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
 
 
 def held(table: DTensor) -> list[tuple[Chunk, torch.Tensor]]:
-    """Return the chunks that this rank says it holds and the tensor of each; no copies.
+    """Return the chunks in this rank's metadata, each with its tensor; no copies.
 
     Raises
     ------
     TypeError
-        If the local tensor of ``table`` is no ``LocalShardsWrapper``, torch's or torchrec's, or it has other dims than
-        rows and columns.
+        If the local tensor of ``table`` is no ``LocalShardsWrapper`` of torch or torchrec, or if ``table`` is not 2-d.
     ValueError
-        If it has not as many tensors as its metadata has chunks.
+        If the numbers of tensors and of chunks in the metadata differ.
     """
     chunks, shards = _chunks_and_shards(table)
     if len(chunks) != len(shards):
@@ -94,17 +93,17 @@ def held(table: DTensor) -> list[tuple[Chunk, torch.Tensor]]:
 
 
 def _chunks_and_shards(table: DTensor) -> tuple[list[Chunk], list[torch.Tensor]]:
-    """Return the chunks in the metadata of this rank, and the tensors that it holds."""
+    """Return the chunks in this rank's metadata, and its tensors."""
     with torch.no_grad():
         local: Any = table.to_local()
-    # torchrec has a class of this name that is not torch's
+    # torchrec has its own class of this name
     if not any(base.__name__ == LocalShardsWrapper.__name__ for base in type(local).__mro__):
         raise TypeError(f"the local tensor is a {type(local).__name__}, not a LocalShardsWrapper")
     if table.ndim != 2:
         raise TypeError(f"a DTensor of shape {list(table.shape)} is no table of rows and columns")
     shards = list(local.local_shards())
     chunks = [_chunk(meta.offsets, meta.sizes) for meta in local.local_chunks]
-    # A wrapper of no shards has a chunk of size 0 by 0 in its metadata.
+    # A wrapper without shards has a 0 by 0 chunk in its metadata.
     return [chunk for chunk in chunks if shards or not chunk.empty], shards
 
 
@@ -115,10 +114,10 @@ def _chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Chunk:
 
 @dataclass(frozen=True)
 class ChunkClaim:
-    """What a rank says of a table, without its values.
+    """A rank's description of a table, without values.
 
-    ``chunks`` are those of its metadata, ``shapes`` and ``dtypes`` those of its tensors, which should be one for each;
-    ``plan`` is what the rank takes the layout to be, None if it was given none.
+    ``chunks`` come from the metadata, ``shapes`` and ``dtypes`` from the tensors; there should be one of each per
+    chunk. ``plan`` is the layout that the rank expects, or None.
     """
 
     shape: tuple[int, ...]
@@ -130,12 +129,12 @@ class ChunkClaim:
 
 
 def claims_of(table: DTensor, plan: TableLayout | None = None) -> list[ChunkClaim]:
-    """Return what each rank says of ``table``, in order of ranks; every rank of its mesh has to call this.
+    """Return the claim of each rank about ``table``, in order of ranks; every rank of the mesh has to call this.
 
     Raises
     ------
     TypeError
-        On every rank, if one of them holds something other than rows and columns in a ``LocalShardsWrapper``.
+        On every rank, if the local tensor of a rank is no ``LocalShardsWrapper`` of rows and columns.
     """
     group = group_of(table.device_mesh)
     try:
@@ -163,7 +162,7 @@ def _own_claim(table: DTensor, plan: TableLayout | None) -> ChunkClaim:
 
 
 def dtype_of(claims: Sequence[ChunkClaim]) -> torch.dtype:
-    """Return the dtype of the table: that of the local tensors, since a wrapper of chunks says float32 of any."""
+    """Return the dtype of the local tensors, because a ``LocalShardsWrapper`` always says float32."""
     found: torch.dtype = next(getattr(torch, dtype) for claim in claims for dtype in claim.dtypes)
     return found
 
@@ -171,9 +170,9 @@ def dtype_of(claims: Sequence[ChunkClaim]) -> torch.dtype:
 def assemble(
     pairs: Sequence[tuple[Chunk, torch.Tensor]], like: torch.Tensor, mesh: DeviceMesh, replicated: bool
 ) -> torch.Tensor:
-    """Return the whole of what the ranks hold in ``pairs``, shaped and typed as ``like``; chunks must not overlap.
+    """Return the global table from the ranks' ``pairs``, of the shape and dtype of ``like``; chunks must not overlap.
 
-    Every rank has to call this. ``replicated`` returns what this rank holds and communicates nothing.
+    Every rank has to call this. If ``replicated``, this rank's pairs are enough and nothing is communicated.
     """
     whole = torch.zeros_like(like)
     for chunk, shard in pairs:

@@ -1,1 +1,1 @@
-"""What is tried: families, profiles, the trials of a case."""
+"""Plans what is tried: families, profiles, the trials of a case."""

@@ -1,4 +1,4 @@
-"""What a stored call may reach: torch's ops, programs of installed families, and what the command line imported.
+"""What a stored call may reach: torch's ops, programs of installed families, and the command line's imports.
 
 A file that is read back (a baseline, a record, a journal, a finding) is data. Before a call is made, its name is looked
 up here among the loaded modules. A lookup imports nothing and runs nothing that the file chooses. Whether a callable
@@ -34,15 +34,15 @@ class OutsideError(ValueError):
 
 
 def declares(call: str, names: CallNames = lambda case: ()) -> None:
-    """Declare that stored calls may name the program at the dotted path ``call``, which an installed family has.
+    """Declare that stored calls may name the program of an installed family at the dotted path ``call``.
 
     ``torch.ops.NAMESPACE`` stands for the ops of a namespace.
 
     Parameters
     ----------
     names
-        Returns the dotted paths of everything that the program calls because its arguments name it. Each of these has
-        to lie within the boundary, too. Raises a ValueError if an argument names anything else that is forbidden.
+        Returns the dotted paths of all callables that the program's arguments name. Each has to be allowed, too. Raises
+        a ValueError if an argument names anything else that is forbidden.
     """
     _declared[call] = names
 
@@ -120,7 +120,7 @@ def _refused_path(path: str, imports: Sequence[str]) -> str:
 
 @functools.cache
 def _load_families() -> None:
-    """Have the installed families declare their programs, as they do when they are loaded."""
+    """Load the installed families, which declare their programs."""
     installed_families()
 
 

@@ -34,14 +34,14 @@ ENTRY_POINT_GROUP = "dtensor_verifier.families"
 
 @dataclass(frozen=True)
 class DrawContext:
-    """What a family knows when it draws: the mesh (for uneven shards), and the dtypes and ops to choose from."""
+    """The inputs of a family's draws: the mesh (for uneven shards), and the dtypes and ops to choose from."""
 
     mesh: MeshSpec
     dtypes: tuple[torch.dtype, ...]
     ops: tuple[str, ...]
 
     def check(self, known: Collection[str]) -> None:
-        """Check that there is something to draw, of ops that the family knows.
+        """Check that there are ops and dtypes to draw, and that the family knows the ops.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class Family(Protocol):
         ...
 
     def select(self, pattern: str) -> tuple[str, ...]:
-        """Return the family's ops that a glob names; empty if there is none."""
+        """Return the family's ops that match a glob."""
         ...
 
     def covers(self, selected: tuple[str, ...], op: str) -> bool:
@@ -87,7 +87,7 @@ class Family(Protocol):
         ...
 
     def left_out(self, context: DrawContext) -> Iterable[tuple[str, str]]:
-        """Return what cannot be tested of the ops in ``context``, and why."""
+        """Return the ops in ``context`` that cannot be tested, and why."""
         ...
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
@@ -116,11 +116,11 @@ class NarrowFamily:
 
     @property
     def shrinks(self) -> bool:
-        """Whether Hypothesis finds smaller cases than those that it has drawn: yes."""
+        """Whether Hypothesis can shrink drawn cases: yes."""
         return True
 
     def select(self, pattern: str) -> tuple[str, ...]:
-        """Return the family's ops that a glob names; empty if there is none."""
+        """Return the family's ops that match a glob."""
         return tuple(op for op in self.ops if matches(op, pattern))
 
     def covers(self, selected: tuple[str, ...], op: str) -> bool:
@@ -128,7 +128,7 @@ class NarrowFamily:
         return op in selected
 
     def left_out(self, context: DrawContext) -> tuple[tuple[str, str], ...]:
-        """Return what cannot be tested: nothing."""
+        """Return no ops: all can be tested."""
         return ()
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
@@ -169,7 +169,7 @@ def installed_families() -> dict[str, Family]:
 
 
 def matches(op: str, pattern: str) -> bool:
-    """Return whether a glob names an aten operator, by its full or its short name.
+    """Return whether a glob matches the full or the short name of an aten operator.
 
     >>> [matches("aten.embedding.default", glob) for glob in ("embedding", "aten.emb*", "*.default", "mm")]
     [True, True, True, False]
@@ -179,7 +179,7 @@ def matches(op: str, pattern: str) -> bool:
 
 
 def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str, tuple[str, ...]]:
-    """Return the ops that each family is to draw: those that a family name or an op glob in ``patterns`` names.
+    """Return the ops that each family draws: those that match a family name or an op glob in ``patterns``.
 
     Without a pattern, every family except broad ones is selected. A broad family is asked only for ops that no other
     family has under exactly this name: a lookup of the embedding family need not be drawn from a broad family, too.

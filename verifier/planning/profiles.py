@@ -13,7 +13,7 @@ from verifier.core.wording import did_you_mean
 __all__ = ["hypothesis_settings", "register_profiles"]
 
 # The differences between profiles. ci and gpu gate merges, so they are deterministic and store no examples. dev and
-# nightly draw new examples each time, and first repeat those that failed before.
+# nightly draw new examples each time, after they repeat examples that failed before.
 _DIFFERENCES: dict[str, dict[str, Any]] = {
     "dev": {"max_examples": 25, "stateful_step_count": 20, "derandomize": False},
     "ci": {"max_examples": 100, "stateful_step_count": 30, "derandomize": True},
@@ -32,7 +32,7 @@ def hypothesis_settings(name: str, directory: Path = Path()) -> settings:
     name
         A key of :data:`CAMPAIGN_PROFILES`.
     directory
-        Where ``dev`` and ``nightly`` keep failing examples, in ``.hypothesis/examples``; the working directory if none.
+        ``dev`` and ``nightly`` keep failing examples in ``.hypothesis/examples`` of this directory.
 
     Raises
     ------
@@ -48,10 +48,10 @@ def hypothesis_settings(name: str, directory: Path = Path()) -> settings:
         # Hypothesis refuses a database beside derandomize: a stored example would make the outcome depend on the past.
         database=None if differences["derandomize"] else DirectoryBasedExampleDatabase(examples),
         verbosity=Verbosity.normal,
-        # Without Phase.explain: it traces every line of this process, and what failed ran in other ones.
+        # Without Phase.explain: it traces every line of this process, but failures happen in other processes.
         phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
         report_multiple_bugs=True,
-        # The mesh sets time limits. One slow example says that ranks were started, not that a generator is bad.
+        # The mesh sets time limits. An example is slow if ranks are started, not because a generator is bad.
         deadline=None,
         suppress_health_check=(HealthCheck.too_slow,),
         print_blob=True,

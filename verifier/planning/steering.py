@@ -1,4 +1,4 @@
-"""Which combinations to try if there are too many: those whose rules or redistributions were planned least so far.
+"""Chooses among too many combinations: those whose rules or redistributions were planned least often so far.
 
 For an op these are products of the rules that DTensor claims. For a program that redistributes, they are placements
 from which its explicit redistributions start.
@@ -61,7 +61,7 @@ class Steering:
         seldom = sorted(rules, key=lambda text: (self._planned[case.op, text], text))
         wanted: list[Combination] = []
         for number in range(min(len(seldom), self.most)):
-            # on each mesh dim one rule: in turn the same on all, its neighbours, and others
+            # one rule per mesh dim: in turn the same rule on all mesh dims, its neighbours, and other rules
             texts = [seldom[(number + dim * (number % 3)) % len(seldom)] for dim in range(mesh.ndim)]
             combination: Combination = tuple(zip(*(rules[text] for text in texts), strict=True))
             if all(Alphabet.legal(placements) for placements in combination):

@@ -68,7 +68,7 @@ def plan_case(
 ) -> CasePlan:
     """Return the trials of ``case`` on ``mesh``: all combinations, or at most ``cap``.
 
-    If there are more than ``cap``, a pairwise cover comes first, then the ``wanted`` ones, then random ones; see
+    If there are more than ``cap``, the trials are a pairwise cover, then ``wanted`` combinations, then random ones; see
     :class:`~verifier.placements.combinations.CombinationSpace`.
     """
     tensors = tensor_arguments(case.args, case.kwargs)
@@ -84,8 +84,8 @@ def simpler_placements(placements: Placements) -> Iterator[Placements]:
     """Yield placements that are simpler, simplest first: all replicated, one mesh dim replicated, S(0) for S(k) and for
     a Partial, P(sum) for another Partial.
 
-    >>> [format_placements(p) for p in simpler_placements((Shard(1), Replicate()))]
-    ['(R, R)', '(S(0), R)']
+    >>> list(simpler_placements((Shard(1), Replicate())))
+    [(Replicate(), Replicate()), (Shard(dim=0), Replicate())]
     """
     simpler: list[Placements] = [(Replicate(),) * len(placements)]
     for mesh_dim, placement in enumerate(placements):

@@ -1,1 +1,1 @@
-"""Writers: each turns a run's record into something to read. None of them runs anything."""
+"""Writers: each turns a run's record into something to read. They run nothing."""

@@ -1,8 +1,8 @@
-"""What level 1 says, as workflow commands of GitHub Actions, which shows them as annotations of a check.
+"""The rule check (level 1) as workflow commands of GitHub Actions, which shows them as annotations of a check.
 
-The syntax is that of "Workflow commands for GitHub Actions" in GitHub's documentation; how values are escaped is taken
-from the ``command`` module of ``actions/toolkit``. Nothing says which line of which file registers a rule, so that an
-annotation has a title and no place.
+The syntax follows "Workflow commands for GitHub Actions" in GitHub's documentation, and escaping follows the module
+``command`` of ``actions/toolkit``. Annotations have no file and line, because it is not known where a rule is
+registered.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from verifier.report.words import evidence_text
 __all__ = ["MOST_MISSING", "github_lines"]
 
 MOST_MISSING = 50
-"""Missing rules that get an annotation of their own: those that save most."""
+"""Number of missing rules with their own annotation: the rules that save most."""
 
 
 def github_lines(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> list[str]:
-    """Return one line for each annotation; none for a run without level 1.
+    """Return one line for each annotation; no lines for a run without level 1.
 
-    An error of our own and a wrong rule that is not known are errors, an accused rule that was not confirmed is a
-    warning, a missing rule a notice. The last line is a notice with the totals, what was not tested included. A rule
-    that several ops lead to is annotated once.
+    Errors of the verifier and new wrong rules are errors. Unconfirmed rules are warnings, missing rules are notices.
+    The last line is a notice with the totals, also of untested combinations. A rule of several ops is annotated once.
     """
     if run.rules is None:
         return []
@@ -57,7 +56,7 @@ def github_lines(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> list[str]:
 
 
 def _identity(rule: WrongRuleRecord | MissingRuleRecord) -> tuple[str, ...]:
-    """Return what makes two rules one annotation: the finding, or the same rule of the same call."""
+    """Return a key that is equal for rules with one annotation: the finding, or else the rule and its call."""
     if isinstance(rule, MissingRuleRecord):
         return call_text(rule), rule_text(rule)
     return (rule.fingerprint,) if rule.fingerprint else (call_text(rule), rule_text(rule), rule.mesh)
@@ -81,5 +80,5 @@ def _command(kind: str, title: str, message: str) -> str:
 
 
 def _escape(text: str) -> str:
-    # Per cent signs first, or those of the other escapes would be escaped again.
+    # Per cent signs first, so that the other escapes are not escaped again.
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,4 +1,4 @@
-"""The redistribution graph as inline SVG, one drawing for each number of mesh dims."""
+"""The redistribution graph as inline SVG, with a drawing for each number of mesh dims."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["Drawing", "collective_class", "draw_graph", "placement_order"]
 
 _COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", LOCAL)
 _FONT = 7.3
-"""Width of a character of the nodes' monospaced 12 px font, in CSS pixels."""
+"""Width of a character of the nodes' 12 px monospaced font, in CSS pixels."""
 _NODE_HEIGHT = 24.0
 
 Point = tuple[float, float]
 
 
 def collective_class(collective: str) -> str:
-    """Return the CSS class that gives a collective its colour and its dashes."""
+    """Return the CSS class with a collective's colour and dashes."""
     return f"c{_COLLECTIVES.index(collective)}" if collective in _COLLECTIVES else "c5"
 
 
 def placement_order(text: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key for placements: R, then S by tensor dim, then Partial, then the rest, one mesh dim at a time.
+    """Return a sort key for placements, by mesh dim: R, then S by tensor dim, then Partial, then the rest.
 
     >>> sorted(["P(sum)", "S(10)", "S(2)", "R"], key=placement_order)
     ['R', 'S(2)', 'S(10)', 'P(sum)']
@@ -45,7 +45,7 @@ def placement_order(text: str) -> tuple[tuple[int, str], ...]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The graph of all meshes with ``mesh_ndim`` mesh dims: its picture, and its edges for the table beneath."""
+    """The graph of all meshes with ``mesh_ndim`` mesh dims: its picture, and its edges for a table."""
 
     mesh_ndim: int
     svg: Markup
@@ -56,10 +56,10 @@ class Drawing:
 
 
 def draw_graph(record: GraphRecord) -> list[Drawing]:
-    """Return a drawing for each number of mesh dims in ``record``, fewest first. The same record draws the same.
+    """Return a drawing for each number of mesh dims in ``record``, fewest first; the result is deterministic.
 
-    On one mesh dim the nodes stand on a circle. On several, a node's place says what it is: the placement on the first
-    mesh dim is its column, the others are its row, so that a step, which changes one mesh dim, runs along a line.
+    On one mesh dim the nodes are on a circle. On several, a node's column is its placement on the first mesh dim, and
+    its row has the other placements. So a step on one mesh dim runs along a row or a column.
     """
     drawings = []
     for mesh_ndim in sorted({len(split_placements(node)) for node in record.nodes}):
@@ -87,11 +87,11 @@ def draw_graph(record: GraphRecord) -> list[Drawing]:
 
 # ------------------------------------------------------------------------------------------------------------- layout
 def _circle(nodes: Sequence[str]) -> dict[str, Point]:
-    """Place nodes on an ellipse; the first one at its top."""
+    """Place nodes on an ellipse, the first node at the top."""
     graph = nx.Graph()
     graph.add_nodes_from(nodes)
     radius = 60.0 + 20.0 * len(nodes)
-    # Half of a turn's step aside for two nodes, so that they stand side by side and the picture stays flat.
+    # Two nodes are side by side, so that the picture stays flat.
     turn = 0.0 if len(nodes) == 2 else math.pi / 2
     placed = {}
     for node, (x, y) in nx.circular_layout(graph).items():
@@ -114,7 +114,7 @@ def _half_width(node: str) -> float:
 
 
 def _leave(center: Point, toward: Point, node: str, gap: float) -> Point:
-    """Return where a line from ``center`` to ``toward`` comes out of the node's box, ``gap`` pixels further on."""
+    """Return the point ``gap`` pixels after a line from ``center`` to ``toward`` leaves the node's box."""
     dx, dy = toward[0] - center[0], toward[1] - center[1]
     length = math.hypot(dx, dy) or 1.0
     to_side = _half_width(node) / abs(dx / length) if dx else math.inf
@@ -139,18 +139,18 @@ class _Curve:
 
 
 def _curve(source: str, target: str, place: dict[str, Point], lane: int) -> _Curve:
-    """Return an edge's way from box to box.
+    """Return an edge's curve from box to box.
 
-    Each edge bends to its own left, so that the way back does not cover it; ``lane`` bends parallel ones further.
+    Each edge bends to its left, so that the reverse edge does not cover it; ``lane`` bends parallel edges further.
     """
     (x0, y0), (x1, y1) = place[source], place[target]
     if source == target:
         return _Curve((x0 - 12, y0 - 12.0), (x0, y0 - 62.0 - 14 * lane), (x0 + 12, y0 - 15.0))
     dx, dy = x1 - x0, y1 - y0
     length = math.hypot(dx, dy)
-    across = abs(dy) / length * 0.32 + 0.16  # nodes are wider than high: an upright curve has to go further round
+    across = abs(dy) / length * 0.32 + 0.16  # nodes are wider than high, so an upright curve bends further
     bend = 18 + across * length
-    if abs(dy) > 0.8 * length and length > 100:  # its middle must clear the nodes that stand in between
+    if abs(dy) > 0.8 * length and length > 100:  # its middle must not touch the nodes in between
         bend = max(bend, 2 * (max(map(_half_width, place)) + 12))
     bend += 26 * lane
     control = ((x0 + x1) / 2 + dy / length * bend, (y0 + y1) / 2 - dx / length * bend)
@@ -174,7 +174,7 @@ def _edge_svg(curve: _Curve, css: str, width: float, spoken: str) -> str:
 def _label_spot(curve: _Curve, half: float, taken: list[tuple[Point, float, float]]) -> Point:
     """Return the place nearest to the middle of ``curve`` where a label overlaps nothing in ``taken``, and take it.
 
-    Two numbers side by side read as one, so a label would rather leave the middle.
+    A label leaves the middle for this, because two adjacent numbers read as one.
     """
     spots = [curve.at(t) for t in (0.5, 0.43, 0.57, 0.36, 0.64, 0.29, 0.71, 0.22, 0.78)]
 

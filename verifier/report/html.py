@@ -1,4 +1,4 @@
-"""The run as one HTML page that opens offline: no font, script or style comes from anywhere else."""
+"""The run as one HTML page that works offline: it loads no font, script or style."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from verifier.report.words import (
 __all__ = ["Banner", "banners", "render_html", "write_html"]
 
 _OPEN_FINDINGS = 12
-"""New findings that are shown unfolded."""
+"""Number of new findings that are shown unfolded."""
 
 
 @dataclass(frozen=True)
 class Banner:
-    """What the reader must know before any number. ``tone`` is one of :class:`~verifier.report.words.Outcome`'s."""
+    """A message at the top of the page. ``tone`` is a tone of :class:`~verifier.report.words.Outcome`."""
 
     tone: str
     title: str
@@ -54,21 +54,21 @@ class Banner:
 
 @dataclass(frozen=True)
 class _FindingView:
-    """A finding as the page shows it."""
+    """A finding with the texts and pictures that the page shows."""
 
     record: FindingRecord
     tensors: tuple[tuple[NamedTensor, Markup | None, str, str], ...]
-    """Each tensor with its picture, what the picture leaves out, and its values."""
+    """Each tensor with its picture, a note on omissions of the picture, and its values."""
     call: str
     lines: list[str]
-    """Those of its message."""
+    """The lines of its message."""
     replay: str
     unfolded: bool
 
 
 @dataclass(frozen=True)
 class _Share:
-    """One part of a whole, for a bar; ``percent`` of it."""
+    """A part of a bar, ``percent`` of the whole."""
 
     name: str
     amount: float
@@ -76,53 +76,53 @@ class _Share:
 
 
 def banners(run: RunRecord, total: Totals) -> list[Banner]:
-    """Return what stands at the top of the page, the most important first; never empty."""
+    """Return the banners of the page, the most important first; at least one."""
     result = []
     noun, nouns = counted(run)
     ops = run.rules.ops.values() if run.rules is not None else ()
     unsure = sum(len(op.unconfirmed) for op in ops)
     if not run.complete:
-        text = "It was interrupted, or its time was up. What follows is what it had tried by then, and no more."
+        text = "The run was interrupted, or its time was up. The page shows only what was tried until then."
         result.append(Banner("open", "Incomplete: the run ended before it reached everything", text))
     if total.trials == 0:
         result.append(Banner("open", "Nothing was tested", "This page holds no evidence, for or against any rule."))
     elif total.concluded == 0:
-        text = f"None of {plural(total.trials, noun, nouns)} said anything about a rule: {total.line}."
+        text = f"No conclusion follows from {plural(total.trials, noun, nouns)}: {total.line}."
         result.append(Banner("open", "Nothing was concluded", text))
     if total.tool_errors:
-        text = f"{nouns.capitalize()} that end in one say nothing about the op; see “Errors of the verifier”."
+        text = f"{nouns.capitalize()} with such an error say nothing about the op; see “Errors of the verifier”."
         result.append(Banner("ours", f"{plural(total.tool_errors, 'error')} of the verifier itself", text))
     if total.new:
         unconfirmed = sum(f.confirmed.unsure for f in run.findings if not f.known)
         text = f"{unconfirmed} of them unconfirmed." if unconfirmed else "All of them confirmed."
         result.append(Banner("fail", plural(total.new, "new finding"), text))
     elif total.failed > unsure and not total.known:
-        text = "Their findings were not worked out: the run ended first. The tables below say where they are."
+        text = "The run ended before it made findings of them. The tables below show where they are."
         result.append(Banner("fail", f"{plural(total.failed, noun, nouns)} failed", text))
     elif total.concluded:
         open_trials = total.trials - total.concluded
         passed = plural(total.passed, noun, nouns)
-        text = f"{passed} passed; {open_trials:,} said nothing; {total.not_reached:,} not reached."
+        text = f"{passed} passed; {open_trials:,} without a conclusion; {total.not_reached:,} not reached."
         if total.known:
             text += f" {plural(total.known, 'known finding')} still there."
         skipped = total.not_reached or any(op.untested or op.not_testable or op.unconfirmed or op.died for op in ops)
         whole = run.complete and not total.tool_errors and not skipped and total.passed
         result.append(Banner("pass" if whole else "open", "No new findings in what was tested", text))
     if unsure:
-        text = "What level 1 alone refutes, and real processes have not borne out, accuses nobody. See “Rules”."
+        text = "Level 1 refutes these rules, but real processes did not confirm it. They are no findings; see “Rules”."
         result.append(Banner("open", f"{plural(unsure, 'accused rule')} unconfirmed", text))
     return result
 
 
 def _shares(amounts: Mapping[str, float]) -> list[_Share]:
-    """Return the parts of a whole, largest first."""
+    """Return the parts of a bar, largest first."""
     whole = sum(amounts.values())
     ranked = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
     return [_Share(name, amount, 100 * amount / whole if whole else 0.0) for name, amount in ranked]
 
 
 def _verdict_shares(counts: Mapping[str, int]) -> list[_Share]:
-    """Return one share for each tone in ``counts``, in the order pass, fail, open, ours."""
+    """Return a share for each tone in ``counts``, in the order pass, fail, open, ours."""
     whole = sum(counts.values())
     by_tone = dict.fromkeys(("pass", "fail", "open", "ours"), 0)
     for name, count in counts.items():
@@ -147,7 +147,7 @@ def _finding_view(finding: FindingRecord, unfolded: bool, folder: Path) -> _Find
 
 
 def _finding_views(findings: Iterable[FindingRecord], folder: Path) -> list[_FindingView]:
-    """Return the views, new findings first, otherwise in the order given."""
+    """Return the views in the given order, but new findings first."""
     views: list[_FindingView] = []
     for finding in sorted(findings, key=lambda finding: finding.known):
         views.append(_finding_view(finding, not finding.known and len(views) < _OPEN_FINDINGS, folder))
@@ -161,8 +161,8 @@ def _asset(name: str) -> str:
 def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
     """Return ``run``, which is recorded in ``folder``, as one HTML page.
 
-    The page loads nothing, and its content security policy forbids it to; only its own script, named by its hash, may
-    run, so that no message and no value can.
+    The page loads nothing. Its content security policy forbids loading, and allows only the page's own script, by hash,
+    so that no message and no value can run as a script.
     """
     environment = page_environment()
     environment.filters |= {"bytes": bytes_text, "seconds": seconds_text}
@@ -197,5 +197,5 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
 
 
 def write_html(run: RunRecord, path: Path | str, folder: Path = DEFAULT_REPORTS, kept: str = AS_IT_WAS) -> None:
-    """Write what :func:`render_html` returns; raises as :func:`~verifier.records.files.write_atomically` does."""
+    """Write the result of :func:`render_html`; raises as :func:`~verifier.records.files.write_atomically` does."""
     write_atomically(Path(path), render_html(run, folder).encode(), kept)

@@ -14,19 +14,19 @@ __all__ = ["render_json", "schema", "write_json"]
 
 
 def render_json(run: RunRecord) -> str:
-    """Return ``run`` as JSON, indented by two spaces, ending in a newline."""
+    """Return ``run`` as JSON, indented by two spaces, with a newline at the end."""
     return msgspec.json.format(msgspec.json.encode(run), indent=2).decode() + "\n"
 
 
 def write_json(run: RunRecord, path: Path | str, kept: str = AS_IT_WAS) -> None:
-    """Write what :func:`render_json` returns; raises as :func:`~verifier.records.files.write_atomically` does."""
+    """Write the result of :func:`render_json`; raises as :func:`~verifier.records.files.write_atomically` does."""
     write_atomically(Path(path), render_json(run).encode(), kept)
 
 
 def schema() -> str:
-    """Return the JSON Schema of a run as JSON text: what ``docs/reference/run-schema.json`` holds.
+    """Return the JSON Schema of a run as JSON text, the content of ``docs/reference/run-schema.json``.
 
-    Tensors stand inside ``args`` and ``kwargs``, which the types leave open, so their schema is added by hand.
+    The schema of tensors is added by hand, because the types of ``args`` and ``kwargs`` are open.
     """
     _, definitions = msgspec.json.schema_components([RunRecord, TensorRecord], ref_template="#/$defs/{name}")
     for definition in definitions.values():

@@ -22,7 +22,7 @@ def write_report(run: RunRecord, store: RunStore) -> Path:
     Raises
     ------
     RunStoreError
-        If the file system refuses. Each of the files is then as it was, or new.
+        If the file system refuses. Each file is then unchanged or complete.
     """
     folder = store.root / "latest"
     page = folder / "index.html"

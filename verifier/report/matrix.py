@@ -1,4 +1,4 @@
-"""Verdicts by the placements of the first two tensor arguments, ready to be laid out as a table."""
+"""Tables of verdicts by the placements of the first two tensor arguments."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["MatrixCell", "MatrixView", "matrix_views"]
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One cell that was tried. ``hits`` trials of ``trials`` had the worst verdict."""
+    """A cell that was tried. ``hits`` of ``trials`` trials had the worst verdict."""
 
     worst: Outcome
     hits: int
     trials: int
     counts_text: str
     anchor: str = ""
-    """Fingerprint of a finding with exactly these placements on this mesh."""
+    """Fingerprint of a finding with these placements on this mesh."""
 
     @property
     def text(self) -> str:
-        """Return the counts as a cell shows them: ``31``, or ``4/31`` where verdicts are mixed."""
+        """Return the text of the cell: ``31``, or ``4/31`` if verdicts are mixed."""
         return str(self.trials) if self.hits == self.trials else f"{self.hits}/{self.trials}"
 
 
 @dataclass(frozen=True)
 class MatrixView:
-    """A matrix as a table: ``rows`` pairs a row's placements with one cell a column, None where nothing was tried."""
+    """A matrix as a table: ``rows`` has each row's placements and its cells; a cell that was not tried is None."""
 
     op: str
     mesh: str
@@ -43,11 +43,11 @@ class MatrixView:
     bad: int
     not_tried: int
     outcomes: tuple[Outcome, ...]
-    """The outcomes that occur as the worst of a cell, worst first: the legend."""
+    """The legend: the outcomes that are the worst of a cell, worst first."""
 
 
 def matrix_views(matrices: Sequence[MatrixRecord], findings: Sequence[FindingRecord]) -> list[MatrixView]:
-    """Return a view for each matrix, in the order given; a cell points at the finding that it belongs to."""
+    """Return a view for each matrix, in order; a cell links to its finding."""
     anchors: dict[tuple[str, str, tuple[str, ...]], str] = {}
     for finding in findings:
         placements = tuple(finding.input_placements.values())

@@ -1,4 +1,4 @@
-"""How the templates of pages are read."""
+"""Loads the templates of pages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["page_environment"]
 
 
 def page_environment(package: str = "verifier.report") -> jinja2.Environment:
-    """Return where the templates of ``package`` come from: what they show is escaped.
+    """Return the template environment of ``package``, which escapes all values.
 
-    A name without a value is an error. Controls of the order of text, which HTML obeys, are shown as escapes.
+    An undefined name is an error. Unicode controls of text direction are shown as escapes, because HTML follows them.
     """
     return jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name, "") for name in (package, "verifier.report")]),

@@ -1,4 +1,4 @@
-"""What level 1 says, arranged for the page: the ops in the order in which they matter, each with what it can unfold."""
+"""The rule check (level 1) as a section of the page: the ops by importance, each with the rules that it unfolds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from verifier.report.rules_text import by_worth, call_text, is_tested, not_teste
 
 __all__ = ["MOST_CONFIRMED", "MOST_MISSING", "MOST_OTHERS", "OpView", "RulesView", "rules_view"]
 
-# A page of 700 ops has to open at once and to stay below 3 MB; run.json has everything.
+# A page of 700 ops must open at once and stay below 3 MB; run.json has everything.
 MOST_MISSING = 20
-"""Missing rules of one op on the page."""
+"""Most missing rules per op on the page."""
 MOST_CONFIRMED = 24
-"""Confirmed rules of one op on the page, of each overload."""
+"""Most confirmed rules per overload on the page."""
 MOST_OTHERS = 12
-"""Unconfirmed rules, caveats and inconclusive claims of one op on the page, of each."""
+"""Most unconfirmed rules per op on the page; also most caveats, and most inconclusive claims."""
 _OPEN_MISSING = 40
-"""Ops with missing rules up to which their table is unfolded."""
+"""Number of ops with missing rules up to which their table is unfolded."""
 
 
 @dataclass(frozen=True)
 class RuleGroup:
-    """Rules with something in common, named by ``title``: a call, or an overload. ``more`` are left out."""
+    """Rules of one call or one overload, named by ``title``. ``more`` is the number of rules left out."""
 
     title: str
     rules: tuple[str, ...]
@@ -32,7 +32,7 @@ class RuleGroup:
 
 @dataclass(frozen=True)
 class CallView:
-    """The missing rules that one call bears out."""
+    """The missing rules that one call shows."""
 
     call: str
     origin: str
@@ -41,7 +41,7 @@ class CallView:
 
 @dataclass(frozen=True)
 class OpView:
-    """An op as the page shows it: its record, and what of it is shown."""
+    """An op on the page: its record, and the parts of the record that are shown."""
 
     name: str
     record: OpRulesRecord
@@ -51,7 +51,7 @@ class OpView:
 
     @property
     def columns(self) -> tuple[tuple[int, str, str], ...]:
-        """Each number with its name, and the tone to show it in if it is not 0."""
+        """Return each number with its name, and its tone if it is not 0."""
         record = self.record
         return (
             (record.combinations, "combinations", ""),
@@ -75,7 +75,7 @@ class OpView:
 
 @dataclass(frozen=True)
 class RulesView:
-    """The section: numbers, what was not tested, and the ops in three groups, each in order of names."""
+    """The section: numbers, untested combinations, and the ops in three groups, each sorted by name."""
 
     record: RulesRecord
     tiles: tuple[tuple[int, str], ...]
@@ -87,24 +87,24 @@ class RulesView:
     not_testable: tuple[tuple[str, str], ...]
     died: tuple[tuple[str, str], ...]
     nothing: tuple[str, ...]
-    """Ops in which nothing was tested."""
+    """Ops without any test."""
     anchors: frozenset[str]
-    """Fingerprints of the findings on the page, to which a wrong rule can link."""
+    """Fingerprints of the findings on the page, so that wrong rules can link to them."""
 
     @property
     def missing_unfolded(self) -> bool:
-        """Whether the ops with missing rules are few enough to be listed at once."""
+        """Whether the ops with missing rules are few enough to be shown unfolded."""
         return len(self.missing) <= _OPEN_MISSING
 
 
 def rules_view(run: RunRecord) -> RulesView | None:
-    """Return what the page shows of level 1; None for a run without it."""
+    """Return the section of the rule check; None for a run without one."""
     rules = run.rules
     if rules is None:
         return None
     views = [_op_view(name, op) for name, op in sorted(rules.ops.items())]
     wrong = [view for view in views if view.record.wrong or view.record.unconfirmed]
-    # A wrong rule that nobody knew of comes before those that are known, and these before what is unconfirmed.
+    # New wrong rules come first, then known wrong rules, then unconfirmed rules.
     wrong.sort(key=lambda view: (not any(not rule.known for rule in view.record.wrong), not view.record.wrong))
     rest = [view for view in views if not (view.record.wrong or view.record.unconfirmed)]
     return RulesView(
@@ -151,7 +151,7 @@ def _op_view(name: str, op: OpRulesRecord) -> OpView:
 
 
 def _by_overload(confirmed: Iterable[str], overloads: Sequence[str]) -> Iterable[RuleGroup]:
-    """Yield confirmed rules by overload, whose name is not repeated before each of them."""
+    """Yield confirmed rules by overload, without the overload's name before each rule."""
     groups: dict[str, list[str]] = {}
     for text in confirmed:
         overload, colon, rule = text.partition(": ")

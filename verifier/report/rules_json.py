@@ -1,4 +1,4 @@
-"""What level 1 says, as JSON for ``python -m verifier rules --format json``."""
+"""The rule check as JSON, for ``python -m verifier rules --format json``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["render_rules_json"]
 
 
 def render_rules_json(run: RunRecord) -> str:
-    """Return the rule check of ``run`` as JSON: its header, totals, ``ops``, findings and what was not verified.
+    """Return the rule check of ``run`` as JSON: header, totals, ``ops``, findings and untested combinations.
 
-    ``combinations``, ``seconds`` and ``ops`` are those of :class:`~verifier.records.schema.RulesRecord`.
+    ``combinations``, ``seconds`` and ``ops`` are as in :class:`~verifier.records.schema.RulesRecord`.
 
     Raises
     ------

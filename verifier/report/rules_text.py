@@ -1,4 +1,4 @@
-"""What level 1 says, as plain lines: one for each op with its wrong and missing rules beneath it, and totals."""
+"""The rule check as plain lines: a line per op, its wrong and missing rules below, and totals."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def rule_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
 
 
 def call_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
-    """Return the call that shows the rule, as ``aten.sum.dim_IntList([6, 4], [1])``: shapes first, then the rest."""
+    """Return the call that shows the rule, as ``aten.sum.dim_IntList([6, 4], [1])``: shapes, then other arguments."""
     arguments = [str(shape) for shape in rule.shapes] + ([rule.arguments] if rule.arguments else [])
     return _flat(f"{rule.op}({', '.join(arguments)})")
 
 
 def state_text(rule: WrongRuleRecord) -> str:
-    """Return the call of a wrong rule with the rule and the mesh on which it is refuted."""
+    """Return the call of a wrong rule, the rule, and the mesh on which the rule is refuted."""
     inputs, outputs = ", ".join(rule.input_placements) or "()", ", ".join(rule.output_placements) or "()"
     return f"{call_text(rule)} with {inputs} → {outputs} on mesh {MeshSpec.parse(rule.mesh).shape}"
 
 
 def saves_text(rule: MissingRuleRecord) -> str:
-    """Return what the missing rule would save: ``saves 1 all_gather, 480 B``, or that DTensor refuses the call."""
+    """Return the saving of a missing rule, as ``saves 1 all_gather, 480 B``, or that DTensor refuses the call."""
     if not rule.saves:
         return "DTensor refuses this call"
     kinds = Counter(transfer.collective for transfer in rule.saves)
@@ -73,20 +73,20 @@ def saves_text(rule: MissingRuleRecord) -> str:
 
 
 def evidence_for(rule: MissingRuleRecord) -> str:
-    """Return in how many draws a missing rule held, and over how many sizes and samples."""
+    """Return the numbers of draws, sizes and samples in which a missing rule held."""
     samples = f", in {plural(rule.samples, 'sample')}" if rule.samples > 1 else ""
     return f"held in {plural(rule.draws, 'draw')} over {plural(rule.sizes, 'size')}{samples}"
 
 
 def by_worth(rules: Iterable[MissingRuleRecord]) -> list[MissingRuleRecord]:
-    """Return missing rules, those that save most collectives and bytes first; refused calls, which save none, last."""
+    """Return missing rules by saved collectives and bytes, most first; rules of refused calls come last."""
     return sorted(rules, key=lambda rule: (-rule.collectives_saved, -rule.bytes_saved, rule.op, rule_text(rule)))
 
 
 def not_tested(op: OpRulesRecord) -> list[str]:
-    """Return why combinations of ``op`` have no verdict, most frequent first, then which overloads cannot be tested.
+    """Return why combinations of ``op`` have no verdict, most frequent first, then the overloads that are not testable.
 
-    A sample that cannot be tested counts among the combinations as well; it is named once.
+    Untestable samples also count among the combinations; each is named once.
     """
     named = set(op.not_testable.values())
     reasons = [f"{count:,} {reason}" for reason, count in _by_count(op.untested) if reason not in named]
@@ -97,12 +97,12 @@ def not_tested(op: OpRulesRecord) -> list[str]:
 
 
 def first_line(message: str) -> str:
-    """Return the difference that a message begins with; what follows in a stored one is written anew here."""
+    """Return the first line of a stored message, the difference; the other lines are written again here."""
     return message.partition("\n")[0]
 
 
 def is_tested(op: OpRulesRecord) -> bool:
-    """Return whether anything in ``op`` has a verdict."""
+    """Return whether any rule of ``op`` has a verdict."""
     return bool(op.combinations or op.confirmed or op.wrong or op.unconfirmed or op.missing)
 
 
@@ -116,16 +116,15 @@ def _by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 # ------------------------------------------------------------------------------------------------------------- one op
 def header_line() -> str:
-    """Return the heads of the columns in which :func:`op_lines` writes."""
+    """Return the column heads of :func:`op_lines`."""
     return "op".ljust(_NAME_WIDTH) + "".join(f"  {name:>{width}}" for name, width in _COLUMNS.items())
 
 
 def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> list[str]:
-    """Return what is said of one op: a line of numbers and why not more was tested, then its rules, indented.
+    """Return the lines of one op: numbers and why not more was tested, then its rules, indented.
 
-    Wrong rules come in full, known ones in a line each, missing rules in a line each up to a limit. A number that is 0
-    is a dash, so that what is there stands out. ``imports`` are those of the run, without which none is seen again;
-    ``folder`` is where the run is recorded.
+    New wrong rules are shown in full. Known wrong rules take a line each, and so do missing rules up to a limit. 0 is
+    shown as a dash. ``imports`` are the imports of the run, which a replay needs; the run is recorded in ``folder``.
     """
     numbers = (op.combinations, len(op.confirmed), len(op.wrong), len(op.missing), sum(op.untested.values()))
     texts = [*(f"{number:,}" if number else "-" for number in numbers), f"{op.seconds:.2f}"]
@@ -166,7 +165,7 @@ def _notes(op: OpRulesRecord) -> list[str]:
 
 
 def _wrong_lines(rule: WrongRuleRecord, imports: Sequence[str], folder: Path) -> list[str]:
-    """Return a wrong rule in the order of all messages: the difference, the call, the evidence, how to see it again."""
+    """Return the lines of a wrong rule, in the order of all messages: difference, call, evidence, command to replay."""
     lines = [f"  {rule.verdict} {first_line(rule.message)}", f"    in {state_text(rule)}"]
     evidence = rule.confirmed.text if rule.confirmed.unsure else evidence_text(1, rule.confirmed)
     lines.append(f"    {_flat(evidence)}")
@@ -181,12 +180,12 @@ def _known_line(rule: WrongRuleRecord) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- totals
 def total_lines(rules: RulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> list[str]:
-    """Return the numbers of the whole rule check, what was not tested and why, and what to do next."""
+    """Return the totals of the rule check, what was not tested and why, and the next steps."""
     return [*totals_block(rules), *(f"next: {step}" for step in _next_steps(rules, imports, folder))]
 
 
 def untested_reasons(rules: RulesRecord) -> Counter[str]:
-    """Return how many combinations have no verdict, by reason, over all ops."""
+    """Return the number of combinations without a verdict in all ops, by reason."""
     untested: Counter[str] = Counter()
     for op in rules.ops.values():
         untested.update(op.untested)
@@ -194,13 +193,13 @@ def untested_reasons(rules: RulesRecord) -> Counter[str]:
 
 
 def untested_beside_rules(run: RunRecord) -> list[UntestedRecord]:
-    """Return what the run lists as untested, without what the totals of level 1 say already."""
+    """Return the run's untested entries that the totals of level 1 do not already contain."""
     said = untested_reasons(run.rules) if run.rules is not None else Counter()
     return [entry for entry in run.untested if said[entry.reason] != entry.count]
 
 
 def totals_block(rules: RulesRecord) -> list[str]:
-    """Return :func:`total_lines` without the last ones, for a reader who is told elsewhere what to do next."""
+    """Return :func:`total_lines` without the next steps."""
     ops = list(rules.ops.values())
     meshes = ", ".join(rules.meshes) or "none"
     each = plural(rules.sizes, "size")

@@ -1,4 +1,4 @@
-"""Pictures of how a tensor is cut: one small drawing a rank, laid out as the mesh is."""
+"""Pictures of sharded tensors: one small drawing per rank, arranged like the mesh."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _SHORTEST = 9.0
 
 @dataclass(frozen=True)
 class LocalPart:
-    """The part of a global tensor that one rank holds: a half-open range a tensor dim.
+    """A rank's part of a global tensor: a half-open range for each tensor dim.
 
-    ``pending`` is true where the local values are a contribution that a reduction makes whole.
+    ``pending`` is True if the local values are a contribution that still has to be reduced.
     """
 
     bounds: tuple[tuple[int, int], ...]
@@ -47,7 +47,7 @@ class LocalPart:
 
 
 def local_part(shape: Sequence[int], placements: str, mesh: MeshSpec, rank: int) -> LocalPart | None:
-    """Return what ``rank`` holds of a tensor of ``shape``, None if the placements are not simple cuts.
+    """Return the part of ``rank`` of a tensor of ``shape``; None for placements without contiguous parts.
 
     >>> local_part([5, 2], "S(0)", MeshSpec((4,)), 2)
     LocalPart(bounds=((4, 5), (0, 2)), pending=False)
@@ -75,7 +75,7 @@ def local_part(shape: Sequence[int], placements: str, mesh: MeshSpec, rank: int)
 
 
 def _drawn_dims(shape: Sequence[int], placements: str) -> tuple[int | None, int | None]:
-    """Return the tensor dims that go down and across: those that are cut come first, in ascending order."""
+    """Return the tensor dims that go down and across: sharded dims first, in ascending order."""
     cut = [int(dim) for dim in re.findall(r"\bS\((\d+)\)", placements)]
     order = sorted(range(len(shape)), key=lambda dim: (dim not in cut, dim))
     chosen = sorted(order[:2])
@@ -89,7 +89,7 @@ def _side(extent: int) -> float:
 
 
 def _rank_drawing(parts: Sequence[LocalPart], shape: Sequence[int], down: int | None, across: int | None) -> str:
-    """Return one rank's drawing, its upper left corner at the origin."""
+    """Return the drawing of a rank, with its upper left corner at the origin."""
     rows, columns = (1 if dim is None else shape[dim] for dim in (down, across))
     height, width = _side(rows), _side(columns)
     dy, dx = height / max(rows, 1), width / max(columns, 1)
@@ -114,7 +114,7 @@ def _rank_drawing(parts: Sequence[LocalPart], shape: Sequence[int], down: int | 
 
 @dataclass(frozen=True)
 class Held:
-    """What one rank holds, and the words beside it."""
+    """The parts of a rank, and the text beside them."""
 
     parts: tuple[LocalPart, ...]
     what: str
@@ -129,7 +129,7 @@ def parts_svg(
     per_row: int,
     least_step: float,
 ) -> Markup:
-    """Return the drawings of all ranks side by side, ``per_row`` of them in a row, each ``least_step`` wide or more."""
+    """Return the drawings of all ranks, ``per_row`` in a row, each at least ``least_step`` wide."""
     height, width = (_side(1 if dim is None else shape[dim]) for dim in dims)
     step_x, step_y = max(width + 14, least_step), height + 42
     drawings = []
@@ -151,10 +151,10 @@ def parts_svg(
 
 
 def sharding_svg(name: str, shape: Sequence[int], placements: str, mesh: MeshSpec) -> Markup | None:
-    """Return an SVG of what each rank holds, None if the placements are not simple cuts.
+    """Return an SVG of each rank's part; None for placements without contiguous parts.
 
-    The picture is laid out as the mesh is: mesh dim 0 goes down, the others across; a 1-D mesh is one row. A rank's
-    part is filled, hatched where it is a contribution to a reduction; a rank without elements says so.
+    The picture is arranged like the mesh: mesh dim 0 goes down, the others across; a 1-d mesh is one row. A rank's part
+    is filled, or hatched if it has to be reduced. A rank without elements says so.
     """
     held = []
     for rank in range(min(mesh.world_size, MOST_RANKS_DRAWN)):
@@ -170,7 +170,7 @@ def sharding_svg(name: str, shape: Sequence[int], placements: str, mesh: MeshSpe
 
 
 def drawn_text(shape: Sequence[int], placements: str, mesh: MeshSpec) -> str:
-    """Return what the picture leaves out, as one line; empty if it shows everything."""
+    """Return a line on the omissions of the picture; empty if it shows everything."""
     down, across = _drawn_dims(shape, placements)
     notes = []
     if len(shape) > 2:
@@ -181,7 +181,7 @@ def drawn_text(shape: Sequence[int], placements: str, mesh: MeshSpec) -> str:
 
 
 def ranks_left_out(ranks: int) -> str:
-    """Return which of so many ranks a picture leaves out; empty if it has them all.
+    """Return which ranks a picture of ``ranks`` ranks leaves out; empty if it shows all ranks.
 
     >>> ranks_left_out(32), ranks_left_out(64)
     ('', 'ranks 32 to 63 are not drawn')

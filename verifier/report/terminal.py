@@ -1,4 +1,4 @@
-"""The end of a run, on a terminal or in a log: plain lines, of which the last ones say what to do next."""
+"""The summary at the end of a run, for a terminal or a log, as plain lines; the last lines are the next steps."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def print_summary(
     page: Path | str | None = "reports/latest/index.html",
     folder: Path = DEFAULT_REPORTS,
 ) -> None:
-    """Print what passed, what failed and what was not tested, the findings, and what to do next.
+    """Print what passed, what failed and what was not tested, the findings, and the next steps.
 
-    No line is wrapped, so that a command can be copied whole; without a terminal the same lines come out without
-    colour. ``page`` is where the HTML report of this run is, if there is one, ``folder`` where runs are recorded.
+    No line is wrapped, so that commands can be copied. Without a terminal the same lines are printed without colour.
+    ``page`` is the path of this run's HTML report, if there is one. Runs are recorded in ``folder``.
     """
 
     def say(text: str | Text = "", style: str = "") -> None:
@@ -74,7 +74,7 @@ def print_summary(
 
 
 def next_steps(run: RunRecord, page: Path | str | None, folder: Path = DEFAULT_REPORTS) -> list[str]:
-    """Return what to do after ``run``, one step a line; the last one is the page to open, if there is one."""
+    """Return the next steps after ``run``, one per line; the last step is the page to open, if there is one."""
     total = totals(run)
     new = [finding for finding in run.findings if not finding.known]
     steps = []
@@ -96,7 +96,7 @@ def next_steps(run: RunRecord, page: Path | str | None, folder: Path = DEFAULT_R
 
 # ------------------------------------------------------------------------------------------------------------- blocks
 def _table(counts_by_op: Mapping[str, Mapping[str, int]]) -> list[Text]:
-    """Return a row for each op and a column for each verdict that occurs."""
+    """Return a table with a row per op and a column per verdict that occurs."""
     if not counts_by_op:
         return [Text("nothing was tested", style="bold yellow")]
     verdicts = present_verdicts(counts_by_op.values())
@@ -120,7 +120,7 @@ def _table(counts_by_op: Mapping[str, Mapping[str, int]]) -> list[Text]:
 
 
 def _say_rules(run: RunRecord, say: _Say) -> None:
-    """Print the totals of level 1. Its ops are too many for a summary; its wrong rules are among the findings."""
+    """Print the totals of level 1. It has too many ops for a summary, and its wrong rules are among the findings."""
     if run.rules is None:
         return
     first, *lines = totals_block(run.rules)
@@ -130,7 +130,7 @@ def _say_rules(run: RunRecord, say: _Say) -> None:
 
 
 def _say_rule_coverage(run: RunRecord, say: _Say) -> None:
-    """Print how many of the rules that DTensor claims have run on a mesh, and which never did."""
+    """Print how many of DTensor's claimed rules ran on a mesh, and which rules did not."""
     if not run.rule_coverage:
         return
     claimed = sum(len(op.claimed) for op in run.rule_coverage.values())
@@ -145,7 +145,7 @@ def _say_rule_coverage(run: RunRecord, say: _Say) -> None:
 
 
 def _say_edge_coverage(run: RunRecord, say: _Say) -> None:
-    """Print how many of the edges between placements explicit redistributions took."""
+    """Print how many edges between placements explicit redistributions took."""
     if run.edge_coverage:
         say()
     for ndim, edges in run.edge_coverage.items():
@@ -167,7 +167,7 @@ def _say_findings(run: RunRecord, say: _Say, folder: Path) -> None:
             say(f"  {line}")
     if len(new) > _MOST_IN_FULL:
         say()
-        say("and in one line each")
+        say("the others in one line each")
     for finding in new[_MOST_IN_FULL:]:
         say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}")
     if known:
@@ -177,7 +177,7 @@ def _say_findings(run: RunRecord, say: _Say, folder: Path) -> None:
         reason = finding.reason or "no reason is recorded"
         say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}: {reason}")
     others = [entry for entry in run.baseline if entry.status != "known"]
-    # a run of some ops has nothing to say of the rest
+    # entries of ops that the run did not select take only one line together
     beside = [entry for entry in others if entry.status == "untested" and not entry.selected]
     others = [entry for entry in others if entry not in beside]
     if beside:

@@ -1,4 +1,4 @@
-"""A stored call in text: its tensors by name, its values, the call as one would write it."""
+"""A stored call as text: its tensors by name, its values, and the call in Python's syntax."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SHORT_DTYPES = {
     "bool": "bool",
 }
 _MOST_VALUES = 240
-"""Values of one tensor that a page shows; the rest stand in run.json."""
+"""Most values of a tensor that a page shows; run.json has all."""
 
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """A tensor argument of a finding's smallest case, with its placements as text (empty if none were stored)."""
+    """A tensor argument of a finding's smallest case, with its placements as text, or empty if none are stored."""
 
     name: str
     placements: str
@@ -77,7 +77,7 @@ def tensors_in(value: object) -> Iterator[TensorRecord]:
 def named_tensors(finding: FindingRecord) -> list[NamedTensor]:
     """Return the tensor arguments of the smallest case of ``finding``.
 
-    Names come from the finding's input placements where it has one for every tensor, placements from the trial.
+    Names come from the finding's input placements if these are complete. Placements come from the trial.
     """
     trial = finding.trial
     tensors = list(tensors_in([trial.case.args, trial.case.kwargs]))
@@ -90,7 +90,7 @@ def named_tensors(finding: FindingRecord) -> list[NamedTensor]:
 
 # --------------------------------------------------------------------------------------------------------------- text
 def values_text(tensor: TensorRecord) -> str:
-    """Return the values of ``tensor`` as nested rows, one row of the last tensor dim a line.
+    """Return the values of ``tensor`` as nested rows; each line is a row of the last tensor dim.
 
     >>> print(values_text(TensorRecord("float64", [2, 3], [1.0, 2.0, "nan", 4.0, -5.5, 6.0])))
     [[1,    2, nan],
@@ -103,7 +103,7 @@ def values_text(tensor: TensorRecord) -> str:
         return shown[0]
     columns = tensor.shape[-1]
     padded = shown
-    # A column is as wide as its own widest entry, so that a single large value does not push all others apart.
+    # A column is as wide as its widest entry, so that a large value does not widen other columns.
     if len(tensor.shape) > 1:
         widths = [max(len(text) for text in shown[column::columns]) for column in range(min(columns, len(shown)))]
         padded = [text.rjust(widths[position % columns]) for position, text in enumerate(shown)]
@@ -114,7 +114,7 @@ def values_text(tensor: TensorRecord) -> str:
 
 
 def _nest(rows: list[str], outer: list[int], closed: bool) -> str:
-    """Put brackets around rows: as many open before a row as there are outer dims that begin with it."""
+    """Put brackets around rows: a row has one opening bracket for each outer dim that begins with it."""
     depth, lines = len(outer), []
     for number, row in enumerate(rows):
         begins, ends, block = 0, 0, 1
@@ -138,7 +138,7 @@ def _number(value: object) -> str:
 
 
 def call_text(finding: FindingRecord) -> str:
-    """Return the smallest case's call in one line, each tensor by its name, dtype, shape and placements."""
+    """Return the smallest case's call in one line; tensors are shown by name, dtype, shape and placements."""
     tensors = iter(named_tensors(finding))
 
     def text(value: Any) -> str:
@@ -146,7 +146,7 @@ def call_text(finding: FindingRecord) -> str:
             named = next(tensors)
             return f"{named.name}: {named.type_text} {named.placements}".rstrip()
         if isinstance(value, dict):
-            if len(value) == 1:  # a value in a wrapper that says what it is, such as {"dtype": "float32"}
+            if len(value) == 1:  # a value with its kind, such as {"dtype": "float32"}
                 (inner,) = value.values()
                 return text(inner)
             return "{" + ", ".join(f"{key}: {text(item)}" for key, item in value.items()) + "}"

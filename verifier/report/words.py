@@ -1,4 +1,4 @@
-"""The words and signs that all reports share: what a verdict is called, how it is ranked, how numbers read."""
+"""Words and signs of all reports: names and ranks of verdicts, and texts of numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a verdict is shown. ``tone`` is ``pass``, ``fail``, ``open`` (nothing was learnt) or ``ours`` (our error)."""
+    """How a verdict is shown. ``tone`` is ``pass``, ``fail``, ``open`` (no conclusion) or ``ours`` (our error)."""
 
     name: str
     sign: str
@@ -66,9 +66,9 @@ def outcome(verdict: str) -> Outcome:
 
 
 def worst_verdict(counts: Mapping[str, int]) -> str | None:
-    """Return the worst verdict that occurs in ``counts``, None if none does.
+    """Return the worst verdict in ``counts``, or None.
 
-    A refusal outranks a pass, so that a cell in which half of the trials were refused does not look proved.
+    UNSUPPORTED is worse than PASS, so that a cell with many refused trials does not look proved.
 
     >>> worst_verdict({"PASS": 10, "UNSUPPORTED": 2, "CRASH": 0})
     'UNSUPPORTED'
@@ -77,7 +77,7 @@ def worst_verdict(counts: Mapping[str, int]) -> str | None:
 
 
 def present_verdicts(tables: Iterable[Mapping[str, int]]) -> list[str]:
-    """Return the verdicts that occur anywhere in ``tables``: PASS first, then from the worst on."""
+    """Return the verdicts that occur in ``tables``: PASS first, then the worst first."""
     present = {name for table in tables for name, count in table.items() if count}
     ranked = [name for name in OUTCOMES if name in present]
     return sorted(ranked, key=lambda name: name != VerdictKind.PASS.value)
@@ -86,7 +86,7 @@ def present_verdicts(tables: Iterable[Mapping[str, int]]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- totals
 @dataclass(frozen=True)
 class Totals:
-    """A run in numbers of trials; ``not_reached`` counts what was never tried and belongs to no trial."""
+    """Numbers of trials of a run; ``not_reached`` counts combinations that were never tried."""
 
     trials: int
     passed: int
@@ -101,12 +101,12 @@ class Totals:
 
     @property
     def concluded(self) -> int:
-        """Trials that said something about the op: the only ones that count as tested."""
+        """Number of trials with a conclusion about the op; only these count as tested."""
         return self.passed + self.failed
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """Each number with its word, and the tone to show it in (empty for none)."""
+        """Return each number with its word, and its tone or an empty text."""
         shown = "; ".join(self.refusals[:2]) + (f"; {len(self.refusals) - 2} more" if len(self.refusals) > 2 else "")
         unsupported = f"{self.unsupported:,} unsupported" + (f" ({shown})" if shown and self.unsupported else "")
         parts = [
@@ -123,7 +123,7 @@ class Totals:
 
     @property
     def line(self) -> str:
-        """All of it in one line, what was not tested included.
+        """Return all numbers in one line, also of untested combinations.
 
         >>> Totals(412, 370, 6, 36, 0, 0, 5, 1, 2, ("sparse",)).line
         '412 run, 370 passed, 6 failed, 36 unsupported (sparse), 5 not reached'
@@ -153,14 +153,14 @@ def totals(run: RunRecord) -> Totals:
 
 # ------------------------------------------------------------------------------------------------------- two levels
 def counted(run: RunRecord) -> tuple[str, str]:
-    """Return what the counts of ``run`` count, as singular and plural: trials, rules of level 1, or both."""
+    """Return the singular and plural noun for the counts of ``run``: trials, rules of level 1, or both."""
     if run.rules is None:
         return "trial", "trials"
     return ("trial or rule", "trials and rules") if run.matrices else ("rule", "rules")
 
 
 def level_1_only(run: RunRecord) -> set[str]:
-    """Return the ops in ``run.counts_by_op`` that were tried at level 1 and at no other; a table of rules has them."""
+    """Return the ops in ``run.counts_by_op`` that were tried only at level 1; the table of rules shows them."""
     if run.rules is None:
         return set()
     checked = {*run.rules.ops, *(overload for op in run.rules.ops.values() for overload in op.overloads)}
@@ -169,7 +169,7 @@ def level_1_only(run: RunRecord) -> set[str]:
 
 
 def evidence_text(level: int, confirmed: ConfirmationRecord) -> str:
-    """Return at which level something was found and on what it was confirmed.
+    """Return the level of a finding, and the backend and ranks that confirmed it.
 
     >>> evidence_text(2, ConfirmationRecord("confirmed", "gloo", 4))
     'found at level 2, confirmed on gloo, 4 ranks'
@@ -179,7 +179,7 @@ def evidence_text(level: int, confirmed: ConfirmationRecord) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ numbers
 def bytes_text(count: int) -> str:
-    """Return a number of bytes for people.
+    """Return a number of bytes as readable text.
 
     >>> bytes_text(0), bytes_text(1023), bytes_text(1536), bytes_text(5 << 30)
     ('0 B', '1023 B', '1.5 KiB', '5.0 GiB')
@@ -195,7 +195,7 @@ def bytes_text(count: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration for people.
+    """Return a duration as readable text.
 
     >>> seconds_text(0.0042), seconds_text(2.34), seconds_text(90), seconds_text(120), seconds_text(7265)
     ('4.2 ms', '2.3 s', '1 min 30 s', '2 min', '2 h 01 min')

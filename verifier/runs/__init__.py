@@ -1,1 +1,1 @@
-"""What lies on disk: runs, journals, summaries, coverage."""
+"""Runs on disk: journals, summaries, coverage."""

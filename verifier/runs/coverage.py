@@ -1,4 +1,4 @@
-"""Which rules and redistributions a run has tried."""
+"""Counts the rules and redistributions that a run has tried."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = [
 
 
 class EdgeCoverage:
-    """Keeps, for each number of mesh dims, which edges calls that ask for redistributions have taken.
+    """Collects, for each number of mesh dims, the edges that explicit redistributions took.
 
-    An edge counts as exercised where DTensor planned a redistribution along it, forward or backward, and as refused
-    where it only ever said that it does not support what was asked.
+    An edge is exercised if DTensor planned a redistribution along it, forward or backward. It is refused if DTensor
+    never did more than say that the redistribution is not supported.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class EdgeCoverage:
         self._refused: defaultdict[int, set[str]] = defaultdict(set)
 
     def add(self, observation: Observation, verdict: Verdict) -> None:
-        """Take in one trial."""
+        """Add a trial."""
         trial = observation.trial
         asked = resolved_moves(trial.case, trial.combination)
         if not asked or verdict.kind is VerdictKind.TOOL_ERROR:
@@ -47,7 +47,7 @@ class EdgeCoverage:
             self._refused[ndim].update(_edges(asked))
 
     def records(self) -> dict[str, EdgeCoverageRecord]:
-        """Return what is known for each number of mesh dims on which redistributions were asked for."""
+        """Return a record for each number of mesh dims with explicit redistributions."""
         possible = possible_edges()
         return {
             str(ndim): EdgeCoverageRecord(
@@ -65,7 +65,7 @@ def _edges(moves: Iterable[tuple[Placements, Placements]]) -> Iterator[str]:
 def ran_at(observation: Observation) -> list[str]:
     """Return the placements to which DTensor redistributed the arguments of a trial's op in its forward call.
 
-    Empty if it ran the op as the trial gave them to it, or not at all.
+    The result is empty if DTensor redistributed nothing or did not run the op.
     """
     report = next((report for report in observation.reports if report is not None), None)
     executed = report.executed if report is not None else ()
@@ -76,31 +76,31 @@ def ran_at(observation: Observation) -> list[str]:
 def columns_run(observation: Observation) -> Iterator[str]:
     """Yield the input placements, mesh dim by mesh dim, on which the op of a trial ran in its forward call."""
     given = [format_placements(placements) for placements in observation.trial.combination]
-    if is_composed(observation.trial.case):  # what the op is given in a program, nobody has seen
+    if is_composed(observation.trial.case):  # the op's placements inside a program are not known
         given = []
     for column in zip(*map(split_placements, ran_at(observation) or given), strict=True):
         yield ", ".join(column)
 
 
 class RuleCoverage:
-    """Keeps, for each op, which rules DTensor claims and which of them have run."""
+    """Collects, for each op, the rules that DTensor claims and the claimed rules that have run."""
 
     def __init__(self) -> None:
         self._claimed: defaultdict[str, set[str]] = defaultdict(set)
         self._ran: defaultdict[str, set[str]] = defaultdict(set)
 
     def claim(self, op: str, rules: Iterable[str]) -> None:
-        """Note that DTensor claims ``rules`` of ``op``."""
+        """Add ``rules`` that DTensor claims for ``op``."""
         self._claimed[op].update(rules)
 
     def run(self, observation: Observation, verdict: Verdict) -> None:
-        """Note which rules a trial ran: none where the forward call was refused, or where the verifier failed."""
+        """Add the rules that a trial ran: none if the forward call was refused or the verifier failed."""
         refused = verdict.kind is VerdictKind.UNSUPPORTED and verdict.phase in (Phase.SETUP, Phase.FORWARD)
         if not refused and verdict.kind is not VerdictKind.TOOL_ERROR:
             self._ran[observation.trial.case.op].update(columns_run(observation))
 
     def records(self) -> dict[str, RuleCoverageRecord]:
-        """Return what is known of each op whose claims were read."""
+        """Return a record for each op whose claims were read."""
         return {
             op: RuleCoverageRecord(sorted(rules), sorted(rules & self._ran.get(op, set())))
             for op, rules in sorted(self._claimed.items())

@@ -1,4 +1,4 @@
-"""The redistribution graph: which steps DTensor took between placements, how often, and how many bytes went in."""
+"""The redistribution graph: the steps that DTensor took between placements, with their counts and input bytes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["LOCAL", "RedistributionGraph"]
 
 LOCAL = "none (local)"
-"""What stands in for the collective of a step that needs none, such as cutting a replicated tensor."""
+"""The name for the collective of a step without one, such as sharding a replicated tensor."""
 
 _PHASES = {str(phase): position for position, phase in enumerate(Phase)}
 
 _Key = tuple[str, str, str, int, str]
-"""source, target, mesh, mesh dim, collective: steps that agree in these are one edge."""
+"""source, target, mesh, mesh dim, collective: steps with equal keys are one edge."""
 
 
 @dataclass
@@ -38,11 +38,10 @@ class _Totals:
 
 
 class RedistributionGraph:
-    """Steps of redistributions, summed over everything that was added.
+    """Steps of redistributions, summed over all added observations.
 
-    A node is the placements of a tensor on all mesh dims, as text, so that meshes with a different number of mesh dims
-    have different nodes; an edge is one kind of step. Everything that comes out is sorted, whatever the order in which
-    it went in.
+    A node is the text of a tensor's placements on all mesh dims, so meshes with different numbers of mesh dims have
+    different nodes. An edge is one kind of step. All output is sorted, and does not depend on the order of additions.
 
     >>> from verifier.core.observation import Redistribution
     >>> graph = RedistributionGraph()
@@ -56,9 +55,9 @@ class RedistributionGraph:
         self._alone: set[str] = set()
 
     def add(self, observation: Observation) -> None:
-        """Count the steps of ``observation`` as its first process that reported saw them.
+        """Count the steps in the first report of ``observation``.
 
-        All ranks take the same steps: counting every report would count each step once per process.
+        All ranks take the same steps, so counting every report would count each step once per process.
         """
         report = next((report for report in observation.reports if report is not None), None)
         if report is not None:
@@ -67,7 +66,7 @@ class RedistributionGraph:
                 self.add_step(mesh, step)
 
     def add_step(self, mesh: str, step: Redistribution) -> None:
-        """Count one step on ``mesh``, given as :class:`~verifier.core.case.MeshSpec` prints it."""
+        """Count a step on ``mesh``, the text of a :class:`~verifier.core.case.MeshSpec`."""
         totals = self._totals((step.source, step.target, mesh, step.mesh_dim, step.collective or LOCAL))
         totals.bytes += step.bytes
         totals.count += 1
@@ -78,7 +77,7 @@ class RedistributionGraph:
 
     # ----------------------------------------------------------------------------------------------------- records
     def to_record(self) -> GraphRecord:
-        """Return the graph as it is stored: nodes by name, edges by source, target, mesh, mesh dim and collective."""
+        """Return the stored graph: nodes sorted by name, edges by source, target, mesh, mesh dim and collective."""
         edges = [
             EdgeRecord(*key, totals.bytes, totals.count, dict(sorted(totals.phases.items(), key=_by_phase)))
             for key, totals in sorted(self._edges.items())
@@ -88,7 +87,7 @@ class RedistributionGraph:
 
     @classmethod
     def from_record(cls, record: GraphRecord) -> RedistributionGraph:
-        """Return the graph that :meth:`to_record` stored; edges that agree in all but their totals are summed."""
+        """Return the graph of a record of :meth:`to_record`; edges with equal keys are summed."""
         graph = cls()
         graph._alone.update(record.nodes)
         for edge in record.edges:
@@ -102,7 +101,7 @@ class RedistributionGraph:
     def to_networkx(self) -> Any:
         """Return a ``networkx.MultiDiGraph``.
 
-        Nodes carry ``mesh_ndim``. Edges carry ``collective``, ``mesh``, ``mesh_dim``, ``bytes`` (in total, of the
+        Nodes have ``mesh_ndim``. Edges have ``collective``, ``mesh``, ``mesh_dim``, ``bytes`` (total over steps of the
         largest local tensor that enters the step), ``count`` (of steps) and ``phases`` (a dict of counts by phase).
         """
         record = self.to_record()
@@ -124,9 +123,9 @@ class RedistributionGraph:
         return graph
 
     def write_graphml(self, path: Path | str, kept: str = AS_IT_WAS) -> None:
-        """Write GraphML. It knows scalars only, so each phase becomes an attribute, such as ``phase_forward``.
+        """Write GraphML. GraphML has only scalars, so each phase is an attribute, such as ``phase_forward``.
 
-        Raises as :func:`~verifier.records.files.write_atomically` does, and so does :meth:`write_json`.
+        This method and :meth:`write_json` raise as :func:`~verifier.records.files.write_atomically` does.
         """
         graph = self.to_networkx()
         graph.graph["format_version"] = FORMAT_VERSION

@@ -1,4 +1,4 @@
-"""The journal of a run: one line per event, each on the disk before the run goes on, so that a kill loses nothing."""
+"""The journal of a run: one line per event. Each line is written before the run continues, so a kill loses nothing."""
 
 from __future__ import annotations
 
@@ -107,15 +107,15 @@ _LINES: dict[str, type] = {
     "finding": _FindingLine,
     "pool restarted": _RestartLine,
 }
-"""What is read back of the lines of a journal, by the names of their events."""
+"""The types of a journal's lines, by the names of their events."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """What :func:`read_journal` found: the ``header`` and the ``events`` up to the last whole line.
+    """The content of a journal: the ``header`` and the ``events`` up to the last complete line.
 
-    ``torn`` is True if the file ends within a line, as it does when the process was killed while it wrote. ``size`` is
-    the number of bytes up to there.
+    ``torn`` is True if the file ends within a line, because the process was killed while it wrote. ``size`` is the
+    number of bytes up to the last complete line.
     """
 
     header: RunHeader
@@ -125,12 +125,12 @@ class Journal:
 
 
 def read_journal(path: Path) -> Journal:
-    """Return the journal ``path``; a torn last line is left out.
+    """Return the journal ``path`` without a torn last line.
 
     Raises
     ------
     RunFormatError
-        If the first line is no header of a format that we read, or a line other than the last is not a JSON object.
+        If the first line is no header of a known format, or a line other than the last is no JSON object.
     FileNotFoundError
         If there is no such file.
     """
@@ -138,9 +138,9 @@ def read_journal(path: Path) -> Journal:
 
 
 def _parse(content: bytes, path: Path) -> Journal:
-    """Return the journal whose bytes are ``content``; ``path`` is for messages."""
+    """Return the journal in ``content``; ``path`` is for messages."""
     lines = content.split(b"\n")
-    # Every whole line ends in a newline, so what follows the last one is empty or torn, even if it happens to parse.
+    # Every complete line ends in a newline, so text after the last newline is torn, even if it is valid JSON.
     torn = bool(lines.pop())
     if not lines:
         raise RunFormatError(f"{path}: has no header line")
@@ -158,7 +158,7 @@ def _parse(content: bytes, path: Path) -> Journal:
 
 
 def is_open(path: Path) -> bool:
-    """Return whether some process has the journal ``path`` open to write to it."""
+    """Return whether a process has the journal ``path`` open for writing."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return not _locked(descriptor)
@@ -167,7 +167,7 @@ def is_open(path: Path) -> bool:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock the file, and return whether that could be done. The lock ends with the process, even if it is killed."""
+    """Try to lock the file and return whether it worked. The lock ends with the process, even if it is killed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -176,28 +176,28 @@ def _locked(descriptor: int) -> bool:
 
 
 class RunWriter:
-    """Writes one run: :meth:`append` as it goes, :meth:`finish` at its end. Leaving it as a context manager closes it.
+    """Writes one run: :meth:`append` during the run, :meth:`finish` at its end. The context manager closes the writer.
 
-    While it is open no other process can open the same journal.
+    While the writer is open, no other process can open the same journal.
 
     Parameters
     ----------
     directory
         The run's own directory; has to exist.
     header
-        The first line of a new journal; None goes on with the one that the run has, whose torn last line is cut off.
+        The first line of a new journal. None continues the run's journal and removes its torn last line.
 
     Attributes
     ----------
     past
-        The journal that the run had, None if it is new.
+        The journal that the run had, or None for a new run.
 
     Raises
     ------
     ValueError
         If another process has the journal open.
     RunFormatError
-        If the journal that the run has cannot be read.
+        If the run's journal cannot be read.
     RunStoreError
         If the file system refuses.
     """
@@ -234,10 +234,10 @@ class RunWriter:
             raise
 
     def _take_over(self) -> Journal:
-        """Return the journal, less a torn last line; not before it is locked, since until then it may grow."""
+        """Return the journal without a torn last line; only after it is locked, because it may grow until then."""
         with open(self._descriptor, "rb", closefd=False) as file:
             past = _parse(file.read(), self.journal_path)
-        self._torn_at = past.size if past.torn else None  # cut off once there is something to write instead
+        self._torn_at = past.size if past.torn else None  # removed when the next line is written
         self.past = past
         self._written = 1 + len(past.events)
         return past
@@ -257,7 +257,7 @@ class RunWriter:
             os.close(self._descriptor)
 
     def append(self, event: Mapping[str, object]) -> None:
-        """Write ``event`` as the next line of the journal; it has reached the operating system when this returns.
+        """Write ``event`` as the next line of the journal; when this returns, the operating system has the line.
 
         Raises
         ------
@@ -270,7 +270,7 @@ class RunWriter:
 
     @property
     def resume_command(self) -> str:
-        """The command that goes on with the run."""
+        """The command that resumes the run."""
         return resume_text(self.header.id, self.header.imports, self.directory.parent.parent)
 
     def _lines(self) -> str:
@@ -290,7 +290,7 @@ class RunWriter:
             write_all(self._descriptor, line)
         except OSError as error:
             try:
-                # So that a later line, when there is room again, does not continue half of this one.
+                # So that a later line does not continue half of this line.
                 os.ftruncate(self._descriptor, size)
             except OSError:
                 self._broken = error.strerror or str(error)
@@ -298,7 +298,7 @@ class RunWriter:
         self._written += 1
 
     def finish(self, record: RunRecord) -> Path:
-        """Write ``record`` as ``run.json``, whole or not at all, and return its path.
+        """Write ``record`` as ``run.json``, atomically, and return its path.
 
         Raises
         ------

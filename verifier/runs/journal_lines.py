@@ -1,4 +1,4 @@
-"""Events as lines of a journal, and what a line says of a trial as the observation that it was."""
+"""Converts events to lines of a journal, and the line of a trial back to its observation."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ NAMES: dict[type, str] = {
     events.FindingReported: FINDING,
     events.RunFinished: "run finished",
 }
-"""How a line names its event."""
+"""The name of each event in a line."""
 
 
 def journal_listener(
     writer: RunWriter, clock: Callable[[], float] = time.monotonic, before: float = 0.0
 ) -> events.Listener:
-    """Return a listener that writes each event to ``writer``: trials in a few words, findings whole.
+    """Return a listener that writes each event to ``writer``: trials as a summary, findings completely.
 
-    Every line has ``event`` and ``at``, the seconds since this function was called, and ``before`` that. Tensors occur
-    only in findings, by value. Recalled events are left out if the writer continues a journal, which has them already.
+    Every line has ``event`` and ``at``, the seconds since this call plus ``before``. Only findings have tensors, by
+    value. Recalled events are left out if the writer continues a journal, which has them already.
     """
     start = clock() - before
 
@@ -97,10 +97,10 @@ def _describe_trial(trial: Trial, rows: tuple[tuple[str, str], ...]) -> dict[str
 
 # ---------------------------------------------------------------------------------------------- what listeners ask for
 def _describe_observation(observation: Observation, verdict: Verdict) -> dict[str, object]:
-    """Return what listeners and the grouping of failures take from an observation; never a tensor.
+    """Return the parts of an observation that listeners and the grouping of failures need, without tensors.
 
-    The steps of redistributions are those of one rank, as the graph counts them; a bad verdict has three reports at
-    most: the first one, the first one of a process that raised, and the first one with another choice of rules.
+    The steps of redistributions are those of one rank, as in the graph. A bad verdict has at most three reports: the
+    first, the first of a process that raised, and the first with another choice of rules.
     """
     reports = [report for report in observation.reports if report is not None]
     shares: dict[str, float] = {}
@@ -144,18 +144,18 @@ def _step(step: Redistribution) -> tuple[object, ...]:
 
 
 def _executed(line: Mapping[str, Any], trial: Trial) -> tuple[Executed, ...]:
-    """Return where DTensor ran the op of a trial whose reports are not kept."""
+    """Return the placements on which DTensor ran the op of a trial whose reports are not kept."""
     ran = line.get("ran")
     return (Executed(Phase.FORWARD, None, trial.case.op, tuple(ran)),) if ran else ()
 
 
 def load_observation(line: Mapping[str, Any], trial: Trial) -> tuple[Observation, Verdict]:
-    """Return what came of ``trial`` by the line of its journal, as far as listeners and groups of failures need it.
+    """Return observation and verdict of ``trial`` from its line, with the parts that listeners and grouping need.
 
     Raises
     ------
     RunFormatError
-        If the line is not one that :func:`journal_listener` writes for a trial.
+        If :func:`journal_listener` does not write such a line for a trial.
     """
     try:
         judged = {"kind": line["verdict"], "message": line.get("message", ""), **line.get("judged", {})}

@@ -1,4 +1,4 @@
-"""Joins the records of workers, or of both levels, into one."""
+"""Merges the records of workers, or of both levels, into one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 OTHER_REASONS = "other reasons"
-"""What reasons are counted under once there are ``MAX_REASONS`` distinct ones."""
+"""The text that counts further reasons after ``MAX_REASONS`` distinct reasons."""
 
 MAX_REASONS = 50
 
@@ -51,12 +51,12 @@ T = TypeVar("T")
 
 
 def merge_records(records: Sequence[RunRecord]) -> RunRecord:
-    """Return the records of workers that shared one run as the record of that run.
+    """Return the record of a run from the records of the workers that shared it.
 
-    Counts, occurrences, bytes and ``seconds_by`` are added up; ``seconds`` is the longest, because workers run side by
-    side; the run is complete if every part is. The header is the first one's, with the families, meshes, dtypes,
-    imports and digests of all. Of two records of one finding, the confirmed, the minimised, the smaller one is kept;
-    of two records of one op's rules, the later one.
+    Counts, occurrences, bytes and ``seconds_by`` are added up. ``seconds`` is the maximum, because workers run in
+    parallel. The run is complete if every part is. The header is the first record's, with the families, meshes, dtypes,
+    imports and digests of all. If a finding has two records, the confirmed, then minimised, then smaller record is
+    kept. If an op's rules have two records, the later record is kept.
 
     Raises
     ------
@@ -69,11 +69,11 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
 
 
 def join_levels(level2: RunRecord, rules: RunRecord) -> RunRecord:
-    """Return a run on meshes and a rule check as one record, so that they are shown and judged together.
+    """Return a run on meshes and a rule check as one record, which is shown and judged as a whole.
 
-    What :func:`merge_records` adds up or unites is added up or united here, too: an entry of the baseline that either
-    run saw fail is known, and the whole is complete if both runs are. They ran one after the other, so that ``seconds``
-    is their sum. The header is that of the newer run, with the families, meshes, dtypes, imports and commands of both.
+    Fields are combined as in :func:`merge_records`: a baseline entry that failed in either run is known, and the result
+    is complete if both runs are. ``seconds`` is the sum, because one run followed the other. The header is the newer
+    run's, with the families, meshes, dtypes, imports and commands of both.
     """
     newer = max(level2.header, rules.header, key=lambda header: (header.started, header.id))
     merged = merge_records([level2, rules])
@@ -85,7 +85,7 @@ def join_levels(level2: RunRecord, rules: RunRecord) -> RunRecord:
 
 # ------------------------------------------------------------------------------------------------------------- numbers
 def added(one: Mapping[str, Any], other: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-    """Return the sum of numbers by name, or by several names, sorted; verdicts are in their own order.
+    """Return the sums of numbers by name, or by nested names, sorted; verdicts have their own order.
 
     >>> added({"PASS": 1, "CRASH": 2}, {"PASS": 3}), added({"b": {"x": 1}}, {"a": {"x": 0.5}})
     ({'PASS': 4, 'CRASH': 2}, {'a': {'x': 0.5}, 'b': {'x': 1}})
@@ -99,14 +99,14 @@ def _sum(values: Sequence[Any]) -> Any:
 
 
 def count_reason(counts: Counter[str], reason: str, count: int = 1) -> None:
-    """Count a reason; messages that name values would otherwise make as many reasons as there are trials."""
+    """Count a reason; the number of reasons is limited, because messages with values may differ for every trial."""
     distinct = len(counts) - (OTHER_REASONS in counts)
     known = reason in counts or reason == OTHER_REASONS or distinct < MAX_REASONS
     counts[reason if known else OTHER_REASONS] += count
 
 
 def by_frequency(*parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of reasons of all parts, the most frequent first."""
+    """Return the summed counts of reasons, the most frequent first."""
     merged: Counter[str] = Counter()
     for part in parts:
         for reason, count in part.items():
@@ -120,7 +120,7 @@ def _errors(one: Sequence[str], other: Sequence[str]) -> list[str]:
 
 # ------------------------------------------------------------------------------------------- what has a name of its own
 def _union(*parts: Iterable[str]) -> list[str]:
-    """Return the distinct texts in the order in which they first occur."""
+    """Return the distinct texts in order of first occurrence."""
     return list(dict.fromkeys(text for part in parts for text in part))
 
 
@@ -129,7 +129,7 @@ def _sorted_union(*parts: Iterable[str]) -> list[str]:
 
 
 def _joined(items: Iterable[T], key: Callable[[T], Hashable], join: Callable[[T, T], T]) -> list[T]:
-    """Return ``items`` with those of one key joined."""
+    """Return ``items``, with items of equal keys joined."""
     found: dict[Hashable, T] = {}
     for item in items:
         found[key(item)] = join(found[key(item)], item) if key(item) in found else item
@@ -152,7 +152,7 @@ _UNITED: Mapping[str, Callable[[Any, Any], Any]] = {
     "own_rules": _sorted_union,
     "digests": operator.or_,
 }
-"""The fields of a header that name what all parts have; of the others the first part's are kept."""
+"""The fields of a header that are united over all parts; other fields are the first part's."""
 
 
 def _header(one: RunHeader, other: RunHeader) -> RunHeader:
@@ -161,7 +161,7 @@ def _header(one: RunHeader, other: RunHeader) -> RunHeader:
 
 
 def joined_findings(*parts: Iterable[FindingRecord]) -> list[FindingRecord]:
-    """Return the findings of all parts in the order of a record, each with the best evidence for it."""
+    """Return the findings of all parts in the order of a record, each with its best evidence."""
     findings = _joined((one for part in parts for one in part), lambda one: one.fingerprint, _finding)
     return sorted(findings, key=lambda one: (one.op, one.verdict, one.fingerprint))
 
@@ -178,19 +178,19 @@ def _finding(one: FindingRecord, other: FindingRecord) -> FindingRecord:
 
 
 def _where(finding: FindingRecord) -> str:
-    """Return mesh and combination as ``also`` has them."""
+    """Return mesh and combination as in the field ``also``."""
     return f"{finding.mesh}: " + ", ".join(f"{name}={text}" for name, text in finding.input_placements.items())
 
 
 def _preference(finding: FindingRecord) -> tuple[bool, bool, int, bytes]:
-    """Sort key that puts the best evidence first, whatever the order in which findings came in."""
+    """Sort key that puts the best evidence first, independently of the order of findings."""
     trial = msgspec.json.encode(finding.trial)
     unsure = finding.confirmed.unsure
     return unsure, not finding.minimised, len(trial), trial
 
 
 def _baseline(one: Sequence[KnownRecord], other: Sequence[KnownRecord]) -> list[KnownRecord]:
-    """Return what became of the baseline's entries: one that either part saw fail is known."""
+    """Return the states of the baseline's entries; an entry that failed in either part is known."""
 
     def best(*entries: KnownRecord) -> KnownRecord:
         return min(entries, key=lambda entry: _STATUS_RANK[entry.status])
@@ -228,7 +228,7 @@ def _graph(one: GraphRecord, other: GraphRecord) -> GraphRecord:
 
 
 def _rules(one: RulesRecord | None, other: RulesRecord | None) -> RulesRecord | None:
-    """Return the rule checks as one. ``sizes`` is the fewest, because nothing more can be said of all ops."""
+    """Return the merged rule checks. ``sizes`` is the minimum, because that holds for all ops."""
     if one is None or other is None:
         return one or other
     return RulesRecord(
@@ -246,13 +246,13 @@ def _rules(one: RulesRecord | None, other: RulesRecord | None) -> RulesRecord | 
 
 
 def _rule_coverage(one: RuleCoverageRecord, other: RuleCoverageRecord) -> RuleCoverageRecord:
-    """Return what either part knows of: what one worker claims of an op another may have exercised."""
+    """Return the union of both parts, because one worker may exercise a rule that another worker claims."""
     claimed, exercised = (one.claimed, other.claimed), (one.exercised, other.exercised)
     return RuleCoverageRecord(_sorted_union(*claimed), _sorted_union(*exercised))
 
 
 def _edge_coverage(one: EdgeCoverageRecord, other: EdgeCoverageRecord) -> EdgeCoverageRecord:
-    """Return what either part has exercised, and of the rest what either saw refused."""
+    """Return the edges that either part exercised, and the other edges that either part saw refused."""
     exercised = {*one.exercised, *other.exercised}
     refused = {*one.refused, *other.refused} - exercised
     return EdgeCoverageRecord(max(one.possible, other.possible), sorted(exercised), sorted(refused))
@@ -282,4 +282,4 @@ _JOINS: Mapping[str, Callable[[Any, Any], Any]] = {
     "edge_coverage": _by_name(_edge_coverage),
     "format_version": max,
 }
-"""How the values of each field of a :class:`RunRecord` in two records become one."""
+"""Functions that merge the values of each field of a :class:`RunRecord`."""

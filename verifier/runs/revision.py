@@ -1,7 +1,7 @@
-"""The sources that results depend on: torch's rules, the verifier, and what the user imported.
+"""Digests of the sources that results depend on: torch's rules, the verifier, and the user's imports.
 
-Each is known by a digest, which a run stores in its header. Evidence counts as long as the digests have not changed.
-Making a digest imports nothing, because the names of what a stored run imported are data.
+A run stores the digests in its header. Evidence counts as long as the digests have not changed. Computing a digest
+imports nothing, because the import names of a stored run are data.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from verifier.records.schema import RunHeader
 __all__ = ["BASELINE", "TORCH_RULES", "VERIFIER", "Change", "changes_since", "import_digests", "revision"]
 
 TORCH_RULES = "torch's rules"
-"""The digest of DTensor, of torch's collectives and of its decompositions, by their source."""
+"""Name of the digest of the sources of DTensor, of torch's collectives and of its decompositions."""
 
 VERIFIER = "the verifier"
-"""The digest of the verifier, and of the packages that declare families and samples, by their source."""
+"""Name of the digest of the sources of the verifier and of packages that declare families and samples."""
 
 BASELINE = "baseline"
-"""The digest of the known findings; it decides what a run does, and not whether its evidence counts."""
+"""Name of the digest of the known findings. They affect what a run does, but not whether its evidence counts."""
 
 _IN_TORCH = ("distributed/tensor/**/*.py", "distributed/*.py", "_decomp/*.py")
 _GROUPS = ("dtensor_verifier.families", "dtensor_verifier.samples")
 
 
 def revision(imports: Sequence[str] = (), modules: Iterable[ModuleType] = ()) -> dict[str, str]:
-    """Return the digests of everything that the outcome of a trial depends on, by what each stands for.
+    """Return the digests of all sources that the outcome of a trial depends on, by name.
 
     Parameters
     ----------
     imports
-        What the user imported; it has to have run.
+        The user's imports, which must have run.
     modules
-        The modules of these, and others that are the user's: what they use of the user's own code counts as well.
+        The modules of the imports, and other modules of the user. The user's own code that they use counts, too.
     """
     named = import_digests(imports)
     used = {path: digest for path, digest in _used_by(modules).items() if digest not in named.values()}
@@ -52,19 +52,19 @@ def revision(imports: Sequence[str] = (), modules: Iterable[ModuleType] = ()) ->
 
 
 def import_digests(names: Sequence[str]) -> dict[str, str]:
-    """Return, for each name that ``--import`` takes, a digest of the code that it stands for.
+    """Return a digest of the code of each name given to ``--import``.
 
-    That is the file that is named, or all source of the package that a module is in, since rules and kernels need not
-    be in the module that registers them. Empty for a module that is in no file, or nowhere.
+    The code is the named file, or all source of the module's package, because rules and kernels need not be in the
+    module that registers them. The digest is empty for a module without a file, or a module that does not exist.
     """
     return {name: _digest(_sources(name)) for name in names}
 
 
 class Change(NamedTuple):
-    """Something that is not what it was when a run was made.
+    """A source that has changed since a run was made.
 
-    ``under_test`` is True for what a gate judges, that is rules and the user's own code, and False for another version
-    of torch or another verifier.
+    ``under_test`` is True for sources that a gate judges, which are rules and the user's own code. It is False for
+    another version of torch or another verifier.
     """
 
     text: str
@@ -72,10 +72,10 @@ class Change(NamedTuple):
 
 
 def changes_since(header: RunHeader) -> list[Change]:
-    """Return what has changed since the run with the header ``header`` was made."""
+    """Return the sources that have changed since the run with the header ``header`` was made."""
     recorded = header.digests
     if TORCH_RULES not in recorded or VERIFIER not in recorded:
-        return [Change("it does not say with which sources it was made", False)]
+        return [Change("it does not say which sources it was made with", False)]
     was, now = (text.partition("+")[0] for text in (header.versions.get("torch", "?"), version("torch")))
     if was != now:
         return [Change(f"torch was {was} and is {now}", False)]
@@ -107,13 +107,13 @@ def _verifier() -> str:
 
 @cache
 def _packages() -> list[str]:
-    """Return the names of the verifier's package and of those that declare families and samples."""
+    """Return the names of the verifier's package and of packages that declare families and samples."""
     declared = [one.value.partition(":")[0] for group in _GROUPS for one in entry_points(group=group)]
     return sorted({module.partition(".")[0] for module in (__name__, *declared)})
 
 
 def _digest(files: Sequence[Path]) -> str:
-    """Return sixteen hex digits that stand for the content of files; empty where there are none."""
+    """Return sixteen hex digits of the hash of the files' content; empty if there are no files."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
@@ -121,7 +121,7 @@ def _digest(files: Sequence[Path]) -> str:
 
 
 def _sources(name: str) -> list[Path]:
-    """Return the file that is named, the files in a folder ("src/rules/"), or those of a module's outermost package."""
+    """Return the named file, the files of a folder ("src/rules/"), or the files of a module's outermost package."""
     if Path(name).is_file():
         return [Path(name)]
     if name.endswith(os.sep):
@@ -139,10 +139,10 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Return where a module that is in no package would be loaded from; nothing is imported to find out."""
+    """Return the spec of a module outside packages, without importing anything."""
     try:
         found = importlib.util.find_spec(name) if name.isidentifier() else None
-    except ValueError:  # a module that was made by hand
+    except ValueError:  # a module without a spec, made by hand
         return None
     return found or PathFinder.find_spec(name, [os.getcwd()])
 
@@ -151,7 +151,7 @@ def _spec(name: str) -> ModuleSpec | None:
 def _used_by(modules: Iterable[ModuleType]) -> dict[str, str]:
     """Return digests of the user's own files and packages that ``modules`` use, by their paths.
 
-    A module uses what its global names lead to: modules, and the modules in which functions and classes were defined.
+    A module uses the modules among its global names, and the modules that define its global functions and classes.
     """
     waiting, seen = list(modules), set[str]()
     paths: dict[str, None] = {}
@@ -169,12 +169,12 @@ def _used_by(modules: Iterable[ModuleType]) -> dict[str, str]:
 
 
 def _module_of(value: object) -> str:
-    """Return the name of the module in which a function or a class was defined; empty for anything else."""
+    """Return the name of the module that defines a function or a class; empty for anything else."""
     return value.__module__ or "" if isinstance(value, FunctionType | type) else ""
 
 
 def _own_path(module: ModuleType) -> str | None:
-    """Return the file of a module, or the folder of its outermost package; None unless it is the user's own."""
+    """Return the file of a user's own module, or the folder of its outermost package; None for other modules."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     folders = list(getattr(top, "__path__", ()))
     file = folders[0] if folders else getattr(top, "__file__", None)
@@ -187,7 +187,7 @@ def _own_path(module: ModuleType) -> str | None:
 
 @cache
 def _others() -> tuple[Path, ...]:
-    """Return where code is that is not the user's: installed packages, the standard library, torch and the verifier."""
+    """Return the folders of code that is not the user's: installed packages, standard library, torch, the verifier."""
     places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     specs = [_spec("torch"), *map(_spec, _packages())]
     places |= {str(Path(spec.origin).parent) for spec in specs if spec is not None and spec.origin is not None}

@@ -1,11 +1,11 @@
-"""Where runs are kept: one directory per run, with a journal that survives a kill and a record of the whole.
+"""The store of runs: one directory per run, with a journal that survives a kill, and a record of the whole run.
 
 ::
 
     reports/runs/20260520T131502-048211-9f3a1c/
         journal.jsonl    one line per event, written as it happens; the first line has the header
-        run.json         a RunRecord, written once, at the end; a run without it did not finish
-        graph.json       and other files that writers add, see :meth:`RunStore.path`
+        run.json         a RunRecord, written once at the end; a run without it did not finish
+        graph.json       and other files of writers, see :meth:`RunStore.path`
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunStore:
     Parameters
     ----------
     root
-        Directory of the reports; it is made when the first run is opened.
+        Directory of the reports; created when the first run is opened.
     """
 
     def __init__(self, root: Path = DEFAULT_REPORTS) -> None:
@@ -50,11 +50,11 @@ class RunStore:
         return self.root / "runs"
 
     def path(self, run_id: str, name: str = RECORD_NAME) -> Path:
-        """Return the path of the file ``name`` of a run, such as ``graph.json``; neither has to exist."""
+        """Return the path of the file ``name`` of a run, such as ``graph.json``; run and file need not exist."""
         return self.directory / run_id / name
 
     def where_kept(self, run_id: str) -> str:
-        """Return where a run is kept that has its record, and what shows it."""
+        """Return a sentence with the directory of a recorded run, and the command that shows the run."""
         command = f"python -m verifier report{out_option(self.root)}"
         return f"run {run_id} is kept in {self.directory / run_id}; to see it: {command}"
 
@@ -64,7 +64,7 @@ class RunStore:
         Raises
         ------
         ValueError
-            If a run of this id exists already.
+            If a run with this id exists already.
         RunStoreError
             If the file system refuses.
         """
@@ -79,12 +79,12 @@ class RunStore:
         return RunWriter(directory, header)
 
     def reopen_run(self, run_id: str) -> tuple[RunWriter, Journal]:
-        """Go on with the run ``run_id``: return what writes to its journal, and what that has.
+        """Reopen the run ``run_id``: return the writer of its journal, and the journal.
 
         Raises
         ------
         ValueError
-            If another process writes to it, or there is no such run.
+            If another process writes to the journal, or there is no such run.
         RunFormatError
             If its journal cannot be read.
         RunStoreError
@@ -109,7 +109,7 @@ class RunStore:
         Raises
         ------
         RunFormatError
-            If its file cannot be read; an older run is never passed off as the newest.
+            If its file cannot be read; an older run is never returned instead.
         """
         for run_id in self.ids():
             with contextlib.suppress(FileNotFoundError):
@@ -117,12 +117,12 @@ class RunStore:
         return None
 
     def newest_of_each_level(self) -> tuple[RunRecord | None, RunRecord | None]:
-        """Return the newest finished run on meshes and the newest finished rule check; None where there is none.
+        """Return the newest finished run on meshes, or None, and the newest finished rule check, or None.
 
         Raises
         ------
         RunFormatError
-            If a file that is newer than what is returned cannot be read.
+            If a file that is newer than a returned run cannot be read.
         """
         meshes: RunRecord | None = None
         rules: RunRecord | None = None
@@ -138,12 +138,12 @@ class RunStore:
         return meshes, rules
 
     def load(self, id_or_path: str | Path) -> RunRecord:
-        """Return the run of an id, of a directory, or of a file.
+        """Return the run with an id, or in a directory or file.
 
         Raises
         ------
         ValueError
-            If there is no such run, or it did not finish; the message has the nearest id.
+            If there is no such run (the message has the nearest id), or if the run did not finish.
         RunFormatError
             If its file cannot be read.
         """
@@ -156,25 +156,25 @@ class RunStore:
         except FileNotFoundError:
             pass
         if (journal := path.with_name(JOURNAL_NAME)).is_file():
-            raise ValueError(f"run {text} did not finish: it has no {RECORD_NAME}; what it did is in {journal}")
+            raise ValueError(f"run {text} did not finish: it has no {RECORD_NAME}; its events are in {journal}")
         raise ValueError(f"no run {text!r}{self._hint(text)}")
 
     def _hint(self, run_id: str) -> str:
-        """Return the end of a message that there is no run of this name."""
+        """Return the end of the message that there is no such run."""
         ids = self.ids()
         return did_you_mean(run_id, ids, 0.3) or f"; {self.directory} has {plural(len(ids), 'run')}"
 
     def find_finding(self, fingerprint_prefix: str | Path) -> FindingRecord:
-        """Return the finding that a prefix of its fingerprint, or the path of its JSON file, names.
+        """Return the finding with a prefix of its fingerprint, or in the JSON file at a path.
 
-        Runs are searched from the newest on, unfinished ones by their journals; the first run that has a match decides.
+        The newest run with a match decides. Unfinished runs are searched by their journals.
 
         Raises
         ------
         ValueError
-            If no run has such a finding (the message has the nearest one), or the deciding run has several.
+            If no run has such a finding (the message has the nearest), or if the deciding run has several.
         RunFormatError
-            If a path was given and the file cannot be read.
+            If the file at a path cannot be read.
         """
         text = str(fingerprint_prefix)
         if Path(fingerprint_prefix).is_file():

@@ -34,26 +34,26 @@ from verifier.runs.merging import added, by_frequency, count_reason, joined_find
 __all__ = ["NO_ARGUMENT", "GraphBuilder", "Summary"]
 
 NO_ARGUMENT = "-"
-"""Row or column of a matrix where an op has no such tensor argument."""
+"""Row or column of a matrix for an op without that tensor argument."""
 
 _Cells = dict[str, dict[str, Counter[str]]]
 _MatrixKey = tuple[str, str, str, str]
 
 
 class GraphBuilder(Protocol):
-    """What collects redistributions, as ``verifier.runs.graph.RedistributionGraph`` does."""
+    """A collector of redistributions, such as ``verifier.runs.graph.RedistributionGraph``."""
 
     def add(self, observation: Observation) -> object:
-        """Take in the redistributions of one trial."""
+        """Add the redistributions of a trial."""
         ...
 
     def to_record(self) -> GraphRecord:
-        """Return all that was taken in."""
+        """Return the graph of all added trials."""
         ...
 
 
 class Summary:
-    """A listener that accumulates the events of one run; :meth:`record` may be asked at any time after the first.
+    """A listener that accumulates the events of a run; :meth:`record` may be called after the first event.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Summary:
         self._edges = EdgeCoverage()
 
     def __call__(self, event: Event) -> None:
-        """Take in one event."""
+        """Add an event."""
         match event:
             case RunStarted(header):
                 self._header = header
@@ -114,7 +114,7 @@ class Summary:
         cells = self._matrices.setdefault((case.op, mesh, row_name, column_name), {})
         cells.setdefault(row, {}).setdefault(column, Counter())[kind.value] += 1
         if kind in self._reasons:
-            # The first line is the difference; what follows is about this one trial.
+            # The first line is the difference; the other lines are about this trial only.
             reason = event.verdict.message.partition("\n")[0] or f"no reason given in {case.op}"
             if kind is VerdictKind.UNSUPPORTED:
                 reason = _general(reason)
@@ -128,14 +128,14 @@ class Summary:
         self._graph.add(observation)
 
     def record(self, baseline: Sequence[KnownRecord] = ()) -> RunRecord:
-        """Return the run so far. What it lists is sorted, so that it does not depend on the order of the events.
+        """Return the run so far. Its lists are sorted, so they do not depend on the order of the events.
 
-        Before the run has finished it is not ``complete``, and its ``seconds`` are those spent in trials and restarts.
+        An unfinished run is not ``complete``, and its ``seconds`` are those of trials and restarts.
 
         Parameters
         ----------
         baseline
-            What became of the baseline's entries in this run.
+            The states of the baseline's entries in this run.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class Summary:
 
 
 def _general(reason: str) -> str:
-    """Return the first sentence of a refusal, for any placements: there are as many of these as there are trials.
+    """Return the first sentence of a refusal without tensor dims and reductions, so that few reasons differ.
 
     >>> _general("RuntimeError: redistribute from S(1) to P(avg) not supported yet. Use another")
     'RuntimeError: redistribute from S to P not supported yet'

@@ -1,4 +1,4 @@
-"""The calls of one OpInfo: which of those that it dispatches are tested under its name, and at which sizes."""
+"""The calls that are tested under the name of one OpInfo, at several sizes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from verifier.torch_internals.ops import registered_overloads
 
 __all__ = ["Row", "Template", "registered_of", "spread", "wanted"]
 
-_FOREIGN = 2  # of the calls that belong to other rows, a fraction: they are tested there
+_FOREIGN = 2  # one in two calls of overloads that belong to other rows, because these rows test them
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """A captured call: where it comes from, and its first size."""
+    """A captured call at its first size, and its origin."""
 
     origin: Origin
     call: Call
@@ -35,16 +35,16 @@ class Template:
 
 
 class Row:
-    """What is captured of the OpInfos of one name.
+    """The captured calls of the OpInfos of one name.
 
     Parameters
     ----------
     name
-        As OpInfo has it.
+        Name of the OpInfos.
     options
         How calls are drawn.
     overload
-        Take the calls of this overload (and of its siblings, to make some from), whoever they belong to.
+        If given, take only calls of this overload and its siblings, whatever row they belong to.
     """
 
     def __init__(self, name: str, options: SampleOptions, overload: OpOverload | None = None) -> None:
@@ -60,7 +60,7 @@ class Row:
         return wanted(op)
 
     def _chosen(self) -> dict[OpOverload, list[Template]]:
-        """Return the templates of each overload that is tested here, no two of which differ in values only."""
+        """Return the templates of each overload that is tested here, without templates that differ only in values."""
         found: dict[OpOverload, dict[str, Template]] = defaultdict(dict)
         for place, entry in entries_of(self.name):
             variant = f"/{entry.variant_test_name}" if entry.variant_test_name else ""
@@ -83,7 +83,7 @@ class Row:
         return {op: spread(list(found[op].values()), most) for op in taken}
 
     def _taken(self, found: Iterable[OpOverload]) -> list[OpOverload]:
-        """Return the overloads that are at home here; else those that are at home nowhere; else all."""
+        """Return the overloads that belong to this row; else those that belong to no row; else all."""
         ops = list(found)
         if self.overload is not None:
             return ops
@@ -92,10 +92,10 @@ class Row:
 
     # ---------------------------------------------------------------------------------------------------------- sizes
     def at_size(self, template: Template, size: int, seed: int = 0) -> Call | None:
-        """Return the call at size number ``size``, as OpInfo generates it under another seed if ``seed`` is not 0.
+        """Return the call at size number ``size``, with OpInfo's values for ``seed``.
 
-        Where the OpInfo has the same shapes at all sizes, or the size is the one whose extents are to differ, the
-        tensors are resized if torch takes that; None if there is no call at this size that the first one has not.
+        The tensors are resized if the OpInfo has the same shapes at all sizes, or at the size whose extents must
+        differ. The result is None if there is no such call, or if it is the same as at the first size.
         """
         if size == 0 and seed == 0:
             return template.call
@@ -114,7 +114,7 @@ class Row:
         return None if same else call
 
     def regenerated(self, template: Template, size: int) -> Callable[[int], Call | None]:
-        """Return the call with the values of draw number n, as OpInfo generates them."""
+        """Return a function from a draw's number to the call with OpInfo's values for that draw."""
         return lambda number: self.at_size(template, size, 1 + number % REGENERATIONS)
 
     def _recaptured(self, origin: Origin, size: int, seed: int) -> Call | None:
@@ -135,7 +135,7 @@ class Row:
 
 
 def _counted(calls: Iterable[Call]) -> dict[tuple[str, int], Call]:
-    """Return the calls by overload and by how many of the same overload come before."""
+    """Return the calls by overload and by the number of earlier calls of the same overload."""
     counts: Counter[str] = Counter()
     counted = {}
     for call in calls:
@@ -147,13 +147,13 @@ def _counted(calls: Iterable[Call]) -> dict[tuple[str, int], Call]:
 
 @cache
 def wanted(op: OpOverload) -> bool:
-    """Return whether DTensor has a rule for ``op``, or for something that a call of it can be turned into."""
+    """Return whether DTensor has a rule for ``op``, or for an overload whose calls can be made from calls of ``op``."""
     return sharded(op) or family(op) in families_with_rule()
 
 
 @cache
 def registered_of() -> dict[str, tuple[OpOverload, ...]]:
-    """Return the overloads that DTensor has a rule of its own for, by the row that they are tested in, sorted."""
+    """Return the overloads that DTensor itself has a rule for, sorted, by the row that tests them."""
     rows: dict[str, list[OpOverload]] = defaultdict(list)
     for op in sorted(registered_overloads(), key=str):
         for row in home_rows(op):
@@ -163,15 +163,15 @@ def registered_of() -> dict[str, tuple[OpOverload, ...]]:
 
 @cache
 def _composite_rows() -> frozenset[str]:
-    """Return the rows to which overloads belong that autograd takes apart unless in inference mode."""
+    """Return the rows of overloads that autograd decomposes outside inference mode."""
     return frozenset(row for row, ops in registered_of().items() if any(hidden(op) for op in ops))
 
 
 # -------------------------------------------------------------------------------------------------------------- spread
 def spread(templates: Sequence[Template], most: int | None) -> list[Template]:
-    """Return at most ``most`` of the templates, each chosen for what it has that those before it have not.
+    """Return at most ``most`` of the templates, each chosen for numbers of dims and arguments that earlier ones lack.
 
-    Other numbers of dims, other arguments; among equals calls without empty or one-element tensors, and earlier ones.
+    Among equal templates, calls without empty or one-element tensors come first, then earlier calls.
     """
     if most is None or len(templates) <= most:
         return list(templates)

@@ -1,4 +1,4 @@
-"""Calls of aten overloads: their arguments by name, how they are run, and what they give."""
+"""Calls of aten overloads: their arguments by name, how they are run, and their results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ REFUSALS: tuple[type[Exception], ...] = (
     AttributeError,
     KeyError,
 )
-"""What torch raises where it does not take a call; NotImplementedError is a RuntimeError."""
+"""Exceptions by which torch refuses a call. NotImplementedError is a RuntimeError."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of an aten overload: ``type`` as the schema has it, ``written`` if the op writes into it."""
+    """A parameter of an aten overload: ``type`` as in the schema, ``written`` if the op writes into it."""
 
     name: str
     type: str
@@ -62,7 +62,7 @@ def _writes(op: OpOverload) -> bool:
 
 
 class Call:
-    """A call of an aten overload with values; not to be changed."""
+    """A call of an aten overload with values; immutable."""
 
     def __init__(self, op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
@@ -88,16 +88,16 @@ class Call:
 
     @cached_property
     def values(self) -> dict[str, object]:
-        """The arguments that are given, by name."""
+        """The given arguments, by name."""
         positional = [parameter.name for parameter in parameters(self.op) if not parameter.keyword_only]
         return {**dict(zip(positional, self.args, strict=False)), **self.kwargs}
 
     @cached_property
     def _flat(self) -> tuple[list[object], list[tuple[type, int] | None]]:
-        """The leaves, and how they are grouped: per argument None, or the type and length of a list.
+        """The leaves, and for each argument None or the type and length of a list.
 
-        Not torch's pytree, which gives the same leaves but would take most of the time of a run: arguments of aten
-        overloads are never nested deeper.
+        Torch's pytree would return the same leaves but take most of the time of a run. Arguments of aten overloads are
+        never nested deeper.
         """
         leaves: list[object] = []
         groups: list[tuple[type, int] | None] = []
@@ -112,12 +112,12 @@ class Call:
 
     @property
     def leaves(self) -> list[object]:
-        """The arguments in the order in which a pytree walk of ``(args, kwargs)`` meets them, in a new list."""
+        """The leaves of ``(args, kwargs)`` in pytree order, in a new list."""
         return list(self._flat[0])
 
     @cached_property
     def parameter_of(self) -> list[str]:
-        """The name of the parameter that each leaf belongs to."""
+        """The parameter's name of each leaf."""
         names = [parameter.name for parameter in parameters(self.op) if not parameter.keyword_only]
         owners = [*names[: len(self.args)], *self.kwargs]
         return [n for n, group in zip(owners, self._flat[1], strict=True) for _ in range(group[1] if group else 1)]
@@ -143,11 +143,11 @@ class Call:
         return other
 
     def signature(self) -> str:
-        """Return a text that two calls share iff they differ at most in the values of their tensors."""
+        """Return a text that is equal for two calls iff they differ at most in the values of their tensors."""
         return f"{self.op}|{_signature(self.args)}|{_signature(sorted(self.kwargs.items()))}"
 
     def structure(self) -> str:
-        """Return a text that the same call at another size shares."""
+        """Return a text that is equal for the same call at another size."""
         return f"{self.op}|{_structure(self.args)}|{_structure(sorted(self.kwargs.items()))}"
 
 
@@ -169,12 +169,12 @@ def _structure(value: object) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- running
 def outcome(call: Call) -> list[torch.Tensor]:
-    """Return the tensors that ``call`` returns and then those that it writes into; the call's own stay as they are.
+    """Return the tensors that ``call`` returns, then copies of those that it writes into; ``call`` is unchanged.
 
     Raises
     ------
     Exception
-        Whatever torch raises; see :data:`REFUSALS`.
+        Any exception of torch; see :data:`REFUSALS`.
     """
     if not _writes(call.op):
         return list(_tensors(call.op(*call.args, **call.kwargs)))
@@ -187,7 +187,7 @@ def outcome(call: Call) -> list[torch.Tensor]:
 
 
 def attempt(call: Call) -> list[torch.Tensor] | None:
-    """Return what :func:`outcome` returns, or None if torch does not take the call or cannot compare the results."""
+    """Return the result of :func:`outcome`, or None if torch refuses the call or cannot compare the results."""
     try:
         results = outcome(call)
     except REFUSALS:
@@ -203,8 +203,8 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-class quiet(warnings.catch_warnings):  # noqa: N801  (a context manager, named as those of the standard library are)
-    """Silence the warnings that torch has for unusual calls."""
+class quiet(warnings.catch_warnings):  # noqa: N801  (a context manager, named as in the standard library)
+    """Silence torch's warnings about unusual calls."""
 
     def __enter__(self) -> None:
         super().__enter__()

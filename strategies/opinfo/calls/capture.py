@@ -1,4 +1,4 @@
-"""What OpInfo's samples dispatch to: the aten calls of their forward and backward passes."""
+"""Captures the aten calls that OpInfo's samples dispatch in their forward and backward passes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtyp
 _LARGEST = 4096
 """Calls with a tensor of more elements are not captured."""
 _CUT_TO = (13, 7, 5)
-"""The extents that are left of a sample's tensor which is larger; of further dims it is 3."""
+"""Extents to which a larger tensor of a sample is narrowed; further dims are narrowed to 3."""
 _FALLBACK_DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex128, torch.complex64)
 
 
 @dataclass(frozen=True, order=True)
 class Origin:
-    """Where a captured call comes from: the ``occurrence``-th call of ``op`` in a sample of an OpInfo."""
+    """The origin of a captured call: the ``occurrence``-th call of ``op`` in a sample of an OpInfo."""
 
     entry: int
     sample: int
@@ -40,13 +40,13 @@ class Origin:
 
 @cache
 def entries_of(row: str) -> tuple[tuple[int, Any], ...]:
-    """Return the OpInfos called ``row``, with their place in :func:`opinfo_entries`."""
+    """Return the OpInfos called ``row``, with their index in :func:`opinfo_entries`."""
     return tuple((place, entry) for place, entry in enumerate(opinfo_entries()) if entry.name == row)
 
 
 @cache
 def sharded(op: OpOverload) -> bool:
-    """Return whether DTensor has a rule for ``op``, its own or by decomposition."""
+    """Return whether DTensor has a rule for ``op`` or for its decomposition."""
     return op.namespace == "aten" and (op in _registered() or has_decomposition(op))
 
 
@@ -57,12 +57,12 @@ def _registered() -> frozenset[OpOverload]:
 
 @cache
 def hidden(op: OpOverload) -> bool:
-    """Return whether autograd takes ``op`` apart before DTensor sees it, which has a rule for it or for a sibling."""
+    """Return whether autograd decomposes ``op`` before DTensor sees it, and DTensor has a rule for it or a sibling."""
     return is_composite(op) and (op in _registered() or family(op) in families_with_rule())
 
 
 def usable_dtype(entry: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """Return ``dtype`` if the OpInfo supports it on CPU, else one that it does support."""
+    """Return ``dtype`` if the OpInfo supports it on CPU, else a dtype that the OpInfo supports."""
     supported = entry.supported_dtypes("cpu")
     return next((choice for choice in (dtype, *_FALLBACK_DTYPES) if choice in supported), None)
 
@@ -78,7 +78,7 @@ def captured(
     only: Collection[int] | None = None,
     most: int = 64,
 ) -> dict[int, list[Call]]:
-    """Return, by the number of an OpInfo's sample, the calls of wanted overloads that it dispatches.
+    """Return the calls of wanted overloads that an OpInfo's samples dispatch, by the sample's number.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def captured(
     seed
         Fixes the values.
     composite
-        Also collect the overloads that autograd takes apart before DTensor sees them; in inference mode it sees them.
+        Also collect, in inference mode, the overloads that autograd otherwise decomposes before DTensor sees them.
     only
         Numbers of the samples to run; if None, up to ``most`` of them, evenly spaced.
     """
@@ -95,7 +95,7 @@ def captured(
     calls: dict[int, list[Call]] = {}
     if usable is None:
         return calls
-    # foreach ops do not dispatch otherwise in a backward pass, and some of their samples cannot have one
+    # a backward pass of foreach ops dispatches nothing new, and some of their samples cannot have one
     foreach = entry.name.startswith("_foreach")
     differentiable = (
         usable.is_floating_point and entry.supports_autograd and not foreach and entry.name not in NO_BACKWARD
@@ -124,15 +124,15 @@ def _generated(entry: Any, dtype: torch.dtype, differentiable: bool, seed: int, 
                 break
             samples.append(sample)
     except REFUSALS:
-        # a generator that cannot work at this size or on this build; what it gave so far is good
+        # the generator fails at this size or on this build; its earlier samples are good
         pass
     return samples
 
 
 def _cut(sample: Any) -> Any:
-    """Return the sample with its tensor cut down where that is the only one and too large to be captured.
+    """Return the sample with its only tensor narrowed, if that tensor is too large to be captured.
 
-    So are all samples of ``slice`` that leave something out (torch 2.13.0).
+    All samples of ``slice`` that drop elements have such tensors (torch 2.13.0).
     """
     leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -156,7 +156,7 @@ def _calls(
             if differentiable:
                 _run_backward(result)
         except REFUSALS:
-            pass  # what was dispatched before is good
+            pass  # the calls dispatched before are good
     if composite and not entry.name.startswith("_foreach"):
         seen = {op for op, _, _ in calls}
         with (
@@ -165,7 +165,7 @@ def _calls(
             suppress(*REFUSALS),
         ):
             entry.op(sample.input, *sample.args, **sample.kwargs)
-        # outside of inference mode again, where its tensors may not be written to
+        # inference tensors cannot be written to outside inference mode, so they are cloned
         calls += pytree.tree_map_only(torch.Tensor, torch.clone, more)
     made = [Call(op, args, kwargs) for op, args, kwargs in calls]
     return [call for call in made if any(tensor.numel() for tensor in call.tensors)]
@@ -178,8 +178,8 @@ def _run_backward(result: object) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.layout == torch.strided
     ]
     if outputs:
-        # integers of mixed sign: the gradient of a domain op is as good with them, nothing cancels by symmetry; made
-        # by numpy, since what torch does here is captured
+        # Integers of mixed sign suit every gradient, and nothing cancels by symmetry. Numpy makes them, because torch
+        # calls would be captured here.
         generator = numpy.random.default_rng(random.getrandbits(32))
         cotangents = []
         for output in outputs:

@@ -1,4 +1,4 @@
-"""Which gradients are wanted of a call: those that torch has, and that are finite."""
+"""Chooses the gradients that a call requires: those that torch has and that are finite."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["differentiated"]
 
 
 def differentiated(case: OpCase) -> OpCase:
-    """Return the call with gradients wanted of its floating tensors; as it is if torch has none, or no finite one.
+    """Return the call with floating tensors that require a gradient, or unchanged if torch has no finite gradient.
 
-    They are wanted of all, or else of those of which there is one if it is wanted of no other: a target and running
-    statistics have none, and torch refuses the call, or its gradient, where they are asked for one. What is exact on
-    integers may have a gradient that is not, so that the results of such a call are compared within a tolerance.
+    If torch refuses gradients for all floating tensors together, each tensor is tried alone: a target and running
+    statistics have no gradient, and torch refuses the call or its backward if they require one. A call that is exact on
+    integers may have an inexact gradient, so its results are compared within a tolerance.
     """
     leaves = pytree.tree_leaves((case.args, dict(case.kwargs)))
     able = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and is_inexact(leaf)]
-    if _has_gradient(wanting := _wanting(case, able)):
-        return wanting
-    by_themselves = [number for number in able if len(able) > 1 and _has_gradient(_wanting(case, [number]))]
-    fewer = (_wanting(case, numbers) for numbers in (by_themselves, by_themselves[:1]) if numbers)
+    if _has_gradient(requiring := _requiring(case, able)):
+        return requiring
+    alone = [number for number in able if len(able) > 1 and _has_gradient(_requiring(case, [number]))]
+    fewer = (_requiring(case, numbers) for numbers in (alone, alone[:1]) if numbers)
     return next(filter(_has_gradient, fewer), case)
 
 
 def _has_gradient(case: OpCase) -> bool:
-    """Return whether torch has a gradient of what the call gives, and all of that is finite."""
+    """Return whether torch has a gradient of the call's results, and all of it is finite."""
     reference = make_reference(case)
     if reference.raised is not None or not reference.differentiable or not reference.wanted:
         return False
@@ -44,8 +44,8 @@ def _has_gradient(case: OpCase) -> bool:
     return bool(some) and all(map(is_finite, (*some, *reference.outputs)))
 
 
-def _wanting(case: OpCase, numbers: Sequence[int]) -> OpCase:
-    """Return the call with gradients wanted of the leaves of its arguments that have these ``numbers``."""
+def _requiring(case: OpCase, numbers: Sequence[int]) -> OpCase:
+    """Return the call with gradients required for the leaves of its arguments at ``numbers``."""
     leaves, spec = pytree.tree_flatten((case.args, dict(case.kwargs)))
     changed = [
         leaf.detach().requires_grad_(number in numbers) if isinstance(leaf, torch.Tensor) else leaf

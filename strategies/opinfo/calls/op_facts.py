@@ -1,4 +1,4 @@
-"""What must be known of single ops, each with its reason; everything else is derived from schemas and samples."""
+"""Facts about single ops, each with its reason; all other facts are derived from schemas and samples."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = [
 SIZES: tuple[dict[str, int], ...] = (
     {"S": 5, "M": 7, "L": 11, "XS": 3},  # uneven shards on 2 and on 3 ranks
     {"S": 3, "M": 2, "L": 5, "XS": 1},  # extents smaller than the number of ranks: empty shards
-    {"S": 6, "M": 4, "L": 9, "XS": 2},  # mostly even shards; made to differ per axis where the call allows it
+    {"S": 6, "M": 4, "L": 9, "XS": 2},  # mostly even shards; extents differ per dim if the call allows it
     {"S": 7, "M": 5, "L": 13, "XS": 3},
     {"S": 4, "M": 6, "L": 10, "XS": 2},
 )
-"""Values of the constants that torch's generators of arguments are written with, per size."""
+"""Values of the constants in torch's sample generators, per size."""
 
 SKEWED = frozenset({2})
-"""The sizes at which extents that coincide are made to differ, where the call allows it."""
+"""The sizes at which equal extents are made to differ, if the call allows it."""
 
 REGENERATIONS = 4
-"""Ops that keep the values of OpInfo see so many different ones."""
+"""Number of different values for ops that keep OpInfo's values."""
 
 FOREACH_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((5, 3), (7, 2)),
@@ -39,19 +39,19 @@ FOREACH_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
 
 UNINITIALISED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize", "resize_as"}
-    # their kernels on CPU make other results of the same image from call to call, once it is enlarged (torch 2.13.0)
+    # for an enlarged image, their CPU kernels return other results at each call (torch 2.13.0)
     | {"upsample_bicubic2d_aa", "upsample_bilinear2d_aa", "upsample_lanczos2d_aa"}
 )
-"""Bases of ops whose result nobody has written to, or not to all of it."""
+"""Bases of ops whose result is partly or completely uninitialised."""
 
 NO_BACKWARD = {"_segment_reduce": "its kernel on CPU crashes for some of the samples (torch 2.13.0)"}
-"""OpInfos whose backward pass is not run."""
+"""OpInfos whose backward pass is not run, with the reason."""
 
 WRITE_ONLY = frozenset({"fill", "zero", "copy"})
 """Ops that write into their first argument and do not read it."""
 
 RANDOM_BASES = frozenset({"multinomial", "native_dropout", "rrelu_with_noise"})
-"""Bases of ops that draw random numbers, though not every overload is tagged with it."""
+"""Bases of ops that draw random numbers, but not all of whose overloads are tagged so."""
 
 UNIQUE_INDICES = {
     "scatter": "with an index twice in a line, which source wins is not defined",
@@ -121,7 +121,7 @@ KEEP_VALUES = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": "takes what the forward saved",
     "_scaled_dot_product_flash_attention_backward": "takes what the forward saved",
 }
-"""Ops all of whose tensors keep the values that OpInfo generates, newly generated for each draw."""
+"""Ops whose tensors all keep OpInfo's values, which are generated again for each draw."""
 
 SAME_AS = {
     "ilshift": "lshift",
@@ -182,7 +182,7 @@ SAME_AS = {
     "spherical_bessel_j0": "special_spherical_bessel_j0",
     "zeta": "special_zeta",
 }
-"""Bases (without outer underscores) whose calls can be made from those of another base."""
+"""Bases (without outer underscores) whose calls can be made from calls of another base."""
 
 TRUSTING = (
     "native_batch_norm",
@@ -206,5 +206,5 @@ TRUSTING = (
     "_segment_reduce",
     "_embedding_bag",
 )
-"""Beginnings of the names of ops whose kernels read and write by sizes that they take from one argument and do not
-compare with another's (torch 2.13.0, CPU): what checks them is the function that people call."""
+"""Prefixes of ops whose kernels do not check that the sizes of their arguments agree (torch 2.13.0, CPU). Only the
+function that users call checks them."""

@@ -1,4 +1,4 @@
-"""Which OpInfo an aten overload belongs to: read off names alone, so that naming an op costs nothing."""
+"""Finds the OpInfo that an aten overload belongs to, by names alone, which takes no time."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def row_names() -> tuple[str, ...]:
 
 @cache
 def _claims() -> dict[str, tuple[str, ...]]:
-    """Return the OpInfos that each stem belongs to: those with the best kind of name for it."""
+    """Return the OpInfos that each stem belongs to: those whose names match it best."""
     claims: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for entry in opinfo_entries():
         name = entry.name
         spelled = name.removeprefix("torch.ops.aten.").removesuffix(".default")
         last = spelled.rpartition(".")[2]
         kinds = [(entry.aten_name, spelled), (spelled.replace(".", "_"),), (last,)]
-        # masked.sum is not sum, and sparse.mm not mm, though nothing else may be called so
+        # masked.sum is not sum, and sparse.mm is not mm, even if no other OpInfo has that name
         for kind, texts in enumerate(kinds):
             for text in texts:
                 claims[stem(text)][kind].add(name)
@@ -55,7 +55,7 @@ def _claims() -> dict[str, tuple[str, ...]]:
 
 
 def owners(overload: OpOverload | str) -> tuple[str, ...]:
-    """Return the OpInfos of the overload's own name; none for a helper that no OpInfo is about."""
+    """Return the OpInfos with the overload's own name; empty for a helper op without an OpInfo."""
     key, claims = stem(base_of(str(overload))), _claims()
     while key not in claims and key in SAME_AS:
         key = stem(SAME_AS[key])
@@ -66,8 +66,8 @@ def owners(overload: OpOverload | str) -> tuple[str, ...]:
 def home_rows(overload: OpOverload | str) -> tuple[str, ...]:
     """Return the OpInfos under which the overload is tested.
 
-    Its owners; else those with the longest name that is a part of its own, as ``nn.functional.conv2d`` is not of
-    ``convolution_backward`` but ``native_layer_norm`` is of ``native_layer_norm_backward``.
+    These are its owners, or else the OpInfos with the longest name that is a part of the overload's name:
+    ``native_layer_norm`` is a part of ``native_layer_norm_backward``, ``conv2d`` is not of ``convolution_backward``.
     """
     found = owners(overload)
     if found:

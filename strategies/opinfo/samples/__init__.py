@@ -1,1 +1,1 @@
-"""Samples for the rule check: a call at several sizes, spelled and filled in several ways."""
+"""Samples for the rule check: a call at several sizes, with several spellings and values."""

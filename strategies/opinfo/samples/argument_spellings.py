@@ -1,4 +1,4 @@
-"""Other ways of writing a call: the arguments as people spell them, not only as OpInfo does."""
+"""Other spellings of a call: arguments as users write them, not only as OpInfo does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Variation", "spellings", "with_value"]
 
 @dataclass(frozen=True)
 class Variation:
-    """A change to a call: what it is, and the changed call at each size (None where it does not apply)."""
+    """A change to a call: its label, and the changed call at each size (None if it does not apply)."""
 
     label: str
     apply: Callable[[Call], Call | None]
@@ -46,10 +46,10 @@ def with_value(call: Call, name: str, value: object) -> Call | None:
 
 
 def spellings(call: Call) -> Iterator[Variation]:
-    """Yield the other ways of writing ``call`` that torch takes.
+    """Yield the other spellings of ``call`` that torch accepts.
 
-    Helpers that people do not call have only ``padding_idx``, ``ignore_index`` and the like changed: what calls
-    them has checked the others, and some of their kernels read past the end of a tensor on what they do not expect.
+    Of helper ops only ``padding_idx``, ``ignore_index`` and the like are changed. The callers of helpers check the
+    other arguments, and some helper kernels read past the end of a tensor if an argument is invalid.
     """
     base = base_of(str(call.op))
     helper = (base.startswith("_") and not base.startswith("_foreach")) or "backward" in base
@@ -73,7 +73,7 @@ def _variations(call: Call, parameter: Parameter, helper: bool) -> Iterator[Vari
 
 
 def _with_last_index(name: str, call: Call) -> Call | None:
-    """Return ``call`` with an index that occurs in it for the argument ``name``, so that leaving it out matters."""
+    """Return ``call`` with an index that occurs in the call as the argument ``name``, so that ignoring it matters."""
     indices = [t for t in call.tensors if not t.is_floating_point() and t.dtype != torch.bool and t.numel()]
     return with_value(call, name, int(indices[-1].view(-1)[-1])) if indices else None
 
@@ -99,7 +99,7 @@ def _candidates(call: Call, parameter: Parameter, given: object) -> Iterator[obj
     elif name == "reduction" and type_ == "int":
         yield from (0, 1, 2)
     elif name == "dtype" and optional and given is None and call.tensors[0].is_floating_point():
-        # narrower than the tensors' own, so that a cast on the wrong side of a reduction shows
+        # another precision than the tensors have, so that a cast on the wrong side of a reduction shows
         yield torch.float32 if call.tensors[0].dtype == torch.float64 else torch.float64
 
 
@@ -119,7 +119,7 @@ def _dim_lists(call: Call, given: list[int] | tuple[int, ...], reduces: bool, op
 
 
 def _equivalent_dims(call: Call, name: str, given: int) -> Iterator[int]:
-    """Yield the same dim counted from the other end: of the first tensor, or of a result with one dim more."""
+    """Yield the same dim counted from the other end, for the first tensor and for a result with one more dim."""
     reference = attempt(call)
     ranks = {tensor.ndim for tensor in call.tensors[:1]} | {tensor.ndim + 1 for tensor in call.tensors[:1]}
     for rank in sorted(ranks):

@@ -1,4 +1,4 @@
-"""Calls of overloads that nothing dispatches to (in-place, ``out=``, with a scalar), made from those of a sibling."""
+"""Makes calls of overloads that no sample dispatches (in-place, ``out=``, with a scalar) from calls of a sibling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["converted", "families_with_rule", "family", "is_sibling"]
 
 @cache
 def family(op: OpOverload | str) -> str:
-    """Return the stem that all overloads share whose calls can be made from each other."""
+    """Return the common stem of overloads whose calls can be made from each other."""
     key = stem(base_of(str(op)))
     while key in SAME_AS:
         key = stem(SAME_AS[key])
@@ -28,20 +28,20 @@ def family(op: OpOverload | str) -> str:
 
 @cache
 def families_with_rule() -> frozenset[str]:
-    """Return the families with an overload that DTensor has a rule of its own for."""
+    """Return the families with an overload that DTensor itself has a rule for."""
     return frozenset(family(op) for op in registered_overloads())
 
 
 def is_sibling(op: OpOverload, other: OpOverload) -> bool:
-    """Return whether calls of ``op`` may be made from those of ``other``."""
+    """Return whether calls of ``op`` may be made from calls of ``other``."""
     foreach = [base_of(str(each)).startswith("_foreach") for each in (op, other)]
     return op is not other and foreach[0] == foreach[1] and family(op) == family(other)
 
 
 def converted(call: Call, op: OpOverload) -> Call | None:
-    """Return a call of ``op`` with the arguments of ``call``, a call of a sibling; None if there is none.
+    """Return a call of ``op`` with the arguments of ``call``, a call of a sibling; None if that is not possible.
 
-    ``out`` arguments get the shape and dtype of the results and NaN for values.
+    ``out`` arguments have the shapes and dtypes of the results, and NaN as values.
     """
     given = call.values
     by_place = [parameter.name for parameter in parameters(call.op)]
@@ -63,7 +63,7 @@ def converted(call: Call, op: OpOverload) -> Call | None:
         elif not parameter.has_default:
             return None
     if any(name not in used and _has_tensor(value) for name, value in given.items()):
-        return None  # batch_norm without its statistics, say, which some kernels need and do not ask for
+        return None  # such as batch_norm without statistics, which some kernels need but do not check
     if any(parameter.out for parameter in parameters(op)):
         return _with_outputs(call, op, values)
     made = Call.of(op, values)
@@ -71,7 +71,7 @@ def converted(call: Call, op: OpOverload) -> Call | None:
 
 
 def _as_type(value: object, parameter: Parameter, tensors: Sequence[torch.Tensor]) -> tuple[object, bool]:
-    """Return ``value`` as the parameter wants it, and whether that is possible."""
+    """Return ``value`` converted to the parameter's type, and whether that is possible."""
     type_ = parameter.type
     if "List[Tensor]" in type_ or "List[Optional[Tensor]]" in type_:
         return value, isinstance(value, list | tuple)
@@ -95,9 +95,9 @@ def _has_tensor(value: object) -> bool:
 
 
 def _number(value: torch.Tensor) -> object:
-    """Return the first element; if it is not in -1..1, as one of the integers that tensors are filled with.
+    """Return the first element; outside of -1..1, return one of the integers that tensors are filled with.
 
-    Results stay exact then, and a comparison with it is neither true nor false everywhere.
+    So results stay exact, and a comparison with the number is neither true nor false everywhere.
     """
     number = value.reshape(-1)[0].item()
     if not isinstance(number, float) or not 1 <= abs(number) < math.inf:
@@ -106,7 +106,7 @@ def _number(value: torch.Tensor) -> object:
 
 
 def _with_outputs(call: Call, op: OpOverload, values: dict[str, object]) -> Call | None:
-    """Return the call of ``op`` with output tensors that fit, found by what the same call without them returns."""
+    """Return the call of ``op`` with output tensors of the shapes that the same call without them returns."""
     outputs = [parameter.name for parameter in parameters(op) if parameter.out]
     functional = _functional(op)
     plain = call if functional is None or functional == call.op else Call.of(functional, values)
@@ -118,14 +118,14 @@ def _with_outputs(call: Call, op: OpOverload, values: dict[str, object]) -> Call
     written = None if made is None else attempt(made)
     if not written:
         return None
-    # a buffer that does not fit is resized, which is not what people mean by out=
+    # torch would resize a buffer of another shape, which is no ordinary use of out=
     fits = zip(written[-len(outputs) :], buffers.values(), strict=True)
     return made if all(after.shape == before.shape for after, before in fits) else None
 
 
 @cache
 def _functional(op: OpOverload) -> OpOverload | None:
-    """Return the overload with the same parameters as ``op`` but for its outputs, if there is one."""
+    """Return the overload with the parameters of ``op`` without its outputs, or None."""
     wanted = [(parameter.name, parameter.type) for parameter in parameters(op) if not parameter.out]
     packet = op.overloadpacket
     for name in packet.overloads():

@@ -1,4 +1,4 @@
-"""How a call is filled with new values: found by running it, since no schema says what an op assumes of them."""
+"""Finds how a call can be filled with new values by running it, because no schema has an op's domain."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ __all__ = [
 ]
 
 Regenerate = Callable[[int], Call | None]
-"""The same call with the values that OpInfo generates under another seed; None if it cannot be had."""
+"""Returns the same call with OpInfo's values for another seed, or None."""
 
 _CHECKED_DRAWS = 3  # one of each palette
 _MOST_DRAWS = 8
-_ENOUGH_ELEMENTS = 48  # so many integral results are no accident
+_ENOUGH_ELEMENTS = 48  # this many integral results are no accident
 _PROBES = 2
-_GRAIN = 2.0**12  # of results of quarters, as of a product of six
-_SMALL = 4  # the values of fewer elements say nothing about a domain
+_GRAIN = 2.0**12  # inverse of the fraction that products of up to six quarters are multiples of
+_SMALL = 4  # fewer elements say nothing about a domain
 
 
 class Level(IntEnum):
-    """What floating tensors are filled with, from the most telling to the most cautious."""
+    """Kinds of values of floating tensors, from the most informative to the most cautious."""
 
     PALETTE = 0
     NONZERO = 1
-    STRICT = 2  # nonzero, and small tensors stay in the domain that they seem to have
+    STRICT = 2  # nonzero, and small tensors stay in the domain of their OpInfo values
     CHOSEN = 3
     REGENERATED = 4
     CONSTANT = 5
@@ -62,10 +62,10 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class FillPlan:
-    """What was learned about a sample at its first size.
+    """Facts about a sample, found at its first size.
 
-    ``domains`` and ``poison`` are by leaf: the domain of each floating tensor, and those whose values are not read.
-    ``beyond`` are values that the palettes have not.
+    ``domains`` has the domain of each floating leaf. ``poison`` has the leaves whose values are not read. ``beyond``
+    are values that the palettes do not have.
     """
 
     level: Level
@@ -76,7 +76,7 @@ class FillPlan:
 
 
 def why_not_testable(call: Call) -> str:
-    """Return why the results of a call are not determined by its arguments; empty if they are."""
+    """Return why the arguments of a call do not determine its results; empty if they do."""
     base = stem(base_of(str(call.op)))
     if base in UNINITIALISED:
         return "uninitialised memory"
@@ -94,7 +94,7 @@ def why_not_testable(call: Call) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- fills
 def fills_of(call: Call, plan: FillPlan, regenerate: Regenerate) -> dict[int, Fill]:
-    """Return what each tensor of ``call`` is filled with, by leaf."""
+    """Return the fill of each tensor of ``call``, by leaf."""
     base = base_of(str(call.op)).rstrip("_")
     level = max(plan.level, Level.REGENERATED) if _keeps_values(call) else plan.level
     fills: dict[int, Fill] = {}
@@ -104,7 +104,7 @@ def fills_of(call: Call, plan: FillPlan, regenerate: Regenerate) -> dict[int, Fi
             if place in plan.poison:
                 fills[place] = Poison(leaf.shape, leaf.dtype)
             elif base in WRITE_ONLY and place == 0 and not _is_floating(leaf) and leaf.dtype != torch.bool:
-                fills[place] = Integers(leaf.shape, leaf.dtype, 0, 7)  # captured, it was whatever was in memory
+                fills[place] = Integers(leaf.shape, leaf.dtype, 0, 7)  # the captured tensor was uninitialised
             elif level == Level.CONSTANT:
                 fills[place] = Constant(leaf)
             elif keep:
@@ -127,12 +127,12 @@ def _keeps_values(call: Call) -> bool:
 
 
 def _integers(leaf: torch.Tensor) -> Fill:
-    """Return a fill for a tensor that may hold indices: nothing outside of what OpInfo takes for valid."""
+    """Return a fill for a tensor that may hold indices, within the range of OpInfo's values."""
     if not leaf.numel():
         return Constant(leaf)
     low, high = int(leaf.min()), int(leaf.max())
     if low < 0:
-        # such as an ignore_index of -100, with nothing valid between it and 0
+        # such as an ignore_index of -100: no value between it and 0 is valid
         return Chosen(leaf.shape, leaf)
     return Integers(leaf.shape, leaf.dtype, 0 if leaf.numel() < _SMALL else low, high)
 
@@ -163,7 +163,7 @@ def _is_floating(tensor: torch.Tensor) -> bool:
 
 # --------------------------------------------------------------------------------------------------------------- plans
 def make_plan(call: Call, regenerate: Regenerate, generator: torch.Generator) -> FillPlan | None:
-    """Return how ``call`` is filled; None if torch does not take it."""
+    """Return the plan of ``call``; None if torch refuses the call."""
     reference = attempt(call)
     if reference is None:
         return None
@@ -183,10 +183,10 @@ def make_plan(call: Call, regenerate: Regenerate, generator: torch.Generator) ->
 
 
 def settled(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch.Generator) -> FillPlan | None:
-    """Return ``plan``, made at another size, as it holds for ``call``; None if torch does not take the call."""
+    """Return ``plan``, made at another size, adjusted to ``call``; None if torch refuses the call."""
     reference, again = attempt(call), attempt(call)
     if reference is None or again is None or not _same(reference, again):
-        return None  # at some sizes some kernels read past the end
+        return None  # some kernels read past the end at some sizes
     for level in Level:
         if level >= plan.level:
             exact = plan.exact and level == plan.level
@@ -200,9 +200,9 @@ def settled(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch
 
 
 def widened(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch.Generator) -> FillPlan | None:
-    """Return ``plan`` with values of both signs, and with some on either side of the numbers among the arguments.
+    """Return ``plan`` with values of both signs, and with values on both sides of the call's scalar arguments.
 
-    Where torch does not take both signs, or makes NaN of them, the domains stay. None if nothing is wider.
+    The domains stay if torch refuses both signs or returns NaN for them. The result is None if nothing is wider.
     """
     reference = attempt(call)
     if reference is None or plan.level != Level.PALETTE or _keeps_values(call):
@@ -220,7 +220,7 @@ def widened(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch
 
 
 def thresholds_of(call: Call) -> tuple[float, ...]:
-    """Return the scalar arguments that may be thresholds: those that are plain numbers."""
+    """Return the scalar arguments that are plain numbers, which may be thresholds."""
     named = [(parameter.name, parameter.type) for parameter in parameters(call.op)]
     values = [call.values.get(name) for name, type_ in named if "number" in type_ or "float" in type_]
     return tuple(float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool))
@@ -234,7 +234,7 @@ def _tried(
     reference: Sequence[torch.Tensor],
     draws: int,
 ) -> list[list[torch.Tensor]] | None:
-    """Return the results of some draws, or None if one raises or gives more NaN and infinities than OpInfo's values."""
+    """Return the results of some draws; None if a draw raises or has more NaN and infinities than OpInfo's values."""
     fills = fills_of(call, plan, regenerate)
     allowed = _not_finite(reference)
     outcomes = []
@@ -259,11 +259,11 @@ def _unread(
     generator: torch.Generator,
     outcomes: Sequence[Sequence[torch.Tensor]],
 ) -> frozenset[int]:
-    """Return the leaves whose values the op does not read: with NaN there, draws give what they gave before."""
+    """Return the leaves whose values the op does not read: NaN in them does not change the results of draws."""
     if _keeps_values(call):
         return frozenset()  # NaN as a coordinate crashes some kernels
     if not any(result.is_floating_point() and result.numel() for result in outcomes[0]):
-        return frozenset()  # a comparison may well give the same for NaN
+        return frozenset()  # a comparison with NaN may have the same result
     fills = fills_of(call, plan, regenerate)
     return frozenset(
         place
@@ -283,12 +283,12 @@ def _is_read(
     generator: torch.Generator,
     outcomes: Sequence[Sequence[torch.Tensor]],
 ) -> bool:
-    """Return whether other values of the leaf ``place`` change a result, or put NaN into one."""
+    """Return whether other values of the leaf ``place`` change a result."""
     leaf = call.leaves[place]
     assert isinstance(leaf, torch.Tensor)
     for number, before in enumerate(outcomes):
         leaves = refilled(call, fills, generator.manual_seed(number), number)
-        # NaN first, which settles most; to what reads by comparisons only (relu's backward), it is a value like others
+        # NaN first, which decides most cases; ops that only compare (relu's backward) need other values, too
         probes = [float("nan"), 0.0, 1e4, -1e4] if number == 0 else [float("nan")]
         others = [torch.full(leaf.shape, value, dtype=leaf.dtype) for value in probes]
         redraws = _MOST_DRAWS if leaf.numel() < _SMALL else 1
@@ -325,9 +325,9 @@ def _is_exact(
     generator: torch.Generator,
     outcomes: Sequence[Sequence[torch.Tensor]],
 ) -> bool:
-    """Return whether all floating values are small integers and so many results are, too, that it is no accident.
+    """Return whether all floating values are small integers, and so many results are that it is no accident.
 
-    Nor may it be one of small integers, as the root of a power is: see :func:`_rounds`.
+    The op must also be exact on fractions, unlike the root of a power; see :func:`_rounds`.
     """
     fills = fills_of(call, plan, regenerate)
     for place, fill in fills.items():
@@ -349,10 +349,10 @@ def _is_exact(
 
 
 def _rounds(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch.Generator) -> bool:
-    """Return whether the op rounds such values as parts of a Partial have: quarters of up to eleven binary digits.
+    """Return whether the op rounds values like the summands of a Partial: quarters of up to eleven binary digits.
 
-    What adds, multiplies and selects makes multiples of small fractions of them; roots, powers, divisions and
-    exponentials do not, though they may give small integers back. In float64, in which there is room for all digits.
+    Sums, products and selections of quarters are multiples of a small fraction. Roots, powers, divisions and
+    exponentials are not, although they may return small integers. The check is in float64, which has all digits.
     """
     fills = fills_of(call, plan, regenerate)
     for number in range(_PROBES):
@@ -367,7 +367,7 @@ def _rounds(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch
 
 
 def _quarters(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return odd quarters, in float64 or complex128, of the signs that the elements of ``like`` have."""
+    """Return odd quarters, in float64 or complex128, with the signs of the elements of ``like``."""
     if like.is_complex():
         return torch.complex(_quarters(like.real, generator), _quarters(like.imag, generator))
     odd = torch.randint(0, 1024, like.shape, generator=generator).double() / 2 + 0.25
@@ -375,7 +375,7 @@ def _quarters(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _is_grained(tensor: torch.Tensor) -> bool:
-    """Return whether all elements with room for digits behind the point are multiples of a small fraction."""
+    """Return whether all elements that are small enough to have fractional digits are multiples of a small fraction."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
     if not tensor.is_floating_point():
@@ -386,7 +386,7 @@ def _is_grained(tensor: torch.Tensor) -> bool:
 
 
 def _integral(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether all finite elements are integers, far from where the dtype has no room for all of them."""
+    """Return whether all finite elements are integers, far below the limit of exact integers of the dtype."""
     for tensor in tensors:
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())

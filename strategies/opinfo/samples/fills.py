@@ -1,4 +1,4 @@
-"""New values for the tensors of a call: what each kind of tensor is filled with."""
+"""New values for each kind of tensor of a call."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = [
 Domain = str
 """``any``, ``positive``, ``not negative``, ``negative``, ``inside 0..1``, ``0..1`` or ``-1..1``."""
 
-# Per domain the values of one draw after the other. The full set, few values (ties), and one with 0 and the ends.
-# -4 is left out of the first: with it, every value once would add up to 0 and hide a missing or doubled sum.
+# Per domain the values of the draws in turn: the full set, few values (ties), and a set with 0 and the ends.
+# -4 is left out of the first set: all values together must not add up to 0, which would hide a missing or doubled sum.
 _PALETTES: dict[Domain, tuple[tuple[float, ...], ...]] = {
     "any": ((-3, -2, -1, 1, 2, 3, 4), (-1, 1, 2), (-2, -1, 0, 1, 2, 3)),
     "positive": ((1, 2, 3, 4), (1, 2), (1, 3, 5)),
@@ -42,7 +42,7 @@ _PALETTES: dict[Domain, tuple[tuple[float, ...], ...]] = {
 
 
 def domain_of(values: torch.Tensor) -> Domain:
-    """Return the smallest domain that the finite ones of real floating ``values`` lie in."""
+    """Return the smallest domain of the finite elements of real floating ``values``."""
     finite = values[torch.isfinite(values)]
     if not finite.numel():
         return "any"
@@ -62,12 +62,12 @@ def _is_integral(values: torch.Tensor) -> bool:
 
 @cache
 def _palettes(domain: Domain, dtype: torch.dtype, zero: bool) -> tuple[torch.Tensor, ...]:
-    # the last of the three is the one with 0 and the ends of the domain
+    # the last palette has 0 and the ends of the domain
     return tuple(torch.tensor(palette, dtype=dtype) for palette in _PALETTES[domain][: 3 if zero else 2])
 
 
 class Fill(Protocol):
-    """What a tensor is filled with."""
+    """New values for a tensor."""
 
     def draw(self, generator: torch.Generator, number: int) -> torch.Tensor:
         """Return a new tensor for draw ``number``."""
@@ -75,13 +75,13 @@ class Fill(Protocol):
 
 
 _MOST_BEYOND = 64
-"""Exact in every floating dtype, and so are a few of them added up."""
+"""Largest such value: a sum of a few of them is exact in every floating dtype."""
 
 
 def beyond_palettes(numbers: Iterable[float]) -> tuple[int, ...]:
     """Return the integers next to ``numbers``, below and above, that lie outside of all palettes.
 
-    Next to what lies inside of them there are values of theirs.
+    Numbers inside of the palettes already have values next to them.
 
     >>> beyond_palettes([10.0, 8.46, 0.5, float("inf")])
     (8, 9, 11)
@@ -97,12 +97,12 @@ _SIGNS: dict[Domain, Callable[[float], bool]] = {
     "not negative": lambda value: value >= 0,
     "negative": lambda value: value < 0,
 }
-"""Which values the domains have that have no limit but 0; the others have no integers beyond their palettes."""
+"""Tests for the values of domains with no limit but 0. The other domains have no integers beyond their palettes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Palette:
-    """Floating values from a few exact ones of a domain, and those of ``beyond`` that lie in it."""
+    """A few exact floating values of a domain, and the values of ``beyond`` in the domain."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -127,7 +127,7 @@ class Palette:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Values out of given ones, each drawn anew."""
+    """Elements drawn from given values."""
 
     shape: torch.Size
     values: torch.Tensor
@@ -157,7 +157,7 @@ class Integers:
 
 @dataclass(frozen=True, eq=False)
 class Flags:
-    """Booleans, not all of them equal."""
+    """Booleans that are not all equal."""
 
     shape: torch.Size
 
@@ -193,7 +193,7 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class Regenerated:
-    """The values of a tensor in the call as OpInfo generates it with another seed."""
+    """OpInfo's values of the tensor for another seed."""
 
     tensors: Callable[[int], torch.Tensor]
 
@@ -209,7 +209,7 @@ def with_specials(
 ) -> torch.Tensor:
     """Return ``tensor`` with some elements, at least one, replaced by special values and by the thresholds.
 
-    Which special values depends on the draw's number: a NaN in every tensor would hide what infinities do.
+    The draw's number selects the special values, because a NaN in every tensor would hide the effect of infinities.
     """
     if not tensor.numel():
         return tensor

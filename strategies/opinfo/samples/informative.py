@@ -1,6 +1,6 @@
-"""Calls that tell something: results that are finite and not the same everywhere.
+"""Informative calls, whose results are finite and not equal everywhere.
 
-NaN everywhere, or 0, is what a wrong rule gives as well, and there is no gradient of it to compare.
+Results that are NaN or 0 everywhere are uninformative: a wrong rule may return the same, and they have no gradient.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from verifier.torch_internals.names import pytree
 __all__ = ["is_finite", "is_inexact", "is_telling", "more_telling"]
 
 _DOMAINS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-    lambda tensor: tensor.abs() / 8 + 0.125,  # of a logarithm, a root, a probability, a sine
-    lambda tensor: tensor.abs() + 1.5,  # of a hyperbolic cosine, a zeta function
+    lambda tensor: tensor.abs() / 8 + 0.125,  # for a logarithm, a root, a probability, a sine
+    lambda tensor: tensor.abs() + 1.5,  # for a hyperbolic cosine, a zeta function
 )
-"""Small numbers carried to where functions are defined that are not so everywhere; other magnitudes stay other ones."""
+"""Maps of small numbers into the domains of functions; different magnitudes stay different."""
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds real or complex floating numbers: what a gradient can be wanted of."""
+    """Return whether a tensor has a real or complex floating dtype, so that it can require a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -37,9 +37,9 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def is_telling(case: OpCase, *, constant: bool = False) -> bool:
-    """Return whether torch takes the call and no result of it is infinite, and not each is the same everywhere.
+    """Return whether torch accepts the call, all results are finite, and one of them is not equal everywhere.
 
-    With ``constant`` they may be so: a gradient tells something even of a call that fills with zeros.
+    If ``constant``, results may be equal everywhere: the gradient of a call that fills with zeros is informative.
     """
     reference = make_reference(case)
     outputs = [output.detach() for output in reference.outputs]
@@ -50,9 +50,9 @@ def is_telling(case: OpCase, *, constant: bool = False) -> bool:
 
 
 def more_telling(case: OpCase) -> OpCase:
-    """Return a plain call with other floating values if only these make it tell something, else as it is.
+    """Return a plain call with other floating values if only these make it informative, else unchanged.
 
-    So is one whose values belong together, as boundaries that are sorted: moved, they no longer do.
+    A call whose values depend on each other, such as sorted boundaries, is also unchanged.
     """
     with quiet():
         if base_of(case.op).rstrip("_") in KEEP_VALUES or is_telling(case):

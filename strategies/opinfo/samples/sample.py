@@ -1,4 +1,4 @@
-"""A sample: one way of calling an overload, at several sizes and with new values at each draw."""
+"""A sample: one call of an overload, at several sizes and with new values at each draw."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Prepared:
 
 
 class OpInfoSample:
-    """A captured call, or one that is made from it by ``changes``; see :class:`verifier.rules.samples.Sample`."""
+    """A captured call, perhaps changed by ``changes``; see :class:`verifier.rules.samples.Sample`."""
 
     def __init__(self, row: Row, template: Template, changes: tuple[Variation, ...] = ()) -> None:
         self._row, self._template, self._changes = row, template, changes
@@ -63,7 +63,7 @@ class OpInfoSample:
 
     @property
     def not_testable(self) -> str:
-        """Why its rules cannot be checked; empty if they can."""
+        """Why the rules cannot be checked on this sample; empty if they can."""
         if self._not_testable is None:
             with quiet():
                 self._not_testable = why_not_testable(self.first)
@@ -71,7 +71,7 @@ class OpInfoSample:
 
     @property
     def unread(self) -> frozenset[str] | None:
-        """The parameters whose values this call does not read, at its first size; None if it cannot be drawn."""
+        """The parameters whose values this call does not read at its first size; None if it cannot be drawn."""
         prepared = self._at(0)
         if prepared is None:
             return None
@@ -80,7 +80,7 @@ class OpInfoSample:
         return frozenset(names[place] for place in prepared.plan.poison) - read
 
     def poison_only(self, names: Collection[str]) -> None:
-        """Take it that values are read of all parameters but ``names``: other calls of the overload show that."""
+        """Treat all parameters but ``names`` as read, because other calls of the overload read them."""
         prepared = self._at(0)
         if prepared is not None:
             kept = frozenset(place for place in prepared.plan.poison if prepared.call.parameter_of[place] in names)
@@ -90,13 +90,13 @@ class OpInfoSample:
 
     @property
     def claims_only(self) -> str:
-        """Why nothing but what DTensor claims can be tried; empty if everything can."""
+        """Why only rules that DTensor claims can be tried; empty if all rules can."""
         if not base_of(self.op).startswith(TRUSTING):
             return ""
         return "its kernel trusts sizes: only what DTensor claims is tried"
 
     def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
-        """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none."""
+        """Return the call at size number ``size`` with the values of draw number ``draw``, or None."""
         special = values is Values.SPECIAL
         prepared = self._wide_at(size) if values is Values.WIDE else self._at(size)
         if prepared is None or (special and not self._can_be_special()):
@@ -177,7 +177,7 @@ class OpInfoSample:
         return lambda number: self._changed(regenerated(number))
 
     def _can_be_special(self) -> bool:
-        """Return whether torch takes special values, at the first size; some ops check for them and raise."""
+        """Return whether torch accepts special values at the first size; some ops check for them and raise."""
         if self._takes_specials is None:
             prepared = self._at(0)
             base = base_of(self.op).rstrip("_")

@@ -1,4 +1,4 @@
-"""Calls at other sizes than OpInfo has them: where it has one size only, and where two extents coincide."""
+"""Calls at sizes that OpInfo does not have: if OpInfo has only one size, and if two extents are equal."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHRINKING = 1  # the size whose extents are smaller than the number of ranks
 
 
 def resized(call: Call, size: int) -> Call | None:
-    """Return ``call`` with other extents, by how far a dim is from the last one; None if torch does not take that.
+    """Return ``call`` with other extents, by each dim's distance from the last dim; None if torch refuses that call.
 
-    Extents 0 and 1 stay, so that what was broadcast still is. Values are those of ``call``, repeated.
+    Extents 0 and 1 stay, so that broadcasting stays. Values are those of ``call``, repeated.
 
-    Only calls of pointwise ops and those whose tensors are all of one shape are resized: not every kernel checks that,
-    say, statistics have an element for each channel, and reads or writes past their end if not. Tensors of integers
-    may hold indices: with them extents only grow.
+    Only calls of pointwise ops, and calls whose tensors all have one shape, are resized. Not every kernel checks the
+    sizes of its arguments (such as statistics per channel), and some would access memory out of bounds. Tensors of
+    integers may hold indices, so with them extents only grow.
     """
     tensors = call.tensors
     shrinks = size == _SHRINKING
@@ -41,7 +41,7 @@ def resized(call: Call, size: int) -> Call | None:
 
 
 def _one_shape(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether all tensors have the same shape but for extents of 1 and for 0-d ones."""
+    """Return whether all tensors have the same shape, apart from extents of 1 and 0-d tensors."""
     shapes = [tensor.shape for tensor in tensors if tensor.ndim]
     return len({len(shape) for shape in shapes}) <= 1 and all(
         len(set(extents) - {1}) <= 1 for extents in zip(*shapes, strict=False)
