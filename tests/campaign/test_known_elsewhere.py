@@ -11,7 +11,7 @@ import torch
 
 from strategies.opinfo.family import FAMILY
 from verifier.campaign.plan import Plan
-from verifier.campaign.ranks import campaign_on_ranks
+from verifier.campaign.recorded import campaign_on_ranks
 from verifier.core.case import MeshSpec
 from verifier.events import Event, FindingReported, TrialFinished
 from verifier.gate.baseline import load_baseline
