@@ -17,7 +17,7 @@ __all__ = ["campaign_on_ranks"]
 def campaign_on_ranks(plan: Plan, emit: Listener, past: Past | None = None) -> Campaign:
     """Return a campaign that runs ``plan`` on ranks, which start when it needs them."""
     imports, memory = plan.imports, plan.rank_memory
-    if plan.cluster is not None:  # ranks that torchrun has started have the hash seeds that it gave them
+    if plan.cluster is not None:  # torchrun chose the hash seeds of its ranks
         return Campaign(plan, _pools(plan, emit, plan.cluster.starter(imports, memory)), emit, past)
     pools = _pools(plan, emit, Starter(imports, memory))
     return Campaign(plan, pools, emit, past, _pools(plan, emit, Starter(imports, memory, one_hash_seed=True), keep=1))

@@ -1,4 +1,4 @@
-"""Pools that remember: a resumed campaign is the same campaign, whose first trials are answered from its past."""
+"""Answers the trials of a resumed campaign from its past, and runs the others on pools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Pools", "RememberingPool", "alone_on"]
 
 
 class OnePool(Protocol):
-    """Runs trials on one number of ranks, as :class:`verifier.meshes.pool.Pool` does."""
+    """Runs trials on ranks, as :class:`verifier.meshes.pool.Pool` does."""
 
     def start(self) -> None: ...
 
@@ -32,7 +32,7 @@ class Pools(Protocol):
 
 
 def alone_on(pools: Pools) -> Runner:
-    """Return what runs one trial on ``pools``, with DTensor's caches empty."""
+    """Return a function that runs one trial on ``pools``, with DTensor's caches empty."""
 
     def run(trial: Trial) -> Observation:
         (observation,) = pools.of(trial.mesh).run([trial], fresh=True)
@@ -49,7 +49,7 @@ class RememberingPool:
         self.alone = alone_on(pools)
 
     def run(self, trials: Sequence[tuple[str, Trial]]) -> Iterator[Answer]:
-        """Yield the answer to each of ``trials``, which are named by their positions and are of one mesh.
+        """Yield the answer to each of ``trials``, which have positions and share one mesh.
 
         Answers from the past come first. A trial in which a rank was killed is run once more, after the others.
         """
