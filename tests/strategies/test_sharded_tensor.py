@@ -18,7 +18,7 @@ from verifier.calls.result import Crash, Died, VerificationError, WrongGradient,
 from verifier.calls.verifier import Verifier
 from verifier.campaign import investigation
 from verifier.campaign.plan import Plan
-from verifier.campaign.ranks import campaign_on_ranks
+from verifier.campaign.recorded import campaign_on_ranks
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported

@@ -8,12 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from verifier.core.case import Trial
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
-from verifier.core.observation import Observation
 from verifier.core.verdict import VerdictKind
 from verifier.findings.record import SCRIPT_RAN
-from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import (
     UNCONFIRMED,
@@ -155,14 +152,9 @@ class _RulesRun:
     def _confirm(self) -> None:
         """Run counterexamples, and the baseline's entries, on real processes."""
         tried = {report.op for op in self.ops for report in op.reports}
-        pools = PoolSet(self._make_pool)
-
-        def run(trial: Trial) -> Observation:
-            (observation,) = pools.of(trial.mesh).run([trial], fresh=True)
-            return observation
-
         header = self.plan.header
-        self.findings = Confirmer(run, self.plan.baseline, header.families, tuple(header.imports))
+        pools = PoolSet(lambda key: Pool(key, tuple(header.imports), TRIAL_LIMIT))
+        self.findings = Confirmer(pools.run_alone, self.plan.baseline, header.families, tuple(header.imports))
         try:
             self.findings.replay_known(tried)
             records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
@@ -185,9 +177,6 @@ class _RulesRun:
         if record.fingerprint not in self.findings.withdrawn:
             return record
         return replace(record, confirmed=ConfirmationRecord(UNCONFIRMED, why=SCRIPT_RAN), fingerprint="")
-
-    def _make_pool(self, key: PoolKey) -> Pool:
-        return Pool(key, tuple(self.plan.header.imports), TRIAL_LIMIT)
 
     # ------------------------------------------------------------------------------------------------------- the whole
     def finish(self, complete: bool, seconds: float) -> RunRecord:
