@@ -1,7 +1,7 @@
-"""Loads the plugin where the distribution is not installed, marks tests by what they start, and orders them.
+"""Loads the plugin if the distribution is not installed, marks tests by what they start, and orders them.
 
-Samples under ``derandomize`` follow from the test alone here. By itself Hypothesis also draws numbers that stand in the
-modules of this project which the process has loaded by then; which these are depends on the tests that it ran before.
+Samples under ``derandomize`` depend only on the test here. Hypothesis would also draw constants from the modules of
+this project that are loaded, and these depend on the tests before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLUGIN = "verifier.pytest_plugin"
 _installed = any(entry_point.value == _PLUGIN for entry_point in entry_points(group="pytest11"))
 pytest_plugins = ["pytester"] if _installed else ["pytester", _PLUGIN]
 
-platform.processor()  # torch's own tests ask for it as they are loaded, for which it is a process
+platform.processor()  # starts a process once; torch's own tests ask for it when they are loaded
 register_profiles()
 settings.load_profile("dev")
 
@@ -41,12 +41,12 @@ providers._get_local_constants = lambda: _none  # no setting turns it off
 
 # --------------------------------------------------------------------------------------------------------- collection
 _POOLS = ("our_pools", "mesh_pools", "pools", "pool")
-"""Fixtures that are pools of ranks. Tests that share the first two run in a row, since these last for the session."""
+"""Fixtures that are pools of ranks. Tests that share one of the first two, which last for the session, run in a row."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what starts processes, leave out what is for the night, and put modules that share pools next to another."""
+    """Mark tests that start processes, deselect nightly tests, and put modules that share pools next to each other."""
     for item in items:
         if not {*_POOLS}.isdisjoint(item.fixturenames):  # type: ignore[attr-defined]
             item.add_marker("ranks")
@@ -68,7 +68,7 @@ def _leave_out_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _put_together(items: list[pytest.Item]) -> None:
-    """Sort modules, and nothing within one, by the pools of the session that any of their tests asks for."""
+    """Sort modules, but not the tests in them, by the session's pools that any of their tests needs."""
     shared: dict[object, set[str]] = {}
     for item in items:
         shared.setdefault(item.path, set()).update({*_POOLS[:2]} & set(item.fixturenames))  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def _put_together(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have all ranks and workers of this session forked from processes that have loaded torch once."""
+    """Let all ranks and workers of this session be forked from processes that have loaded torch."""
     servers = ExitStack()
     servers.enter_context(shared_servers())
     config.add_cleanup(servers.close)
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # torch and the tests stay; each full collection would look through them
+    gc.freeze()  # otherwise each full collection would look through torch and the tests
 
 
 # ---------------------------------------------------------------------------------------------------------- processes
@@ -94,7 +94,7 @@ def _refuse(*args: object, **kwargs: object) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that starts a process and is not marked, so that ``-m "not processes"`` stays quick."""
+    """Fail a test that starts a process without the mark, so that ``-m "not processes"`` stays fast."""
     if item.get_closest_marker("processes") is not None:
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
@@ -130,7 +130,7 @@ def _rules() -> tuple[dict[object, object], ...]:
 
 @pytest.fixture
 def rules_taken_back() -> Iterator[None]:
-    """Take back the rules that a test registers with DTensor in this process."""
+    """Remove the rules that a test registers with DTensor in this process."""
     before = _rules()
     yield
     for registry, old in zip(registries_of_rules(), before, strict=True):

@@ -1,4 +1,4 @@
-"""Calls of embedding bags in other ways than as a function with autograd, and under a strategy that is wrong."""
+"""Embedding bags in other calls than the function with autograd, and under wrong strategies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def flattened_first(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
 
 
 def flattened_by_shards(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """Return sums of bags of one size, of ids that each rank has flattened by itself: right where shards are even."""
+    """Return sums of bags of one size, of ids that each rank flattens separately; right if shards are even."""
     offsets = torch.arange(0, input.numel(), input.shape[1])
     flat = input.to_local().reshape(-1) if isinstance(input, DTensor) else input.reshape(-1)
     if isinstance(input, DTensor):
@@ -60,7 +60,7 @@ def maximum(weight: torch.Tensor, input: torch.Tensor, offsets: torch.Tensor) ->
 
 
 def maximum_of_each_rank(weight: torch.Tensor, input: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Give the gradient of a maximum to the winner of every rank, whether or not another rank has more."""
+    """Give the gradient of a maximum to the winner of every rank, even if another rank has a larger value."""
 
     def kernel(view: RankView, *args: torch.Tensor) -> torch.Tensor:
         weight, indices, starts, stops, values, padding_idx = args
@@ -96,7 +96,7 @@ def maximum_of_last(weight: torch.Tensor, input: torch.Tensor, offsets: torch.Te
 
 # -------------------------------------------------------------------------------------------------- gradient by itself
 def scaled_gradient(grad: torch.Tensor, indices: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of sums, scaled by frequency: of plain tensors from counts, as aten's own is wrong."""
+    """Return the gradient of sums, scaled by frequency; for plain tensors from counts, because aten's is wrong."""
     nothing = bags[:0]
     sharded = isinstance(grad, DTensor)
     result: torch.Tensor = DENSE(grad, indices, bags, nothing, nothing, 5, sharded, 0, None, 1)
@@ -118,7 +118,7 @@ def gradient_of_maximum(
 def gradient_of_maximum_by_ids(
     grad: torch.Tensor, indices: torch.Tensor, bags: torch.Tensor, counts: torch.Tensor, winners: torch.Tensor
 ) -> torch.Tensor:
-    """Take the gradient for Partial where the ids are cut, as that of a sum is."""
+    """Declare the gradient Partial on mesh dims that shard the ids, as the gradient of a sum is."""
 
     def handler(op: object, grad: DTensor, indices: DTensor, *rest: object) -> DTensor:
         result: Any = dense_weight_gradient(op, grad, indices, *rest)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def gradient_of_maximum_by_ids(
 def gradient_of_empty_bags(
     grad: torch.Tensor, indices: torch.Tensor, bags: torch.Tensor, counts: torch.Tensor, winners: torch.Tensor
 ) -> torch.Tensor:
-    """Give the gradient of a bag without any ids to row 0, which aten has for its winner."""
+    """Give the gradient of a bag without ids to row 0, which aten names as its winner."""
 
     def handler(op: object, grad: DTensor, indices: DTensor, bags: DTensor, counts: DTensor, *rest: object) -> object:
         return dense_weight_gradient(op, grad, indices, bags, counts.clamp(min=1), *rest)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Commands in processes of their own: their environment, how long they may take, and what they recorded."""
+"""Commands in their own processes: their environment, time limit, and records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from verifier.records.files import read_record
 
 WRONG_GRADIENT_RULE = Path(__file__).with_name("wrong_gradient_rule.py")
-"""A file for ``--import``: it has a wrong rule of ``embedding_dense_backward``."""
+"""A file for ``--import`` with a wrong rule of ``embedding_dense_backward``."""
 LIMIT = 300.0
 """Seconds that a busy machine may take for anything here."""
 
@@ -32,7 +32,7 @@ def wait_until(happened: Callable[[], bool], what: str) -> None:
 
 
 def comparable(path: Path) -> dict[str, Any]:
-    """Return a record without what tells one run from another that does the same: ids and times."""
+    """Return a record without ids and times, so that equal runs have equal records."""
     fields: dict[str, Any] = msgspec.to_builtins(read_record(path))
     for name in ("seconds", "seconds_by", "pool_restarts"):
         del fields[name]

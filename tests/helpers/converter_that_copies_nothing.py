@@ -1,4 +1,4 @@
-"""Ranks that run this hand the values of a case to DTensor as they are, so that what writes in place writes to them."""
+"""Makes ranks pass a case's values to DTensor without a copy, so that in-place ops write to these values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tests of generators draw: the same each time, and nothing else."""
+"""Settings with which tests of generators draw the same samples each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The call that shows what is wrong with each mutant of our own strategy of embeddings, and the error that says so."""
+"""For each mutant of our embedding strategy, a call that shows its defect and the error that the call raises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGEST: Call = (GRADIENTS, IDS, 7, False), ["(P(max), P(max))", "(R, R)"]
 
 MUTANTS: dict[Callable[..., torch.Tensor], tuple[Call, type[VerificationError]]] = {
     mutants.foreign_rows_kept: (ROWS, WrongValue),
-    mutants.rows_by_one_mesh_dim: (ROWS_TWICE, Crash),  # an id that a rank takes for its own is beyond its rows
+    mutants.rows_by_one_mesh_dim: (ROWS_TWICE, Crash),  # a rank takes an id beyond its rows for its own
     mutants.ids_unchecked: (ILLEGAL, SilentError),
     mutants.partial_ids: (PARTS, Crash),
     mutants.frequencies_of_one_rank: (SCALED, WrongValue),

@@ -1,4 +1,4 @@
-"""What ranks do with embeddings under our own strategies where a trial does not reach: each function is a task."""
+"""Tasks of ranks on embeddings under our own strategies, for what trials cannot do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE = torch.arange(15.0).reshape(5, 3) - 7
 
 
 def on_a_part(mesh: DeviceMesh) -> list[tuple[list[int], str]]:
-    """Look bags up on a mesh of all ranks but the last; return global shape and placements of what comes of it."""
+    """Look bags up on a mesh without the last rank; return the global shapes and placements of the results."""
     part = DeviceMesh("cpu", list(range(mesh.size() - 1)))
 
     def placed(value: torch.Tensor, placement: Replicate | Shard) -> DTensor:
@@ -33,7 +33,7 @@ def on_a_part(mesh: DeviceMesh) -> list[tuple[list[int], str]]:
 
 
 def plain_arguments(mesh: DeviceMesh) -> list[bool]:
-    """Return whether ids that are no DTensors do as replicated ones do where that is allowed."""
+    """Return whether plain ids act as replicated ones under ``implicit_replication``."""
     weight = distribute_tensor(TABLE.clone(), mesh, [Shard(1)], src_data_rank=None)
     with implicit_replication():
         bags = embedding_bag(IDS, weight, OFFSETS, mode="sum", per_sample_weights=torch.ones(7))
@@ -44,7 +44,7 @@ def plain_arguments(mesh: DeviceMesh) -> list[bool]:
 
 
 def filled_with_strides(mesh: DeviceMesh) -> list[bool]:
-    """Return whether strided shards, as those of a model under data and tensor parallelism, are filled in place."""
+    """Return whether strided shards, as under data and tensor parallelism, are filled in place."""
     rank = mesh.get_rank()
     rows = torch.arange(18.0).reshape(6, 3)[[rank, 3 + rank]]
     tensor = DTensor.from_local(
@@ -59,7 +59,7 @@ def filled_with_strides(mesh: DeviceMesh) -> list[bool]:
 
 
 def without_values(mesh: DeviceMesh) -> list[list[int]]:
-    """Return the shapes of a lookup, of its gradient and of bags of tensors of which nothing else is known."""
+    """Return the shapes of a lookup, its gradient and bags, for tensors with only shapes."""
     placements = [Shard(0)]
     table, ids, offsets = (
         distribute_tensor(value, mesh, placement, src_data_rank=None).to_local()
@@ -80,10 +80,10 @@ def without_values(mesh: DeviceMesh) -> list[list[int]]:
 
 
 def like_a_call_before(mesh: DeviceMesh) -> list[object]:
-    """Call what is remembered of a call before again, where it is not the same; return what came of it.
+    """Make calls for which DTensor uses its cached decision on a different call, and return the results.
 
-    Whether a gradient is asked for is no part of what is remembered, and gradients with and without frequencies have
-    the same placements, shapes and dtypes.
+    The key of the cache lacks whether a gradient is required. Gradients with and without frequencies have the same
+    placements, shapes and dtypes.
     """
     weight = distribute_tensor(TABLE, mesh, [Shard(1)], src_data_rank=None).requires_grad_()
     ids = distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None)
@@ -128,7 +128,7 @@ def compiled(mesh: DeviceMesh) -> list[bool]:
 
 
 def compiled_bags(mesh: DeviceMesh) -> dict[str, list[bool]]:
-    """Return by mode whether row-wise bags and their gradient are right in a function that is compiled."""
+    """Return by mode whether row-wise bags and their gradient are right in a compiled function."""
     found = {}
     for mode in ("sum", "mean", "max"):
 

@@ -1,4 +1,4 @@
-"""Trials on two ranks of which one may have a fault, and what became of them and of the ranks."""
+"""Trials on two ranks, one of which may have a fault, and checks whether their processes have ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASE = OpCase(
 
 
 def trial(weight: str, fault: str | None = None) -> Trial:
-    """Return a trial; with a weight of ``P(sum)`` the ranks meet in a collective during the forward call."""
+    """Return a trial; a weight of ``P(sum)`` makes the ranks run a collective in the forward call."""
     combination = (parse_placements(weight), parse_placements("R"))
     return Trial(CASE, MESH, combination, cotangents=((parse_placements("R"),),), fault=fault)
 
@@ -42,7 +42,7 @@ def kinds(observations: Sequence[Observation]) -> list[VerdictKind]:
 
 
 def running(pid: int) -> bool:
-    """Return whether a process exists and is no zombie: an orphan may wait for a parent that never asks for it."""
+    """Return whether a process exists and is no zombie, because the new parent of an orphan may never wait for it."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,6 @@
-"""Commands as ``python -m MODULE`` runs them, in processes that are forked from one that has loaded torch.
+"""Runs commands, as ``python -m MODULE`` does, in processes forked from a process that has loaded torch.
 
-Loading it takes longer than most commands. What a command loads, and how soon, is tested with ``subprocess``.
+Loading torch takes longer than most commands. What a command loads, and how soon, is tested with ``subprocess``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ __all__ = ["run_module"]
 def run_module(
     module: str, *arguments: str, folder: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module with arguments in a folder to its end, in a process of its own.
+    """Run a module with arguments in a folder to its end, in a separate process.
 
-    Its ``sys.path`` is that of this process, as are descriptors 0 to 2 of a shell: stdin is empty, stdout and stderr
-    are returned.
+    It has the ``sys.path`` of this process. Its stdin is empty; its stdout and stderr are returned.
     """
     path = [path for path in sys.path if path]
     given = {**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
@@ -51,7 +50,7 @@ def run_module(
 
 # ---------------------------------------------------------------------------------------------------- in the processes
 def prepare() -> None:
-    """Load what most commands need."""
+    """Load the modules that most commands need."""
     import verifier.cli.rules_work
     import verifier.cli.work
     import verifier.pytest_plugin  # noqa: F401
@@ -60,7 +59,7 @@ def prepare() -> None:
 
 
 def main() -> None:
-    """Be what ``python -m`` is."""
+    """Do what ``python -m`` does."""
     out, (module, *arguments) = int(sys.argv[1]), sys.argv[2:]
     os.dup2(out, 1)
     os.close(out)

@@ -1,7 +1,7 @@
-"""Scripts of findings, run in processes that are forked from one that has loaded torch, as are the ranks they start.
+"""Runs scripts of findings and their ranks in processes forked from a process that has loaded torch.
 
-A script that runs as its user runs it loads torch once for itself and once for each rank. Some tests do so; those of
-what a script decides need not.
+In a user's hands, a script loads torch once for itself and once for each rank. Some tests run scripts in this way, but
+tests of a script's decisions do not need it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables whose ranks hold something other than their layout says, in one way each."""
+"""Tables whose ranks hold something else than their layout says, each with one fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verifier.torch_internals.names import LocalShardsWrapper
 
 
 def checked(table: torch.Tensor, fault: str = "", name: str = "row-wise-even", plan: bool = True) -> torch.Tensor:
-    """Return ``table``, after a check of it in a layout over 2 ranks with ``fault``."""
+    """Check ``table`` in a layout over 2 ranks with ``fault``, and return it."""
     if not isinstance(table, DTensor):
         return table.clone()
     mesh, values = table.device_mesh, table.to_local()
@@ -41,7 +41,7 @@ def _faulty(fault: str, values: torch.Tensor, layout: TableLayout, table: DTenso
         layout = replace(layout, chunks=(layout.chunks[0], (Chunk((1, rows), (0, columns)),)))
     elif fault == "missing" and last:
         layout = replace(layout, chunks=(layout.chunks[0], ()))
-    elif fault == "disagreement" and last:  # this rank was given another split, and has cut its part by it
+    elif fault == "disagreement" and last:  # this rank was given another split, and sharded by it
         layout = other = make_layout("row-wise-uneven", LayoutOptions(rows, columns, mesh.size(), (1, rows - 1)))
     made = distribute(values, layout, mesh)
     if fault == "shape" and last:
@@ -70,7 +70,7 @@ def plain(table: torch.Tensor) -> torch.Tensor:
 
 
 def one_dim(table: torch.Tensor) -> torch.Tensor:
-    """Check the chunks of a tensor of one dim, as the states of some optimizers are."""
+    """Check the chunks of a 1-D tensor, such as the states of some optimizers."""
     if isinstance(table, DTensor):
         mesh = table.device_mesh
         half = LocalShardsWrapper([torch.zeros(3)], [(3 * dist.get_rank(),)])
@@ -79,7 +79,7 @@ def one_dim(table: torch.Tensor) -> torch.Tensor:
 
 
 def trained_wrongly(fault: str, **arguments: Any) -> list[torch.Tensor]:
-    """Train a table in a layout with ``fault`` in what the ranks do."""
+    """Train a table in a layout, with ``fault`` in the ranks' code."""
     with patch.multiple(programs, **_FAULTS[fault]):
         return programs.train(**arguments)
 
@@ -93,12 +93,12 @@ def _without_a_chunk(*arguments: Any) -> TableLayout:
 
 
 def _halved(*arguments: Any, **options: Any) -> torch.Tensor:
-    """Pool this rank's bags, and divide by the number of ranks, as if they were to be averaged."""
+    """Pool this rank's bags, and divide by the number of ranks, as for an average."""
     return lookup.pooled(*arguments, **options) / 2
 
 
 def _not_saved(table: DTensor, layout: TableLayout) -> DTensor:
-    """Reload a table from a checkpoint that has not got all of its rows."""
+    """Reload a table from a checkpoint that lacks rows."""
     result = checkpoint.reloaded(table, layout)
     for _, shard in held(result):
         shard[0] = torch.nan

@@ -1,4 +1,4 @@
-"""What processes leave behind: processes, ports, shared memory, open files. Also of those whose parent is gone."""
+"""Finds what processes leave behind: processes (also orphans), ports, shared memory, and open files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from verifier.processes.forks import FORKS, server_pids
 
 MARK = "DTENSOR_VERIFIER_TESTS"
-"""In the environment of all that is started by these tests, of which an orphan has nothing else to tell it by."""
+"""An environment variable of all processes that these tests start, by which an orphan is recognised."""
 PATIENCE = 15.0
-"""Seconds that what is about to end has for it."""
+"""Seconds to wait for ending processes."""
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What this process, its children and all that they have started hold that outlives a trial."""
+    """Resources of this process and its descendants that outlive a trial."""
 
     processes: frozenset[int]
     listening: int
@@ -29,7 +29,7 @@ class Leftovers:
 
 
 def children() -> frozenset[int]:
-    """Return the ids of all processes below this one, and of those that its fork servers started, zombies included.
+    """Return the ids of this process's descendants and of its fork servers' processes, zombies included.
 
     The servers are left out: they last as long as this process, or the session that shares them.
     """
@@ -44,7 +44,7 @@ def children() -> frozenset[int]:
 
 
 def orphans() -> frozenset[int]:
-    """Return the ids of the processes that have the mark of this one, whoever their parent is now."""
+    """Return the ids of the processes that have the mark of this one, whatever their parent is now."""
     marked = _with(f"{MARK}={os.getpid()}")
     return frozenset(marked - {os.getpid()} - _shared_servers(_parents()))
 
@@ -59,7 +59,7 @@ def _parents() -> dict[int, int]:
 
 
 def _with(variable: str, command: str = "") -> set[int]:
-    """Return the ids of the processes that were started with a variable, and whose command has ``command`` in it."""
+    """Return the ids of the processes with this environment variable whose command contains ``command``."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
@@ -97,7 +97,7 @@ def listening_ports(pids: Iterable[int]) -> int:
 
 
 def leftovers() -> Leftovers:
-    """Return what there is now: processes, ports, open files, and files in shared memory or of a core dump."""
+    """Return the present processes, ports, open files, and files in shared memory or of core dumps."""
     started = children() | orphans()
     descriptors = [
         target
@@ -109,7 +109,7 @@ def leftovers() -> Leftovers:
 
 
 def of_others(path: Path, ours: Iterable[int]) -> bool:
-    """Return whether a file is gone, another user's, or in use by a process that is none of ``ours``."""
+    """Return whether a file is gone, belongs to another user, or is used by a process not in ``ours``."""
     try:
         about = path.stat()
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def of_others(path: Path, ours: Iterable[int]) -> bool:
 def used_by(pid: int) -> set[tuple[int, int]]:
     """Return the device and inode of each file that a process has open or mapped.
 
-    Not their names: that of a semaphore is a link to a file that was mapped under another one.
+    Names are not enough: the name of a semaphore is a link to a file that was mapped under another name.
     """
     found = set()
     for link in Path(f"/proc/{pid}/fd").glob("*"):
@@ -137,7 +137,7 @@ def used_by(pid: int) -> set[tuple[int, int]]:
 
 
 def added(before: Leftovers, after: Leftovers) -> Iterator[str]:
-    """Yield, in words, what there is more of, without the files of others."""
+    """Yield, in words, the additional leftovers, without the files of others."""
     yield from (f"process {pid}" for pid in sorted(after.processes - before.processes))
     if after.listening > before.listening:
         yield f"{after.listening} listening ports, {before.listening} before"
@@ -147,7 +147,7 @@ def added(before: Leftovers, after: Leftovers) -> Iterator[str]:
 
 @contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Raise AssertionError if there is more after the block than before it; what ends within 15 s is not left.
+    """Raise AssertionError if there is more after the block than before it, and still after 15 s.
 
     Files in shared memory count, whatever their names, unless a process that is none of ours has them in use: other
     tests and other programs of this machine have theirs there.

@@ -15,12 +15,12 @@ def of_two_tables(weight: torch.Tensor, taller: torch.Tensor, input: torch.Tenso
 
 
 def normalized(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """Return a lookup, each row of it of length 1."""
+    """Return a lookup with rows scaled to length 1."""
     return torch.nn.functional.normalize(embedding(input, weight), dim=-1)
 
 
 def filled(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """Return a lookup beside another whose values have been replaced."""
+    """Return the sum of a lookup and another lookup whose values were replaced."""
     return 2 * embedding(input, weight) + embedding(input, weight).fill_(3.0)
 
 
@@ -30,7 +30,7 @@ def filled_with_a_tensor(weight: torch.Tensor, input: torch.Tensor) -> torch.Ten
 
 
 def clamped(weight: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """Return a lookup in which 2 stands for what was more."""
+    """Return a lookup with values above 2 replaced by 2."""
     rows = embedding(input, weight)
     return rows.masked_fill_(rows > 2, 2.0)
 

@@ -1,4 +1,4 @@
-"""Records with nothing odd in them, for tests in which few of their fields matter; a test names those that do."""
+"""Ordinary records, for tests in which only a few fields matter; a test names these fields."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def a_finding(fingerprint: str = "a1", **changes: object) -> FindingRecord:
 
 
 def a_run(*findings: FindingRecord, known: dict[str, str] | None = None, **changes: object) -> RunRecord:
-    """Return a finished run; ``known`` has what became of entries of the baseline, by fingerprint."""
+    """Return a finished run; ``known`` has the status of baseline entries by fingerprint."""
     run = RunRecord(
         header=a_header(),
         seconds=1.0,

@@ -1,4 +1,4 @@
-"""Test cases that run on ranks; the tests of the harness run them and look at what comes of it."""
+"""Test cases that run on ranks; tests of the harness run them and check the results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Shared:
     def one_fails(self) -> None:
         if self.rank == 1:
             raise AssertionError("wrong on this rank")
-        dist.all_reduce(torch.zeros(1))  # nobody comes
+        dist.all_reduce(torch.zeros(1))  # the other rank never joins
 
     def subtests(self) -> None:
         def check(dim: int, factor: int) -> None:
@@ -122,7 +122,7 @@ class Processes(Shared, ProcessTestCase):
         assert len(set(pids)) == self.world_size
 
     def collectives_are_those_of_torch(self) -> None:
-        """What the watch counts is what torch's own CommDebugMode counts, with checkpointing and without."""
+        """The watch counts the same as torch's CommDebugMode, with and without checkpointing."""
         tokens = torch.arange(8).view(2, 4)
         mesh = self.build_device_mesh(names=("tp",))
         for size in (TransformerSize(layers=1), TransformerSize(layers=1, checkpointed=True)):

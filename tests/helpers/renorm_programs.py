@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def module(weight: torch.Tensor, input: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """Return what an ``nn.Embedding`` looks up whose weight is ``weight``; it scales rows of that."""
+    """Return a lookup of an ``nn.Embedding`` with this weight, which scales rows of the weight."""
     made = torch.nn.Embedding(*weight.shape, max_norm=3.0, norm_type=norm_type, device="meta")
     found: torch.Tensor = torch.func.functional_call(made, {"weight": weight}, (input,))
     return found
@@ -37,18 +37,18 @@ def _ruled(rule: list[object]) -> ShardedOp:
 
 
 def norm_of_own_columns(weight: torch.Tensor, input: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """Scale the columns that a rank has by their own norm, and not by that of whole rows."""
+    """Scale a rank's columns by their own norm instead of the norm of whole rows."""
     return _lookup(_ruled([Replicate(), Shard(1), Replicate()]), weight, input, norm_type)
 
 
 def largest_entries_added(weight: torch.Tensor, input: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """Add up the largest entries of the column blocks, of which the largest is the norm."""
+    """Add the largest entries of the column blocks; the right norm is their maximum."""
     assert norm_type == math.inf
     return _lookup(_ruled([Partial("sum"), Shard(1), Replicate()]), weight, input, norm_type)
 
 
 def rows_of_own_ids(weight: torch.Tensor, input: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """Scale what the rank itself looks up, so that replicas of the table come apart."""
+    """Scale only the rows that the rank itself looks up, so that replicas of the table differ."""
     handler: Callable[..., object] = renorm
 
     def own(op: object, weight: DTensor, indices: DTensor, *rest: float) -> object:

@@ -1,4 +1,4 @@
-"""Tasks by which ranks that run already put rules in the place of torch's, and take them back."""
+"""Tasks in which running ranks replace torch's rules, and restore them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def register(mesh: DeviceMesh, path: str) -> None:
 
 
 def take_back(mesh: DeviceMesh) -> None:
-    """Have the rules of before again. A rank that has taken the place of a lost one has never had others."""
+    """Restore the rules. A rank that has replaced a lost rank never had others."""
     while _before:
         for registry, old in zip(registries_of_rules(), _before.pop(), strict=True):
             registry.clear()

@@ -28,7 +28,7 @@ from verifier.records.schema import (
 )
 
 ODD = "<script>alert('odd & \"quoted\"')</script>"
-"""What must come out of every writer as text and never as markup."""
+"""Characters that every writer must show as text and never as markup."""
 
 MARKUP = "[bold]not markup[/bold] :warning:"
 """The same for terminals."""
@@ -249,7 +249,7 @@ def make_wrong_rule(fingerprint: str = "5eed5eed01", op: str = RENORMED, **chang
 
 
 def make_missing_rule(number: int = 0, op: str = SUM, **changes: object) -> MissingRuleRecord:
-    """Return a missing rule; the higher its number, the more it saves."""
+    """Return a missing rule; a higher number saves more."""
     rule = MissingRuleRecord(
         op=op,
         input_placements=[f"S({number})"],
@@ -268,7 +268,7 @@ def make_missing_rule(number: int = 0, op: str = SUM, **changes: object) -> Miss
 
 
 def make_op_rules(**changes: object) -> OpRulesRecord:
-    """Return an op of which everything that was tried is confirmed."""
+    """Return an op whose tried rules are all confirmed."""
     op = OpRulesRecord(
         overloads=[SUM],
         samples=8,
@@ -289,7 +289,7 @@ def make_op_rules(**changes: object) -> OpRulesRecord:
 
 
 def make_rules(**changes: object) -> RulesRecord:
-    """Return the rule check of five ops: wrong, missing, untested, not testable, and one with nothing amiss."""
+    """Return the rule check of five ops: wrong, missing, untested, not testable, and one without findings."""
     unsure = make_wrong_rule("", confirmed=ConfirmationRecord("unconfirmed", why="gloo cannot run it"), op=SUM)
     refused = make_missing_rule(1, saves=[], collectives_saved=0, bytes_saved=0)
     ops = {

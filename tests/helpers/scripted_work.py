@@ -1,4 +1,4 @@
-"""Tasks of level 1's workers that crash, hang and run out of memory where a script says so."""
+"""Tasks of level 1's workers that crash, hang or run out of memory as a script says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = 3
 POSITIONS = 4
 
 Script = dict[Position, str]
-"""An item of the tasks below: its number and what is to happen at which of its positions."""
+"""An item of the tasks below: its number, and the behaviour at some of its positions."""
 
 
 def misbehave(how: str) -> None:
@@ -27,7 +27,7 @@ def misbehave(how: str) -> None:
         case "exit":
             os._exit(3)
         case "hang":
-            ctypes.PyDLL(None).sleep(1000)  # holds the interpreter lock, as a native loop may
+            ctypes.PyDLL(None).sleep(1000)  # holds the interpreter lock, as native code may
         case "raise":
             raise LookupError("a mistake of the task")
         case "allocate":

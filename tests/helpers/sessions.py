@@ -1,4 +1,4 @@
-"""Test sessions in processes of their own, under the plugin, and what they recorded."""
+"""Test sessions in their own processes, under the plugin, and their records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_session(pytester: pytest.Pytester, *arguments: str, forked: bool = True) -> pytest.RunResult:
-    """Run pytest in a process of its own, with the plugin as it is loaded here.
+    """Run pytest in a separate process, with the plugin as it is loaded here.
 
     A forked process has torch and the verifier loaded.
     """

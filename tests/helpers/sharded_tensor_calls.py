@@ -1,4 +1,4 @@
-"""Calls in which the legacy kernels differ from the local op in torch 2.13.0, as small as they are."""
+"""The smallest calls in which the legacy kernels differ from the local op in torch 2.13.0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lookup(
     exact: bool = False,
     **options: object,
 ) -> OpCase:
-    """Return a call of the program of ``kernel`` on a table of that shape, cut along ``dim``."""
+    """Return a call of ``kernel``'s program on a table of this shape, sharded along ``dim``."""
     op = f"sharded_tensor.{kernel}.{('rows', 'columns')[dim]}"
     assert op in OPS
     weight = table if isinstance(table, torch.Tensor) else filled(table, torch.float64, 0)
@@ -140,7 +140,7 @@ DISCREPANCIES: dict[str, tuple[OpCase, VerdictKind]] = {
         VerdictKind.WRONG_VALUE,
     ),
     "training: three steps, negative padding_idx, rows": (
-        lookup("training", ROWS, 3 * [[[0], [3]]], padding_idx=-1),  # two steps leave each row as it was
+        lookup("training", ROWS, 3 * [[[0], [3]]], padding_idx=-1),  # two steps leave each row unchanged
         VerdictKind.WRONG_VALUE,
     ),
     "training: norm_type=inf, columns": (

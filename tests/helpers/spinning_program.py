@@ -1,4 +1,4 @@
-"""A program that comes to no end where its argument is sharded; ranks import it by its dotted path."""
+"""A program that never ends if its argument is sharded; ranks import it by its dotted path."""
 
 import torch
 from torch.distributed.tensor import DTensor, Shard

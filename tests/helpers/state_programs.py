@@ -1,4 +1,4 @@
-"""Calls whose numbers differ if something is left of an earlier trial."""
+"""Calls whose results differ if an earlier trial has left state behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 
 def draws_on_the_first_rank(x: torch.Tensor) -> torch.Tensor:
-    """Return twice ``x``; a DTensor's first rank has drawn a number after that, and no other one."""
+    """Return twice ``x``; on a DTensor, only the first rank then draws a random number."""
     if isinstance(x, DTensor) and dist.get_rank() == 0:
         torch.rand(())
     return 2 * x

@@ -1,4 +1,4 @@
-"""A rule that does not hold: the gradient of a table, of ids that are cut, is a part on each rank and not the whole."""
+"""A wrong rule: with sharded ids, it declares the table's gradient replicated, but each rank has only a summand."""
 
 import torch
 from torch.distributed.tensor import Replicate, Shard

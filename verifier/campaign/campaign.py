@@ -1,7 +1,7 @@
-"""What to run, within a budget.
+"""Runs a plan within a budget, and announces everything as events.
 
-A campaign has the known findings replayed, then lets Hypothesis draw cases for each mesh and family and tries their
-combinations, then has what failed investigated. It announces all of it as events.
+A campaign replays the known findings. For each mesh it then draws cases of each family with Hypothesis, tries
+combinations of placements, and investigates the failures.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from verifier.torch_internals.placements import Combination
 __all__ = ["Campaign"]
 
 RESERVED_FOR_FINDINGS = 0.3
-"""Part of the time of a mesh that exploring leaves to minimising."""
+"""The share of a mesh's time that is reserved for minimising."""
 MOST_FOR_KNOWN = 0.5
-"""Part of the time that replaying known findings may take: a run is for what is not known."""
+"""The largest share of the time for replaying known findings, because a run is meant to find new ones."""
 LOOK_AT_CLOCK = 16
-"""Under a time limit the clock is looked at after so many trials."""
+"""Number of trials between two looks at the clock, under a time limit."""
 
 
 class Campaign:
@@ -47,9 +47,9 @@ class Campaign:
     Parameters
     ----------
     pools
-        The ranks, by mesh; closed when everything has been tried.
+        The ranks, by mesh; the campaign closes them at its end.
     past
-        What has been done of the plan already; only the rest is run.
+        The part of the plan that was already run; only the rest is run.
     alike
         Ranks that all have one hash seed, closed with ``pools``; None if there are none.
     clock
@@ -80,11 +80,11 @@ class Campaign:
 
     @property
     def known(self) -> list[KnownRecord]:
-        """What became of the baseline."""
+        """The outcome of each entry of the baseline."""
         return self._investigation.known
 
     def run(self) -> None:
-        """Run the whole plan. A Ctrl-C ends it early, with everything that is known by then."""
+        """Run the whole plan. A Ctrl-C ends it early, and all results up to then are kept."""
         started = self._clock() - self._past.seconds
         if self.plan.time_limit is not None:
             self._until = started + self.plan.time_limit
@@ -113,17 +113,16 @@ class Campaign:
                 self.emit(RunFinished(self._clock() - started, self._complete))
 
     def _first_part(self, until: float, parts: int, reserved: float = 0.0) -> float:
-        """Return when the first of ``parts`` equal parts of the time until ``until`` is over, less what is reserved."""
+        """Return the end of the first of ``parts`` equal parts of the time until ``until``, less the reserved share."""
         now = self._clock()
         return now + max(0.0, until - now) / parts * (1 - reserved)
 
     def _skip(self, case: OpCase, mesh: MeshSpec, reason: str, count: int = 1, recalled: bool = False) -> None:
-        """Announce that ``count`` trials of ``case`` are not tried."""
         self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, count, recalled=recalled))
 
     # ------------------------------------------------------------------------------------------------------- exploring
     def _explore(self, mesh: MeshSpec, until: float) -> None:
-        """Draw cases of all families; of a broad one, as many of each op."""
+        """Draw cases of all families; a broad family gets the same number of cases for each op."""
         tried = 0
         units_of = {name: self._units(name) for name in self.plan.selected}
         left = sum(map(len, units_of.values()))
@@ -131,24 +130,24 @@ class Campaign:
             family = self.plan.families[name]
             begun = self._past.begun(mesh, family.name)
             self.emit(MeshStarted(mesh, family.name, self.plan.max_examples * len(units), recalled=begun))
-            if not begun and self._clock() < until:  # what is left of a mesh that was begun may be nothing
+            if not begun and self._clock() < until:  # a mesh that was begun may have nothing left
                 self._pools.of(mesh).start()
             for unit in units:
                 last = self._case_number + self.plan.max_examples
                 context = DrawContext(mesh, self.plan.dtypes, unit)
-                # A broad family may take minutes to draw. Of a shard all is drawn, as the others plan on from it,
-                # and of a resumed run, which cannot tell what had no time from what has no cases.
+                # Drawing a broad family may take minutes. A shard draws everything even so, because the other shards
+                # plan on from it, and so does a resumed run, which cannot distinguish no time from no cases.
                 if self._clock() >= until and self.plan.shard is None and not self._past.resumed:
                     self._tell_left(family, context, self.plan.max_examples)
                 else:
                     tried += self._draw(family, context, self._first_part(until, left), until)
-                self._case_number = last  # a number means the same in every run, whatever becomes of the case
+                self._case_number = last  # a number means the same case in every run, tried or not
                 left -= 1
         if not tried and self._clock() >= until:
             self._complete = False
 
     def _units(self, name: str) -> list[tuple[str, ...]]:
-        """Return the ops that are selected of a family, those together of which cases are drawn together."""
+        """Return the selected ops of a family, in groups for which cases are drawn together."""
         ops = self.plan.selected[name]
         return [(op,) for op in ops] if self.plan.families[name].broad else [ops]
 
@@ -157,9 +156,9 @@ class Campaign:
         self.emit(CaseSkipped(f"cases{of} on mesh {context.mesh}", OUT_OF_TIME, count))
 
     def _draw(self, family: Family, context: DrawContext, until: float, first_until: float) -> int:
-        """Let Hypothesis draw cases for ``context`` and try them; return how many there was time for.
+        """Let Hypothesis draw cases for ``context``, try them until ``until``, and return how many were tried.
 
-        The first one has until ``first_until``, or an op whose part is as short as its samples take would get nothing.
+        The first case may begin until ``first_until``: making an op's samples may take the op's whole share of time.
         """
         mesh = context.mesh
         for what, reason in family.left_out(context):
@@ -187,13 +186,13 @@ class Campaign:
             if of_other_shard or not begins:
                 elsewhere += of_other_shard
                 out_of_time |= not of_other_shard
-                if self.plan.shard is not None:  # what each shard plans next depends on all cases
+                if self.plan.shard is not None:  # the next plans of each shard depend on all cases
                     self._wanted(case, mesh)
                 return
             tried += 1
             try:
                 self._try_case(case, mesh, Drawn(context.ops, current_choices()), until)
-            except Exception as error:  # noqa: BLE001 - Hypothesis would try the case again, to raise this from there
+            except Exception as error:  # noqa: BLE001 - Hypothesis would run the case again to raise this
                 stopped.append(error)
 
         explore()
@@ -239,7 +238,7 @@ class Campaign:
             self._try_trials(waiting, drawn, reference, until)
 
     def _try_trials(self, waiting: list[tuple[str, Trial]], drawn: Drawn, reference: Reference, until: float) -> None:
-        """Run the trials of a case until there is no time, or ranks compute too long for its op."""
+        """Run the trials of a case until the time is over or the op is too slow."""
         at_once = len(waiting) if until == float("inf") else LOOK_AT_CLOCK
         while waiting:
             now, waiting, reason = waiting[:at_once], waiting[at_once:], ""
@@ -253,6 +252,6 @@ class Campaign:
                 return
 
     def _wanted(self, case: OpCase, mesh: MeshSpec) -> tuple[list[Combination], Alphabet]:
-        """Return what is wanted of a case, of which steering takes note, and what its tensors may begin with."""
+        """Return the combinations that steering wants for a case, and the placements that its tensors may have."""
         alphabet = self.plan.families[case.family].alphabet(case, mesh)
         return self._steering.wanted(case, mesh, alphabet), alphabet

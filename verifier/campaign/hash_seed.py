@@ -30,7 +30,7 @@ class HashSeed:
     run_alike: Runner
 
     def mark(self, failure: Failure) -> Failure | None:
-        """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
+        """Return ``failure`` marked if ranks with their own hash seeds show it again and ranks with one do not."""
         simulated = failure.trial.mesh.backend == "simulated"
         if simulated or not is_of_several_ranks(failure) or not self.holds(failure):
             return None
@@ -40,8 +40,8 @@ class HashSeed:
     def holds(self, failure: Failure) -> bool:
         """Return whether ranks that all have one hash seed agree in the trial of ``failure``.
 
-        If such ranks all fail, that is a separate defect, which the disagreement was hiding. A wrong result is
-        different: they have to pass, because ranks may choose differently and be wrong by a rule that all of them have.
+        If such ranks all fail in one way, that is a separate defect, which the disagreement was hiding. For a wrong
+        result they must pass, because ranks may choose different rules and still be wrong by a rule that they share.
         """
         observation = self.run_alike(failure.trial)
         verdict = judge(observation, make_reference(failure.trial.case))
@@ -50,7 +50,7 @@ class HashSeed:
         return shows_on_some_ranks(failure) or verdict.kind is VerdictKind.PASS
 
     def same(self, failure: Failure, known: Failure) -> bool:
-        """Return whether ranks disagreed in ``known`` on the same op, and do not with one hash seed."""
+        """Return whether ranks disagreed in ``known`` on the same op, and agree if they have one hash seed."""
         of_ranks = is_of_several_ranks(known) and group_key(replace(known, by_hash_seed=True)) == group_key(failure)
         return of_ranks and self.holds(known)
 

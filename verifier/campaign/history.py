@@ -1,8 +1,8 @@
-"""What has been done of a plan already, by the journal of a run that was cut short or by those of the shards of a run.
+"""The past of a plan: what a run that was cut short, or the shards of a run, have in their journals.
 
 Drawing is deterministic, so a trial has the same position in every run of a plan: ``12/7`` is the seventh trial of the
-twelfth case, ``entry:45c5f5c71f01`` is the trial of an entry of the baseline. A campaign that is given a past draws
-all cases again and takes from the past the outcome of each trial that is in it.
+twelfth case, ``entry:45c5f5c71f01`` is the trial of an entry of the baseline. A campaign with a past draws all cases
+again, but takes the outcome of each trial that is in the past from there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["Answer", "Past", "PastError", "case_digest", "case_position", "entry
 
 
 class PastError(ValueError):
-    """What is drawn now is not what the run drew whose journal is being taken over."""
+    """The cases drawn now differ from those in the journal of the run."""
 
 
 def case_position(number: int, trial: int) -> str:
-    """Return the position of the trial ``trial`` of the case ``number``, both counted from 1."""
+    """Return the position of trial ``trial`` of case ``number``, both counted from 1."""
     return f"{number}/{trial}"
 
 
@@ -43,11 +43,11 @@ def entry_position(fingerprint: str) -> str:
 
 
 def case_digest(case: OpCase, trials: Sequence[Trial], choices: bytes) -> str:
-    """Return sixteen hex digits that stand for a case with all its values, and for its trials."""
+    """Return a digest of a case with all its values, and of its trials: sixteen hex digits."""
     digest = hashlib.sha256(f"{case.op} {case.call} {len(trials)}".encode() + choices)
     try:
         digest.update(msgspec.json.encode(case_record(case)))
-    except (TypeError, ValueError):  # some tensors cannot be stored; the choices behind them still tell cases apart
+    except (TypeError, ValueError):  # some tensors cannot be stored; their choices still distinguish cases
         digest.update(b"not stored")
     for trial in trials:
         placements = (*trial.combination, *(one for cotangents in trial.cotangents for one in cotangents))
@@ -57,7 +57,7 @@ def case_digest(case: OpCase, trials: Sequence[Trial], choices: bytes) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of the trial at ``position``; a ``verdict`` is from the past, other observations are to be judged."""
+    """The outcome of the trial at ``position``. It has a ``verdict`` if it is from the past."""
 
     position: str
     observation: Observation
@@ -66,20 +66,20 @@ class Answer:
 
 @dataclass
 class Past:
-    """What journals have; an empty one knows nothing.
+    """The content of journals; empty for a new run.
 
     Parameters
     ----------
     seconds
         How long it took.
     complete
-        False if a run that is merged did not reach everything.
+        False if a merged run did not reach everything.
     explored
-        True where what is not in the journals is not to be tried, as when shards are merged.
+        True if trials that are not in the journals are not to be tried, as when shards are merged.
     resumed
-        True if a run goes on, with the journal that it has.
+        True if a run is resumed.
     torn
-        Whether the journal ends within a line, which is left out.
+        Whether the journal ends within a line; that line is left out.
     """
 
     seconds: float = 0.0
@@ -99,17 +99,16 @@ class Past:
 
     @classmethod
     def of_run(cls, journal: Journal) -> Past:
-        """Return what a run did that is to go on."""
+        """Return the past of a run that is resumed."""
         past = cls(resumed=True, torn=journal.torn, _timed=journal.header.time_limit is not None)
         past._read(journal, groups=True)
         return past
 
     @classmethod
     def of_shards(cls, journals: Sequence[Journal], complete: bool) -> Past:
-        """Return what the shards of a run did.
+        """Return the past of the shards of a run, without their findings.
 
-        What they made of their failures is left out: a group of failures that has members in several shards is
-        minimised from its smallest member, as one run would do it.
+        A group of failures may have members in several shards; it is minimised again from its smallest member.
         """
         past = cls(explored=True, complete=complete)
         for journal in journals:
@@ -158,7 +157,7 @@ class Past:
     # ----------------------------------------------------------------------------------------------------- questions
     @property
     def in_flight(self) -> str:
-        """What was being done when the journal ended, as text; empty if that was nothing."""
+        """What the run was doing when the journal ended, as text; empty for nothing."""
         line = self._sent
         if line is None:
             return ""
@@ -185,36 +184,29 @@ class Past:
         return (str(mesh), family) in self._begun
 
     def over(self, mesh: MeshSpec, family: str) -> bool:
-        """Return whether no more cases are to be tried on ``mesh``: its share of a time limit was over."""
+        """Return whether no more cases are tried on ``mesh``, because its share of the time limit was over."""
         return self.explored or (self._timed and (str(mesh), family) in self._over)
 
     def tried(self, number: int, mesh: MeshSpec, family: str) -> bool | None:
-        """Return whether the case ``number`` was begun; False if it was left out, None if the run did not get there."""
+        """Return True if case ``number`` was begun, False if it was left out, None if the run did not get there."""
         if number in self.cases:
             return True
         return False if self.over(mesh, family) or number < max(self.cases, default=0) else None
 
     def why_ended(self, number: int) -> str:
-        """Return why no more trials of the case ``number`` are run; empty if they are."""
+        """Return why no more trials of case ``number`` are run; empty if they are."""
         if self.explored:
             return "not reached by its shard"
-        return (
-            OUT_OF_TIME if number < max(self.cases, default=0) else ""
-        )  # only a time limit ends a case before its last trial
+        # only a time limit ends a case before its last trial
+        return OUT_OF_TIME if number < max(self.cases, default=0) else ""
 
     def result(self, position: str, trial: Trial) -> Answer | None:
-        """Return the outcome of the trial at ``position``, or None if that is not known."""
+        """Return the outcome of the trial at ``position``, or None if it is not in the past."""
         line = self.trials.get(position)
         return None if line is None else Answer(position, *load_observation(line, trial))
 
     def has_case(self, started: CaseStarted) -> bool:
-        """Return whether the trials of a case had been sent.
-
-        Raises
-        ------
-        PastError
-            If another case had this number.
-        """
+        """Return whether the trials of a case were begun; raise a PastError if another case had its number."""
         digest = self.cases.get(started.number)
         if digest is not None and digest != started.digest:
             raise PastError(

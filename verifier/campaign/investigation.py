@@ -1,4 +1,4 @@
-"""From failures to findings: known ones are recognised; of each other group one is minimised, confirmed, reported."""
+"""Recognises known findings among failures; minimises, confirms and reports one failure of each other group."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ from verifier.records.values import load_trial
 __all__ = ["Diagnosis", "Investigation"]
 
 MINIMISING_LIMIT = 20.0
-"""Seconds after which a failure is reported as small as it is by then."""
+"""Seconds after which minimising stops; the smallest failure by then is reported."""
 
 
 class Diagnosis(Protocol):
-    """What failures of an op may share that is not in its calls and placements.
+    """A cause that failures of an op may share, and that its calls and placements do not show.
 
     A failure is marked before it is minimised, because the mark decides which smaller failures are the same defect.
     """
 
     def mark(self, failure: Failure) -> Failure | None:
-        """Return ``failure`` with a mark, or None if the diagnosis is not true of it."""
+        """Return ``failure`` with a mark, or None if the diagnosis does not apply."""
 
     def holds(self, failure: Failure) -> bool:
-        """Return whether the diagnosis is true of a marked failure that minimising has changed."""
+        """Return whether the diagnosis still applies to a marked failure that minimising has changed."""
 
     def same(self, failure: Failure, known: Failure) -> bool:
-        """Return whether ``known``, a failure without a mark, is the defect that the marked ``failure`` is."""
+        """Return whether ``known``, a failure without a mark, is the same defect as the marked ``failure``."""
 
     def cause(self, failure: Failure) -> str:
-        """Return the likely cause of a marked failure; empty if it does not have this mark."""
+        """Return the likely cause of a failure with this mark; empty if it does not have the mark."""
 
 
 @dataclass
 class Defect:
-    """What groups of failures turned out to be: an ``entry`` of the baseline that showed, or a ``finding`` of this run.
+    """A defect behind groups of failures: an ``entry`` of the baseline, or a ``finding`` of this run.
 
     Parameters
     ----------
     shown
         The failure that showed the entry.
     reported
-        Number of failures that the finding has been reported of.
+        Number of failures with which the finding has been reported.
     """
 
     entry: BaselineEntry | None = None
@@ -83,20 +83,20 @@ class Investigation:
     Parameters
     ----------
     past
-        What groups of failures have turned out to be already.
+        Tells which groups of failures are settled already.
     outcomes
-        Where the failures are.
+        Holds the failures.
     run
         Runs one trial, with DTensor's caches empty.
     diagnoses
-        Each failure is marked by the first that is true of it.
+        The first diagnosis that applies marks a failure.
     clock
         Returns seconds, as ``time.monotonic`` does.
 
     Attributes
     ----------
     known
-        What became of the entries of the baseline.
+        The outcomes of the entries of the baseline.
     until
         When to stop, by the clock.
     """
@@ -119,12 +119,12 @@ class Investigation:
         self._defects: dict[str, Defect] = {}
         """By fingerprint."""
         self._of_key: dict[str, Defect] = {}
-        """By the key of a group; an entry, or a minimised failure, has keys of which no failure may have come yet."""
+        """By the key of a group. Entries and minimised failures add keys that no failure may have yet."""
 
     def replay_known(self) -> None:
-        """Run every entry of the baseline that is in scope again, and learn what its failures look like.
+        """Run every selected entry of the baseline again, and learn what its failures look like.
 
-        Those of as many ranks come together, since the pools of few numbers of ranks are alive at a time.
+        Entries with the same world size run together, because only a few pools are kept alive.
         """
         entries = self.plan.baseline.entries
         trials = {entry.fingerprint: load_trial(entry.trial()) for entry in entries if self._is_selected(entry)}
@@ -134,13 +134,13 @@ class Investigation:
         try:
             for name, trial in sorted(trials.items(), key=lambda item: item[1].mesh.world_size):
                 replayed[name] = self._replay(name, trial)
-        finally:  # a Ctrl-C leaves those that came before it
+        finally:  # a Ctrl-C keeps the entries before it
             for entry in entries:
                 if entry.fingerprint in replayed:
                     self._take_in(entry, replayed[entry.fingerprint])
 
     def _replay(self, name: str, trial: Trial) -> tuple[Verdict, Failure | None] | str:
-        """Return what comes of the trial of the entry ``name``, or why it is not tried."""
+        """Return the outcome of the trial of entry ``name``, or why it is not tried."""
         if trial.mesh.device != self.plan.header.device:
             return f"needs {trial.mesh.device}"
         cluster = self.plan.cluster
@@ -172,10 +172,7 @@ class Investigation:
         return ops is not None and self.plan.families[entry.family].covers(ops, entry.op)
 
     def settle(self) -> None:
-        """Report what the findings have come to, once all has been tried: each known one that showed, as it was stored.
-
-        Of new findings these are the failures that came after their report, or were in groups that look as they do.
-        """
+        """Report each known finding that showed, and the failures of new findings that came after their report."""
         for name, defect in sorted(self._defects.items(), key=lambda item: item[1].entry is None):  # known ones first
             of_key = self._outcomes.failures.groups.items()
             groups = [group for key, group in of_key if self._of_key.get(key) is defect]
@@ -192,7 +189,7 @@ class Investigation:
                 self._emit(FindingReported(found))
 
     def _is_handled(self, failure: Failure) -> bool:
-        """Return whether ``failure`` is an entry of the baseline or looks as a minimised failure does."""
+        """Return whether ``failure`` is an entry of the baseline or looks like a minimised failure."""
         name = fingerprint(failure)
         looks_like, named = self._of_key.get(group_key(failure), Defect()), self._defects.get(name, Defect())
         known = bool(self._diagnosis(failure)) and self.plan.baseline.get(name) is not None
@@ -203,13 +200,13 @@ class Investigation:
         in_order = sorted(
             self._outcomes.failures.groups.values(), key=lambda group: (group.smallest.size[:2], len(group.key))
         )
-        for group in in_order:  # simple ones first: what looks more complicated often turns out to be one of them
+        for group in in_order:  # simple groups first: more complicated ones often turn out to be the same defect
             if group.key not in self._of_key and not self._recall(group):
                 self._emit(GroupStarted(group.key))
                 self._look_into(group)
 
     def _recall(self, group: Group) -> bool:
-        """Take what ``group`` turned out to be from the past; return whether that is known."""
+        """Take the settlement of ``group`` from the past; return whether there is one."""
         match self._past.groups.get(group.key):
             case None:
                 return False
@@ -222,7 +219,7 @@ class Investigation:
         return True
 
     def _look_into(self, group: Group) -> None:
-        """Minimise and confirm the smallest failure of ``group``, and say what the group is."""
+        """Minimise and confirm the smallest failure of ``group``, and report what the group is."""
         failure = self._marked(group.smallest)
         until = min(self.until, self._clock() + MINIMISING_LIMIT)
         minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until, self._clock)
@@ -238,15 +235,15 @@ class Investigation:
             return
         if (found := self._defects.get(name, Defect()).finding) is None:
             found = self._record(group, smallest, confirmed, minimised, None)
-        else:  # another way to the same defect
+        else:  # the same defect in another group
             found = replace(found, occurrences=group.occurrences, also=list(group.seen), groups=[group.key])
         self._report(FindingReported(found, group.key, became))
 
     def _minimised(self, failure: Failure, minimiser: Minimiser) -> tuple[Failure, bool]:
         """Return the smallest failure of the same kind, and whether there was time to look for one.
 
-        What fails only after another call of the op becomes a failure of both. What does not fail again without
-        earlier trials stays as it is: nothing smaller would fail.
+        A call that fails only after another call of the op becomes a failure of both calls. A failure that earlier
+        trials cause in another way stays as it is: nothing smaller would fail.
         """
         alone: Failure | None = failure
         if not failure.costly and minimiser.attempt(failure.trial, failure) is None:
@@ -255,11 +252,11 @@ class Investigation:
             return failure, False
         smallest, minimised = minimiser.minimise(alone, self._is_handled)
         if smallest is not failure and (diagnosis := self._diagnosis(smallest)) and not diagnosis.holds(smallest):
-            return failure, False  # on its way it has become something else
+            return failure, False  # minimising has changed the defect
         return smallest, minimised
 
     def _marked(self, failure: Failure) -> Failure:
-        """Return ``failure`` with the mark of the first diagnosis that is true of it, and of a known finding, maybe."""
+        """Return ``failure`` with the mark of the first diagnosis that applies; a known finding may claim its key."""
         for diagnosis in self._diagnoses:
             if self._clock() <= self.until and (marked := diagnosis.mark(failure)) is not None:
                 key = group_key(marked)
@@ -270,7 +267,7 @@ class Investigation:
         return failure
 
     def _diagnosis(self, failure: Failure) -> Diagnosis | None:
-        """Return the diagnosis by which ``failure`` is marked, if it is."""
+        """Return the diagnosis that has marked ``failure``, if any."""
         return next((diagnosis for diagnosis in self._diagnoses if diagnosis.cause(failure)), None)
 
     def _report(self, reported: FindingReported) -> None:
@@ -282,7 +279,7 @@ class Investigation:
         self._emit(reported)
 
     def _is_shown(self, entry: BaselineEntry, failure: Failure, *keys: str) -> None:
-        """Take groups for a known finding, which another op may have shown than that of its entry."""
+        """Assign groups to a known finding; another op than the entry's may have shown it."""
         if entry.fingerprint not in self._defects:
             self._defects[entry.fingerprint] = Defect(entry, failure)
             self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]
@@ -306,7 +303,7 @@ class Investigation:
         )  # fmt: skip
 
     def _generator(self, failure: Failure) -> Callable[[MeshSpec], SearchStrategy[OpCase]] | None:
-        """Return what draws cases like that of ``failure``; None for a family whose cases are small as drawn."""
+        """Return a generator of cases like that of ``failure``; None for a family whose cases are already small."""
         family = self.plan.families[failure.trial.case.family]
         if not family.shrinks:
             return None

@@ -1,4 +1,4 @@
-"""The outcomes of trials: judged, announced, and kept if they are bad or have brought the ranks down."""
+"""Judges and announces the outcomes of trials, and keeps bad ones and those that ended the ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from verifier.oracle.verdicts import judge
 __all__ = ["Outcomes"]
 
 _SLOW_ENOUGH = 2
-"""After so many calls of an op in a row that ranks computed too long for, no others are tried: each takes a minute."""
+"""After so many slow calls of an op in a row, no others are tried, because each takes a minute."""
 _REMEMBERED = 256
-"""So many cases of each op are kept, of which one may have left something that makes a later one fail."""
+"""Number of cases of each op that are kept, because one of them may have made a later case fail."""
 
 
 class Outcomes:
@@ -30,7 +30,7 @@ class Outcomes:
     Attributes
     ----------
     failures
-        The bad ones, in groups.
+        The failures, in groups.
     """
 
     def __init__(self, emit: Listener) -> None:
@@ -44,9 +44,9 @@ class Outcomes:
     def take(
         self, answer: Answer, drawn: Drawn | None = None, reference: Reference | None = None
     ) -> tuple[Verdict, Failure | None]:
-        """Judge an answer unless that is done, announce it, and keep it if it is bad; return the verdict and failure.
+        """Judge an answer without a verdict, announce it, and keep a failure; return the verdict and the failure.
 
-        ``reference`` is that of the case, which is made if it is not given.
+        The ``reference`` of the case is made if it is not given.
         """
         observation, trial = answer.observation, answer.observation.trial
         verdict = answer.verdict or judge(observation, reference or make_reference(trial.case))
@@ -72,21 +72,21 @@ class Outcomes:
         yield from (one for one in reversed(self._seen.get(trial.case.op, ())) if one.case is not trial.case)
 
     def unaffordable(self, trial: Trial) -> str:
-        """Return why a trial is not tried, or nothing if it is: what brings the ranks down costs new processes."""
+        """Return why a trial is not tried, or nothing: a trial that ends the ranks costs new processes."""
         fate = self._costly.get(self._cost_key(trial))
         return f"combination that ended {fate} before" if fate is not None else self.too_slow(trial)
 
     def too_slow(self, trial: Trial) -> str:
-        """Return why no more calls of this op are tried, or nothing if they are."""
+        """Return why no more calls of this op are tried, or nothing."""
         slow = self._slow[self._slow_key(trial)]
         return f"ranks computed too long for the {slow} combinations before" if slow >= _SLOW_ENOUGH else ""
 
     def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
-        """Return what trials share that bring the ranks down alike: the placements, mesh dim by mesh dim."""
+        """Return the key of trials that are likely to end the ranks too: op, mesh, and placements by mesh dim."""
         case, columns = trial.case, {tuple(map(str, column)) for column in zip(*trial.combination, strict=True)}
         called = f"{case.op} by {case.call}"  # a program is called for many ops
         return called, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
 
     def _slow_key(self, trial: Trial) -> tuple[str, str, bool]:
-        """Return what trials share that are slow alike: what DTensor plans, which may be a backward pass."""
+        """Return the key of trials that are likely to be slow too: op, mesh, and whether there is a backward pass."""
         return trial.case.op, str(trial.mesh), bool(trial.cotangents)

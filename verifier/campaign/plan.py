@@ -1,4 +1,4 @@
-"""What a campaign is to do, checked and complete."""
+"""The complete, checked plan of a campaign."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Plan:
     selected
         The ops to draw, by family name.
     combinations
-        At most so many combinations of a case; the rest is a pairwise sample.
+        The most combinations of a case; if there are more, a pairwise sample is taken.
     time_limit
         Seconds for the whole campaign, or None.
     shard
         The part of the cases to try; None for all.
     rank_memory
-        Bytes that a rank may map on top of what it has when it starts, or None.
+        Bytes that a rank may map in addition to those at its start, or None.
     cluster
         Where the ranks are, if torchrun started them; None for processes of this machine.
     """

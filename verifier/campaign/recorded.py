@@ -50,30 +50,30 @@ def record(
     past: Past | None = None,
     writer: RunWriter | None = None,
 ) -> RunRecord:
-    """Run ``plan`` and store what came of it; the journal is written as it goes.
+    """Run ``plan`` and store its record; the journal is written during the run.
 
     Parameters
     ----------
     past
-        What has been done of the plan already.
+        The part of the plan that was already run.
     writer
-        Of a run that goes on: its journal has the past. A new run is opened if it is not given.
+        The writer of a resumed run, whose journal has the past. Without it, a new run is opened.
 
     Raises
     ------
     RunStoreError
         If the file system refuses. The journal up to then is kept.
     RunInterrupted
-        If a second interrupt comes while the first one ends the run; the journal is kept.
+        If a second interrupt comes before the record was written; the journal is kept.
     ReportInterrupted
-        If it comes when the record is written already.
+        If the second interrupt comes after the record was written.
     """
     graph = RedistributionGraph()
     summary = Summary(graph)
     with writer or store.open_run(plan.header) as opened, one_interrupt_at_a_time():
         journal = journal_listener(opened, before=past.seconds if past and writer else 0.0)
 
-        everyone: list[Listener] = [*listeners, summary, journal]  # a display learns of the end if the disk is full
+        everyone: list[Listener] = [*listeners, summary, journal]  # journal last: displays end if the disk is full
 
         def emit(event: Event) -> None:
             for listener in everyone:

@@ -1,4 +1,4 @@
-"""Pools that remember: a resumed campaign is the same campaign, whose first trials are answered from its past."""
+"""Answers the trials of a resumed campaign from its past, and runs the others on pools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RememberingPool:
         self._pools, self._past, self._emit = pools, past, emit
 
     def run(self, trials: Sequence[tuple[str, Trial]]) -> Iterator[Answer]:
-        """Yield the answer to each of ``trials``, which are named by their positions and are of one mesh.
+        """Yield the answer to each of ``trials``, which have positions and share one mesh.
 
         Answers from the past come first. A trial in which a rank was killed is run once more, after the others.
         """

@@ -1,4 +1,4 @@
-"""From what the user asked to a plan."""
+"""Makes a plan from the user's request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asked for, as text; :func:`make_plan` checks it."""
+    """A user's request as text; :func:`make_plan` checks it."""
 
     patterns: Sequence[str] = ()
     meshes: Sequence[str] = ()
@@ -64,7 +64,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
     Raises
     ------
     ValueError
-        If anything in it does not exist or does not fit, with the nearest valid name.
+        If anything in the request does not exist or does not fit; the message has the nearest valid name.
     """
     run_imports_with_warnings(request.imports)
     with imports_beside(request.imports) as imports:
@@ -78,7 +78,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         raise ValueError(unknown_name("device", request.device, ("cpu", "cuda")))
     profile = CAMPAIGN_PROFILES[request.profile]
     shard = RunPart.parse(request.shard) if request.shard is not None else None
-    if cluster is not None and not request.meshes:  # stored with the run: elsewhere the default would be another one
+    if cluster is not None and not request.meshes:  # stored with the run, because the default differs on other machines
         request = replace(request, meshes=_meshes_within(cluster.world_size))
     meshes = _meshes(request, cluster)
     if request.max_examples is not None and request.max_examples < 1:
@@ -131,7 +131,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
 
 
 def _meshes_within(world_size: int) -> tuple[str, ...]:
-    """Return the default meshes that fit ``world_size`` ranks, and one of all ranks if none of these is as large."""
+    """Return the default meshes that fit ``world_size`` ranks, and a mesh of all ranks if none of them has all."""
     fitting = [text for text in DEFAULT_MESHES if MeshSpec.parse(text).world_size <= world_size]
     largest = max((MeshSpec.parse(text).world_size for text in fitting), default=0)
     return (*fitting, *([] if largest == world_size else [str(world_size)]))
@@ -170,7 +170,7 @@ def _places(mesh: MeshSpec, cluster: Cluster | None) -> tuple[Place, ...]:
 
 
 def _describe_places(meshes: Sequence[MeshSpec], cluster: Cluster | None) -> str:
-    """Return what to say of where the ranks are; empty if each is a process of this machine with its own device."""
+    """Return the text on where the ranks are; empty if each is a process of this machine with its own device."""
     shared = [mesh for mesh in meshes if mesh.device == "cuda" and gpus_shared(_places(mesh, cluster))]
     parts = [] if cluster is None else [cluster.describe()]
     if shared:

@@ -1,4 +1,4 @@
-"""Goes on with a run that was cut short, and joins the shards of a run."""
+"""Resumes a run that was cut short, and merges the shards of a run."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from verifier.runs.store import RunStore
 __all__ = ["merge", "resume", "resume_notice", "run_to_resume"]
 
 _MOST_NAMED = 100
-"""Missing shards that are named: a record may speak of any number."""
+"""The most missing shards that a message names, because a record may name any number of shards."""
 BaselineLoader = Callable[[Path], Baseline]
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
 def run_to_resume(store: RunStore) -> str:
-    """Return the id of the newest run on meshes that was killed or interrupted and that no process goes on with.
+    """Return the id of the newest run on meshes that was killed or interrupted and that no process is resuming.
 
     Raises
     ------
     ValueError
-        If there is none; the message says what there is.
+        If there is none; the message says what the store has.
     """
     going_on = 0
-    damaged: dict[str, RunFormatError] = {}  # what nobody can tell whether it was cut short
+    damaged: dict[str, RunFormatError] = {}  # it is not known whether these were cut short
     for run_id in store.ids():
         path = store.path(run_id, JOURNAL_NAME)
         try:
-            # without a line it was killed before its header was written: nothing of it is lost
+            # without a line, the run was killed before its header was written, and nothing is lost
             if not path.is_file() or _nothing_left(store, run_id) or b"\n" not in read_bytes(path):
                 continue
             resumable = bool(read_journal(path).header.request)
@@ -68,7 +68,7 @@ def run_to_resume(store: RunStore) -> str:
 
 
 def _damage(store: RunStore, damaged: Mapping[str, RunFormatError]) -> str:
-    """Return what to say of runs that may have been cut short and cannot be read, newest first."""
+    """Return the message on runs that cannot be read and may have been cut short, newest first."""
     run_id, error = next(iter(damaged.items()))
     others = f", as are {len(damaged) - 1} older ones" if len(damaged) > 1 else ""
     return (
@@ -78,7 +78,7 @@ def _damage(store: RunStore, damaged: Mapping[str, RunFormatError]) -> str:
 
 
 def _nothing_left(store: RunStore, run_id: str) -> str:
-    """Return why there is nothing to resume of a run; empty for one that was killed or that a Ctrl-C ended."""
+    """Return why a run cannot be resumed; empty if it was killed or ended by Ctrl-C."""
     try:
         run = read_record(store.path(run_id))
     except FileNotFoundError:
@@ -87,12 +87,11 @@ def _nothing_left(store: RunStore, run_id: str) -> str:
         return "has finished"
     if any(one.reason == INTERRUPTED for one in run.untested):
         return ""
-    # Time that has passed counts, so that it would stop at once; a merged run has what the shards had time for.
+    # A resumed run would stop at once, because its past time counts; a merged run has all that its shards tried.
     return "was neither killed nor interrupted: its time was up, and a longer --time-limit is another run"
 
 
 def _refuse_ended(store: RunStore, run_id: str) -> None:
-    """Raise a ValueError if there is nothing to resume of a run."""
     if run_id in store.ids() and (why := _nothing_left(store, run_id)):
         raise ValueError(f"run {run_id} {why}; there is nothing to resume")
 
@@ -106,27 +105,27 @@ def resume(
     cluster: Cluster | None = None,
     imports: Sequence[str] = (),
 ) -> tuple[RunRecord, Path]:
-    """Go on with the run ``run_id``, and return its record and the path of its baseline.
+    """Resume the run ``run_id``, and return its record and the path of its baseline.
 
     Parameters
     ----------
     baseline
-        Where the baseline is now, if not where it was.
+        The path of the baseline, if it was moved.
     cluster
         Where the ranks are now, if torchrun started them.
     imports
-        What to import: the journal alone has nothing imported.
+        The modules to import; nothing is imported only because a journal names it.
 
     Raises
     ------
     ValueError
-        If there is no such run, it was neither killed nor interrupted, another process goes on with it, or something
+        If there is no such run, it was neither killed nor interrupted, another process is resuming it, or something
         that decides what it does has changed.
     """
     _refuse_ended(store, run_id)
     writer, journal = store.reopen_run(run_id)
     with writer:
-        _refuse_ended(store, run_id)  # it may have come to its end before we had the journal
+        _refuse_ended(store, run_id)  # it may have finished before we got the journal
         header = journal.header
         request = _with_imports(_request(header), imports, f"python -m verifier run --resume {run_id}", store.root)
         path = baseline or Path(request.baseline)
@@ -136,7 +135,7 @@ def resume(
 
 
 def resume_notice(say: Callable[[str], None]) -> Listener:
-    """Return a listener that says what is kept of a run that goes on, and what was in flight when it was cut short."""
+    """Return a listener that says what a resumed run keeps, and what was in flight when it was cut short."""
 
     def listen(event: Event) -> None:
         if isinstance(event, RunResumed):
@@ -166,22 +165,22 @@ def merge(
     baseline: Path | None = None,
     imports: Sequence[str] = (),
 ) -> tuple[RunRecord, Path]:
-    """Join the shards of a run into a run of its own, and return that and the path of its baseline.
+    """Merge the shards of a run into a new run, and return its record and the path of its baseline.
 
-    Their trials are not run again. Their failures are grouped, minimised and confirmed together, as one run would do
-    it: which of them is the smallest shows only now.
+    Their trials are not run again. Their failures are grouped, minimised and confirmed together, because the smallest
+    failure of a group is known only now.
 
     Parameters
     ----------
     runs
         Ids of runs in ``store``, or the folders of runs.
     imports
-        What to import, as the shards did: their journals alone have nothing imported.
+        The modules to import, as the shards did; nothing is imported only because a journal names it.
 
     Raises
     ------
     ValueError
-        If they are not all shards of one run, each of them finished.
+        If they are not all the shards of one run, or one has not finished.
     """
     parts = sorted((_part(name, store) for name in runs), key=lambda part: part.shard)
     if not parts:
@@ -198,14 +197,14 @@ def merge(
     plan = make_plan(request, load_baseline(path))
     _check_same(header, plan.header, "the shards cannot be merged", ("when they were made", "here"))
     past = Past.of_shards([part.journal for part in parts], all(part.run.complete for part in parts))
-    # the one part of all cases: steering is shown every case, as it was in each shard
+    # shard 1 of 1: steering sees every case, as it did in each shard
     return record(replace(plan, time_limit=None, shard=RunPart(1, 1)), store, listeners, past), path
 
 
 def _part(name: str, store: RunStore) -> _Part:
     folder = store.directory / name if name in store.ids() else Path(name)
     if not (folder / JOURNAL_NAME).is_file():
-        store.load(name)  # says which run is nearest if there is none of this name
+        store.load(name)  # raises, with the nearest run id
         raise ValueError(f"{name} has no {JOURNAL_NAME}; name the folder of a run, or an id in {store.directory}")
     journal = read_journal(folder / JOURNAL_NAME)
     header = journal.header
@@ -220,7 +219,7 @@ def _part(name: str, store: RunStore) -> _Part:
 
 
 def _check_whole(parts: Sequence[_Part]) -> None:
-    """Raise a ValueError unless every shard is there, once."""
+    """Raise a ValueError unless every shard is there exactly once."""
     count = parts[0].shard.count
     names: dict[RunPart, str] = {}
     for part in parts:
@@ -240,7 +239,7 @@ def _check_whole(parts: Sequence[_Part]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- requests
 def _request(header: RunHeader) -> Request:
-    """Return what was asked for when the run was made."""
+    """Return the request of a run."""
     if not header.request:
         raise ValueError(f"run {header.id} does not say what was asked for: it is no run on meshes, or an older one")
     try:
@@ -250,7 +249,7 @@ def _request(header: RunHeader) -> Request:
 
 
 def _with_imports(request: Request, imports: Sequence[str], command: str, folder: Path) -> Request:
-    """Return the request of a journal in ``folder``, with what the command line imports, ``command`` without it."""
+    """Return ``request`` with the command line's imports; a message adds missing ones to ``command``."""
     if missing := needs_imports(request.imports, imports):
         raise OutsideError(
             f"the run imported {', '.join(missing)}; nothing that a journal names is imported, so say it: "
@@ -260,7 +259,7 @@ def _with_imports(request: Request, imports: Sequence[str], command: str, folder
 
 
 def _check_same(one: RunHeader, other: RunHeader, problem: str, where: tuple[str, str]) -> None:
-    """Raise a ValueError that names the first thing in which two runs differ that decides what a run does."""
+    """Raise a ValueError that names the first difference between two runs that decides what a run does."""
     ours, theirs = _decisive(one), _decisive(other)
     for name in {**ours, **theirs}:
         if ours.get(name) != theirs.get(name):

@@ -1,8 +1,8 @@
-"""The command line: ``run``, ``rules``, ``merge``, ``report``, ``gate``, ``replay``, and those of other packages.
+"""The command line: ``run``, ``rules``, ``merge``, ``report``, ``gate``, ``replay``, and commands of other packages.
 
 Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.
 
-What a command needs is imported when it runs: help and usage errors come without torch, which takes seconds to load.
+A command's modules are imported when it runs, so that help and usage errors do not wait seconds for torch to load.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with a run that was cut short, as it was asked for: the one whose RUN_ID follows, or else the "
+            help="Go on with a run that was cut short, with its own options: the run whose RUN_ID follows, or else the "
             "newest.",
         ),
     ] = False,
@@ -84,7 +84,7 @@ def run(
     rank_memory: RankMemory = None,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Verify ops on meshes and record what came of it."""
+    """Verify ops on meshes and record the results."""
     log_to_stderr(log_level)
     with Loading():
         from verifier.cli import work
@@ -121,7 +121,7 @@ def merge(
     baseline: BaselineOption = DEFAULT_BASELINE,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Join the shards of a run (`run --shard I/N`) into one run; what failed in any is minimised and confirmed."""
+    """Merge the shards of a run (`run --shard I/N`) into one run; minimise and confirm their failures together."""
     log_to_stderr(log_level)
     with Loading():
         from verifier.cli import work
@@ -163,15 +163,15 @@ def gate(
     rank_memory: RankMemory = None,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Hold all runs that count against the baseline: what is new, known, fixed, expired, untested.
+    """Compare all runs that count with the baseline: what is new, known, fixed, expired, untested.
 
     A run counts until torch's rules, the verifier or an import changes.
 
-    A later run of the same, at least as thorough, takes its place.
+    A later run of the same, at least as thorough, replaces it.
 
-    Everything recorded is judged, or what the pattern, --mesh and --import name.
+    All recorded runs are judged, or those that the pattern, --mesh and --import select.
 
-    If nothing of that was recorded, the gate makes a run.
+    If no such run was recorded, the gate makes a run.
     """
     log_to_stderr(log_level)
     with Loading():
@@ -188,7 +188,7 @@ def replay(
     script: Annotated[
         bool,
         typer.Option(
-            "--script", help="Print the script of the finding instead. One that has not been run is run first."
+            "--script", help="Print the script of the finding instead. A script that was never run is run first."
         ),
     ] = False,
     imports: Imports = None,

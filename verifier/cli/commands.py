@@ -1,4 +1,4 @@
-"""Commands that other packages bring, under the entry-point group ``dtensor_verifier.commands``."""
+"""Commands of other packages, in the entry-point group ``dtensor_verifier.commands``."""
 
 from __future__ import annotations
 

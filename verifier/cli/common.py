@@ -1,4 +1,4 @@
-"""What several commands of the command line do alike."""
+"""Functions that several commands share."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def command_line() -> str:
 
 
 def load_given_baseline(path: Path) -> Baseline:
-    """Return the baseline; the default one need not exist, one that was asked for must."""
+    """Return the baseline. Only the default file may be missing."""
     return load_baseline(path, missing_ok=path == DEFAULT_BASELINE)
 
 
 class _PlainConsole(Console):
-    """A console that shows what a text holds and never obeys it: styles come from us alone."""
+    """A console that shows control characters in a text instead of obeying them; all styles are ours."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -57,27 +57,27 @@ class _PlainConsole(Console):
 
 
 def consoles() -> tuple[Console, Console]:
-    """Return those of stdout and of stderr."""
+    """Return the consoles of stdout and stderr."""
     return _PlainConsole(soft_wrap=True), _PlainConsole(stderr=True, soft_wrap=True)
 
 
 def write_out(text: str, output: str = "text") -> None:
-    """Write ``text`` to stdout, with what a terminal would obey made visible; ``output`` is its format."""
+    """Write ``text`` to stdout with control characters made visible; ``output`` is its format."""
     sys.stdout.write(plain_json(text) if output == "json" else plain_text(text))
 
 
 @contextmanager
 def page_written(run: RunRecord, store: RunStore) -> Iterator[Path | None]:
-    """Write the page of ``run`` and have its path; None if it cannot be written, which is raised at the end.
+    """Write the page of ``run`` and yield its path, or None if it cannot be written; the error is raised at the end.
 
     Raises
     ------
     RunStoreError
         If the file system refuses.
     ReportInterrupted
-        If a Ctrl-C comes until the end; the record of the run is kept.
+        If a Ctrl-C comes in the block; the record of the run is kept.
     """
-    from verifier.report.latest import write_report  # loads networkx and jinja2, which the gate does without
+    from verifier.report.latest import write_report  # loads networkx and jinja2, which the gate does not need
 
     page, refusal = None, None
     try:
@@ -93,13 +93,7 @@ def page_written(run: RunRecord, store: RunStore) -> Iterator[Path | None]:
 
 
 def cluster_of(context: typer.Context, fresh: bool = True) -> Cluster | None:
-    """Return the ranks that torchrun started, if it did; a command that would not use them is refused.
-
-    Parameters
-    ----------
-    fresh
-        Whether the command is to make a run.
-    """
+    """Return the ranks that torchrun started, if any; refuse a command that makes no run (not ``fresh``)."""
     cluster: Cluster | None = context.obj
     if cluster is not None and not fresh:
         remedy = f"add --fresh, or run {context.command.name} by itself"
@@ -114,5 +108,5 @@ def refuse_cluster(context: typer.Context) -> None:
 
 
 def exit_status(run: RunRecord, baseline: Path) -> int:
-    """Return what the gate says of a run today: 0, 1 or 2."""
+    """Return the exit status of the gate for a run today: 0, 1 or 2."""
     return decide(run, load_given_baseline(baseline), datetime.now(UTC).date()).exit_status

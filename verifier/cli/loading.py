@@ -1,4 +1,4 @@
-"""Loading what takes seconds, such as torch: a signal meanwhile ends the program at once."""
+"""Loads modules that take seconds, such as torch; a signal in this time ends the program at once."""
 
 import _signal as signal  # type: ignore[import-not-found]  # the rest of it takes a tenth of a second to load
 import gc
@@ -12,8 +12,8 @@ _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 class Loading:
     """A ``with`` block in which SIGINT, SIGTERM and SIGHUP end the process with a line and their status.
 
-    A KeyboardInterrupt may become another error on its way through a module that is loaded. No garbage is collected in
-    the block: what is loaded stays, and to look through it takes a second.
+    A KeyboardInterrupt could become another error in a module that is loading. Garbage is not collected in the block,
+    because loaded modules stay, and looking through them takes a second.
     """
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the program starts: the command line in one process, or in each of those that torchrun started."""
+"""The start of the program: runs the command line in one process, or in each process that torchrun started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 INTERRUPTED = 130
-"""Exit status of what a Ctrl-C ended, as shells have it."""
+"""The exit status that shells expect after a Ctrl-C."""
 
 
 class OutputError(Exception):
@@ -38,9 +38,9 @@ class OutputError(Exception):
 
 
 class _Stdout:
-    """Standard output that raises :class:`OutputError`, by which it differs from all other files.
+    """Standard output that raises :class:`OutputError`, to distinguish its errors from those of other files.
 
-    A reader that is gone is left to typer and rich, which end without a word.
+    A closed pipe still raises BrokenPipeError, because typer and rich then end silently.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -70,9 +70,9 @@ def _output_errors() -> Iterator[None]:
 
 @contextmanager
 def _whole_output() -> Iterator[None]:
-    """Have all that is written to standard output there at the end, or raise :class:`OutputError`."""
+    """Flush standard output at the end of the block, or raise :class:`OutputError`."""
     stream = sys.stdout
-    if stream is None:  # it was closed when Python began, as by `>&-`: nobody wants to read it
+    if stream is None:  # it was closed when Python started, as by `>&-`
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
             yield
         return
@@ -84,7 +84,7 @@ def _whole_output() -> Iterator[None]:
         try:
             output.flush()
         except (OutputError, BrokenPipeError) as error:
-            with suppress(OSError):  # or Python would try once more at its end, and complain
+            with suppress(OSError):  # otherwise Python would try again at its end, and print an error
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if isinstance(error, OutputError):
                 raise
@@ -92,7 +92,7 @@ def _whole_output() -> Iterator[None]:
 
 @contextmanager
 def _plain_notices() -> Iterator[None]:
-    """Have a warning that names a line of ours written as a plain line: that line says nothing to a user."""
+    """Show a warning at a line of our code without this line, which means nothing to a user."""
     shown, ours = warnings.showwarning, os.path.dirname(os.path.abspath(verifier.__file__)) + os.sep
 
     def show(
@@ -114,8 +114,8 @@ def _plain_notices() -> Iterator[None]:
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit status 2.
 
-    SIGTERM and SIGHUP end it as a Ctrl-C does, with the status that shells expect of them. Of the processes that
-    torchrun starts the first one runs the command line; the others end with its exit status.
+    SIGTERM and SIGHUP end it as a Ctrl-C does, with the exit status that shells expect. Under torchrun, the first
+    process runs the command line; the others end with its exit status.
     """
     with one_interrupt_at_a_time(signals=ENDING_SIGNALS) as interrupts:
         status = _status_of(lambda: _main(interrupts), interrupts)
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def _main(interrupts: Interrupts) -> None:
-    if "TORCHELASTIC_RUN_ID" not in os.environ:  # not under torchrun, whose store needs torch
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # not under torchrun; its store needs torch
         _run_app(None)
         return
     with Loading():
@@ -157,16 +157,13 @@ def _run_app(cluster: Cluster | None) -> None:
         with _whole_output(), _plain_notices():
             app(obj=cluster)
     except SystemExit as ended:
-        if ended.code == INTERRUPTED:  # typer makes that of a KeyboardInterrupt, without a word
+        if ended.code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this status
             raise KeyboardInterrupt from ended
         raise
 
 
 def _status_of(work: Callable[[], None], interrupts: Interrupts) -> int:
-    """Return the exit status of ``work``, and say on stderr why it failed.
-
-    What a signal has ended has the status of that, whatever had been found by then.
-    """
+    """Return the exit status of ``work``, and say on stderr why it failed. After a signal, its status wins."""
     status = _ended(work, interrupts)
     return status if interrupts.status is None else interrupts.status
 
@@ -195,5 +192,5 @@ def _ended(work: Callable[[], None], interrupts: Interrupts) -> int:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # what cannot be said has its exit status still
+    with suppress(OSError):  # the exit status still tells
         sys.stderr.write(f"{plain_text(text)}\n")

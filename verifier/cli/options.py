@@ -1,4 +1,4 @@
-"""The options of the command line that several commands have, and what they may be."""
+"""The command-line options that several commands share, and their values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 
 DEFAULT_BASELINE = DEFAULT_REPORTS / "baseline.toml"
 DRAWN_UNASKED = ("embedding", "redistribution")
-"""The families of this distribution that a run without a pattern draws; to load all to ask them takes seconds."""
+"""The families that a run without a pattern draws. They are listed here, because loading all families takes seconds."""
 
 
 class RulesFormat(StrEnum):

@@ -1,4 +1,4 @@
-"""Shows a run while it goes on: a table on a terminal, a line per mesh elsewhere."""
+"""Shows the progress of a run: a table on a terminal, otherwise a line per mesh."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from verifier.events import (
 __all__ = ["ProgressDisplay"]
 
 RATE_WINDOW = 10.0
-"""Seconds over which trials per second are taken."""
+"""Seconds over which trials per second are counted."""
 
 
 class _Rate:
@@ -53,7 +53,7 @@ class _Rate:
 
 
 class _Row:
-    """What the table says of one family on one mesh."""
+    """The row of one family on one mesh."""
 
     def __init__(self, name: str, examples: int, clock: Callable[[], float]) -> None:
         self.name = name
@@ -79,12 +79,12 @@ class _Row:
 
     @property
     def rate(self) -> float:
-        """Trials per second: of late while it runs, over all of it afterwards."""
+        """Trials per second: recent ones while the mesh runs, all of them afterwards."""
         return self._rate.value if self.seconds is None else self.trials / max(1e-3, self.seconds)
 
 
 class ProgressDisplay:
-    """A listener that shows where the run is, on stderr."""
+    """A listener that shows the progress on stderr."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -136,7 +136,7 @@ class ProgressDisplay:
                 pass
 
     def _table(self) -> Table:
-        """Return the table as it is at this moment: a row for each mesh, and the findings so far below."""
+        """Return the current table: a row for each mesh, and the number of findings below."""
         table = Table(box=None, pad_edge=False, show_footer=True)
         restarts = f"{self._restarts} restart{'s' * (self._restarts != 1)}" if self._restarts else ""
         known = sum(self._told.values())

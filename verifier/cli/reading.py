@@ -1,4 +1,4 @@
-"""What ``report`` and ``gate`` do: they read records, and load torch only to make a run."""
+"""The commands ``report`` and ``gate``, which read records and load torch only to make a run."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def gate(
 
 
 def _newest_run(store: RunStore) -> RunRecord | None:
-    """Return the newest run on meshes and the newest rule check as one; the newer of them if the versions differ."""
+    """Return the newest run on meshes joined with the newest rule check; only the newer if their versions differ."""
     meshes, rules = store.newest_of_each_level()
     if meshes is None or rules is None:
         return meshes or rules

@@ -22,9 +22,9 @@ def replay(
     memory_limit: int | None = None,
     cluster: Cluster | None = None,
 ) -> tuple[Verdict, bool]:
-    """Return the verdict on ``trial``, and whether it is the ``expected`` one, by ranks under ``memory_limit`` (bytes).
+    """Run ``trial`` with a memory limit in bytes; return the verdict, and whether it is the ``expected`` one.
 
-    The ranks are processes of this machine, or of ``cluster``.
+    The ranks are processes of this machine, or those of ``cluster``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What the commands do that use ranks: loaded once one of them runs, since torch takes seconds to load."""
+"""The commands that use ranks. They are loaded when they run, because torch takes seconds to load."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from verifier.runs.store import RunStore
 __all__ = ["make_run", "merge", "replay", "run"]
 
 _BESIDE_RESUME = ("--resume", "--out", "--format", "--baseline", "--log-level", "--import")
-"""What may be said of a run that goes on; it takes over all else, but for code, which no file has imported."""
+"""The options that a resumed run may have; it keeps its others. Nothing is imported only because a file says so."""
 
 
 def run(
@@ -100,7 +100,7 @@ def run(
 
 
 def make_run(request: Request, path: Path, baseline: Baseline, out: Path, cluster: Cluster | None) -> RunRecord:
-    """Make the run of ``request`` and return its record; ``path`` is where ``baseline`` was read from."""
+    """Make the run of ``request`` and return its record; ``path`` is the file of ``baseline``."""
     plan = make_plan(replace(request, baseline=str(path)), baseline, cluster)
     return record(plan, RunStore(out), [ProgressDisplay(consoles()[1])])
 
@@ -135,7 +135,7 @@ def replay(
     store = RunStore(out)
     try:
         found = store.find_finding(finding)
-    except RunFormatError:  # the file of a finding, which is what was meant
+    except RunFormatError:  # the finding meant has a damaged file
         raise
     except ValueError:
         entries = [e for e in load_given_baseline(baseline).entries if e.fingerprint.startswith(finding)]
@@ -177,13 +177,13 @@ def _say_run(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoRe
 def _runnable(
     record: TrialRecord, imports: Sequence[str], named: Sequence[str], what: str, out: Path, cluster: Cluster | None
 ) -> Trial:
-    """Return the trial of a file once what the command line says is imported, if no more than that is needed."""
+    """Import the command line's imports and return the stored trial; refuse one that needs other imports."""
     if missing := needs_imports(named, imports):
         raise OutsideError(
             f"{what} was found under {import_options(missing)}; nothing that a file names is imported, so say it: "
             f"{replay_text(what, [*imports, *missing], folder=out)}"
         )
-    run_imports(imports)  # before the call is looked up: its op may be of theirs
+    run_imports(imports)  # before the call is looked up, because an import may define its op
     trial = load_trial(record)
     if reason := refusal(trial, imports, MOST_RANKS if cluster is None else cluster.world_size):
         raise OutsideError(f"{what} is not run: it {reason}")
@@ -193,7 +193,7 @@ def _runnable(
 def _replay_entry(
     entry: BaselineEntry, script: bool, imports: Sequence[str], limit: int | None, cluster: Cluster | None
 ) -> NoReturn:
-    """Replay a finding of which only the baseline knows."""
+    """Replay a finding that only the baseline has."""
     trial = _runnable(entry.trial(), imports, (), entry.fingerprint, DEFAULT_REPORTS, cluster)
     verdict, fails = replay_trial(trial, entry.verdict, imports, limit, cluster)
     if not script:
@@ -204,9 +204,9 @@ def _replay_entry(
 def _say_script(
     fingerprint: str, trial: Trial, verdict: Verdict, fails: bool, imports: Sequence[str], limit: int | None
 ) -> NoReturn:
-    """Print the script of what was replayed, and what came of it when it was run.
+    """Write and run a new script of a replayed trial, and print it with its outcome.
 
-    It is written anew: a text that was stored is only ever shown, since running it would run what a file says.
+    A stored script is never run, because it would run whatever the file contains.
     """
     if not fails:
         raise ValueError(f"{fingerprint} does not fail any more, so there is no script: {verdict.kind}")
@@ -241,6 +241,6 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 
 
 def _given(context: typer.Context) -> list[str]:
-    """Return the options and arguments that are on the command line."""
+    """Return the names of the options and arguments on the command line."""
     given = [option for option in context.command.params if _is_given(context, option.name)]
     return [max(option.opts, key=len) for option in given]

@@ -69,13 +69,13 @@ def rule_class(failure: Failure) -> RuleClass:
 
 
 def _runs_own_code(failure: Failure) -> bool:
-    """Return whether the forward call failed of an op for which DTensor has its own code, without rules."""
+    """Return whether the forward call failed, and DTensor has its own code without rules for the op."""
     call = resolve(failure.trial.case.call)
     return failure.verdict.backward is None and isinstance(call, OpOverload) and has_own_handler(call)
 
 
 def _executed(failure: Failure) -> list[Executed]:
-    """Return what DTensor ran on redistributed arguments in the phase that failed: the op, or what a program ran."""
+    """Return the ops that DTensor ran on redistributed arguments in the failed phase; only the case's op if it ran."""
     verdict, report = failure.verdict, first_report(failure.observation)
     if report is None or verdict.kind is VerdictKind.DIED:  # how far the others came depends on timing
         return []
@@ -129,20 +129,20 @@ _RULE_CLASSES: tuple[tuple[Callable[[Failure], object], Anywhere | Callable[[Fai
     (lambda failure: targets(failure.trial.case), _redistributed),
     (lambda _: True, _at_given),
 )
-"""Which failures are of which class; the first that fits counts."""
+"""A condition on failures, and the rule class under it; the first condition that holds counts."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- keys
 def group_key(failure: Failure) -> str:
-    """Return the structure that failures of one group have in common, as text."""
+    """Return the structure that failures of one group share, as text."""
     return str(structure(failure))
 
 
 def structure(failure: Failure) -> GroupKey:
-    """Return what failures of one group have in common.
+    """Return the structure that failures of one group share.
 
-    A wrong value is the same defect wherever it is noticed first and however the op was called. Crashes are of many
-    kinds; the phase, the type of the exception and the function that raised it distinguish them.
+    A wrong value is the same defect in whatever phase it is noticed and however the op was called. Crashes are
+    distinguished by the phase, the type of the exception and the function that raised it.
     """
     case, mesh_dims = failure.trial.case, failure.trial.mesh.ndim
     if failure.by_hash_seed:
@@ -173,7 +173,7 @@ _FOR_VIEWS = "_view_ops.py"
 
 
 def is_of_any_op(failure: Failure) -> bool:
-    """Return whether DTensor's code for all ops raised the exception, so that it is no defect of this op.
+    """Return whether DTensor's code for all ops raised the exception, so that the op is not to blame.
 
     The rules for views count as such code if the op is no view: autograd expands and reshapes in many backward passes.
     """

@@ -1,4 +1,4 @@
-"""What failures of one finding have in common, as data. Only the text of a :class:`GroupKey` is stored and hashed."""
+"""The structure that failures of one finding share. Only the text of a :class:`GroupKey` is stored and hashed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RuleClass:
 
 @dataclass(frozen=True)
 class GroupKey:
-    """The structure that failures of one group have in common. None stands for what does not distinguish them.
+    """The structure that failures of one group share; None for a property that does not distinguish groups.
 
     ``rules`` are the class of rules under which the op failed, or what a wrong rule does on each mesh dim. ``program``
     is the name of the program around the op.

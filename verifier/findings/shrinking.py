@@ -40,7 +40,7 @@ def shrink(
     max_examples: int,
     seed: int,
 ) -> Drawn | None:
-    """Return the smallest example for which ``fails`` holds; None if none was found, or none that fails every time.
+    """Return the smallest example for which ``fails`` holds; None if there is none, or it fails only sometimes.
 
     Parameters
     ----------

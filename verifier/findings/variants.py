@@ -33,7 +33,7 @@ __all__ = [
 
 
 def placements_of_results(failure: Failure) -> dict[int, Placements]:
-    """Return the known placements of the program's results, by their number, without those no tensor can be given."""
+    """Return the known placements of the program's results by number, without those that no tensor can be given."""
     report = first_report(failure.observation)
     placed: dict[int, Placements] = {}
     for subject, text in report.placements if report is not None else ():
@@ -102,7 +102,7 @@ def plainer_cases(trial: Trial) -> list[Trial]:
     plainer = []
     for name in sorted(case_flags(case) & set(case.kwargs)):
         kwargs = {key: value for key, value in case.kwargs.items() if key != name}
-        # a text names a mode; the default mode may not be exact, as the mean of an embedding bag
+        # a text names a mode; the default mode may not be exact, such as the mean of an embedding bag
         exact = case.exact and not isinstance(case.kwargs[name], str)
         plainer.append(replace(case, kwargs=kwargs, exact=exact))
     if any(tensor.dtype in _NARROW for tensor in tensor_arguments(case.args, case.kwargs)):

@@ -1,4 +1,4 @@
-"""The arguments of ``verify_module``: checked, and made into a :class:`ModuleCase`."""
+"""Checks the arguments of ``verify_module`` and makes a :class:`ModuleCase` of them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 ParallelPlan = ParallelStyle | Mapping[str, ParallelStyle] | Callable[..., nn.Module | None] | str
-"""A plan for ``parallelize_module`` on a 1-D mesh, or ``plan(model, mesh)``, which the ranks import by its name."""
+"""A plan for ``parallelize_module`` on a 1-D mesh, or a function ``plan(model, mesh)``; ranks import it by its name."""
 
 DIM_NAMES = ("pp", "dp", "tp")
-"""Names of the mesh dims where a call gives none: the last of these, so that a mesh of one dim is ``tp``."""
+"""Default names of the mesh dims. A mesh takes the last ones, so the dim of a 1-D mesh is ``tp``."""
 
 _Text = TypeVar("_Text", str, str | None)
 _Value = TypeVar("_Value")
@@ -52,17 +52,17 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class ModuleCase:
-    """A model, the plan that shards it, and the values that it gets; ranks get it packed.
+    """A model, the plan that shards it, and its arguments; it is packed and sent to the ranks.
 
     Attributes
     ----------
     inputs, targets, kwargs
-        Global values. ``placements`` has one entry for each input, then for each target; ``kwargs_placements`` has
-        those of ``kwargs``. An entry is None for what is no tensor.
+        Global values. ``placements`` has one entry for each input, then for each target; ``kwargs_placements`` has one
+        for each of ``kwargs``. The entry of a value that is no tensor is None.
     outputs, loss_placements
-        How plain tensors that the ranks return stand for the output and the loss, as text; None for the default.
+        The placements, as text, of plain tensors that the ranks return as output and as loss; None for the default.
     disturbed
-        How far off the gradients of a local model are.
+        How the gradients of a local model are perturbed.
 
     Raises
     ------
@@ -100,7 +100,7 @@ class ModuleCase:
 
     @property
     def input_placements(self) -> dict[str, Placements | None]:
-        """The placements of the inputs, by what messages call them."""
+        """The placements of the inputs, by their names in messages."""
         positional = enumerate(self.placements[: len(self.inputs)])
         return {f"input {name}": p for name, p in (*positional, *self.kwargs_placements.items())}
 
@@ -110,10 +110,10 @@ class ModuleCase:
         return (*self.input_placements.values(), *self.placements[len(self.inputs) :])
 
     def output_placements(self, ndims: Sequence[int]) -> tuple[Placements, ...]:
-        """Return how each tensor that the model returns is placed where it is a plain one on the ranks.
+        """Return the placements of each tensor that the model returns, for ranks on which it is a plain tensor.
 
-        ``ndims`` are the numbers of their dims. One text for all of them need not fit all: on the ranks, some may be
-        DTensors.
+        ``ndims`` has the number of dims of each tensor. If ``outputs`` is one text for all tensors, it need not fit
+        all of them, because some may be DTensors on the ranks.
         """
         if self.outputs is None:
             replicated = parse_placements(_spread("R", self.mesh))
@@ -131,7 +131,7 @@ class ModuleCase:
         return tuple(parsed)
 
     def whole_loss(self, outputs: Sequence[Placements]) -> Placements:
-        """Return how a plain loss stands for the whole one, given the placements of the outputs."""
+        """Return the placements of a plain loss, given the placements of the outputs."""
         averaged = ", ".join("P(avg)" if placement.is_shard() else "R" for placement in outputs[0])
         placements = _parsed_placements(self.loss_placements or f"({averaged})", self.mesh, "loss_placements")
         if not fits(placements, 0):
@@ -141,7 +141,7 @@ class ModuleCase:
 
 
 def _check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: ParallelPlan) -> None:
-    """Refuse a mesh that has no processes, that ``names`` do not fit, or that the plan is not for."""
+    """Refuse a mesh without processes, or one that does not fit ``names`` or the plan."""
     if mesh.backend == "simulated":
         raise ValueError(f"mesh {mesh}: a model needs a process for each rank; name it as {mesh.shape_text}")
     if len(names) != mesh.ndim or len(set(names)) != len(names):
@@ -156,7 +156,7 @@ def _check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: ParallelPlan) -> N
 
 
 def converted_values(values: object, what: str, dtype: torch.dtype | None) -> tuple[object, ...]:
-    """Return inputs or targets, which messages call ``what``, each as :func:`converted`."""
+    """Return inputs or targets, each as :func:`converted`; ``what`` is their name in messages."""
     if isinstance(values, torch.Tensor):
         raise ValueError(f"{what} is one tensor; give a sequence of them, as [{what[:-1]}]")
     if isinstance(values, Mapping) and what == "inputs":
@@ -167,14 +167,14 @@ def converted_values(values: object, what: str, dtype: torch.dtype | None) -> tu
 
 
 def converted_kwargs(kwargs: object, dtype: torch.dtype | None) -> dict[str, object]:
-    """Return the values that the model gets by name, each as :func:`converted`."""
+    """Return the keyword arguments of the model, each as :func:`converted`."""
     if not isinstance(kwargs, Mapping):
         raise ValueError(f"kwargs is of type {type(kwargs).__name__}; give a mapping from names, as {{'mask': mask}}")
     return {name: converted(value, dtype) for name, value in kwargs.items()}
 
 
 def wrong_keyword(model: nn.Module, positional: int, kwargs: Mapping[str, object]) -> str:
-    """Return what is wrong with a name in ``kwargs``, behind so many ``positional`` inputs; empty if nothing is."""
+    """Return what is wrong with a name in ``kwargs`` behind ``positional`` inputs; empty if nothing is wrong."""
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # not written in Python
@@ -193,7 +193,7 @@ def wrong_keyword(model: nn.Module, positional: int, kwargs: Mapping[str, object
 
 
 def _check_plan(plan: object, model: nn.Module) -> None:
-    """Refuse a plan that would leave a submodule as it is without a word, or that no rank could call."""
+    """Refuse a plan that no rank can call, or that names no submodule and so would silently leave it unsharded."""
     if isinstance(plan, str):
         resolve(plan)
     elif isinstance(plan, Mapping):
@@ -211,13 +211,13 @@ def _check_plan(plan: object, model: nn.Module) -> None:
 
 
 def _names(key: str, module: str) -> bool:
-    """Return whether ``parallelize_module`` takes a key of its plan for a submodule: name by name, as file names."""
+    """Return whether a key of a plan matches a submodule, as ``parallelize_module`` does: part by part, with globs."""
     keys, parts = key.split("."), module.split(".")
     return len(keys) == len(parts) and all(map(fnmatch, parts, keys))
 
 
 def built_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dtype: torch.dtype | None) -> nn.Module:
-    """Return a copy of the model, or of what a function makes, with parameters and buffers as :func:`converted`."""
+    """Return a copy of the model, which a function may make, with parameters and buffers as :func:`converted`."""
     built: object = model
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype {dtype} is not one of floating point")
@@ -230,20 +230,20 @@ def built_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int, dty
     if not isinstance(built, nn.Module):
         raise ValueError(f"model {model!r} made a {type(built).__name__}, not a torch.nn.Module")
     copy: nn.Module = unpack(packed_for_ranks(built, f"model {type(built).__name__}"))
-    # Module.to(dtype) would leave of complex numbers their real parts
+    # Module.to(dtype) would keep only the real parts of complex numbers
     copy._apply(lambda tensor: converted(tensor, dtype))  # type: ignore[no-untyped-call]
     return copy
 
 
 def converted(value: _Value, dtype: torch.dtype | None) -> _Value:
-    """Return a tensor of floating point as ``dtype``, a complex one as complex numbers of it; all else as it is.
+    """Return a floating-point tensor as ``dtype``, a complex one as the matching complex dtype, and others unchanged.
 
     >>> converted(torch.ones(2, dtype=torch.complex64), torch.float64).dtype
     torch.complex128
     """
     if dtype is None or not isinstance(value, torch.Tensor):
         return value
-    if value.is_complex():  # few ops take those of less than 32 bits a part
+    if value.is_complex():  # few ops take complex numbers with parts of less than 32 bits
         dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
     elif not value.is_floating_point():
         return value
@@ -251,19 +251,13 @@ def converted(value: _Value, dtype: torch.dtype | None) -> _Value:
 
 
 def packed_for_ranks(value: object, what: str) -> bytes:
-    """Return ``value``, which messages call ``what``, for the ranks.
-
-    Raises
-    ------
-    ValueError
-        If they could not import a part of it.
-    """
+    """Return ``value``, which messages call ``what``, packed; raise a ValueError if ranks could not import it."""
     advice = "put it at the top level of a module that the ranks can import, not of the script itself"
     try:
         data = pack(value)
     except (pickle.PicklingError, AttributeError) as error:
         raise ValueError(f"the ranks cannot be given {what}: {error}; {advice}") from error
-    except (TypeError, RuntimeError) as error:  # of what cannot be pickled wherever it is, as parametrized modules
+    except (TypeError, RuntimeError) as error:  # never picklable, such as parametrized modules
         raise ValueError(f"the ranks cannot be given {what}: {error}") from error
     if b"__main__" in data:
         raise ValueError(f"the ranks cannot be given {what}: part of it is from __main__; {advice}")
@@ -271,12 +265,12 @@ def packed_for_ranks(value: object, what: str) -> bytes:
 
 
 def _spread(text: str, mesh: MeshSpec) -> str:
-    """Return placements as text that has ``text`` on every mesh dim."""
+    """Return the text of placements that are ``text`` on every mesh dim."""
     return text if mesh.ndim == 1 else f"({', '.join([text] * mesh.ndim)})"
 
 
 def _parsed_placements(text: str, mesh: MeshSpec, what: str) -> Placements:
-    """Return the placements of an argument, called ``what`` in messages; a single R stands for all mesh dims."""
+    """Return the placements in ``text``; a single R stands for all mesh dims. Messages call the argument ``what``."""
     if not isinstance(text, str):
         raise ValueError(f"{what}: {text!r} is no text such as 'S(0)' or '(S(0), R)'")
     try:
@@ -291,14 +285,14 @@ def _parsed_placements(text: str, mesh: MeshSpec, what: str) -> Placements:
 
 
 def fits(placements: Placements, ndim: int) -> bool:
-    """Return whether a tensor of ``ndim`` dims has those that ``placements`` cut."""
+    """Return whether a tensor of ``ndim`` dims has the dims that ``placements`` shard."""
     return all((dim := sharded_dim(placement)) is None or 0 <= dim < ndim for placement in placements)
 
 
 def placements_of(
     given: str | Sequence[str | None] | None, values: Sequence[object], mesh: MeshSpec
 ) -> tuple[Placements | None, ...]:
-    """Return how each value is placed: one text for all of them, or one each; None for what is no tensor."""
+    """Return the placements of each value, None for no tensor; ``given`` is one text for all values or one each."""
     texts = _one_each(given, len(values), "placements")
     if len(texts) != len(values):
         raise ValueError(
@@ -314,7 +308,7 @@ def placements_of(
 def kwargs_placements_of(
     given: Mapping[str, str] | None, kwargs: Mapping[str, object], mesh: MeshSpec
 ) -> dict[str, Placements | None]:
-    """Return how each value of ``kwargs`` is placed: replicated unless ``given`` says so, None for no tensor."""
+    """Return the placements of each value of ``kwargs``, replicated if ``given`` has none; None if it is no tensor."""
     if given is not None and not isinstance(given, Mapping):
         raise ValueError(f"kwargs_placements is {given!r}; give a mapping from names, as {{'mask': 'S(0)'}}")
     texts = given or {}
@@ -333,7 +327,7 @@ def kwargs_placements_of(
 
 
 def _one_each(given: _Text | Sequence[_Text], count: int, what: str) -> list[_Text]:
-    """Return one text for all of ``count`` values, or one each, as a list."""
+    """Return the texts as a list; one text stands for all ``count`` values."""
     if given is None or isinstance(given, str):
         return [given] * count
     if not isinstance(given, Sequence):
@@ -351,7 +345,7 @@ def _placed_as(text: str | None, value: object, mesh: MeshSpec, what: str, which
 
 
 def misfit(placements: Placements, ndim: int, number: int, source: str = "") -> ValueError:
-    """Return the exception for an output that has not the dims which its placements cut."""
+    """Return the exception for an output that lacks a dim that its placements shard."""
     return ValueError(
         f"outputs {format_placements(placements)!r}{source} of output {number}: it is a tensor of {plural(ndim, 'dim')}"
         "; give outputs that fit, as one text or one each"
@@ -359,7 +353,7 @@ def misfit(placements: Placements, ndim: int, number: int, source: str = "") -> 
 
 
 def _plan_text(plan: object) -> str:
-    """Return what messages call a plan."""
+    """Return the name of a plan in messages."""
     if isinstance(plan, Mapping):
         return "a plan for " + ", ".join(map(str, plan))
     if isinstance(plan, partial):

@@ -1,4 +1,4 @@
-"""What processes note of a module that they run: plain data, which is packed between them."""
+"""What a process observes of a module that it runs, as plain data that processes can send to each other."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ __all__ = [
 ]
 
 OUTSIDE = ""
-"""The module to which a collective belongs that none of the submodules issues: the model itself, and the optimiser."""
+"""The module of collectives that no submodule issues, but the model itself or the optimiser."""
 PHASES = ("forward", "backward", "step")
-"""Of a step, in order."""
+"""The phases of a step, in order."""
 NOTES = ("raised in the submodule ", "raised in the backward pass, ", "warned by the plan: ")
-"""How the notes begin that an exception of a rank gets."""
+"""The beginnings of the notes that are added to an exception of a rank."""
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How far off gradients are before each step, to see what an optimiser makes of rounding.
+    """How gradients are perturbed before each step, to see how an optimiser amplifies rounding.
 
     Attributes
     ----------
     share
-        Of the largest gradient of all; an element is off by half of that to one and a half times.
+        Size of the perturbation as a share of the largest gradient; each element gets 0.5 to 1.5 times this size.
     draw
-        Which of several: an odd one is off in the other direction than the even one before. The first two are off in
-        the same direction in every step, later ones are not.
+        Number of the draw. An odd draw has the opposite direction of the even draw before. Draws 0 and 1 keep their
+        direction in every step; later draws do not.
     touched
-        Where a gradient that is 0 in the local model is not 0 on some rank, as masks by parameter. Where it is 0
-        everywhere, it is not off.
+        Masks by parameter, true where a gradient is not 0 on some rank. Elements that are 0 on all ranks and in the
+        local model are not perturbed.
     """
 
     share: float
@@ -55,11 +55,10 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds of one tensor.
+    """The local tensor that a process holds.
 
-    ``placements`` is None for a plain tensor, or where a placement is not understood, which ``reason`` then names.
-    ``mesh_dims`` are the names of the mesh dims that the placements are on, if they have any, ``shape`` the global
-    shape.
+    ``placements`` is None for a plain tensor, and for a placement that is not understood; ``reason`` then names it.
+    ``mesh_dims`` has the names of the mesh dims of a DTensor, if they have names. ``shape`` is the global shape.
     """
 
     local: torch.Tensor
@@ -72,9 +71,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A tensor that one call of a submodule returned, or the gradient of it.
+    """A tensor that one call of a submodule returned, or its gradient.
 
-    ``call`` counts the calls of the same submodule, ``leaf`` the tensors among what it returned.
+    ``call`` is the number of the call among those of the submodule, ``leaf`` the number of the tensor in its result.
     """
 
     module: str
@@ -89,14 +88,14 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ModuleCollective:
-    """How often a collective ran in one submodule, those within it not counted, in one phase of one step.
+    """How often a collective ran in one submodule, without its own submodules, in one phase of one step.
 
     Attributes
     ----------
     module
-        Name of the submodule; empty for the model itself, and for what runs after the gradients are there.
+        Name of the submodule; empty for the model itself, and for collectives after the backward pass.
     phase
-        ``forward``, ``backward`` or ``step``, the last of these for the optimiser.
+        ``forward``, ``backward``, or ``step`` for the optimiser.
     """
 
     module: str
@@ -107,11 +106,11 @@ class ModuleCollective:
 
 @dataclass(frozen=True)
 class ModuleRun:
-    """What a process saw of a model: the first step in detail, losses of all, the state after the last.
+    """What a process saw of a model: the first step in detail, the losses of all steps, and the final state.
 
-    ``result`` has what the model returned by its place in it, ``input_gradients`` the gradient of each input, first
-    the positional ones, by what messages call it, ``warnings`` what the plan warned of. ``eps`` is that of the coarsest
-    dtype that values have had on the way, which is known of the local model only.
+    ``result`` has the leaves of the model's result by path. ``input_gradients`` has the gradient of each input by its
+    name in messages, positional inputs first. ``warnings`` are the plan's. ``eps`` is the largest eps of the dtypes
+    that values have had on the way; it is known only for the local model.
     """
 
     modules: Mapping[str, str]
@@ -129,16 +128,16 @@ class ModuleRun:
 
     @property
     def returned(self) -> dict[str, Held]:
-        """The tensors that the model returned, by their place."""
+        """The tensors that the model returned, by path."""
         return {place: leaf for place, leaf in self.result.items() if isinstance(leaf, Held)}
 
 
 @dataclass(frozen=True)
 class ModuleObservation:
-    """What the local model did, and what came of the ranks.
+    """The run of the local model and the outcome of the ranks.
 
-    ``outputs`` and ``loss`` say how plain tensors of the ranks stand for the whole ones: each tensor that the local
-    model returned, in order, and the loss.
+    ``outputs`` has the placements of plain output tensors on the ranks, in the order in which the local model returns
+    them. ``loss`` has those of a plain loss.
     """
 
     local: ModuleRun
@@ -148,5 +147,5 @@ class ModuleObservation:
 
     @property
     def ranks(self) -> Sequence[ModuleRun]:
-        """What the ranks did, in order, if all of them came to an end."""
+        """The runs of the ranks, in order; only if all ranks completed."""
         return cast("Sequence[ModuleRun]", self.outcome.returned)

@@ -1,4 +1,4 @@
-"""What ranks saw of a sharded module against what the local one did: what differs, and where that began."""
+"""Compares a sharded module on the ranks with the local module: what differs, and where the difference began."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from verifier.torch_internals.placements import Placements
 __all__ = ["Judgement", "disturbances", "judge_module"]
 
 _DRAWS = 4
-"""How often gradients are put off by rounding, in pairs of opposite directions: of one draw an element might by chance
-be off in the direction in which nothing comes of it."""
+"""Number of perturbed runs, in pairs of opposite directions. In one run alone, an element might by chance be perturbed
+in the direction that has no effect."""
 _MARGIN = 3.0
-"""By how much farther than in any draw an element may be off. Where a gradient is nothing but rounding, that of the
-ranks and that of the local model may lead in opposite directions, and Adam's steps vary with its past."""
+"""Factor on the largest difference in the perturbed runs. If a gradient is only rounding error, it may have opposite
+signs on the ranks and in the local model, and Adam's steps depend on earlier gradients."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Judgement:
     Attributes
     ----------
     final
-        Differences in what counts: output, losses, gradients and the state after the last step.
+        Differences in output, losses, gradients and the state after the last step; only these fail the comparison.
     first
-        Where the first difference arose, in the order of execution; None where nothing final differs.
+        The first difference in the order of execution; None if ``final`` is empty.
     before
-        How many tensors were compared before it, in the same order, and were equal.
+        How many tensors before it, in the same order, were equal.
     layouts
-        How the ranks hold what each submodule returns.
+        The placements of each submodule's result on the ranks.
     unchecked, vacuous
-        What could not be compared, with the reason, and what is 0 or NaN everywhere, so that agreement proves
-        nothing.
+        The tensors that could not be compared, with the reason; and those that are 0 or NaN everywhere, so that
+        agreement proves nothing.
     compared
         How many tensors were compared.
     """
@@ -59,17 +59,17 @@ class Judgement:
 
 
 def judge_module(case: ModuleCase, observed: ModuleObservation, disturbed: Sequence[ModuleRun] = ()) -> Judgement:
-    """Compare what the ranks did with what the local model did.
+    """Compare the runs of the ranks with the run of the local model.
 
-    ``disturbed`` is the local model with gradients that are off by what rounding explains: as far as an element gets
-    from that of the local model, it may be off in the steps of the ranks. An optimiser that divides by the size of a
-    gradient, as Adam does, makes a step of one that is 0 but for rounding.
+    ``disturbed`` has runs of the local model whose gradients are perturbed by as much as rounding explains. An element
+    of the state may differ on the ranks by as much as it differs in these runs. An optimiser that divides by the size
+    of a gradient, as Adam does, makes a whole step from a gradient that is 0 except for rounding.
     """
     return _Judge(case, observed, disturbed).judge()
 
 
 def disturbances(case: ModuleCase, observed: ModuleObservation) -> list[Disturbance]:
-    """Return in which ways gradients are to be off, to see what the optimiser makes of rounding."""
+    """Return how to perturb the gradients of the local model, to see how the optimiser amplifies rounding."""
     matcher = Matcher(case, observed.local.eps)
     present = {name: held for name, held in observed.local.gradients.items() if held is not None}
     share = max(rounding(held.local.dtype, matcher.eps) for held in present.values())  # others may be integers
@@ -87,7 +87,7 @@ class _Judge:
         self.matcher = Matcher(case, self.local.eps)
         self.steps = len(self.local.losses)
         self.vacuous: list[str] = []
-        # a plain loss averaged over a mesh dim has gradients, before they are averaged, of as many times the size
+        # if a plain loss is averaged over n ranks, its gradients are n times as large until they are averaged
         first_losses = [run.losses[0] for run in self.ranks]
         self.averaged = math.prod(
             extent
@@ -100,7 +100,7 @@ class _Judge:
     def judge(self) -> Judgement:
         final = [*self._final_forward(), *self._final_backward(), *self._final_state()]
         final.sort(key=lambda found: PHASES.index(found.phase))  # losses of later steps follow from gradients
-        unchecked = tuple(dict.fromkeys(self.matcher.unchecked))  # what is between counts less
+        unchecked = tuple(dict.fromkeys(self.matcher.unchecked))  # tensors of submodules do not count
         forward, layouts = self._walk(self.local.outputs, [run.outputs for run in self.ranks], "forward")
         first: ModuleDifference | None = None
         before = 0
@@ -121,7 +121,7 @@ class _Judge:
     def _first(
         self, found: Sequence[ModuleDifference | None], final: Sequence[ModuleDifference]
     ) -> tuple[ModuleDifference, int]:
-        """Return the first difference on the way, or else the first final one, and the number of tensors before it."""
+        """Return the first difference in ``found``, or else in ``final``, and the number of tensors before it."""
         for number, difference in enumerate(found):
             if difference is not None:
                 return difference, number
@@ -130,7 +130,7 @@ class _Judge:
     def _with_parameters(
         self, found: Sequence[ModuleDifference | None], final: Sequence[ModuleDifference]
     ) -> list[ModuleDifference | None]:
-        """Return ``found`` with the gradients of parameters, each right after that of what its submodule returns."""
+        """Return ``found`` with the gradients of parameters, each after the gradient of its submodule's result."""
         of_modules: dict[str, list[ModuleDifference]] = {}
         for wrong in final:
             if wrong.phase == "backward":
@@ -161,7 +161,7 @@ class _Judge:
             yield from self._check(place, helds, expected, self.losses, scale * (step + 1), away=away)
 
     def _summed(self) -> float:
-        """Return how large the terms are that make up the loss, to first order: they may cancel, their rounding not."""
+        """Return the size of the loss's terms, to first order: terms may cancel, but their rounding errors do not."""
         values = {recorded.key: recorded.held.local for recorded in self.local.outputs if not recorded.module}
         terms = [
             (recorded.held.local * values[recorded.key]).abs().nan_to_num(0.0, 0.0).sum()
@@ -171,7 +171,7 @@ class _Judge:
         return sum(map(float, terms))
 
     def _final_structure(self, scale: float) -> Iterator[ModuleDifference]:
-        """Yield the first place at which a rank returns something else than the local model, and other values."""
+        """Yield the first path at which a rank returns another structure, and other leaves that differ."""
         for rank, run in enumerate(self.ranks):
             missing = [at for at in self.local.result if at not in run.result]
             odd = next(iter([*missing, *(at for at in run.result if at not in self.local.result)]), None)
@@ -258,7 +258,7 @@ class _Judge:
     def _walk(
         self, local: Sequence[Recorded], ranks: Sequence[Sequence[Recorded]], phase: str
     ) -> tuple[list[ModuleDifference | None], tuple[tuple[str, str], ...]]:
-        """Return, for each tensor in the order of the local execution, how it differs; and how the ranks hold it.
+        """Return how each tensor differs, in the order of the local execution, and its placements on the ranks.
 
         Plain tensors have no placements, so every layout is tried.
         """
@@ -272,7 +272,7 @@ class _Judge:
             helds = [table.get(recorded.key) for table in tables]
             module = recorded.module if phase == "forward" else through
             through = recorded.module
-            if all(held is None for held in helds):  # called otherwise than in the local model
+            if all(held is None for held in helds):  # the submodule is called in another way than in the local model
                 found.append(None)
                 continue
             subject = f"output of {recorded.module or 'the model'}"
@@ -291,7 +291,7 @@ class _Judge:
 
 
 def _distance(disturbed: Sequence[Held], expected: Held) -> torch.Tensor | None:
-    """Return how far off each element may be, given the local model with gradients that are off; None for nowhere."""
+    """Return by how much each element may differ, given the perturbed runs; None if no element may."""
     value = expected.local
     if not disturbed or not (value.is_floating_point() or value.is_complex()):
         return None
@@ -304,7 +304,7 @@ def _in_output(at: str) -> TensorSite:
 
 
 def _at(result: Mapping[str, Held | Plain], at: str) -> str:
-    """Return what a model returns at a place."""
+    """Return the text for what a model returns at a path."""
     found = result.get(at)
     if found is None:
         return "nothing" if at else f"values at {_places(result)}"
@@ -319,7 +319,7 @@ def _places(result: Mapping[str, object], most: int = 4) -> str:
 def _plain_difference(
     got: Held | Plain, expected: Held | Plain, share: float, scale: float
 ) -> tuple[DifferenceKind | None, str]:
-    """Return how something that is no tensor on one side or both differs, with a guess at the cause."""
+    """Return how a leaf differs that is no tensor on at least one side, with a guess at the cause."""
     if isinstance(got, Held) and isinstance(expected, Held):
         return None, ""  # compared as tensors
     if isinstance(got, Held) or isinstance(expected, Held) or got.kind != expected.kind:
@@ -336,7 +336,7 @@ def _plain_difference(
 
 
 def _unreduced(place: TensorSite, held: Held, expected: Held, text: str) -> ModuleDifference | None:
-    """Return how the part that rank 0 has differs from the whole; None if the other ranks have nothing to add."""
+    """Return how the summand on rank 0 differs from the sum; None if it equals the sum."""
     difference = compare(held.local, expected.local, 0.0)
     if difference is None:
         return None

@@ -1,4 +1,4 @@
-"""What a model returns, leaf by leaf: where each tensor is, and what there is besides tensors."""
+"""The leaves of what a model returns: tensors and other values, each with its path."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Plain", "leaves", "plain", "same_number", "shortened", "tensors"]
 
 @dataclass(frozen=True)
 class Plain:
-    """Something that is no tensor, so that processes can compare it.
+    """A leaf that is no tensor, in a form that processes can compare.
 
-    ``kind`` is ``number``, ``text``, ``None``, ``empty`` (a container with nothing in it) or ``object``. Of objects the
-    value is not known, and not compared: another process has another one.
+    ``kind`` is ``number``, ``text``, ``None``, ``empty`` (a container with nothing in it) or ``object``. Objects have
+    no value here and are not compared, because each process has its own.
     """
 
     kind: str
@@ -32,9 +32,9 @@ class Plain:
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield what is in ``value``, each with its place: in tuples, lists, mappings, dataclasses and nodes of a pytree.
+    """Yield the path and value of each leaf in tuples, lists, mappings, dataclasses and pytree nodes.
 
-    Tuples and lists have the same places, since ``torch.distributed.tensor.parallel`` makes one of the other.
+    Tuples and lists have the same paths, because ``torch.distributed.tensor.parallel`` turns one into the other.
 
     >>> list(leaves({"logits": 1, "rest": (2, [None])}))
     [("['logits']", 1), ("['rest'][0]", 2), ("['rest'][1][0]", None)]
@@ -65,7 +65,7 @@ _EMPTY = Plain("empty", None, "nothing in it")
 
 
 def _key(key: object, number: int) -> str:
-    """Return the text of a key, which must not hold an address of memory."""
+    """Return the text of a key, without a memory address."""
     known = isinstance(key, str | bytes | numbers.Number | Enum) or key is None
     return repr(key) if known else f"key {number}, a {type(key).__name__}"
 
@@ -76,7 +76,7 @@ def tensors(value: object) -> list[torch.Tensor]:
 
 
 def plain(value: object) -> Plain:
-    """Return a leaf that is no tensor as processes can compare it.
+    """Return a leaf that is no tensor as a :class:`Plain`.
 
     >>> plain(2) == plain(2.0), plain(None) == plain(0), plain(object()) == plain(print)
     (True, False, True)
@@ -113,7 +113,7 @@ def same_number(got: complex, expected: complex, absolute: float) -> bool:
 
 
 def shortened(text: str, most: int = 160) -> str:
-    """Return the begin of a text that is too long for a message.
+    """Return ``text``, cut after ``most`` characters.
 
     >>> shortened("abcdef", 3)
     'abc...'

@@ -1,4 +1,4 @@
-"""Whether ranks hold a tensor: under the placements that they have or declare, or under any that fits."""
+"""Decides whether local tensors form the expected tensor: under given placements, or under any that fit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from verifier.torch_internals.placements import Placements, norm_order
 __all__ = ["Match", "Matcher", "ModuleDifference", "Options", "TensorSite", "largest", "proves_nothing", "rounding"]
 
 SLACK = 512
-"""Units in the last place by which a value may differ: errors of rounding add up over the layers of a model."""
+"""Units in the last place by which a value may differ, because rounding errors add up over the layers of a model."""
 
 _ABSORBING = 2.0**64
-"""To this, a number that is not large itself can be added in any dtype, and nothing changes."""
+"""Adding an ordinary number to one of this size changes nothing in any dtype."""
 
 Options = tuple[tuple[Placement, ...], ...]
 """The placements to try on each mesh dim."""
@@ -33,7 +33,7 @@ Options = tuple[tuple[Placement, ...], ...]
 
 @dataclass(frozen=True)
 class ModuleDifference:
-    """One tensor that is not what the local model has.
+    """One tensor that differs from the local model's.
 
     Attributes
     ----------
@@ -42,9 +42,9 @@ class ModuleDifference:
     phase
         ``forward``, ``backward`` or ``step``.
     module
-        The submodule that it belongs to; empty for the model itself.
+        The submodule of the tensor; empty for the model itself.
     rank
-        The first rank on which it shows; -1 where it takes all ranks to see it.
+        The first rank that shows the difference; -1 if only all ranks together show it.
     likely
         A guess at the cause; empty if there is none.
     """
@@ -82,7 +82,6 @@ class TensorSite:
         index: tuple[int, ...] | None = None,
         likely: str = "",
     ) -> ModuleDifference:
-        """Return what differs here."""
         return ModuleDifference(
             kind, self.subject, self.phase, self.module, rank, str(got), str(expected), index, likely
         )
@@ -90,26 +89,26 @@ class TensorSite:
 
 @dataclass(frozen=True)
 class Match:
-    """The placements under which the ranks hold a tensor, or, with the nearest ones, what differs."""
+    """The placements under which the ranks hold a tensor, or the nearest ones and what differs under them."""
 
     placements: Placements
     found: ModuleDifference | None = None
 
 
 class Matcher:
-    """Compares what the ranks of a mesh hold with whole tensors.
+    """Compares the local tensors on the ranks of a mesh with global tensors.
 
     Parameters
     ----------
     eps
-        That of the coarsest dtype that values have had on the way.
+        The largest eps of the dtypes that values have had on the way.
 
     Attributes
     ----------
     compared
         How many tensors were compared.
     unchecked
-        What could not be, with the reason.
+        The tensors that could not be compared, with the reason.
     """
 
     def __init__(self, case: ModuleCase, eps: float) -> None:
@@ -125,14 +124,14 @@ class Matcher:
         return (Replicate(),) * self.mesh.ndim
 
     def options(self, helds: Sequence[Held | None], declared: Placements) -> Options:
-        """Return the placements on each mesh dim: those of the DTensor, and ``declared`` on dims that it is not on."""
+        """Return the placements on each mesh dim: the DTensor's, or ``declared`` if it is not on the mesh dim."""
         return tuple(
             (placement,) if (placement := self._placement_on(helds, mesh_dim)) is not None else (declared[mesh_dim],)
             for mesh_dim in range(self.mesh.ndim)
         )
 
     def any_layout(self, helds: Sequence[Held | None], expected: Held) -> Options:
-        """Return the placements on each mesh dim: those of the DTensor, and all that there are on the others."""
+        """Return the placements on each mesh dim: the DTensor's, or all possible ones if it is not on the mesh dim."""
         free = (Replicate(), *(Shard(dim) for dim in range(expected.local.ndim)), Partial("sum"))
         return tuple(
             (placement,) if (placement := self._placement_on(helds, mesh_dim)) is not None else free
@@ -152,10 +151,10 @@ class Matcher:
         return first.placements[dims.index(mesh_dim)] if dims is not None and mesh_dim in dims else None
 
     def _mesh_dims(self, held: Held) -> tuple[int, ...] | None:
-        """Return the mesh dims that the placements of a DTensor are on; None if its mesh is no part of ours."""
+        """Return the mesh dims of a DTensor; None if its mesh is no submesh of ours."""
         if held.mesh_dims and set(held.mesh_dims) <= set(self.dim_names):
             return tuple(self.dim_names.index(name) for name in held.mesh_dims)
-        # another mesh of as many dims: all ranks in another shape would not fit the local tensors
+        # another mesh with the same number of dims: with another shape, the local tensors would not fit
         whole = held.placements is not None and len(held.placements) == self.mesh.ndim
         return tuple(range(self.mesh.ndim)) if whole else None
 
@@ -177,9 +176,9 @@ class Matcher:
         factor: int = 1,
         away: torch.Tensor | None = None,
     ) -> Match:
-        """Return the first placements out of ``options`` under which the ranks hold ``expected``, or what differs.
+        """Return the first placements in ``options`` under which the ranks hold ``expected``, or what differs.
 
-        Each element may be off by that of ``away``, besides what rounding explains in values up to ``scale``.
+        Each element may differ by that of ``away``, plus what rounding explains for values up to ``scale``.
         """
 
         def differs(kind: DifferenceKind, rank: int, got: object, wanted: object, likely: str = "") -> Match:
@@ -222,9 +221,9 @@ class Matcher:
         return differs(DifferenceKind.SHAPE, 0, f"shape {list(first.local.shape)}", part, halved)
 
     def touched(self, helds: Sequence[Held | None], expected: Held) -> torch.Tensor:
-        """Return where a tensor that ranks hold as they should is not 0 on some rank, as a mask of the whole.
+        """Return a mask of the global tensor: true where its local tensor on some rank is not 0.
 
-        Of a part of a sum that is not 0 the sum may be; where the placements are not known all of it counts.
+        A summand other than 0 counts, although the sum may be 0. If the placements are not known, all elements count.
         """
         mask = torch.zeros(expected.local.shape, dtype=torch.bool)
         numbers = torch.arange(mask.numel()).view(mask.shape)
@@ -247,13 +246,13 @@ class Matcher:
         )
 
     def _allowed(self, expected: torch.Tensor, scale: float) -> float:
-        """Return the largest error that rounding explains, in a section of a model whose values go up to ``scale``."""
+        """Return the largest error that rounding explains if the model's values go up to ``scale``."""
         if not (expected.is_floating_point() or expected.is_complex()):
             return 0.0
         return rounding(expected.dtype, self.eps) * scale
 
     def value(self, helds: Sequence[Held], declared: Placements) -> torch.Tensor:
-        """Return what ranks hold together: what the parts of rank 0 and of those that belong to it reduce to."""
+        """Return the local tensor of rank 0, reduced over the mesh dims on which it is Partial."""
         (placements,) = itertools.product(*self.options(helds, declared))
         _, group = next(iter(self._groups(pending := _pending(placements))))
         parts = [helds[member].local for member in group]
@@ -267,7 +266,7 @@ class Matcher:
         absolute: float,
         away: torch.Tensor | None,
     ) -> tuple[int, tuple[DifferenceKind, int, str, str, tuple[int, ...] | None] | None]:
-        """Return how many ranks hold something else than ``placements`` promise, and what the first of them does."""
+        """Return how many ranks hold something else than ``placements`` imply, and the first of these differences."""
         pending = _pending(placements)
         cut = tuple(Replicate() if dim in pending else placement for dim, placement in enumerate(placements))
         wrong, first = 0, None
@@ -285,7 +284,7 @@ class Matcher:
         return wrong, first
 
     def _groups(self, pending: Sequence[int]) -> Iterable[tuple[int, list[int]]]:
-        """Yield each rank, or the first of those whose parts belong together, with all of these."""
+        """Yield each rank alone, or the first rank of each group that is reduced together and the group."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.mesh.world_size):
             coordinate = self.mesh.coordinate(rank)
@@ -300,7 +299,7 @@ def _pending(placements: Placements) -> list[int]:
 
 
 def _reduced(parts: Sequence[torch.Tensor], placements: Placements, mesh: MeshSpec) -> torch.Tensor:
-    """Return what parts under Partial, or their norms, reduce to; only sums and averages may meet in one tensor."""
+    """Return the reduction of Partial local tensors, or of norms; only sum and avg may occur in one tensor."""
     pending = [
         (p.reduce_op, extent) for p, extent in zip(placements, mesh.shape, strict=True) if isinstance(p, Partial)
     ]
@@ -321,7 +320,7 @@ def _reduced(parts: Sequence[torch.Tensor], placements: Placements, mesh: MeshSp
 def largest(tensors: Iterable[torch.Tensor]) -> float:
     """Return the largest finite magnitude in floating-point ``tensors``; 0 if there is none.
 
-    Beside smaller ones, what is so large that it would absorb them stands for infinity, as in masks.
+    A value that is so large that it would absorb the others counts as infinite, as in masks.
 
     >>> largest([torch.tensor([1.0, -2.0, -torch.inf, torch.finfo(torch.float32).min]), torch.tensor([7])])
     2.0
@@ -341,9 +340,9 @@ def proves_nothing(expected: torch.Tensor) -> bool:
 
 
 def rounding(dtype: torch.dtype, coarsest: float = 0.0) -> float:
-    """Return the largest error that rounding explains, of values up to 1 that were of a dtype with ``coarsest`` eps.
+    """Return the largest error that rounding explains in values up to 1; ``coarsest`` is an eps they had on the way.
 
-    In dtypes of few bits the slack would be more than the values themselves, and nothing could be wrong.
+    In dtypes of few bits the slack alone would exceed the values, so that no value could be wrong.
     """
     eps = max(torch.finfo(dtype).eps, coarsest)
     return min(SLACK * eps, math.sqrt(eps))

@@ -1,6 +1,6 @@
-"""One process's part of checking a module: run it, and note what it does, submodule by submodule.
+"""Runs a module in one process and records what each submodule does.
 
-The same code runs the local model, in the controller, and the sharded one, on each rank; nothing is judged here.
+The same code runs the local model in the controller and the sharded model on each rank. It judges nothing.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ def on_rank(mesh: DeviceMesh, packed: bytes) -> ModuleRun:
 
 
 def run_module(given: ModuleCase, mesh: DeviceMesh | None = None) -> ModuleRun:
-    """Run a model for ``given.steps`` steps and return what it did; sharded if there is a mesh."""
+    """Run a model for ``given.steps`` steps and return what it did; the model is sharded if there is a mesh."""
     warned: list[str] = []
     try:
         with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
             return _observed(given, mesh, warned)
     except Exception as error:
-        for text in warned[:_NOTED]:  # of a traceback and its notes a rank reports the last dozen
+        for text in warned[:_NOTED]:  # a rank reports only the last dozen lines of a traceback and its notes
             error.add_note(f"{NOTES[2]}{shortened(text)}")
         raise
 
 
 _NOTED = 3
-"""So many warnings become notes of an exception."""
+"""The most warnings that become notes of an exception."""
 
 
 def _observed(given: ModuleCase, mesh: DeviceMesh | None, warned: list[str]) -> ModuleRun:
@@ -120,7 +120,7 @@ def _observed(given: ModuleCase, mesh: DeviceMesh | None, warned: list[str]) -> 
 
 
 def _precisions(model: nn.Module, values: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[float]:
-    """Yield the ``eps`` of the dtype of each parameter and argument of floating point."""
+    """Yield the eps of the dtype of each floating-point parameter and argument."""
     for value in (*model.parameters(), *values, *kwargs.values()):
         if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
             yield torch.finfo(value.dtype).eps
@@ -128,10 +128,10 @@ def _precisions(model: nn.Module, values: Sequence[object], kwargs: Mapping[str,
 
 # ---------------------------------------------------------------------------------------------------------- beginning
 def _sharded(model: nn.Module, plan: object, mesh: DeviceMesh, warned: list[str]) -> nn.Module:
-    """Return the model under the plan; what that warns of is added to ``warned``."""
+    """Return the model under the plan, and add the plan's warnings to ``warned``."""
     apply: Any = resolve(plan) if isinstance(plan, str) else plan
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")  # a rank that is used again has given the same warning before
+        warnings.simplefilter("always")  # a rank that is reused may have given the same warning before
         for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", ignored)
         try:
@@ -140,7 +140,7 @@ def _sharded(model: nn.Module, plan: object, mesh: DeviceMesh, warned: list[str]
             else:
                 changed = apply(model, mesh)
         finally:
-            # on one line: some hold a whole model as text
+            # on one line, because some contain the text of a whole model
             warned += dict.fromkeys(f"{one.category.__name__}: {' '.join(str(one.message).split())}" for one in caught)
     if changed is not None and not isinstance(changed, nn.Module):
         raise TypeError(f"the plan returned a {type(changed).__name__}; return the module, or None to keep it")
@@ -148,7 +148,7 @@ def _sharded(model: nn.Module, plan: object, mesh: DeviceMesh, warned: list[str]
 
 
 def _placed(value: object, placements: Placements | None, given: ModuleCase, mesh: DeviceMesh | None) -> object:
-    """Return an input as this process gets it: whole, its own part of it, or a DTensor."""
+    """Return an input as this process gets it: the global tensor, a local tensor, or a DTensor."""
     if not isinstance(value, torch.Tensor):
         return value
     grad = value.requires_grad
@@ -164,7 +164,7 @@ def _placed(value: object, placements: Placements | None, given: ModuleCase, mes
 
 # -------------------------------------------------------------------------------------------------------------- noting
 def _held(tensor: torch.Tensor) -> Held:
-    """Return what this process has of ``tensor``, copied to the host."""
+    """Return this process's local tensor of ``tensor``, copied to the host."""
     if isinstance(tensor, DTensor):
         detached: Any = tensor.detach()
         shards = local_shards(detached)
@@ -176,7 +176,7 @@ def _held(tensor: torch.Tensor) -> Held:
 
 def _copied(local: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        dense = local.detach() if local.layout is torch.strided else local.detach().to_dense()  # as of an embedding
+        dense = local.detach() if local.layout is torch.strided else local.detach().to_dense()  # such as an embedding's
         return dense.to("cpu", copy=True).contiguous()
 
 
@@ -185,7 +185,7 @@ def _gradient(value: object) -> Held | None:
 
 
 def _disturb(model: nn.Module, how: Disturbance, step: int) -> None:
-    """Put the gradients of a local model off."""
+    """Perturb the gradients of a local model."""
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None and not p.grad.is_sparse}
     size = how.share * max(
         (float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel()), default=0
@@ -195,7 +195,7 @@ def _disturb(model: nn.Module, how: Disturbance, step: int) -> None:
     for name, gradient in gradients.items():
         share = torch.rand(gradient.shape, generator=generator) + 0.5
         sign = torch.randint(0, 2, gradient.shape, generator=generator) * 2 - 1
-        # what is 0 on all ranks, as the rows of a table that are not looked up, has no rounding
+        # gradients that are 0 on all ranks, such as those of unused rows of a table, have no rounding error
         off = (gradient != 0) | how.touched.get(name, torch.tensor(True))
         gradient.add_((direction * size * share * sign * off).to(gradient.dtype))
 
@@ -205,7 +205,7 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _own_name(model: nn.Module, name: str) -> str:
-    """Return what the local model calls a submodule or a parameter of ``model``, parts of which a plan has wrapped.
+    """Return the local model's name of a submodule or parameter of ``model``, parts of which a plan may have wrapped.
 
     >>> _own_name(nn.Sequential(torch.compile(nn.Linear(1, 1), backend="eager")), "0._orig_mod.weight")
     '0.weight'
@@ -220,7 +220,7 @@ def _own_name(model: nn.Module, name: str) -> str:
 
 
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Where ``torch.compile``, checkpointing and the first FSDP have the module that they wrap."""
+"""The attributes in which ``torch.compile``, checkpointing and the first FSDP keep the module that they wrap."""
 
 
 def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
@@ -233,7 +233,7 @@ def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 @dataclass
 class _Watch:
-    """Hooks on every submodule, around those of a plan: what goes in comes before these, what comes out after."""
+    """Hooks on every submodule. They run before the plan's input hooks and after its output hooks."""
 
     model: nn.Module
     phase: str = "forward"
@@ -246,22 +246,22 @@ class _Watch:
     _positions: dict[str, int] = field(default_factory=dict)
     _failed: str = ""
     _arrived: tuple[str, torch.Tensor] | None = None
-    """The submodule whose output got its gradient last, and that gradient."""
+    """The submodule whose output was the last to get its gradient, and this gradient."""
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Note nothing."""
+        """Record nothing."""
         yield
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Note what every submodule returns, the gradients of that, and all collectives."""
+        """Record the result of every submodule, the gradients of results, and all collectives."""
         handles = []
         for position, (full_name, module) in enumerate(self.model.named_modules()):
             name = _own_name(self.model, full_name)
             self._positions[name] = position
             handles.append(module.register_forward_pre_hook(self._entered(name), prepend=True))
-            # also where checkpointing breaks a forward off, as it does once it has what it needs
+            # always_call, because checkpointing stops a forward as soon as it has what it needs
             handles.append(module.register_forward_hook(self._left(name), always_call=True))
         try:
             with CollectiveWatch(self._collective):
@@ -278,7 +278,7 @@ class _Watch:
                 handle.remove()
 
     def _where_backward(self) -> str:
-        """Return how far the backward pass came. What runs between two submodules is in neither, so this is a guess."""
+        """Return how far the backward pass came; a guess, because ops between two submodules belong to neither."""
         if self._arrived is None:
             return "before the output of any submodule had its gradient"
         name = self._arrived[0]
@@ -287,7 +287,7 @@ class _Watch:
         return f"likely in that of the submodule {name}: its output was the last that got its gradient"
 
     def order(self, item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str]:
-        """Return the place of a count: by phase, then by module as the model lists them."""
+        """Return the sort key of a count: by phase, then by module in the order of the model."""
         (phase, module, name), _ = item
         return PHASES.index(phase), self._positions[module], name
 
@@ -301,10 +301,10 @@ class _Watch:
         def hook(_module: nn.Module, _args: object, output: object) -> None:
             entered, begin = self._stack.pop()
             assert entered == name, f"{name} ended within {entered}"
-            if sys.exc_info()[1] is not None and self.phase == "forward":  # this hook is called all the same
+            if sys.exc_info()[1] is not None and self.phase == "forward":  # always_call runs this hook then too
                 self._failed = self._failed or name
                 return
-            if self.phase != "forward":  # checkpointing runs it again
+            if self.phase != "forward":  # checkpointing runs the forward again
                 return
             self._spans.append((begin, next_sequence_number(), name))
             call = self._calls[name]
@@ -319,7 +319,7 @@ class _Watch:
     def _graded(self, name: str, call: int, leaf: int) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:
             last, same = self._arrived or (None, None)
-            # What a submodule returns as it is is also what its parent returns, whose hook comes second.
+            # A parent may return its submodule's result unchanged; the hook of the parent then runs second.
             if same is not gradient or last is None or not f"{last}.".startswith(f"{name}." if name else ""):
                 self._arrived = name, gradient
             self.gradients.append(Recorded(name, call, leaf, _held(gradient)))

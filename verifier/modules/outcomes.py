@@ -1,4 +1,4 @@
-"""What comes of ``verify_module``: the result, or the exception, in words."""
+"""The result of ``verify_module``, or its exception with a message."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["ModuleError", "ModuleVerification", "difference_error", "failure_err
 
 
 class ModuleError(AssertionError):
-    """A sharded model does not do what the local one does.
+    """A sharded model differs from the local model.
 
     Attributes
     ----------
     kind
         The verdict, such as ``WRONG_GRADIENT`` or ``HANG``.
     first
-        Where the first difference arose; None where the ranks did not come to an end.
+        Where the first difference arose; None if not all ranks completed.
     differences
-        Whatever differs of the output, the losses, the gradients and the state after the last step.
+        All differences in the output, the losses, the gradients and the state after the last step.
     """
 
     def __init__(
@@ -45,26 +45,26 @@ class ModuleError(AssertionError):
 
 @dataclass(frozen=True)
 class ModuleVerification:
-    """A sharded model that does what the local one does.
+    """A sharded model that agrees with the local model.
 
     Attributes
     ----------
     call
         Model, plan and mesh, as text.
     losses, local_losses
-        The loss of each step, of the ranks together and of the local model.
+        The loss of each step: reduced over the ranks, and of the local model.
     collectives
-        What rank 0 ran in the first step, by submodule and phase.
+        The collectives of rank 0 in the first step, by submodule and phase.
     layouts
-        How the ranks hold what each submodule returns, as ``("net1", "S(1)")``, in the order of execution; for plain
-        tensors the first layout that fits.
+        The placements of each submodule's result, as ``("net1", "S(1)")``, in the order of execution; for plain
+        tensors the first that fit.
     compared
         How many tensors were compared.
     vacuous
-        What is 0 or NaN everywhere in the local model, so that agreement proves nothing.
+        The tensors that are 0 or NaN everywhere in the local model, so that agreement proves nothing.
     warnings
-        What the plan warned of while it was applied, as ``UserWarning: ...``; with the rank before it unless all
-        ranks did.
+        The warnings while the plan was applied, as ``UserWarning: ...``; the rank stands before a warning that not
+        all ranks gave.
     """
 
     call: str
@@ -77,7 +77,7 @@ class ModuleVerification:
     warnings: tuple[str, ...] = ()
 
     def collectives_of(self, module: str, phase: str | None = None) -> dict[str, int]:
-        """Return how often each collective ran in ``module`` and what is within it, in ``phase`` or in all of them."""
+        """Return how often each collective ran in ``module`` and its submodules, in ``phase`` or in all phases."""
         inside = [
             c
             for c in self.collectives
@@ -86,7 +86,7 @@ class ModuleVerification:
         return {name: sum(c.count for c in inside if c.name == name) for name in dict.fromkeys(c.name for c in inside)}
 
     def describe(self) -> str:
-        """Return what was compared, the collectives by submodule, one a line, and what makes it prove less."""
+        """Return what was compared, the collectives by submodule, what proves nothing, and warnings; one a line."""
         lines = [f"{self.call}: {plural(self.compared, 'tensor')} equal"]
         lines += [f"  {c.phase:8} {c.module or '(model)'}: {c.count} {c.name}" for c in self.collectives]
         if self.vacuous:
@@ -97,19 +97,19 @@ class ModuleVerification:
 
 # ------------------------------------------------------------------------------------------------------------- messages
 def warning_lines(warned: Sequence[str]) -> list[str]:
-    """Return what a plan warned of as lines of a message, cut where they are long."""
+    """Return the warnings of a plan as lines of a message; long ones are cut."""
     lines = [f"  {NOTES[2]}{shortened(text)}" for text in warned[:_NAMED]]
     return lines + ([f"  and {plural(len(warned) - _NAMED, 'more warning')}"] if len(warned) > _NAMED else [])
 
 
 def some(names: Sequence[str], comma: str = ", ") -> str:
-    """Return the first of ``names``, and how many more there are."""
+    """Return the first ``names`` as text, and the number of the others."""
     more = f"{comma}and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return comma.join(names[:_NAMED]) + more
 
 
 def failure_error(outcome: TaskOutcome, call: str) -> ModuleError:
-    """Return the exception for ranks that did not all come to an end."""
+    """Return the exception for ranks that did not all complete."""
     found = outcome.failure()
     kind = {Fate.HANG: VerdictKind.HANG, Fate.DIED: VerdictKind.DIED}.get(outcome.fate, VerdictKind.CRASH)
     lines = []
@@ -129,13 +129,13 @@ def failure_error(outcome: TaskOutcome, call: str) -> ModuleError:
 
 
 _FRAMES = 12
-"""Last lines of a traceback that a message shows."""
+"""The number of last lines of a traceback that a message shows."""
 _NAMED = 5
-"""So many of the differences after the first one are named in a message."""
+"""The most further differences or warnings that a message names."""
 
 
 def difference_error(judgement: Judgement, local: ModuleRun, call: str, warned: Sequence[str]) -> ModuleError:
-    """Return the exception for a model that does something else."""
+    """Return the exception for a model that differs."""
     first = judgement.first
     assert first is not None
     kind = _VERDICTS.get(first.kind) or (

@@ -1,4 +1,4 @@
-"""``verify_module``: a whole model under a parallel plan against the same model in one process."""
+"""``verify_module``: compares a whole model under a parallel plan with the same model in one process."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ __all__ = [
 
 
 def sum_of_squares(output: object, *_targets: object) -> torch.Tensor:
-    """Return the sum of the squares of ``output``, of whose parts each rank may have one: ``P(sum)``."""
+    """Return the sum of the squares of ``output``; with a shard of it on each rank, the loss is ``P(sum)``."""
     assert isinstance(output, torch.Tensor), "the model returns more than a tensor; give a loss"
     return output.square().sum()
 
 
 def mean_square(output: object, *_targets: object) -> torch.Tensor:
-    """Return the mean of the squares of ``output``: the loss where a call names none."""
+    """Return the mean of the squares of ``output``, the default loss."""
     assert isinstance(output, torch.Tensor), "the model returns more than a tensor; give a loss"
     return output.square().mean()
 
@@ -94,66 +94,66 @@ def verify_module(
     limit: float = 120.0,
     pools: PoolSet | None = None,
 ) -> ModuleVerification:
-    """Run ``model`` under ``plan`` on a mesh, and compare with the same model in one process.
+    """Run ``model`` under ``plan`` on a mesh, and compare it with the same model in one process.
 
-    Compared are the output, the loss, the gradient of every parameter and input, and parameters and buffers after a
-    step of the optimiser. Of the output that is every tensor, every number (within rounding, unless it is an integer),
-    text or None, and where each of them is; of other objects only that they are there. Where one of them differs, what
-    every submodule returned says where that began.
+    It compares the output, the loss, the gradient of every parameter and input, and the parameters and buffers after a
+    step of the optimiser. In the output it compares the structure and every tensor, text, None and number (numbers
+    other than integers within rounding); other objects only have to be there. If anything differs, it looks for the
+    first submodule whose result differs.
 
     Parameters
     ----------
     model
-        A module, or a function that makes one, or its dotted path; the ranks have to be able to import its classes. It
-        is made once, here, and all ranks get the same parameters.
+        A module, a function that makes one, or the dotted path of such a function. It is made once, here, and all
+        ranks get the same parameters. The ranks must be able to import its classes.
     plan
-        ``plan(model, mesh)``, which changes the model in place or returns it, or its dotted path; or a plan for
-        ``parallelize_module``, on a mesh of one dim. The mesh has names: see ``dim_names``.
+        A function ``plan(model, mesh)``, which changes the model in place or returns it, or its dotted path; or a plan
+        for ``parallelize_module``, on a 1-D mesh. The mesh dims have names: see ``dim_names``.
     inputs, targets
-        Positional arguments of the model, and of the loss behind the output; global values.
+        Global values: positional arguments of the model, and of the loss after the output.
     kwargs
-        What the model gets by name: tensors, of which the gradients are compared as those of inputs are, and others.
+        Keyword arguments of the model. The gradients of tensors are compared as those of ``inputs`` are.
     mesh
-        As ``"2x2"``, ``4`` or a :class:`MeshSpec`; its ranks are processes.
+        Such as ``"2x2"``, ``4`` or a :class:`MeshSpec`; its ranks are processes.
     dim_names
         Names of the mesh dims; ``tp``, or ``dp`` and ``tp``, by default.
     placements
-        How each of inputs and targets is given to the ranks, as ``"(S(0), R)"``; one text for all of them, or one
-        each. By default all are replicated.
+        The placements of inputs and targets on the ranks, as ``"(S(0), R)"``: one text for all of them, or one each.
+        By default all are replicated.
     kwargs_placements
-        The same for tensors of ``kwargs``, by name; those that it does not name are replicated.
+        The placements of tensors of ``kwargs``, by name; by default they are replicated.
     as_dtensors
-        Give them as DTensors. Otherwise each rank gets a plain tensor, which is its part.
+        Whether the ranks get DTensors. Otherwise each rank gets its local tensor as a plain tensor.
     outputs
-        How plain tensors that the model returns stand for the output: one text for all of them, or one each, in their
-        order; by default as the first input, those by name behind the others.
+        The placements of plain tensors that the model returns: one text for all of them, or one each, in their order.
+        The default is the placements of the first input; inputs by name come after the others.
     loss
-        ``loss(output, *targets)``, or its dotted path; by default the mean of the squares.
+        A function ``loss(output, *targets)``, or its dotted path; by default the mean of the squares.
     loss_placements
-        How a plain loss stands for the whole one: ``P(avg)`` where gradients are averaged over the ranks, as data
-        parallelism does, ``P(sum)`` where they are summed, as sequence parallelism does. By default ``P(avg)`` on mesh
-        dims that cut the output, the first one if there are several.
+        The placements of a plain loss: ``P(avg)`` if gradients are averaged over the ranks, as in data parallelism, or
+        ``P(sum)`` if they are summed, as in sequence parallelism. The default is ``P(avg)`` on mesh dims that shard the
+        output (the first output if there are several).
     optimizer
-        Makes an optimiser of parameters; ``SGD(lr=0.1)`` by default. One that divides by the size of a gradient, as
-        Adam does, makes a whole step of one that is nothing but rounding. So where only steps differ, the local model
-        makes them again with gradients that are off by rounding, and an element may be three times as far off as it
-        gets then. In float64 that is next to nothing. In float32 it loosens elements whose gradient is below about
-        1e-4 of the largest one and not exactly 0 on all ranks, and 6e-5 of the largest parameter count as rounding in
-        each step: keep float64 to see a slightly wrong rate or beta.
+        Makes an optimiser of parameters; ``SGD(lr=0.1)`` by default. An optimiser that divides by the size of a
+        gradient, as Adam does, makes a whole step from a gradient that is only rounding error. If only steps differ,
+        the local model therefore repeats them with gradients perturbed by rounding, and an element may differ by three
+        times the effect of this perturbation. In float64 the effect is negligible. In float32 it loosens elements whose
+        gradient is below about 1e-4 of the largest one and not exactly 0 on all ranks, and in each step 6e-5 of the
+        largest parameter counts as rounding: use float64 to see a slightly wrong rate or beta.
     steps
-        How many steps to make, all with the same inputs. The first is compared in detail. A wrong beta of Adam shows
-        from the second on, since the first one does not depend on it.
+        Number of steps, all with the same inputs. The first step is compared in detail. A wrong beta of Adam shows
+        only from the second step on, because the first step does not depend on it.
     dtype
-        What floating-point parameters, buffers and inputs are converted to first, so that rounding neither hides a
-        difference nor makes one, and complex ones in the same way; None leaves them as they are. Where the model or
-        the loss converts values to a narrower dtype, as ``values.float()``, what rounding explains goes by that.
+        The dtype to which floating-point parameters, buffers and inputs are converted, so that rounding neither hides
+        nor causes differences; complex values get the matching dtype. None converts nothing. If the model or the loss
+        converts values to a narrower dtype, as ``values.float()`` does, the tolerance is that of the narrower dtype.
     seed
-        Of the model, if it is made here, and of random numbers on the way: ranks and the local model begin each step
-        with the same. Dropout can be compared where it acts on replicated plain tensors; elsewhere ``p`` has to be 0.
+        Seed of the model, if it is made here, and of random numbers in each step, on the ranks and locally. Dropout can
+        be compared only if it acts on replicated plain tensors; otherwise ``p`` must be 0.
     limit
         Seconds after which the ranks count as hung.
     pools
-        Where the ranks come from; without it they are started for this call.
+        The pools that provide the ranks; without them, ranks are started for this call.
 
     Returns
     -------
@@ -165,13 +165,12 @@ def verify_module(
     ModuleError
         If something differs, or the ranks raise, hang or die.
     NothingVerified
-        If every gradient of the local model is 0 or NaN, if the plan shards nothing, or if something that counts could
-        not be compared.
+        If every gradient of the local model is 0 or NaN, the plan shards nothing, or a tensor could not be compared.
     ToolError
         If the ranks could not be started.
     ValueError
-        If an argument does not fit, or the ranks cannot import it; if the local model raises; or if this process has
-        registered a sharding rule that the ranks cannot have, with the option that gives it to them.
+        If an argument does not fit, the ranks cannot import it, or the local model raises. Also if this process has
+        registered a sharding rule that the ranks do not have; the message names the option that gives it to them.
     """
     __tracebackhide__ = True
     spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(str(mesh))
@@ -201,7 +200,7 @@ def verify_module(
 
 # --------------------------------------------------------------------------------------------------------- observation
 def observe(case: ModuleCase, limit: float, pools: PoolSet | None) -> ModuleObservation:
-    """Run the local model, then the ranks: of ``pools``, or else of their own, for ``limit`` seconds at most."""
+    """Run the local model, then the ranks (from ``pools``, or new ones) for ``limit`` seconds at most."""
     __tracebackhide__ = True
     packed = packed_for_ranks(case, "plan, loss, optimizer or inputs")
     try:
@@ -229,7 +228,7 @@ def observe(case: ModuleCase, limit: float, pools: PoolSet | None) -> ModuleObse
 
 # ------------------------------------------------------------------------------------------------------------- verdict
 def judge(case: ModuleCase, observed: ModuleObservation) -> ModuleVerification:
-    """Return what was compared and equal; raise what ``verify_module`` raises once the ranks have run."""
+    """Return the result of ``verify_module``, or raise its exception, after the ranks have run."""
     __tracebackhide__ = True
     if not observed.outcome.ok:
         raise failure_error(observed.outcome, str(case))
@@ -266,10 +265,7 @@ def judge(case: ModuleCase, observed: ModuleObservation) -> ModuleVerification:
 
 
 def _check_fit(observed: ModuleObservation, matcher: Matcher, source: str) -> None:
-    """Refuse placements of an output that has not the dims which they cut, where ranks hold it as a plain tensor.
-
-    What a DTensor is placed as it says itself.
-    """
+    """Refuse placements that shard a dim that the output lacks, unless the output is a DTensor with its own."""
     returned = observed.local.returned.items()
     for number, ((at, expected), declared) in enumerate(zip(returned, observed.outputs, strict=True)):
         helds = [run.returned.get(at) for run in observed.ranks]
@@ -279,7 +275,7 @@ def _check_fit(observed: ModuleObservation, matcher: Matcher, source: str) -> No
 
 
 def _warnings(runs: Sequence[ModuleRun]) -> tuple[str, ...]:
-    """Return what the plan warned of, each once: with the rank before it unless all ranks did."""
+    """Return each warning of the plan once, after the ranks that gave it unless all did."""
     found: dict[str, list[int]] = {}
     for rank, run in enumerate(runs):
         for text in run.warnings:
@@ -291,7 +287,7 @@ def _warnings(runs: Sequence[ModuleRun]) -> tuple[str, ...]:
 
 
 def _nothing_sharded(runs: Sequence[ModuleRun], placements: Sequence[Placements | None]) -> bool:
-    """Return whether every rank just ran the local model."""
+    """Return whether every rank ran the model without any sharding."""
     replicated = all(placement.is_replicate() for given in placements for placement in given or ())
     return replicated and not any(
         run.collectives or any(held.dtensor for held in (*run.state.values(), *(seen.held for seen in run.outputs)))

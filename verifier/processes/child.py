@@ -1,7 +1,7 @@
-"""A child process that may be killed, crash or hang: ranks, level-1 workers and scripts of findings are such.
+"""Child processes that may be killed, crash or hang: ranks, level-1 workers and scripts of findings.
 
 A :class:`Child` runs the function ``main`` of a module, which calls :func:`begin` first. It has a connection to this
-process, memory that is shared with it, and a pipe whose end kills it when this process is gone.
+process, memory shared with it, and a pipe that kills the child when this process has ended.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from verifier.processes.limits import die_with
 __all__ = ["Child", "begin", "run_to_end"]
 
 ENDING_LIMIT = 30.0
-"""Seconds that a process gets to end that is killed, or whose connection is closed."""
+"""Seconds that a process gets to end after it was killed or its connection was closed."""
 GROUP_ENDING_LIMIT = 2.0
-"""Seconds that processes get to end once they are asked to."""
+"""Seconds that processes get to end after each signal."""
 _LOG_READ = 8192
 
 
@@ -40,22 +40,22 @@ class Child:
     Parameters
     ----------
     module
-        Whose function ``main`` it runs.
+        The child runs the function ``main`` of this module.
     connection_fd
-        Its end of the connection to this process; the caller closes its own copy.
+        The child's end of the connection; the caller closes its own copy.
     arguments
-        What :func:`begin` returns to it.
+        What :func:`begin` returns in the child.
     fds
-        Further file descriptors that it inherits; the caller closes its own copies.
+        Further file descriptors of the child; the caller closes its own copies.
     environment
-        Its environment, to which what every child has is added.
+        The child's environment, without the variables that every child gets.
     steps
-        What fork servers do before they start it; a process that is not forked has to do the same itself.
+        What fork servers do before they start the child; a process that is not forked must do this itself.
 
     Attributes
     ----------
     memory
-        A page that it shares with this process; it can be read until :meth:`close`, whatever becomes of the child.
+        A page that the child shares with this process; readable until :meth:`close`, even after the child has ended.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Child:
 
     @property
     def computed(self) -> float:
-        """Seconds of processors that it has used; 0 if it has ended."""
+        """CPU seconds that it has used; 0 if it has ended."""
         try:
             text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -105,7 +105,7 @@ class Child:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def ending(self) -> str:
-        """Return how it ended, as ``signal SIGKILL`` or ``exit status 1``, once its end of the connection is closed."""
+        """Return how it ended, as ``signal SIGKILL`` or ``exit status 1``, after its connection was closed."""
         try:
             code = self._process.wait(timeout=ENDING_LIMIT)
         except subprocess.TimeoutExpired:
@@ -122,17 +122,17 @@ class Child:
         return os.fstat(self._log.fileno()).st_size
 
     def log(self, since: int = 0) -> tuple[str, bool]:
-        """Return the end of what it has written since byte ``since``, and whether that begins within a line."""
+        """Return the last text that it wrote after byte ``since``, and whether this text begins within a line."""
         end = self.written
         start = max(since, end - _LOG_READ)
         return os.pread(self._log.fileno(), end - start, start).decode(errors="replace"), start > since
 
     def kill(self) -> None:
-        """End it without waiting for that."""
+        """Kill it without waiting."""
         self._process.kill()
 
     def close(self) -> None:
-        """End it, if it lives, and release all that belongs to it."""
+        """End it if it runs, and release its resources."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, which kills it on the way out
             self._process.wait(timeout=ENDING_LIMIT)
@@ -145,9 +145,9 @@ class Child:
 
 
 def begin() -> tuple[Connection, mmap.mmap, list[int], list[str]]:
-    """Return, in a child that has just started, the connection, the shared memory, further descriptors and arguments.
+    """Return in a new child its connection, shared memory, further descriptors and arguments.
 
-    From here on the child is killed when the controller is gone, and leaves no core behind.
+    From then on the child is killed when the controller has ended, and writes no core dump.
     """
     connection_fd, lifeline, memory_fd, *fds = map(int, sys.argv[1].split(","))
     die_with(lifeline)
@@ -156,9 +156,9 @@ def begin() -> tuple[Connection, mmap.mmap, list[int], list[str]]:
 
 
 def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:
-    """Run a script in its folder and end all that it has started.
+    """Run a script in its folder, and end all processes that it started.
 
-    Return the exit status, None if the script has not ended after ``limit`` seconds, and what it wrote: stderr first.
+    Return the exit status (None after ``limit`` seconds) and the output, stderr first.
     """
     with subprocess.Popen(
         [sys.executable, str(path)],
@@ -168,7 +168,7 @@ def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a group with what it starts, which would live on without it
+        start_new_session=True,  # a group with its own processes, which could outlive it
     ) as script:
         try:
             said, errors = script.communicate(timeout=limit)
@@ -180,9 +180,9 @@ def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:
 
 
 def _end_group(leader: subprocess.Popen[str]) -> None:
-    """End the processes of a group, if they have not ended.
+    """End the processes of a group, first with SIGTERM.
 
-    They are asked to first: what unlinks their semaphores once they are gone ignores that, and goes by itself.
+    The process that unlinks their semaphores ignores SIGTERM, and ends after them.
     """
     for asked in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + GROUP_ENDING_LIMIT

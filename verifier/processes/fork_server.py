@@ -1,12 +1,11 @@
-"""The program of a fork server: a process that has loaded torch and forks others that need it.
+"""The program of a fork server: a process that has loaded torch and forks processes that need it.
 
 A server loads a module, then waits for requests on a Unix socket. For each request it starts a process that runs the
-function ``main`` of the module. It forks them, so that they start at once. That is safe because the server has no
-thread, no process group and no CUDA context; if loading made any of these, it starts the processes in the usual way.
+function ``main`` of the module. It forks these processes, so that they start at once. Forking is safe because the
+server has no thread, no process group and no CUDA context; if loading made any of these, the server does not fork.
 
-The ``forkserver`` of :mod:`multiprocessing` does not serve here. A program has one of it, and ranks need one for each
-hash seed. Its processes have the environment, folder and output of the server, and they outlive a client that was
-killed.
+The ``forkserver`` of :mod:`multiprocessing` is not enough: a program has only one, but ranks need one for each hash
+seed. Its processes have the environment, folder and output of the server, and outlive a killed client.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from verifier.processes.limits import die_with
 __all__ = ["ENDED", "STARTED", "Request", "of_this_user", "send_request", "start"]
 
 STARTED = struct.Struct("i")
-"""The first answer of a server, the process id; a pidfd comes with it."""
+"""The first answer of a server: the process id, sent with a pidfd."""
 ENDED = struct.Struct("i")
 """The second answer: the exit status, or the signal that ended the process as a negative number."""
 _LENGTH = struct.Struct("I")
@@ -45,7 +44,7 @@ _REQUEST_LIMIT = 10.0
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a client asks for. The descriptors of the process come with it, the first of them for stdout and stderr.
+    """A client's request. The descriptors of the process are sent with it, the first for stdout and stderr.
 
     Parameters
     ----------
@@ -69,17 +68,16 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a process that runs the function ``main`` of ``module``.
 
-    The process ignores what asks a program to end. Schedulers send that to all processes of a job, and the controller,
-    which gets it as well, would take the end of a rank for a fault of what the rank ran. There is no collection of
-    garbage: nothing that is loaded becomes any, and looking for some takes a sixth of the time. ``_signal`` loads at
-    once, ``signal`` does not.
+    The process ignores SIGINT, SIGTERM and SIGHUP. Schedulers send these to all processes of a job; the controller
+    gets them too, and would otherwise blame the trial for the end of a rank. Garbage is not collected, because loading
+    leaves none and looking for it takes a sixth of the time. ``_signal`` loads faster than ``signal``.
 
     Parameters
     ----------
     fds
         Descriptors that it inherits; their numbers are its first argument.
     log
-        Where it writes its stdout and stderr.
+        The descriptor of its stdout and stderr.
     """
     ignored = "; ".join(f"s.signal(s.{name}, s.SIG_IGN)" for name in ("SIGINT", "SIGTERM", "SIGHUP"))
     source = f"import gc, _signal as s; gc.disable(); {ignored}; from {module} import main; main()"
@@ -89,13 +87,13 @@ def start(
         stdout=log,
         stderr=log,
         pass_fds=fds,
-        start_new_session=True,  # its terminal and its group are the controller's
+        start_new_session=True,  # otherwise it would share the controller's terminal and group
         env=environment,
     )
 
 
 def of_this_user(connection: socket.socket) -> bool:
-    """Return whether the process at the other end is one of this user; others can see the socket, too."""
+    """Return whether the process at the other end belongs to this user; other users can see the socket too."""
     _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(user == os.getuid())
 
@@ -108,7 +106,7 @@ def send_request(connection: socket.socket, request: Request, fds: Sequence[int]
 
 
 def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
-    """Receive what :func:`send_request` sends; raises an OSError or an EOFError if the client is gone."""
+    """Receive a request with its descriptors; raises an OSError or an EOFError if the client is gone."""
     head, fds, *_ = socket.recv_fds(connection, _LENGTH.size, _MOST_FDS)
     try:
         if len(head) < _LENGTH.size:
@@ -127,7 +125,7 @@ def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
 
 @dataclass(frozen=True)
 class _Process:
-    """A process that was started, how to wait for its end, and the client that wants to know of it."""
+    """A started process, how to wait for its end, and the client to tell about the end."""
 
     pidfd: int
     wait: Callable[[], int]
@@ -208,7 +206,7 @@ def _hung_up(connection: socket.socket) -> bool:
 
 
 def _start(request: Request, fds: Sequence[int]) -> tuple[int, Callable[[], int]]:
-    """Start what the request asks for in the usual way."""
+    """Start the requested process without a fork."""
     os.chdir(request.folder)
     environment = {**request.environment, "PYTHONPATH": os.pathsep.join(request.path or [""])}
     process = start(request.module, fds[1:], request.arguments, fds[0], environment)
@@ -216,7 +214,7 @@ def _start(request: Request, fds: Sequence[int]) -> tuple[int, Callable[[], int]
 
 
 def _become(request: Request, path: Sequence[str], fds: Sequence[int], of_the_server: Sequence[int]) -> NoReturn:
-    """Run, in a process that was just forked, what the request asks for, and end with its status."""
+    """Run the requested function in a process that was just forked, and end with its status."""
     status: object = 1
     try:
         for fd in of_the_server:
@@ -245,20 +243,20 @@ def _become(request: Request, path: Sequence[str], fds: Sequence[int], of_the_se
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(status & 0xFF if isinstance(status, int) else 1)  # without what the server would do at its own end
+    os._exit(status & 0xFF if isinstance(status, int) else 1)  # skips the exit handlers of the server
 
 
 def _may_fork() -> bool:
-    """Return whether a process that is forked from this one can use all that is loaded."""
+    """Return whether a process forked from this one can use all loaded modules."""
     torch = sys.modules.get("torch")
     return len(os.listdir("/proc/self/task")) == 1 and not (torch is not None and torch.cuda.is_initialized())
 
 
 def main() -> None:
-    """Load a module, do what is asked for beyond that, and serve.
+    """Load a module, do further steps, and serve.
 
-    The arguments are the descriptors of the listener and the lifeline, the module, and in JSON what else to do: lists
-    of a function, as ``module:name``, and its arguments.
+    The arguments are the descriptors of the listener and the lifeline, the module, and the steps in JSON: lists of a
+    function, as ``module:name``, and its arguments.
     """
     descriptors, module, steps = sys.argv[1:]
     listener, lifeline = map(int, descriptors.split(","))
@@ -269,10 +267,10 @@ def main() -> None:
         for function, *arguments in json.loads(steps):
             owner, _, name = function.partition(":")
             getattr(importlib.import_module(owner), name)(*arguments)
-    except BaseException:  # noqa: BLE001 - a process that starts in the usual way tells why it cannot
+    except BaseException:  # noqa: BLE001 - a process that is not forked will show the error
         forks = False
     forks = forks and _may_fork()
     gc.collect()
-    gc.freeze()  # a collection in a forked process would write to, and so copy, the pages of all that is loaded
-    added = [folder for folder in sys.path if folder not in path]  # by files, for the modules beside them
+    gc.freeze()  # a collection in a forked process would write to all pages of loaded modules, and so copy them
+    added = [folder for folder in sys.path if folder not in path]  # by imported files, for the modules beside them
     _Server(socket.socket(fileno=listener), lifeline, forks, added).serve()

@@ -1,9 +1,9 @@
-"""Processes that start at once because a fork server has loaded torch already: the client's side.
+"""The client of fork servers, which have loaded torch so that processes start at once.
 
 A program has one server for each hash seed and each module whose ``main`` its processes run, and shares it among all
-pools. What the user imports is loaded by a second server, which the first one forks. ``DTENSOR_VERIFIER_FORKS=off``
-turns servers off. Several programs, such as those that a session of tests starts, share the servers of the one that
-sets the variable by :func:`shared_servers`; each has its own imports.
+pools. A second server, which the first one forks, loads the user's imports. ``DTENSOR_VERIFIER_FORKS=off`` turns
+servers off. Several programs, such as those of a test session, share the servers of the program that sets the variable
+by :func:`shared_servers`; each program has its own imports.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from verifier.processes.fork_server import ENDED, STARTED, Request, of_this_user
 __all__ = ["FORKS", "Forked", "Step", "fork", "server_pids", "shared_servers"]
 
 FORKS = "DTENSOR_VERIFIER_FORKS"
-"""The environment variable: ``off``, or the name under which programs share servers."""
+"""Environment variable: ``off``, or the name under which programs share servers."""
 LOAD_LIMIT = 180.0
 """Seconds that a server gets to load torch."""
 MOST_OF_IMPORTS = 16
 """Most servers with imports of the user's that a process has."""
 LISTEN_LIMIT = 2.0
-"""Seconds in which a server that another process is about to start has to listen."""
+"""Seconds to wait for a server that another process is starting."""
 _AT_LOAD = ("ATEN_", "CUDA_", "GLOO_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH")
-"""Beginnings of the environment variables that torch may read while it is loaded: servers differ by them."""
+"""Prefixes of environment variables that torch may read while loading; each set of values gets its own server."""
 
 
 Step: TypeAlias = tuple[str, ...]
-"""What a server does once: a function, as ``module:name``, and its arguments."""
+"""A function that a server calls once, as ``module:name``, and its arguments."""
 
 
 class Forked:
-    """A process that a fork server starts for this one, used as a :class:`subprocess.Popen` is.
+    """A process that a fork server starts for this one, with the methods of :class:`subprocess.Popen`.
 
     Parameters
     ----------
     connection
-        To the server, which has been sent the request.
+        The connection to the server, after the request was sent.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -62,12 +62,12 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """The process id, once the server has loaded torch; 0 if the server has ended before it started the process."""
+        """The process id, after waiting for the server; 0 if the server ended before it started the process."""
         self._meet(LOAD_LIMIT)
         return self._pid
 
     def poll(self) -> int | None:
-        """Return how the process ended, as :meth:`subprocess.Popen.poll` does; None if it runs or is about to."""
+        """Return how the process ended, as :meth:`subprocess.Popen.poll` does; None if it has not ended."""
         return self._ended(0.0)
 
     def wait(self, timeout: float) -> int:
@@ -78,7 +78,7 @@ class Forked:
         return status
 
     def kill(self) -> None:
-        """Kill the process; one that the server has not started yet ends as soon as it finds its lifeline closed."""
+        """Kill the process. If the server has not started it yet, it ends when it finds its lifeline closed."""
         if self._status is None and not self._meet(0.0):
             self._leave(-signal.SIGKILL)
         elif self._pidfd >= 0:
@@ -108,7 +108,7 @@ class Forked:
             if _readable(self._connection.fileno(), 1.0):
                 with contextlib.suppress(OSError):
                     answer = self._connection.recv(ENDED.size)
-            self._leave(ENDED.unpack(answer)[0] if answer else 1)  # 1: the server is gone, and nobody knows
+            self._leave(ENDED.unpack(answer)[0] if answer else 1)  # 1: the server is gone, so the status is not known
         return self._status
 
     def _leave(self, status: int) -> None:
@@ -134,7 +134,7 @@ def fork(
     path: Sequence[str],
     steps: Sequence[Step] = (),
 ) -> Forked | None:
-    """Have a fork server start a process, as soon as it has loaded torch; None where processes start in the usual way.
+    """Have a fork server start a process when it has loaded torch; return None if there is no server.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def fork(
     environment, path
         Its environment and its ``sys.path``.
     steps
-        What is done before the process is forked. Programs share what the first step does, not what others do.
+        What the server does before it forks. Programs share the first step, but not others.
     """
     if os.environ.get(FORKS) == "off":
         return None
@@ -207,7 +207,7 @@ def _server(
 
 
 def _connect(name: str) -> socket.socket | None:
-    """Return a connection to the server of that name, also one that is still loading; None if there is none."""
+    """Return a connection to the server ``name``, which may still be loading; None if there is none."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(_address(name))
@@ -221,7 +221,7 @@ def _connect(name: str) -> socket.socket | None:
 
 
 def _address(name: str) -> bytes:
-    return b"\0" + name.encode()  # in no file system: nothing stays behind
+    return b"\0" + name.encode()  # an abstract address, so that no file stays behind
 
 
 def _installed_in(path: Sequence[str]) -> list[str]:
@@ -245,7 +245,7 @@ def _retire_all_but(most: int) -> None:
 
 
 def _await(server: str) -> socket.socket | None:
-    """Return a connection to a server that another process of the session is starting at this moment."""
+    """Return a connection to a server that another process of the session is just starting."""
     until = time.monotonic() + LISTEN_LIMIT
     while (connection := _connect(server)) is None and time.monotonic() < until:
         time.sleep(0.01)
@@ -258,7 +258,7 @@ _listeners: list[socket.socket] = []
 
 @cache
 def _own_name(pid: int) -> str:
-    """Return the name under which this process has servers of its own; a process that it forks has another one."""
+    """Return the name of the servers that only this process uses; forked processes have other names."""
     name = f"dtensor-verifier-{pid}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(_address(name))
@@ -268,13 +268,13 @@ def _own_name(pid: int) -> str:
 
 
 def server_pids() -> list[int]:
-    """Return the process ids of the servers that this process has started, which end with it."""
+    """Return the process ids of the servers that this process has started."""
     return [server.pid for server in _started.values()]
 
 
 @contextmanager
 def shared_servers() -> Iterator[None]:
-    """Have all programs that this one starts share its servers; these end with the block."""
+    """Let all programs that this one starts share its servers, which end with the block."""
     before = os.environ.get(FORKS)
     name = f"dtensor-verifier-{os.getpid()}-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,4 +1,4 @@
-"""What a process that runs hostile code sets up for itself: that it ends with its controller, and a limit of memory."""
+"""Ends a process with its controller, and limits its memory."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _OUT_OF_MEMORY = re.compile(r"bad_alloc|can't allocate memory|Cannot allocate me
 
 
 def die_with(lifeline_fd: int) -> None:
-    """Have the kernel kill this process when the controller is gone, even in the middle of a native call.
+    """Have the kernel kill this process when the controller has ended, even during a native call.
 
-    A thread that reads the pipe would need the interpreter lock for that, and PR_SET_PDEATHSIG goes by the end of the
-    thread that started the process. Nothing may ever be written to the pipe: that would kill as well.
+    A thread that reads the pipe would need the interpreter lock, and PR_SET_PDEATHSIG acts when the starting thread
+    ends. Nothing may ever be written to the pipe, because a write kills the process too.
     """
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    if wait([lifeline_fd], 0):  # it was gone before
+    if wait([lifeline_fd], 0):  # the controller ended before
         os._exit(1)
 
 
@@ -41,14 +41,14 @@ def mapped_memory() -> int:
 
 
 def limit_memory(above: int) -> None:
-    """Let allocations fail that go more than ``above`` bytes beyond what is mapped now."""
+    """Let allocations fail that map more than ``above`` bytes in addition to those mapped now."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = mapped_memory() + above
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def memory_note(text: str, limit: int | None) -> str:
-    """Return what to put before ``text`` if it tells of an allocation that failed; an empty string otherwise.
+    """Return a prefix for ``text`` if it reports a failed allocation; an empty string otherwise.
 
     >>> memory_note("terminate called after throwing an instance of 'std::bad_alloc'", 512 << 20)
     'out of memory under the limit of 512 MiB a rank: '
@@ -61,7 +61,7 @@ def memory_note(text: str, limit: int | None) -> str:
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Return whether what a process said on its way out tells of an allocation that failed.
+    """Return whether a process's last output reports a failed allocation.
 
     >>> is_out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
     True
@@ -93,12 +93,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_rank_memory(text: str | None) -> int | None:
-    """Return the bytes that ``--rank-memory`` names, None if it was not given.
+    """Return the bytes that ``--rank-memory`` names; None if the option was not given.
 
     Raises
     ------
     ValueError
-        If it is no size, or one under which a rank could do nothing.
+        If it is no size, or too little for a rank.
     """
     if text is None:
         return None
@@ -115,7 +115,7 @@ def parse_rank_memory(text: str | None) -> int | None:
 
 
 def format_size(size: int) -> str:
-    """Return a number of bytes as people write it.
+    """Return a number of bytes with a unit.
 
     >>> format_size(4 << 30), format_size(1536 << 10), format_size(100)
     ('4 GiB', '1.5 MiB', '100 B')

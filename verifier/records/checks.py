@@ -1,7 +1,6 @@
-"""What a record must be beyond the types of its fields, so that whatever reads it can rely on that.
+"""Checks what the types of a record's fields leave open, once, when a file is read.
 
-A file that was read back may have been written by anybody. Names in it become paths and anchors, verdicts become keys,
-trials are run again; so each is checked once, where the file is read.
+Anybody may have written the file. Its names become paths and anchors, its verdicts become keys, and its trials are run.
 """
 
 from __future__ import annotations
@@ -36,17 +35,11 @@ _VERDICTS = tuple(kind.value for kind in VerdictKind)
 _ACCUSING = tuple(kind.value for kind in VerdictKind if kind.bad)
 _CONFIRMATIONS = (CONFIRMED, UNCONFIRMED, NOT_TRIED)
 _LARGEST = 1 << 64
-"""Counts and bytes are below; so is every number that a float or a page can show."""
+"""Counts and bytes are at most this large, so that floats and pages can show them."""
 
 
 def check_record(record: RunRecord | FindingRecord | RunHeader) -> None:
-    """Check all that the types of a record's fields leave open.
-
-    Raises
-    ------
-    ValueError
-        With the field and what is wrong in it.
-    """
+    """Raise a ValueError with the first field that is wrong, and why."""
     if isinstance(record, RunHeader):
         _check_header(record)
     elif isinstance(record, FindingRecord):
@@ -122,7 +115,7 @@ def _check_rules(op: OpRulesRecord, where: str) -> None:
 
 # ------------------------------------------------------------------------------------------------------ single values
 def check_name(name: str, where: str) -> None:
-    """A name of our own stands in paths, in commands that a user copies, and in a page as what a link points at."""
+    """Check a name that will stand in paths, in commands that a user copies, and in links of a page."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,99}", name):
         raise ValueError(f"{where} {name[:100]!r} is none; it has letters, digits, and -._:+ within")
 
@@ -147,11 +140,11 @@ def _check_meshes(meshes: Iterable[str], where: str) -> None:
 
 
 def _check_numbers(value: object, where: str) -> None:
-    """Check that each number can be shown and added up; those of cases are no counts, and are the codec's."""
+    """Check that numbers can be shown and added up, except those in trials, which :func:`check_trial` checks."""
     if isinstance(value, TrialRecord):
         return
     if isinstance(value, int | float):
-        if not (-_LARGEST if where.endswith("seed") else 0) <= value <= _LARGEST:  # NaN is not, either
+        if not (-_LARGEST if where.endswith("seed") else 0) <= value <= _LARGEST:  # False for NaN too
             raise ValueError(f"{where} is no number that a run counts up to")
     elif is_dataclass(value):
         for field in fields(value):

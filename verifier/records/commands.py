@@ -1,4 +1,4 @@
-"""The commands that messages tell the user to type, made from fields."""
+"""The commands that messages tell the user to type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command_text(name: str, folder: Path = DEFAULT_REPORTS) -> str:
 def replay_text(
     fingerprint: str, imports: Sequence[str] = (), rank_memory: str = "", folder: Path = DEFAULT_REPORTS
 ) -> str:
-    """Return the command that runs a finding again, with the imports and the limit of memory that it needs.
+    """Return the command that replays a finding, with the imports and the memory limit that it needs.
 
     >>> replay_text("0b4a15ec4750", ["my rules.py"], "512MiB")
     "python -m verifier replay 0b4a15ec4750 --import 'my rules.py' --rank-memory 512MiB"
@@ -35,17 +35,17 @@ def replay_text(
 
 
 def replay_command(finding: FindingRecord, folder: Path = DEFAULT_REPORTS) -> str:
-    """Return the command that runs the smallest case of ``finding``, which is recorded in ``folder``, again."""
+    """Return the command that replays ``finding``, which is recorded in ``folder``."""
     return replay_text(finding.fingerprint, finding.imports, finding.rank_memory, folder)
 
 
 def finding_text(finding: FindingRecord, folder: Path = DEFAULT_REPORTS) -> str:
-    """Return the message of a finding, and as its last line the command that reproduces it."""
+    """Return the message of a finding; its last line is the command that reproduces the finding."""
     return f"{finding.message}\n  reproduce: {replay_command(finding, folder)}"
 
 
 def resume_text(run_id: str, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> str:
-    """Return the command that goes on with a run.
+    """Return the command that resumes a run.
 
     >>> resume_text("20260105-101500-ab", ["mine.ops"])
     'python -m verifier run --resume 20260105-101500-ab --import mine.ops'

@@ -1,4 +1,4 @@
-"""Files that hold records: JSON that names its format version, and that is replaced as a whole or not at all."""
+"""Files of records: JSON with its format version, written atomically."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __all__ = [
 
 _Record = TypeVar("_Record", RunRecord, FindingRecord, RunHeader)
 DEFAULT_REPORTS = Path("reports")
-"""Where reports and runs are kept unless another place is named."""
+"""The default folder of reports and runs."""
 AS_IT_WAS = "what was there is as it was"
-"""What still stands if a file cannot be replaced, where nothing else is to be said of it."""
+"""The end of a message on a file that cannot be replaced."""
 
 
 def out_option(folder: Path) -> str:
-    """Return what a command that is told to the user ends with, if what it reads is kept in ``folder``.
+    """Return the option that a command needs to read from ``folder``; empty for the default.
 
     >>> out_option(Path("my nights")), out_option(DEFAULT_REPORTS)
     (" --out 'my nights'", '')
@@ -54,33 +54,33 @@ def out_option(folder: Path) -> str:
 
 
 class RunFormatError(ValueError):
-    """A stored file is not what this version of the verifier reads; the message is one line, whatever the file has."""
+    """A stored file that this version of the verifier cannot read; the message is one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
 
 
 class OtherVersionError(RunFormatError):
-    """A stored file is whole as far as anybody can tell, and another version of the verifier wrote it."""
+    """A stored file of another version of the verifier."""
 
 
 class RunStoreError(ReportedError):
-    """The file system refused; the message says which path, why, and what is kept. ``__cause__`` is the OSError."""
+    """The file system refused; the message has the path, the reason and what is kept. ``__cause__`` is the OSError."""
 
 
 def encode_record(record: RunRecord | FindingRecord) -> bytes:
-    """Return the record as JSON, ``format_version`` first, with a newline at its end."""
+    """Return the record as JSON with ``format_version`` first, and a newline."""
     return msgspec.json.encode(version_first(record)) + b"\n"
 
 
 def version_first(record: RunRecord | FindingRecord) -> dict[str, Any]:
-    """Return the fields of the record as plain values, ``format_version`` first."""
+    """Return the fields of the record as plain values with ``format_version`` first."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
     return {"format_version": fields.pop("format_version"), **fields}
 
 
 def read_record(path: Path) -> RunRecord:
-    """Return the run that is stored in the file ``path``.
+    """Return the run in the file ``path``.
 
     Raises
     ------
@@ -93,20 +93,12 @@ def read_record(path: Path) -> RunRecord:
 
 
 def read_finding(path: Path) -> FindingRecord:
-    """Return the finding that is stored in the file ``path``; raises as :func:`read_record` does."""
+    """Return the finding in the file ``path``; raises as :func:`read_record` does."""
     return convert_fields(decode_versioned(read_bytes(path), str(path)), FindingRecord, str(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what is in the file ``path``.
-
-    Raises
-    ------
-    RunFormatError
-        If it is there and cannot be read.
-    FileNotFoundError
-        If there is no such file.
-    """
+    """Return the content of ``path``; raise FileNotFoundError, or RunFormatError if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -116,7 +108,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
-    """Return the JSON object ``data`` if it has our version, which explains every other difference if it has not."""
+    """Return the JSON object in ``data``. Its version is checked first, because another version explains any error."""
     try:
         fields = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -134,7 +126,7 @@ def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
 
 
 def convert_fields(fields: object, schema: type[_Record], where: str) -> _Record:
-    """Return the record that plain values stand for; :class:`RunFormatError` if they do not follow its schema."""
+    """Return the record in plain values; raise :class:`RunFormatError` if they do not follow its schema."""
     try:
         record = msgspec.convert(fields, schema)
         check_record(record)
@@ -144,12 +136,12 @@ def convert_fields(fields: object, schema: type[_Record], where: str) -> _Record
 
 
 def write_atomically(path: Path, data: bytes, kept: str) -> None:
-    """Write ``data`` to ``path`` so that a reader finds the old content or the new, never a part, even after a crash.
+    """Write ``data`` to ``path`` so that a reader finds all old or all new content, even after a crash.
 
     Parameters
     ----------
     kept
-        What still stands if the write fails, for the message.
+        For the message: what is kept if the write fails.
 
     Raises
     ------
@@ -175,14 +167,14 @@ def write_atomically(path: Path, data: bytes, kept: str) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data``: a disk that fills up takes a part first and says so only at the next attempt."""
+    """Write all of ``data``; a full disk takes a part of it first, and fails only at the next write."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the entries of a directory survive a power cut, where the platform can."""
+    """Make the entries of a directory survive a power cut, if the platform can."""
     with contextlib.suppress(PermissionError):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -192,14 +184,13 @@ def _sync_directory(path: Path) -> None:
 
 
 def refused(verb: str, path: Path, error: OSError, kept: str) -> RunStoreError:
-    """Return what to raise where the file system refuses to ``verb`` the file ``path``."""
+    """Return the exception for a file system that refuses to ``verb`` the file ``path``."""
     return RunStoreError(f"cannot {verb} {path}: {error.strerror or error}; {kept}")
 
 
 def new_run_id() -> str:
-    """Return a new id: UTC time to the microsecond, and six random hex digits. Sorts by time.
+    """Return a new id that sorts by time: UTC time to the microsecond, and six random hex digits.
 
-    Processes that start in the same microsecond differ in the random part; :meth:`RunStore.open_run` refuses an id
-    that exists, should even that coincide.
+    :meth:`RunStore.open_run` refuses an id that exists.
     """
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S-%f}-{secrets.token_hex(3)}"

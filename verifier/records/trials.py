@@ -1,4 +1,4 @@
-"""Whether a stored trial can be run again, as far as that can be told without torch."""
+"""Decides whether a stored trial can be run again, without torch as far as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verifier.records.schema import TensorRecord, TrialRecord
 __all__ = ["check_trial", "surely_loads"]
 
 _DEEPEST, _MOST_DIMS, _LARGEST = 30, 16, 1 << 40
-"""Nesting, tensor dims and strides that torch takes for certain."""
+"""Nesting, tensor dims and sizes that torch certainly accepts."""
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _COMPLEX = ("complex64", "complex128")
 _INTEGERS = {
@@ -35,14 +35,9 @@ _PLACEMENT = re.compile(
 
 
 def check_trial(trial: TrialRecord) -> None:
-    """Check that a stored trial can be run again.
+    """Check that a stored trial can be run again; raises as :func:`verifier.records.values.load_trial` does.
 
-    Torch is loaded only for a trial about which there is a doubt: it decides then, and its reason is told.
-
-    Raises
-    ------
-    ValueError
-        As :func:`verifier.records.values.load_trial` does.
+    Torch is loaded only for a trial in doubt; it then decides, and gives the reason.
     """
     if not surely_loads(trial):
         from verifier.records.values import load_trial  # loads torch
@@ -51,7 +46,7 @@ def check_trial(trial: TrialRecord) -> None:
 
 
 def surely_loads(trial: TrialRecord) -> bool:
-    """Return whether :func:`load_trial` takes ``trial``; where False is returned it may take it all the same."""
+    """Return True if :func:`load_trial` certainly accepts ``trial``; False means that it may."""
     try:
         MeshSpec.parse(trial.mesh, device=trial.device)
     except ValueError:
@@ -71,7 +66,7 @@ def _are_placements(text: str) -> bool:
 
 
 def _holds(stored: Any, levels: int = _DEEPEST) -> bool:
-    """Return whether a stored argument is surely one that can be loaded."""
+    """Return whether a stored argument can certainly be loaded."""
     if isinstance(stored, list):
         return levels > 0 and all(_holds(item, levels - 1) for item in stored)
     if not isinstance(stored, dict):

@@ -1,9 +1,6 @@
-"""Two encodings of cases and trials: by value for files, and compact for pipes between processes.
+"""Cases and trials by value, as JSON that names every dtype and spells out every number.
 
-The first is for people and for later versions: JSON that names every dtype and spells every number, so that a finding
-can be read, edited and run again when the generators that drew it have changed. The second is for speed: a trial
-crosses a pipe for every rank, and torch's own reducers move tensors through files and shared memory, which costs
-milliseconds and file descriptors for tensors of a few hundred bytes.
+People can read and edit a finding, and later versions can run it again after the generators of its case have changed.
 """
 
 from __future__ import annotations
@@ -40,9 +37,9 @@ _TORCH_NAMES: dict[str, type] = {
     "memory_format": torch.memory_format,
 }
 _DEEPEST = 100
-"""Levels of lists, tuples and dicts that an argument may have; torch's own walks of them end in a RecursionError."""
+"""The most levels of lists, tuples and dicts in an argument; torch's own recursion fails for more."""
 _MOST_DIMS = 64
-"""Tensor dims that torch's views have."""
+"""The most tensor dims for which torch has views."""
 _SEEDS = 1 << 64
 _TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", "placement", "device", *_TORCH_NAMES)
 _STORABLE = (
@@ -54,14 +51,14 @@ _STORABLE = (
 def case_record(case: OpCase) -> CaseRecord:
     """Return ``case`` by value, ready to be written as JSON.
 
-    What is kept of a tensor is what an op can see: dtype, shape, values, whether it is contiguous, whether it requires
-    a gradient and whether it is an ``nn.Parameter``. Not kept: the payload of a NaN, the device, the exact strides of a
-    tensor that is not contiguous, and that two arguments share memory.
+    A stored tensor keeps its dtype, shape, values, and whether it is contiguous, requires a gradient and is an
+    ``nn.Parameter``. It loses the payload of a NaN, its device, the exact strides if it is not contiguous, and the fact
+    that it shares memory with another argument.
 
     Raises
     ------
     TypeError
-        If an argument cannot be stored; the message says which, as ``args[1][0]``.
+        If an argument cannot be stored; the message names it, as ``args[1][0]``.
 
     >>> case_record(OpCase("aten.sum.dim_IntList", "torch.sum", (torch.tensor([1.0, -0.0]),), {"dim": (0,)})).kwargs
     {'dim': {'tuple': [0]}}
@@ -78,7 +75,7 @@ def case_record(case: OpCase) -> CaseRecord:
 
 
 def load_case(record: CaseRecord) -> OpCase:
-    """Return the case that :func:`case_record` stored; its tensors are new ones, on the CPU.
+    """Return the case that :func:`case_record` stored, with new tensors on the CPU.
 
     Raises
     ------
@@ -98,7 +95,7 @@ def load_case(record: CaseRecord) -> OpCase:
 
 
 def trial_record(trial: Trial) -> TrialRecord:
-    """Return ``trial`` by value. ``trace`` and ``fault`` are not kept: they belong to a run, not to what was tried.
+    """Return ``trial`` by value, without ``trace`` and ``fault``, which belong to a run.
 
     Raises
     ------
@@ -146,7 +143,7 @@ def _store_placements(placements: Placements) -> str:
 
 
 def _store(value: object, where: str) -> Any:
-    """Return ``value`` as what JSON can hold; a dict with one key out of ``_TAGS`` says what JSON has no word for.
+    """Return ``value`` as JSON values; a dict with one key of ``_TAGS`` stands for types that JSON lacks.
 
     Types are compared exactly: a NumPy float is a ``float`` to ``isinstance`` and would come back as another type.
     """
@@ -191,7 +188,7 @@ def _store_text(text: str, where: str) -> str:
 
 
 def _store_float(value: float) -> float | str:
-    """JSON has no word for nan and the infinities."""
+    """Return nan and the infinities as text, because JSON lacks them."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -218,7 +215,7 @@ def _store_tensor(tensor: torch.Tensor, where: str) -> TensorRecord:
 
 
 def check_dense(tensor: torch.Tensor, where: str) -> None:
-    """Raise TypeError for a tensor that is more than numbers in memory, and so would lose something on the way."""
+    """Raise TypeError for a tensor that is not dense, because storing it would lose information."""
     reason = ""
     if type(tensor) not in (torch.Tensor, nn.Parameter):
         reason = f"it is a {type(tensor).__name__}"
@@ -317,7 +314,7 @@ def _load_tensor(stored: Any, where: str) -> torch.Tensor:
     elif dtype.is_floating_point:
         values, wide = [_load_float(value, where) for value in values], torch.float64
     else:
-        # torch.tensor would cut 1.5 to 1 without a word.
+        # torch.tensor would silently cut 1.5 to 1.
         wanted = bool if dtype is torch.bool else int
         for value in values:
             if type(value) is not wanted:
@@ -334,9 +331,9 @@ def _load_tensor(stored: Any, where: str) -> torch.Tensor:
 
 
 def _not_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values in the storage of the transposed tensor, or with gaps where a transpose changes nothing.
+    """Return the same values in the memory order of the transposed tensor.
 
-    A vector, or a matrix with one row, is contiguous whichever way it is turned.
+    A vector or a matrix with one row is contiguous in either order, so it gets gaps between its elements.
     """
     dims = tuple(reversed(range(tensor.ndim)))
     turned = tensor.permute(dims).contiguous().permute(dims)
