@@ -35,7 +35,7 @@ from verifier.core.observation import Fate, Observation
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
-from verifier.meshes.processes import PoolError, Spares
+from verifier.meshes.processes import PoolError, Starter
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.trials import plan_case
@@ -43,6 +43,7 @@ from verifier.planning.trials import plan_case
 FAULTS = ("raise:1", "kill:0", "abort:1", "skip:1", "exhaust:0", "hang:1", "bad_alloc:1", "from outside")
 TRIAL_LIMIT = 20.0
 RANK_MEMORY = 1 << 30
+STARTER = Starter((), RANK_MEMORY, one_hash_seed=True)
 GROWTH = 1.10
 BATCH = 50
 
@@ -156,19 +157,6 @@ def growth(samples: Sequence[Sample], settled: int) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
-class OneSeed(Spares):
-    """Processes with the same hash seed on every rank.
-
-    Between rules that cost the same DTensor chooses by the hash seed (docs/explanations/ranks-that-disagree.md). A
-    process that takes the place of another one must not choose otherwise than that did.
-    """
-
-    def hash_seed(self, rank: int) -> int:
-        """Return the same for any rank."""
-        del rank
-        return 0
-
-
 Outcome = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
@@ -245,8 +233,8 @@ def main() -> None:
             (faults_run, faulty, random.Random(arguments.seed)),
         ):
             with (
-                contextlib.closing(OneSeed((), RANK_MEMORY)) as spares,
-                Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, memory_limit=RANK_MEMORY, spares=spares) as pool,
+                # between rules that cost the same DTensor chooses by the hash seed
+                Pool(PoolKey.of(mesh), trial_limit=TRIAL_LIMIT, memory_limit=RANK_MEMORY, starter=STARTER) as pool,
             ):
                 run(pool, todo, chance, progress)
     except KeyboardInterrupt:

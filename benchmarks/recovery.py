@@ -6,13 +6,12 @@
 rebuild in place          a rank raised and the others wait for it: connections are broken, all meet in a new world
 rebuild after a skip      two collectives that never meet, found out by the time limit; then as above
 full respawn              all processes are ended and started anew
-respawn of one            the rank that died is started anew, the others stay
-warm spare                a process that has loaded torch takes the place of the rank that died
-warm spare after a hang   likewise of a rank that hangs in Python; the others are given up on after 1 s
-all died                  warm spares, as many as there are at most, and new processes take all seats
+new process               a process that is forked takes the place of the rank that died
+new process after a hang  likewise of a rank that hangs in Python; the others are given up on after 1 s
+all died                  new processes take all seats
 ========================  =============================================================================================
 
-The time limit itself is not counted. Beside the times is what a spare costs: its proportional set size.
+The time limit itself is not counted. Beside the times is what a rank costs: its proportional set size.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
-from verifier.meshes.processes import Spares
 
 TRIAL_LIMIT = 3.0
 
 
 @dataclass(frozen=True)
 class Way:
-    """How the ranks are broken, with what fate, how many spares are there, and whether all processes are ended.
+    """How the ranks are broken, with what fate, and whether all processes are ended.
 
     In the fault ``all`` stands for all ranks.
     """
@@ -49,7 +47,6 @@ class Way:
     name: str
     fault: str
     fate: Fate
-    spares: int = 0
     all_anew: bool = False
 
     def fault_of(self, ranks: int) -> str:
@@ -60,10 +57,9 @@ WAYS = (
     Way("rebuild in place", "raise:1", Fate.STUCK),
     Way("rebuild after a skip", "skip:1", Fate.HANG),
     Way("full respawn", "raise:1", Fate.STUCK, all_anew=True),
-    Way("respawn of one", "kill:1", Fate.DIED),
-    Way("warm spare", "kill:1", Fate.DIED, spares=1),
-    Way("warm spare after a hang", "hang:1", Fate.HANG, spares=1),
-    Way("all died", "kill:all", Fate.DIED, spares=Spares.most),
+    Way("new process", "kill:1", Fate.DIED),
+    Way("new process after a hang", "hang:1", Fate.HANG),
+    Way("all died", "kill:all", Fate.DIED),
 )
 
 
@@ -83,18 +79,6 @@ def proportional_set_size(pid: int) -> int:
     return int(match[1]) << 10
 
 
-def wait_until_idle(pids: list[int]) -> None:
-    """Wait until processes use no processor time, as spares do once they have loaded everything."""
-
-    def used() -> list[list[str]]:
-        return [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids]
-
-    before = None
-    while (now := used()) != before:
-        before = now
-        time.sleep(1.0)
-
-
 @contextmanager
 def ended_anew(pool: Pool, active: bool) -> Iterator[None]:
     """Have every fault end all processes, as was done before single ones could be replaced."""
@@ -112,29 +96,22 @@ def ended_anew(pool: Pool, active: bool) -> Iterator[None]:
 
 def measure(ranks: int, way: Way, repeat: int, say: Callable[[str], None]) -> list[float]:
     """Return the seconds that the ranks took to be of use again, ``repeat`` times."""
-    spares = Spares(count=way.spares, eager=True)
-    spares.most = way.spares  # also after a loss
     seconds = []
-    try:
-        with Pool(PoolKey(ranks, "gloo", "cpu"), trial_limit=TRIAL_LIMIT, spares=spares) as pool:
-            for number in range(repeat):
-                list(pool.run([make_trial(ranks)]))
-                wait_until_idle([*spares.pids, *pool.pids])
-                if number == 0 and spares.pids:
-                    sizes = [proportional_set_size(pid) >> 20 for pid in (spares.pids[0], pool.pids[0])]
-                    say(f"  a spare takes {sizes[0]} MiB, a rank {sizes[1]} MiB")
-                with ended_anew(pool, way.all_anew):
-                    observations = pool.run([make_trial(ranks, way.fault_of(ranks)), make_trial(ranks)])
-                    began = time.perf_counter()
-                    broken = next(observations)  # comes once the ranks have been mended
-                    following = next(observations)
-                    whole = time.perf_counter() - began
-                    list(observations)
-                assert broken.fate is way.fate, broken.detail
-                assert following.fate is Fate.COMPLETED, following.detail
-                seconds.append(whole - broken.seconds)
-    finally:
-        spares.close()
+    with Pool(PoolKey(ranks, "gloo", "cpu"), trial_limit=TRIAL_LIMIT) as pool:
+        for number in range(repeat):
+            list(pool.run([make_trial(ranks)]))
+            if number == 0 and way is WAYS[0]:
+                say(f"  a rank takes {proportional_set_size(pool.pids[0]) >> 20} MiB")
+            with ended_anew(pool, way.all_anew):
+                observations = pool.run([make_trial(ranks, way.fault_of(ranks)), make_trial(ranks)])
+                began = time.perf_counter()
+                broken = next(observations)  # comes once the ranks have been mended
+                following = next(observations)
+                whole = time.perf_counter() - began
+                list(observations)
+            assert broken.fate is way.fate, broken.detail
+            assert following.fate is Fate.COMPLETED, following.detail
+            seconds.append(whole - broken.seconds)
     return seconds
 
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from verifier.placements.algebra import shard_bounds
+from verifier.placements.bounds import shard_bounds
 
 __all__ = [
     "LARGEST_VALUE",

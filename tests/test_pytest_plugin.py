@@ -319,7 +319,7 @@ def test_other_sessions_are_left_alone(pytester: pytest.Pytester) -> None:
             assert heavy & set(sys.modules) == set()
         """
     )
-    result = run_session(pytester)
+    result = run_session(pytester, forked=False)
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*verifier*trials*")
     assert not (pytester.path / "reports").exists()

@@ -30,13 +30,19 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Event:
+    recalled: bool = False
+    """Whether the campaign took the event from its past: the journal of a resumed run has it already."""
+
+
 @dataclass(frozen=True)
-class RunStarted:
+class RunStarted(_Event):
     header: RunHeader
 
 
 @dataclass(frozen=True)
-class MeshStarted:
+class MeshStarted(_Event):
     """The cases of a mesh begin: at most ``examples`` of them."""
 
     mesh: MeshSpec
@@ -45,14 +51,14 @@ class MeshStarted:
 
 
 @dataclass(frozen=True)
-class EntryStarted:
+class EntryStarted(_Event):
     """The baseline entry ``fingerprint`` is replayed."""
 
     fingerprint: str
 
 
 @dataclass(frozen=True)
-class CaseStarted:
+class CaseStarted(_Event):
     """The trials of a case are sent to the ranks; ``digest`` is a hash of the case, its trials and all their values.
 
     Cases are numbered from 1, over all meshes and families of the plan.
@@ -66,7 +72,7 @@ class CaseStarted:
 
 
 @dataclass(frozen=True)
-class TrialFinished:
+class TrialFinished(_Event):
     observation: Observation
     verdict: Verdict
     rows: tuple[tuple[str, str], ...]
@@ -76,7 +82,7 @@ class TrialFinished:
 
 
 @dataclass(frozen=True)
-class RulesClaimed:
+class RulesClaimed(_Event):
     """DTensor claims these ``rules`` for ``op``; each is the input placements on one mesh dim, as text."""
 
     op: str
@@ -84,7 +90,7 @@ class RulesClaimed:
 
 
 @dataclass(frozen=True)
-class CaseSkipped:
+class CaseSkipped(_Event):
     """``what`` was not tried, ``count`` times, because of ``reason``."""
 
     what: str
@@ -93,7 +99,7 @@ class CaseSkipped:
 
 
 @dataclass(frozen=True)
-class PoolRestarted:
+class PoolRestarted(_Event):
     """The ranks were started again, because of ``reason``."""
 
     mesh: MeshSpec
@@ -102,14 +108,14 @@ class PoolRestarted:
 
 
 @dataclass(frozen=True)
-class GroupStarted:
+class GroupStarted(_Event):
     """The group ``key`` of failures is minimised."""
 
     key: str
 
 
 @dataclass(frozen=True)
-class GroupSettled:
+class GroupSettled(_Event):
     """The group ``key`` of failures is the baseline entry ``fingerprint``."""
 
     key: str
@@ -117,7 +123,7 @@ class GroupSettled:
 
 
 @dataclass(frozen=True)
-class FindingReported:
+class FindingReported(_Event):
     """A finding: ``group`` is the key of its failures, ``became`` the key of the minimised failure."""
 
     finding: FindingRecord
@@ -126,7 +132,7 @@ class FindingReported:
 
 
 @dataclass(frozen=True)
-class RunResumed:
+class RunResumed(_Event):
     """An interrupted run continues: ``trials`` are kept, ``in_flight`` names the work that was interrupted, if any."""
 
     trials: int
@@ -136,7 +142,7 @@ class RunResumed:
 
 
 @dataclass(frozen=True)
-class TrialRepeated:
+class TrialRepeated(_Event):
     """A trial is run again: it was in flight when the run was interrupted, or a rank was killed in it."""
 
     trial: Trial
@@ -145,7 +151,7 @@ class TrialRepeated:
 
 
 @dataclass(frozen=True)
-class RunFinished:
+class RunFinished(_Event):
     seconds: float
     complete: bool
     """False if the run was interrupted or ran out of time before it reached every mesh."""

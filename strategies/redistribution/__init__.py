@@ -11,10 +11,11 @@ from torch.distributed.tensor import Partial
 
 from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
 from verifier.core.case import MeshSpec, OpCase
+from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS
 from verifier.placements.alphabet import Alphabet
 from verifier.planning.families import DrawContext, NarrowFamily
 from verifier.programs import targets
-from verifier.torch_internals.placements import BITWISE_REDUCTIONS, REDUCTIONS, strides_of
+from verifier.torch_internals.placements import strides_of
 
 __all__ = ["FAMILY", "RedistributionFamily"]
 

@@ -16,7 +16,7 @@ from strategies.torchrec.checks import check_table
 from strategies.torchrec.layouts import make_layout
 from strategies.torchrec.lookup import pooled, sum_gradients
 from strategies.torchrec.tables import assemble, claims_of, distribute, group_of, held
-from verifier.placements.algebra import shard_bounds
+from verifier.placements.bounds import shard_bounds
 from verifier.planning.boundary import declares
 
 __all__ = ["OPTIMIZERS", "TRAIN", "train"]

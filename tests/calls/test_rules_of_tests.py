@@ -6,7 +6,6 @@ Each rule here is wrong on purpose, so that a ``verify`` that passes has not see
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_commands import run_module
 from sessions import newest, run_session
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate
@@ -153,9 +153,7 @@ def write(folder: Path, **sources: str) -> None:
 def reproduce(said: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the last command that a session told its user to type, in ``folder``, as it is."""
     command = re.findall(r"reproduce: (python -m verifier replay .*)", said)[-1]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    words = [sys.executable, *shlex.split(command)[1:]]
-    return subprocess.run(words, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    return run_module(*shlex.split(command)[2:], folder=folder)
 
 
 # ------------------------------------------------------------------------------------------------------------ sessions

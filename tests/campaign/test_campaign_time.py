@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,24 +31,30 @@ SECONDS = 2.0
 
 
 class Clock:
-    """Stands for the module ``time``."""
+    """Stands for ``time.monotonic``."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 class Slow:
-    """Stands for a pool whose ranks find nothing wrong with anything, and take their time."""
+    """Stands for pools whose ranks find nothing wrong with anything, and take their time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.started = 0
 
+    def of(self, _: MeshSpec) -> Slow:
+        return self
+
     def start(self) -> None:
         self.started += 1
+
+    def close(self) -> None:
+        pass
 
     def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]:
         for trial in trials:
@@ -88,7 +93,6 @@ class Planning(Slow):
 
 
 def events_of(
-    monkeypatch: pytest.MonkeyPatch,
     time_limit: float | None,
     max_examples: int = 30,
     past: Past | None = None,
@@ -102,8 +106,6 @@ def events_of(
     """
     clock = Clock()
     pool = make_pool(clock)
-    monkeypatch.setattr(campaign, "time", clock)
-    monkeypatch.setattr(campaign, "Spares", lambda *_, **__: SimpleNamespace(close=lambda: None))
     header = RunHeader("run", "", 0, "dev", list(FAMILIES), [*map(str, MESHES)], [], "cpu", 3, time_limit, [], {}, "")
     selected = {LOOKUPS.name: LOOKUPS.ops, BAGS.name: BAGS.ops[:2]}
     plan = Plan(
@@ -111,11 +113,10 @@ def events_of(
         time_limit=time_limit,
     )  # fmt: skip
     events: list[Any] = []
-    made = Campaign(plan, events.append, past)
-    made._pools = SimpleNamespace(of=lambda _: pool, close=lambda: None)  # type: ignore[assignment]
+    made = Campaign(plan, pool, events.append, past, clock=clock)
     # that a trial without outputs fails is no finding
-    monkeypatch.setattr(made._investigation, "investigate", lambda: investigate(made, clock, pool))
-    monkeypatch.setattr(made._investigation, "replay_known", lambda: replay_known(made, clock, pool))
+    made._investigation.investigate = lambda: investigate(made, clock, pool)  # type: ignore[method-assign]
+    made._investigation.replay_known = lambda: replay_known(made, clock, pool)  # type: ignore[method-assign]
     made.run()
     return events
 
@@ -130,8 +131,8 @@ def trials_by_unit(events: Sequence[Any]) -> Counter[tuple[str, str]]:
     return found
 
 
-def test_each_mesh_family_and_op_gets_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = events_of(monkeypatch, 3600.0)
+def test_each_mesh_family_and_op_gets_its_part() -> None:
+    events = events_of(3600.0)
     trials = trials_by_unit(events)
     assert len(trials) == 6  # two meshes, lookups and two ops of bags
     (finished,) = [event for event in events if isinstance(event, RunFinished)]
@@ -142,14 +143,14 @@ def test_each_mesh_family_and_op_gets_its_part(monkeypatch: pytest.MonkeyPatch) 
     assert all(abs(count - part) <= campaign.LOOK_AT_CLOCK for count in on_first), (part, trials)
 
 
-def test_each_mesh_has_its_part_for_findings_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_mesh_has_its_part_for_findings_too() -> None:
     seen: list[tuple[float, float, int]] = []
 
     def investigate(made: Campaign, clock: Clock, pool: Slow) -> None:
         seen.append((clock.now - 1000.0, made._investigation.until - 1000.0, pool.started))
         clock.now += 700.0  # more than the first mesh has left
 
-    events_of(monkeypatch, 3600.0, investigate=investigate)
+    events_of(3600.0, investigate=investigate)
     (explored, first, _), (again, second, _) = seen
     overrun = campaign.LOOK_AT_CLOCK * SECONDS
     assert (first, second) == (1800.0, 3600.0)
@@ -158,25 +159,25 @@ def test_each_mesh_has_its_part_for_findings_too(monkeypatch: pytest.MonkeyPatch
     assert 0.7 * (3600 - begun) <= again - begun <= 0.7 * (3600 - begun) + overrun
 
 
-def test_no_ranks_are_started_for_a_mesh_that_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ranks_are_started_for_a_mesh_that_has_no_time() -> None:
     seen: list[int] = []
 
     def investigate(_: Campaign, clock: Clock, pool: Slow) -> None:
         seen.append(pool.started)
         clock.now += 400.0
 
-    events = events_of(monkeypatch, 400.0, investigate=investigate)
+    events = events_of(400.0, investigate=investigate)
     assert seen == [len(FAMILIES)] * len(MESHES)  # once for each family on the first mesh
     (finished,) = [event for event in events if isinstance(event, RunFinished)]
     assert not finished.complete
 
 
-def test_known_findings_leave_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_findings_leave_half_of_the_time() -> None:
     def replay_known(made: Campaign, clock: Clock, _: Slow) -> None:
         assert made._investigation.until - clock.now == 1800.0
         clock.now += 1800.0
 
-    events = events_of(monkeypatch, 3600.0, replay_known=replay_known)
+    events = events_of(3600.0, replay_known=replay_known)
     trials = trials_by_unit(events)
     assert len(trials) == 6
     assert all(
@@ -198,7 +199,7 @@ def test_what_there_is_no_time_for_is_not_drawn(monkeypatch: pytest.MonkeyPatch)
     def investigate(made: Campaign, clock: Clock, _: Slow) -> None:
         clock.now = max(clock.now, made._until)  # all that the second mesh would have had
 
-    events = events_of(monkeypatch, 3600.0, investigate=investigate)
+    events = events_of(3600.0, investigate=investigate)
     assert drawn
     assert {what.rpartition(" on ")[-1] for what in drawn} == {"2"}
     left = {e.what: e.count for e in events if isinstance(e, CaseSkipped) and e.what.endswith("on mesh 2x2")}
@@ -212,9 +213,9 @@ def test_an_op_without_cases_has_no_cases_in_a_resumed_run(monkeypatch: pytest.M
         return nothing() if context.ops == BAGS.ops[:1] else cases(family, context)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(BAGS), "cases", none_of_the_first)
-    begun = [event for event in events_of(monkeypatch, None, max_examples=2) if isinstance(event, CaseStarted)]
+    begun = [event for event in events_of(None, max_examples=2) if isinstance(event, CaseStarted)]
     past = Past(resumed=True, cases={event.number: event.digest for event in begun[:-1]})
-    events = events_of(monkeypatch, None, max_examples=2, past=past)
+    events = events_of(None, max_examples=2, past=past)
     assert not [event for event in events if isinstance(event, CaseSkipped) and event.what.startswith("cases of")]
 
 
@@ -230,19 +231,19 @@ def test_an_op_that_takes_its_part_to_be_drawn_gets_its_first_case(monkeypatch: 
         clock.append(now)
 
     monkeypatch.setattr(type(BAGS), "left_out", slowly)
-    trials = trials_by_unit(events_of(monkeypatch, 2400.0, replay_known=replay_known))
+    trials = trials_by_unit(events_of(2400.0, replay_known=replay_known))
     assert trials["2", BAGS.ops[0]] == campaign.LOOK_AT_CLOCK
     assert not trials["2", BAGS.ops[1]]  # now the mesh has no time either
 
 
-def test_what_is_not_drawn_has_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_drawn_has_its_numbers() -> None:
     """Else what a resumed run draws would not be what the journal has."""
 
     def cases(events: Sequence[Any]) -> dict[int, str]:  # whatever steering chooses of their combinations
         begun = [event for event in events if isinstance(event, CaseStarted)]
         return {event.number: case_digest(event.case, [], b"") for event in begun}
 
-    whole = cases(events_of(monkeypatch, None, max_examples=4))
+    whole = cases(events_of(None, max_examples=4))
 
     def replay_known(_: Campaign, clock: Clock, __: Slow) -> None:
         clock.now += 2399.0
@@ -250,14 +251,14 @@ def test_what_is_not_drawn_has_its_numbers(monkeypatch: pytest.MonkeyPatch) -> N
     def investigate(made: Campaign, clock: Clock, _: Slow) -> None:
         made._until = clock.now + 600.0  # the second mesh has time again
 
-    begun = cases(events_of(monkeypatch, 2400.0, max_examples=4, replay_known=replay_known, investigate=investigate))
+    begun = cases(events_of(2400.0, max_examples=4, replay_known=replay_known, investigate=investigate))
     assert 0 < len(begun) < len(whole)
     assert min(set(whole) - set(begun)) < max(begun)
     assert begun.items() <= whole.items()
 
 
-def test_the_clock_ends_a_case_before_its_last_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = events_of(monkeypatch, 400.0)
+def test_the_clock_ends_a_case_before_its_last_trial() -> None:
+    events = events_of(400.0)
     trials = trials_by_unit(events)
     assert all(count < 64 for (_, unit), count in trials.items() if unit != LOOKUPS.name), trials
     cut = [e for e in events if isinstance(e, CaseSkipped) and e.reason == campaign.OUT_OF_TIME]
@@ -265,17 +266,17 @@ def test_the_clock_ends_a_case_before_its_last_trial(monkeypatch: pytest.MonkeyP
     assert all(event.count > 0 for event in cut)
 
 
-def test_without_a_limit_the_clock_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = events_of(monkeypatch, None, max_examples=2)
+def test_without_a_limit_the_clock_ends_nothing() -> None:
+    events = events_of(None, max_examples=2)
     assert not [e for e in events if isinstance(e, CaseSkipped) and e.reason == campaign.OUT_OF_TIME]
     assert min(trials_by_unit(events).values()) >= 64
 
 
-def test_a_case_that_the_clock_ended_is_not_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, *_ = [e for e in events_of(monkeypatch, None, max_examples=2) if isinstance(e, CaseStarted)]
+def test_a_case_that_the_clock_ended_is_not_taken_up_again() -> None:
+    first, second, *_ = [e for e in events_of(None, max_examples=2) if isinstance(e, CaseStarted)]
     # both had been begun, so that the first one was cut short, and the second one is what was in flight
     past = Past(resumed=True, cases={first.number: first.digest, second.number: second.digest})
-    events = events_of(monkeypatch, 3600.0, max_examples=2, past=past)
+    events = events_of(3600.0, max_examples=2, past=past)
     positions = {event.position.split("/")[0] for event in events if isinstance(event, TrialFinished)}
     assert "1" not in positions
     assert "2" in positions
@@ -285,13 +286,13 @@ def test_a_case_that_the_clock_ended_is_not_taken_up_again(monkeypatch: pytest.M
     ]
 
 
-def test_an_op_whose_time_was_over_gets_none_from_those_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_whose_time_was_over_gets_none_from_those_after_it() -> None:
     """Else the numbers of its cases would stand in the journal behind those of the next op."""
-    begun = [event for event in events_of(monkeypatch, 400.0) if isinstance(event, CaseStarted)]
+    begun = [event for event in events_of(400.0) if isinstance(event, CaseStarted)]
     last = next(event for event in begun if event.case.op == BAGS.ops[1])  # as if killed in its first case
     kept = {event.number: event.digest for event in begun if event.number <= last.number}
     assert len(kept) < last.number  # the ops before it did not come to their last case
-    events = events_of(monkeypatch, 3600.0, past=Past(resumed=True, cases=kept))
+    events = events_of(3600.0, past=Past(resumed=True, cases=kept))
     again = [event.number for event in events if isinstance(event, CaseStarted)]
     assert again == sorted(again)
     assert [number for number in again if number <= last.number] == list(kept)
@@ -308,7 +309,7 @@ def test_an_op_whose_time_was_over_gets_none_from_those_after_it(monkeypatch: py
     ],
 )
 def test_a_trial_in_which_a_rank_is_killed_is_tried_once_more(
-    monkeypatch: pytest.MonkeyPatch, ending: signal.Signals, times: int, fates: list[Fate], repeated: int
+    ending: signal.Signals, times: int, fates: list[Fate], repeated: int
 ) -> None:
     pools: list[Dying] = []
 
@@ -316,7 +317,7 @@ def test_a_trial_in_which_a_rank_is_killed_is_tried_once_more(
         pools.append(Dying(clock, ending, times))
         return pools[0]
 
-    events = events_of(monkeypatch, None, max_examples=2, make_pool=make_pool)
+    events = events_of(None, max_examples=2, make_pool=make_pool)
     third = pools[0].tried[2]
     finished = [event.observation for event in events if isinstance(event, TrialFinished)]
     assert [observation.fate for observation in finished if observation.trial is third] == fates
@@ -326,8 +327,8 @@ def test_a_trial_in_which_a_rank_is_killed_is_tried_once_more(
     assert len({id(observation.trial) for observation in finished}) == len(finished)
 
 
-def test_of_what_ranks_compute_too_long_for_little_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = events_of(monkeypatch, None, 4, make_pool=Planning)
+def test_of_what_ranks_compute_too_long_for_little_is_tried() -> None:
+    events = events_of(None, 4, make_pool=Planning)
     slow: Counter[str] = Counter()
     for event in events:
         if isinstance(event, TrialFinished) and event.observation.fate is Fate.SLOW:
@@ -341,6 +342,6 @@ def test_of_what_ranks_compute_too_long_for_little_is_tried(monkeypatch: pytest.
     skipped = [event for event in events if isinstance(event, CaseSkipped) and event.reason == reason]
     assert {event.what for event in skipped} == {f"{op} on mesh 2" for op in slow}
     trials = [event for event in events if isinstance(event, TrialFinished)]
-    undisturbed = [event for event in events_of(monkeypatch, None, 4) if isinstance(event, TrialFinished)]
+    undisturbed = [event for event in events_of(None, 4) if isinstance(event, TrialFinished)]
     assert len(trials) + sum(event.count for event in skipped) == len(undisturbed)
     assert any(event.observation.trial.case.op in slow for event in trials if event.observation.fate is Fate.COMPLETED)

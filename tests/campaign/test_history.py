@@ -98,7 +98,7 @@ def test_a_trial_from_the_journal_is_as_good_as_the_trial(
     past = past_of(tmp_path, case_started(1), TrialFinished(observation, verdict, rows, "1/1"))
     result = past.result("1/1", TRIAL)
     assert result is not None
-    again, judged = result
+    again, judged = result.observation, result.verdict
     assert judged == verdict
     assert (again.fate, again.detail, again.seconds) == (observation.fate, observation.detail, observation.seconds)
     records = []

@@ -17,11 +17,11 @@ from run_factory import make_run
 from verifier.campaign import campaign
 from verifier.campaign import recorded as recording
 from verifier.campaign.plan import Plan
-from verifier.cli import common as cli_common
 from verifier.cli import main as entry
 from verifier.cli import work
 from verifier.core.interrupts import ENDING_SIGNALS, Interrupts, one_interrupt_at_a_time
 from verifier.records.schema import RunHeader
+from verifier.report import latest
 from verifier.rules.campaign import recorded as rules_recording
 from verifier.runs.store import RunStore
 
@@ -168,7 +168,7 @@ def test_a_second_interrupt_while_a_run_ends_says_what_is_kept(
     def interrupted_again(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recording.Campaign, "run", interrupted_again)
+    monkeypatch.setattr(campaign.Campaign, "run", interrupted_again)
     run_id = "20260101T000000-000000-aaaaaa"
     header = RunHeader(run_id, "", 0, "dev", [], [], [], "cpu", 1, None, [], {}, "", request={"patterns": []})
     plan = Plan(header, {}, {}, (), (), seed=0, max_examples=1, combinations=1, time_limit=None)
@@ -192,8 +192,8 @@ def test_an_interrupt_after_the_record_says_where_that_is_and_how_to_see_it(
         raise KeyboardInterrupt
 
     run = make_run()
-    monkeypatch.setattr(work, "_make_run", lambda *_: run)
-    monkeypatch.setattr(cli_common if meanwhile == "write_report" else work, meanwhile, interrupted)
+    monkeypatch.setattr(work, "make_run", lambda *_: run)
+    monkeypatch.setattr(latest if meanwhile == "write_report" else work, meanwhile, interrupted)
     monkeypatch.setattr(sys, "argv", ["verifier", "run", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         entry.main()
@@ -211,7 +211,7 @@ def test_an_interrupt_while_the_last_files_of_a_run_are_written_says_where_they_
         raise KeyboardInterrupt
 
     header = make_run().header
-    monkeypatch.setattr(recording.Campaign, "run", lambda _: None)
+    monkeypatch.setattr(campaign.Campaign, "run", lambda _: None)
     monkeypatch.setattr(recording.Summary, "record", lambda *_: make_run())
     monkeypatch.setattr(recording.RedistributionGraph, "write_json", interrupted)
     plan = Plan(header, {}, {}, (), (), seed=0, max_examples=1, combinations=1, time_limit=None)

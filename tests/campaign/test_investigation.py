@@ -14,7 +14,7 @@ import torch
 from run_factory import make_header
 
 from verifier.campaign import investigation
-from verifier.campaign.history import Past, Settled
+from verifier.campaign.history import Answer, Past, Settled
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
@@ -22,10 +22,8 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, ProcessReport
 from verifier.core.verdict import Phase
 from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
-from verifier.findings import minimising, record
+from verifier.findings import record
 from verifier.gate.baseline import Baseline, BaselineEntry
-from verifier.oracle.reference import make_reference
-from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FAILS, OUT_OF_TIME, FindingRecord
 from verifier.records.values import trial_record
@@ -39,12 +37,12 @@ FAMILY = SimpleNamespace(
 
 
 class Clock:
-    """Stands for the module ``time``."""
+    """Stands for ``time.monotonic``."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
@@ -55,11 +53,8 @@ def _scripts_fail_as_described(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(investigation, "time", clock)
-    monkeypatch.setattr(minimising, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def trial_of(placement: str, dtype: torch.dtype = torch.float64, ranks: int = 2, op: str = "neg") -> Trial:
@@ -84,6 +79,7 @@ class Investigated:
 
     def __init__(
         self,
+        clock: Clock,
         run: Callable[[Trial], Observation] = wrong_where_cut,
         baseline: Baseline | None = None,
         past: Past | None = None,
@@ -101,13 +97,12 @@ class Investigated:
             self.tried.append(trial)
             return run(trial)
 
-        self.it = Investigation(plan, past or Past(), self.outcomes, run_one, None, self.told.append, self.told.append)
+        self.it = Investigation(plan, past or Past(), self.outcomes, run_one, self.told.append, clock=clock)
 
     def see(self, *observations: Observation) -> None:
         """Have trials come out so while a mesh is explored."""
         for observation in observations:
-            verdict = judge(observation, make_reference(observation.trial.case))
-            self.outcomes.keep(observation, verdict, None, "", self.told.append)
+            self.outcomes.take(Answer("", observation))
 
     @property
     def reported(self) -> list[FindingReported]:
@@ -123,9 +118,9 @@ class Investigated:
 
 
 # ------------------------------------------------------------------------------------------------------ what is counted
-def seen_on_two_meshes(past: Past | None = None) -> Investigated:
+def seen_on_two_meshes(clock: Clock, past: Past | None = None) -> Investigated:
     """Return what is made of failures of two dtypes, which turn out to be one finding on the first mesh."""
-    one = Investigated(past=past)
+    one = Investigated(clock, past=past)
     narrow, wide = trial_of("S(0)", torch.bfloat16), trial_of("S(0)")
     one.see(*map(wrong_where_cut, (narrow, wide, wide)))
     one.it.investigate()
@@ -136,7 +131,7 @@ def seen_on_two_meshes(past: Past | None = None) -> Investigated:
 
 
 def test_every_trial_that_failed_in_the_way_of_a_finding_is_counted(clock: Clock) -> None:
-    one = seen_on_two_meshes()
+    one = seen_on_two_meshes(clock)
     assert len(one.outcomes.failures.groups) == 2
     (finding,) = one.findings
     assert finding.occurrences == 5
@@ -145,9 +140,9 @@ def test_every_trial_that_failed_in_the_way_of_a_finding_is_counted(clock: Clock
 
 
 def test_a_run_that_was_resumed_counts_as_if_it_had_not_been(clock: Clock) -> None:
-    one = seen_on_two_meshes()
+    one = seen_on_two_meshes(clock)
     first = one.reported[0]
-    again = seen_on_two_meshes(Past(resumed=True, groups={first.group: Settled(first.became, first.finding)}))
+    again = seen_on_two_meshes(clock, Past(resumed=True, groups={first.group: Settled(first.became, first.finding)}))
     assert again.tried == []
     assert again.findings == one.findings
 
@@ -155,7 +150,7 @@ def test_a_run_that_was_resumed_counts_as_if_it_had_not_been(clock: Clock) -> No
 # ---------------------------------------------------------------------------------------------------- what time is left
 @pytest.mark.parametrize("left", [60.0, -1.0])
 def test_failures_are_made_small_while_there_is_time(clock: Clock, left: float) -> None:
-    one = Investigated()
+    one = Investigated(clock)
     one.see(wrong_where_cut(trial_of("S(0)", torch.bfloat16)))
     one.it.until = clock.now + left
     one.it.investigate()
@@ -173,7 +168,7 @@ def test_what_hangs_is_tried_again_only_while_there_is_time_and_to_confirm_it(cl
         reached = Phase.FORWARD if trial == failing else Phase.GATHER
         return Observation(trial, Fate.HANG, (ProcessReport((0,), reached), None, None, None))
 
-    one = Investigated(hangs)
+    one = Investigated(clock, hangs)
     one.see(hangs(failing))
     one.it.investigate()
     assert len(one.tried) == 2
@@ -194,7 +189,7 @@ def replayed(clock: Clock, seconds: float, entries: Sequence[BaselineEntry]) -> 
         clock.now += 10.0
         return observed(trial)
 
-    one = Investigated(slow, Baseline(tuple(entries)))
+    one = Investigated(clock, slow, Baseline(tuple(entries)))
     one.it.until = clock.now + seconds
     one.it.replay_known()
     return one, [(known.fingerprint, known.status, known.detail) for known in one.it.known]
@@ -219,7 +214,7 @@ def test_an_entry_whose_call_is_outside_the_boundary_is_untested_and_says_why(cl
     trial = trial_of("S(0)")
     calls = {"f0": "os.system", "f1": "my_rules.twice", "f2": "torch.neg"}
     entries = [entry_of(name, replace(trial, case=replace(trial.case, call=call))) for name, call in calls.items()]
-    one = Investigated(baseline=Baseline(tuple(entries)))
+    one = Investigated(clock, baseline=Baseline(tuple(entries)))
     one.it.replay_known()
     one.it.settle()
     outside = "which is no op of torch and no program of an installed family"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_commands import run_module
 
 from strategies.opinfo.family import FAMILY
-from verifier.campaign.campaign import Campaign
 from verifier.campaign.plan import Plan
+from verifier.campaign.ranks import campaign_on_ranks
 from verifier.core.case import MeshSpec
 from verifier.events import Event, FindingReported, TrialFinished
 from verifier.gate.baseline import load_baseline
@@ -40,7 +41,7 @@ def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected(
         combinations=16, time_limit=None, baseline=BASELINE,
     )  # fmt: skip
     events: list[Event] = []
-    campaign = Campaign(plan, events.append)
+    campaign = campaign_on_ranks(plan, events.append)
     campaign.run()
     assert any(event.verdict.kind.bad for event in events if isinstance(event, TrialFinished))
     [finding] = [event.finding for event in events if isinstance(event, FindingReported)]
@@ -53,8 +54,7 @@ def test_the_script_of_a_redistribution_shows_the_defect(tmp_path: Path) -> None
     entry = BASELINE.get(COMPLEX_PRODUCT)
     assert entry is not None
     assert (entry.op, entry.mesh) == ("dtensor.redistribute", "2")
-    command = [sys.executable, "-m", "verifier", "replay", COMPLEX_PRODUCT, "--script"]
-    script = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    script = run_module("verifier", "replay", COMPLEX_PRODUCT, "--script", folder=ROOT).stdout
     assert f"{entry.verdict} in {entry.op}: {entry.summary}" in script
     (tmp_path / "x.py").write_text(script, encoding="utf-8")
     shown = subprocess.run(

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from strategies.opinfo.family import FAMILY
-from verifier.campaign.history import Past
+from verifier.campaign.hash_seed import HashSeed
+from verifier.campaign.history import Answer, Past
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
@@ -49,19 +50,22 @@ def dies(trial: Trial) -> Observation:
 
 
 def crashes(trial: Trial) -> Observation:
-    raised = Raised(Phase.FORWARD, "RuntimeError", "expects a width that is divisible", "view (_view_ops.py)")
+    raised = Raised(
+        Phase.FORWARD, "RuntimeError", "expects a width that is divisible", "view (_view_ops.py)", file="_view_ops.py"
+    )
     reports = (ProcessReport((rank,), Phase.FORWARD, raised) for rank in range(4))
     return Observation(trial, Fate.COMPLETED, tuple(reports))
 
 
 def stuck(trial: Trial) -> Observation:
-    raised = Raised(Phase.BACKWARD, "NotImplementedError", "no strategy", "propagate (_sharding_prop.py)", refusal=True)
+    where, file = "propagate (_sharding_prop.py)", "_sharding_prop.py"
+    raised = Raised(Phase.BACKWARD, "NotImplementedError", "no strategy", where, refusal=True, file=file)
     reports = (ProcessReport((0,), Phase.BACKWARD, raised), None, None, None)
     return Observation(trial, Fate.STUCK, reports, "after 2.5 s: rank 0 raised NotImplementedError in backward")
 
 
 def crashes_on_one(trial: Trial) -> Observation:
-    raised = Raised(Phase.FORWARD, "RuntimeError", "targets are between 0 and 1", "__call__ (_ops.py)")
+    raised = Raised(Phase.FORWARD, "RuntimeError", "targets are between 0 and 1", "__call__ (_ops.py)", file="_ops.py")
     others = passes(trial).reports
     return Observation(trial, Fate.COMPLETED, (*others[:2], ProcessReport((2,), Phase.FORWARD, raised), others[3]))
 
@@ -128,8 +132,9 @@ def events_of(
     events: list[object] = []
     outcomes = Outcomes(lambda _: None)
     for number, one in enumerate(failed):
-        outcomes.take(was(one), make_reference(one.case), None, f"1/{number}")
-    investigation = Investigation(plan, Past(), outcomes, run, alike, events.append, events.append)
+        outcomes.take(Answer(f"1/{number}", was(one)))
+    diagnoses = [HashSeed(run, alike)] if alike is not None else []
+    investigation = Investigation(plan, Past(), outcomes, run, events.append, diagnoses)
     investigation.replay_known()
     investigation.investigate()
     return events

@@ -14,7 +14,7 @@ from verifier.core.verdict import Phase, VerdictKind
 from verifier.findings.script.render import render_script, run_script
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
-from verifier.meshes.processes import Spares
+from verifier.meshes.processes import Starter
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
@@ -73,48 +73,22 @@ def test_ranks_have_hash_seeds_of_their_own_and_the_same_in_each_run(attempt: in
     assert "rank 0: S(0); rank 1: S(1)" in verdict.message
 
 
-def test_ranks_that_all_died_come_back_from_spares_with_their_own_hash_seeds() -> None:
+@pytest.mark.parametrize("killed", ["0", "1", "0,1"])
+def test_a_process_that_takes_the_place_of_a_lost_rank_has_its_hash_seed(killed: str) -> None:
     asked = trial()
     with Pool(PoolKey.of(MESH)) as pool:
-        list(pool.run([replace(asked, fault="kill:0,1")]))
-        spares = pool.spare_pids
-        died, again = pool.run([replace(asked, fault="kill:0,1"), asked])
-        assert sorted(pool.pids) == sorted(spares)
+        died, again = pool.run([replace(asked, fault=f"kill:{killed}"), asked])
     assert judge(died, make_reference(asked.case)).kind is VerdictKind.DIED
     assert "rank 0: S(0); rank 1: S(1)" in judge(again, make_reference(asked.case)).message
 
 
-def test_a_rank_that_dies_again_and_again_has_its_own_hash_seed_from_the_second_time_on() -> None:
-    asked = trial()
-    with Pool(PoolKey.of(MESH)) as pool:
-        for _ in range(2):
-            list(pool.run([replace(asked, fault="kill:1")]))
-        [observation] = pool.run([asked])
-    assert "rank 0: S(0); rank 1: S(1)" in judge(observation, make_reference(asked.case)).message
-
-
-def test_ranks_that_run_a_finding_again_have_their_own_hash_seeds() -> None:
-    """The first spare has that of rank 0, whichever rank it takes the place of; scripts have ranks with their own."""
-    asked = trial()
-    with Pool(PoolKey.of(MESH)) as pool:
-        list(pool.run([replace(asked, fault="kill:0")]))
-        list(pool.run([replace(asked, fault="kill:1")]))
-        [observation] = pool.run([asked])
-        assert judge(observation, make_reference(asked.case)).kind is VerdictKind.PASS
-        [observation] = pool.run([asked], fresh=True)
-    assert "rank 0: S(0); rank 1: S(1)" in judge(observation, make_reference(asked.case)).message
-
-
 def test_ranks_with_one_hash_seed_agree() -> None:
-    asked, spares = trial(), Spares(one_hash_seed=True)
-    try:
-        with Pool(PoolKey.of(MESH), spares=spares) as pool:
-            list(pool.run([replace(asked, fault="kill:1")]))
-            for fresh in (False, True):
-                [observation] = pool.run([asked], fresh=fresh)
-                assert judge(observation, make_reference(asked.case)).kind is VerdictKind.PASS
-    finally:
-        spares.close()
+    asked = trial()
+    with Pool(PoolKey.of(MESH), starter=Starter(one_hash_seed=True)) as pool:
+        list(pool.run([replace(asked, fault="kill:1")]))
+        for fresh in (False, True):
+            [observation] = pool.run([asked], fresh=fresh)
+            assert judge(observation, make_reference(asked.case)).kind is VerdictKind.PASS
 
 
 def test_gradients_that_ranks_place_otherwise_are_of_the_backward_pass(unharmed: Pool) -> None:

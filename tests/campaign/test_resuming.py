@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from run_factory import make_header, make_run
 
-from verifier.campaign.campaign import Campaign
 from verifier.campaign.history import Past
+from verifier.campaign.ranks import campaign_on_ranks
 from verifier.campaign.request import Request, make_plan
 from verifier.campaign.resuming import merge, resume, run_to_resume
 from verifier.core.case import MeshSpec, OpCase
@@ -257,18 +257,18 @@ class Shown:
         return []
 
 
-@pytest.mark.parametrize(("shard", "past"), [("1/2", Past()), ("2/2", Past()), (None, Past(explored=True))])
-def test_whatever_a_shard_has_time_for_all_plan_on_from_the_same_cases(shard: str | None, past: Past) -> None:
-    """Else they would plan different trials from there on, which merging refuses."""
+@pytest.mark.parametrize(("shard", "past"), [("1/2", Past()), ("2/2", Past()), ("1/1", Past(explored=True))])
+def test_whatever_a_shard_has_time_for_all_plan_on_from_the_same_cases(shard: str, past: Past) -> None:
+    """Else they would plan different trials from there on, which merging, as the one shard 1/1, refuses."""
     request = Request(["embedding"], ["simulated:2"], max_examples=4, shard=shard)
     plan = make_plan(request, Baseline())
     (mesh,), ((name, ops),) = plan.meshes, plan.selected.items()
     told: list[Event] = []
-    campaign = Campaign(plan, told.append, past)
+    campaign = campaign_on_ranks(plan, told.append, past)
     steering = Shown()
     campaign._steering = steering  # type: ignore[assignment]
     tried = campaign._draw(plan.families[name], DrawContext(mesh, plan.dtypes, ops), 0.0, 0.0)  # long past
     assert tried == 0
     assert len(steering.cases) == 4
     late = [event.count for event in told if isinstance(event, CaseSkipped) and "time limit" in event.reason]
-    assert late == [2 if shard else 4]
+    assert late == [4 if shard == "1/1" else 2]

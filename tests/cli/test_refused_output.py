@@ -50,7 +50,7 @@ def test_without_room_for_the_page_the_rest_is_said(
     (latest / "index.html").write_text("the page of before")
     run = store.newest()
     assert run is not None
-    monkeypatch.setattr(work, "_make_run", lambda *_: run)
+    monkeypatch.setattr(work, "make_run", lambda *_: run)
     monkeypatch.setattr(os, "replace", refuse)
     assert status_of(monkeypatch, "run", "--format", output, "--out", str(store.root)) == 2
     said = capsys.readouterr()

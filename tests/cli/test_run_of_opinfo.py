@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import run_module
 
 from verifier.records.files import read_record
 
@@ -17,9 +16,9 @@ LIMIT = 300
 
 
 def test_a_pattern_of_functions_is_run_on_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "verifier", "run", "nn.functional.rel?", "--mesh", "2", "--max-examples", "1"]
+    command = ["run", "nn.functional.rel?", "--mesh", "2", "--max-examples", "1"]
     command += ["--seed", "0", "--time-limit", str(LIMIT), "--out", "runs"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
+    ended = run_module("verifier", *command, folder=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (path,) = (tmp_path / "runs" / "runs").glob("*/run.json")
     run = read_record(path)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from verifier.campaign.history import Past
+from verifier.campaign.history import Answer, Past
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.request import Request, make_plan
@@ -75,9 +75,9 @@ def investigated(pool: Pool, known: bool) -> FindingRecord:
     observations = list(pool.run([histogram(100), histogram(3)], fresh=True))
     assert [verdict(one).kind for one in observations] == [VerdictKind.PASS, VerdictKind.WRONG_SHAPE]
     for observation in observations[0 if known else 1 :]:
-        outcomes.take(observation, make_reference(observation.trial.case), None, "")
+        outcomes.take(Answer("", observation))
     assert verdict(run(observations[1].trial)).kind is VerdictKind.PASS  # by itself it is right
-    Investigation(plan, Past(), outcomes, run, None, tell, tell).investigate()
+    Investigation(plan, Past(), outcomes, run, tell).investigate()
     (reported,) = told
     return reported.finding
 

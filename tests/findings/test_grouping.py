@@ -10,26 +10,30 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, ProcessReport, Raised
+from verifier.core.observation import DifferenceKind, Fate, Observation, ProcessReport, Raised
 from verifier.core.ops import is_view
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import Collector, group_key
 from verifier.findings.record import message
+from verifier.oracle.comparison import Spot
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
 from verifier.programs import tell_apart_by
 from verifier.torch_internals.placements import Combination
 
 MESH = MeshSpec((2,))
 R, S, P = Replicate(), Shard(0), Partial()
+VALUE = DifferenceKind.VALUE
 
 
 def case(name: str, *args: torch.Tensor, **kwargs: object) -> OpCase:
     return OpCase(f"aten.{name}", f"torch.ops.aten.{name}", args, kwargs)
 
 
-def crash(of: OpCase, combination: Combination, where: str) -> Failure:
+def crash(of: OpCase, combination: Combination, function: str = "f", file: str = "f.py") -> Failure:
     trial = Trial(of, MESH, combination)
-    error = Raised(Phase.FORWARD, "RuntimeError", "no", where)
+    error = Raised(Phase.FORWARD, "RuntimeError", "no", f"{function} ({file})", file=file)
     reports = tuple(ProcessReport((rank,), Phase.FORWARD, error) for rank in range(2))
     return Failure(trial, Observation(trial, Fate.COMPLETED, reports), Verdict(VerdictKind.CRASH, "no", Phase.FORWARD))
 
@@ -41,6 +45,8 @@ def wrong(of: OpCase, combination: Combination) -> Failure:
     return Failure(trial, Observation(trial, Fate.COMPLETED, reports), verdict)
 
 
+CHOICE = "_select_min_redistribute_cost", "_sharding_prop.py"
+"""What DTensor runs for every op."""
 ONE = torch.ones(2)
 RELU, NEG, IN_PLACE = case("relu.default", ONE), case("neg.default", ONE), case("relu_.default", ONE)
 OUT = case("relu.out", ONE, out=torch.empty(2))
@@ -49,7 +55,7 @@ OUT = case("relu.out", ONE, out=torch.empty(2))
 def test_what_any_op_meets_is_one_finding_and_names_the_ops() -> None:
     collector = Collector()
     for of, at in ((RELU, ((S,),)), (NEG, ((P,),))):
-        collector.add(crash(of, at, "_select_min_redistribute_cost (_sharding_prop.py)"))
+        collector.add(crash(of, at, *CHOICE))
     (group,) = collector.groups.values()
     assert group.occurrences == 2
     assert [text.split(" on ")[0] for text in group.seen] == ["aten.relu.default", "aten.neg.default"]
@@ -61,9 +67,9 @@ def test_a_program_is_no_view() -> None:
 
 
 def test_what_the_rules_of_views_raise_is_the_own_defect_of_views_alone() -> None:
-    where = "_rewrite_plain_shard (_view_ops.py)"
+    where = "_rewrite_plain_shard", "_view_ops.py"
     keys = [
-        group_key(crash(of, ((S,),), where)) for of in (RELU, NEG, case("expand.default", ONE), case("t.default", ONE))
+        group_key(crash(of, ((S,),), *where)) for of in (RELU, NEG, case("expand.default", ONE), case("t.default", ONE))
     ]
     assert keys[0] == keys[1]
     assert len({*keys}) == 3
@@ -71,15 +77,14 @@ def test_what_the_rules_of_views_raise_is_the_own_defect_of_views_alone() -> Non
 
 @pytest.mark.parametrize("other", [IN_PLACE, OUT], ids=["in-place", "out="])
 def test_what_ops_that_write_meet_is_another(other: OpCase) -> None:
-    where = "_select_min_redistribute_cost (_sharding_prop.py)"
-    functional = crash(RELU, ((S,),), where)
-    assert group_key(crash(other, ((S,), (P,))[: 1 + (other is OUT)], where)) != group_key(functional)
+    functional = crash(RELU, ((S,),), *CHOICE)
+    assert group_key(crash(other, ((S,), (P,))[: 1 + (other is OUT)], *CHOICE)) != group_key(functional)
 
 
-@pytest.mark.parametrize("where", ["common_reduction_strategy (_math_ops.py)", "__call__ (_ops.py)"])
-def test_what_a_strategy_or_a_kernel_raises_is_the_ops_own(where: str) -> None:
-    assert group_key(crash(RELU, ((S,),), where)) != group_key(crash(NEG, ((S,),), where))
-    assert group_key(crash(RELU, ((S,),), where)) != group_key(crash(RELU, ((P,),), where))
+@pytest.mark.parametrize("where", [("common_reduction_strategy", "_math_ops.py"), ("__call__", "_ops.py")])
+def test_what_a_strategy_or_a_kernel_raises_is_the_ops_own(where: tuple[str, str]) -> None:
+    assert group_key(crash(RELU, ((S,),), *where)) != group_key(crash(NEG, ((S,),), *where))
+    assert group_key(crash(RELU, ((S,),), *where)) != group_key(crash(RELU, ((P,),), *where))
 
 
 def test_placements_tell_no_defects_apart_where_dtensor_asks_no_rule() -> None:
@@ -107,9 +112,39 @@ def test_facts_that_a_program_declares_tell_its_failures_apart(monkeypatch: pyte
     monkeypatch.setattr("verifier.programs._facts", {})
     call, tensor = "torch.nn.functional.softmax", torch.ones(2)
     one, other = (OpCase("program", call, (tensor,), {"dim": dim}) for dim in (0, -1))
-    assert group_key(crash(one, ((R,),), "f (f.py)")) == group_key(crash(other, ((R,),), "f (f.py)"))
+    assert group_key(crash(one, ((R,),))) == group_key(crash(other, ((R,),)))
     tell_apart_by(call, lambda case: ["dim<0"] if case.kwargs["dim"] == -1 else [])
-    assert group_key(crash(one, ((R,),), "f (f.py)")) != group_key(crash(other, ((R,),), "f (f.py)"))
+    assert group_key(crash(one, ((R,),))) != group_key(crash(other, ((R,),)))
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (crash(RELU, ((S,),)), "aten.relu.default | CRASH | forward | RuntimeError in f (f.py) | "
+         "aten.relu.default: S(0) | 1-d mesh | no flags"),
+        (crash(IN_PLACE, ((S,),), *CHOICE), "any in-place op | CRASH | forward | "
+         "RuntimeError in _select_min_redistribute_cost (_sharding_prop.py) | 1-d mesh"),
+        (wrong(OUT, ((S,), (R,))), "aten.relu.out | WRONG_VALUE | forward | output | float | aten.relu.out: S(0),R | "
+         "1-d mesh | no flags"),
+        (replace(wrong(RELU, ((S,),)), by_hash_seed=True),
+         "aten.relu.default | ranks choose by their hash seeds | 1-d mesh"),
+    ],
+    ids=["crash", "any op", "wrong value", "hash seed"],
+)  # fmt: skip
+def test_the_text_of_a_key_stays_as_baselines_hold_it(failure: Failure, text: str) -> None:
+    assert group_key(failure) == text
+
+
+def test_a_wrong_value_is_one_defect_wherever_it_is_noticed_first() -> None:
+    reports = tuple(
+        ProcessReport((r,), Phase.DONE, differences=(Spot(Phase.GATHER, "output").difference(VALUE, 1, 2, r),))
+        for r in range(2)
+    )
+    before = wrong(RELU, ((S,),))
+    observation = Observation(before.trial, Fate.COMPLETED, reports)
+    verdict = judge(observation, make_reference(RELU))
+    assert verdict.message == "gathered output on rank 0: got 1, expected 2"
+    assert group_key(replace(before, observation=observation, verdict=verdict)) == group_key(before)
 
 
 def test_what_others_saw_of_a_death_tells_nothing_apart() -> None:
@@ -124,6 +159,6 @@ def test_what_others_saw_of_a_death_tells_nothing_apart() -> None:
 @pytest.mark.parametrize("kind", [VerdictKind.DIED, VerdictKind.HANG, VerdictKind.CRASH])
 def test_the_phase_is_told_once(kind: VerdictKind) -> None:
     """Where ranks died or hang, the first line says in which phase each was; none may have reported one."""
-    failure = crash(RELU, ((S,),), "somewhere")
+    failure = crash(RELU, ((S,),))
     failure = replace(failure, verdict=Verdict(kind, "rank 0 ended with signal SIGKILL in forward", Phase.SETUP))
     assert ("during setup" in message(failure, "")) == (kind is VerdictKind.CRASH)

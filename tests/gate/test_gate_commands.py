@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked_commands import run_module
 
 from verifier.cli.main import main
 
@@ -53,8 +53,7 @@ def gate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def verifier(*arguments: str) -> int:
     """Return the exit status of a command in a process of its own, since a module is imported once in each."""
-    command = [sys.executable, "-m", "verifier", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).returncode
+    return run_module("verifier", *arguments).returncode
 
 
 def test_a_strategy_of_ones_own_is_judged_by_what_it_is_now(project: Path, gate: Gate) -> None:

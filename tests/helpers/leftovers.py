@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from verifier.processes.forks import FORKS
+from verifier.processes.forks import FORKS, server_pids
 
 MARK = "DTENSOR_VERIFIER_TESTS"
 """In the environment of all that is started by these tests, of which an orphan has nothing else to tell it by."""
@@ -31,10 +31,10 @@ class Leftovers:
 def children() -> frozenset[int]:
     """Return the ids of all processes below this one, and of those that its fork servers started, zombies included.
 
-    The servers that this session shares are left out: they last as long as it does.
+    The servers are left out: they last as long as this process, or the session that shares them.
     """
     parents = _parents()
-    servers = _shared_servers(parents)
+    servers = _shared_servers(parents) | {*server_pids()}
     found: set[int] = set()
     todo = {os.getpid(), *servers}
     while todo:

@@ -15,8 +15,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from strategies.models.plans import sequence_parallel
 from strategies.models.transformer import Transformer, TransformerSize
-from verifier.modules.data import Assignment
-from verifier.modules.observing import observe
+from verifier.core.case import MeshSpec
+from verifier.modules.arguments import ModuleCase
+from verifier.modules.observing import run_module
 from verifier.modules.verify import mean_square
 from verifier.testing import (
     ProcessTestCase,
@@ -126,12 +127,13 @@ class Processes(Shared, ProcessTestCase):
         mesh = self.build_device_mesh(names=("tp",))
         for size in (TransformerSize(layers=1), TransformerSize(layers=1, checkpointed=True)):
             model = sequence_parallel(Transformer(size), mesh)  # sends parameters, which is not counted
-            given = Assignment(
-                model=model, plan=lambda model, mesh: model, inputs=(tokens,), targets=(), placements=((R,),),
+            given = ModuleCase(
+                model=model, plan=lambda model, mesh: model, inputs=(tokens,), targets=(),
+                mesh=MeshSpec((self.world_size,)), dim_names=("tp",), placements=((R,),),
                 as_dtensors=False, loss=mean_square, optimizer=partial(torch.optim.SGD, lr=0.1), steps=1, seed=0,
             )  # fmt: skip
             with count_collectives() as counts:
-                run = observe(given, mesh)
+                run = run_module(given, mesh)
             ours: Counter[str] = Counter()
             for one in run.collectives:
                 ours[one.name] += one.count

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from forked_commands import run_module
 
 from verifier.records.schema import RunRecord
 from verifier.runs.store import RunStore
@@ -14,15 +15,21 @@ from verifier.runs.store import RunStore
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_session(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    """Run pytest in a process of its own, with the plugin as it is loaded here."""
+def run_session(pytester: pytest.Pytester, *arguments: str, forked: bool = True) -> pytest.RunResult:
+    """Run pytest in a process of its own, with the plugin as it is loaded here.
+
+    A forked process has torch and the verifier loaded.
+    """
     environment = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     pytester.makeini("[pytest]\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", environment)
         patch.delenv("PYTEST_ADDOPTS", raising=False)
         plugin = [] if _is_installed() else ["-p", "verifier.pytest_plugin"]
-        return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+        if not forked:
+            return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+        done = run_module("pytest", *plugin, "-p", "no:cacheprovider", *map(str, arguments), folder=pytester.path)
+        return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
 
 def _is_installed() -> bool:

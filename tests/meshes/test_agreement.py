@@ -19,7 +19,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.meshes.agreement import Datagrams
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
-from verifier.meshes.processes import Spares
+from verifier.meshes.processes import Starter
 
 SIZE = 4
 
@@ -110,10 +110,10 @@ def meetings(pool: Pool) -> list[str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("machines", [1, 2])
 def test_ranks_of_several_machines_agree_through_gloo(monkeypatch: pytest.MonkeyPatch, machines: int) -> None:
-    own = Spares.places
+    own = Starter.places
     if machines > 1:
         apart = lambda self, size: tuple(replace(p, machine=f"number {p.number}") for p in own(self, size))  # noqa: E731
-        monkeypatch.setattr(Spares, "places", apart)
+        monkeypatch.setattr(Starter, "places", apart)
     faulty = trial("P(sum)", "raise:1")
     with Pool(PoolKey.of(MESH), trial_limit=20.0, grace=0.5) as pool:
         observations = list(pool.run([BATCH[0], faulty, BATCH[0]]))

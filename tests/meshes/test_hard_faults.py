@@ -244,19 +244,8 @@ def test_a_rank_killed_while_the_ranks_start(
         assert kinds(list(pool.run([wide(weight) for weight in WEIGHTS]))) == list(faultless.values())
 
 
-def test_a_spare_that_was_killed_is_not_used(nothing_left: None) -> None:
-    with Pool(PoolKey.of(MESH)) as pool:
-        list(pool.run([trial("P(sum)", "kill:1")]))
-        (spare,) = pool.spare_pids
-        os.kill(spare, signal.SIGKILL)
-        observations = list(pool.run([trial("P(sum)", "kill:0"), trial("P(sum)")]))
-        assert kinds(observations) == [VerdictKind.DIED, VerdictKind.PASS]
-        assert spare not in (*pool.pids, *pool.spare_pids)
-        assert wait_for_end([spare], 0) == []
-
-
-def test_a_spare_takes_the_seat() -> None:
-    """And on a mesh of two dims, whose groups it has to make with ranks that have made some before."""
+def test_a_new_process_takes_the_seat() -> None:
+    """On a mesh of two dims, whose groups it has to make with ranks that have made some before."""
     mesh = MeshSpec((2, 2))
 
     def nested(weight: str, fault: str | None = None) -> Trial:
@@ -267,9 +256,9 @@ def test_a_spare_takes_the_seat() -> None:
 
     with Pool(PoolKey.of(mesh)) as pool:
         observations = list(pool.run([nested("(S(0), S(1))"), nested("(P(sum), R)", "kill:2"), nested("(R, P(sum))")]))
-        before, (spare,) = pool.pids, pool.spare_pids
+        before = pool.pids
         observations += list(pool.run([nested("(R, P(sum))", "kill:1"), nested("(S(1), S(0))")]))
-        assert pool.pids[1] == spare  # a rank that is late on a busy machine may be replaced as well
+        assert pool.pids[1] not in before  # a rank that is late on a busy machine may be replaced as well
         assert pool.pids[0] == before[0]
     passed, died = VerdictKind.PASS, VerdictKind.DIED
     assert kinds(observations) == [passed, died, passed, died, passed]

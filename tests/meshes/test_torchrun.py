@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_processes import LIMIT, WRONG_GRADIENT_RULE, comparable, environment, wait_until
 from fault_trials import BATCH, FAULTY, MESH, kinds, trial, wait_for_end
+from forked_commands import run_module
 from leftovers import children
 
 from verifier.cli.app import app
@@ -89,8 +90,7 @@ def test_torchrun_on_two_nodes_finds_what_an_ordinary_run_finds(tmp_path: Path) 
     text = "".join(printed for _, printed in ended)
     assert text.count("torchrun: 4 ranks on 1 machine") == 1
 
-    program = [sys.executable, "-m", "verifier", *request, "--out", "alone"]
-    alone = subprocess.run(program, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    alone = run_module("verifier", *request, "--out", "alone", folder=tmp_path)
     assert alone.returncode == 1, alone.stderr
 
     one, other = (_result(tmp_path / out) for out in ("cluster", "alone"))
@@ -136,8 +136,7 @@ def test_what_befalls_a_rank_of_a_cluster_costs_one_trial(tmp_path: Path, monkey
     """Faults mean the same as on one machine, and a keeper that is lost ends the run."""
     monkeypatch.setenv(FORKS, "off")  # so that /proc tells who started a rank
     with cluster(2, tmp_path) as (ranks, (keeper,)):
-        spares = ranks.spares()
-        with closing(spares), Pool(PoolKey.of(MESH), trial_limit=3.0, grace=0.5, spares=spares) as pool:
+        with Pool(PoolKey.of(MESH), trial_limit=3.0, grace=0.5, starter=ranks.starter()) as pool:
             assert kinds(list(pool.run(BATCH))) == [VerdictKind.PASS] * len(BATCH)
             first = pool.pids
             assert {*first} <= children()
@@ -164,9 +163,9 @@ def test_what_befalls_a_rank_of_a_cluster_costs_one_trial(tmp_path: Path, monkey
             assert (pool.restarts, pool.pids[0]) == (restarts + 1, pids[0])
 
             with pytest.raises(PoolError, match="a world of 3 ranks was asked for, torchrun started 2"):
-                Pool(PoolKey(3, "gloo", "cpu"), spares=ranks.spares()).start()
+                Pool(PoolKey(3, "gloo", "cpu"), starter=ranks.starter()).start()
 
-            held = [*pool.pids, *pool.spare_pids]
+            held = pool.pids
             keeper.kill()
             with pytest.raises(PoolError, match=r"the process that torchrun started as rank 1, on .*, is gone"):
                 list(pool.run(BATCH))

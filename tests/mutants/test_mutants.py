@@ -14,15 +14,15 @@ from strategies.embedding import FAMILY
 from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
 from verifier.calls.result import Crash, VerificationError, WrongGradient, WrongShape, WrongValue
 from verifier.calls.verifier import Verifier
-from verifier.campaign.campaign import Campaign
 from verifier.campaign.plan import Plan
+from verifier.campaign.ranks import campaign_on_ranks
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.tasks import Task
+from verifier.planning.budgets import CAMPAIGN_PROFILES
 from verifier.planning.families import DrawContext
-from verifier.planning.profiles import CAMPAIGN_PROFILES
 from verifier.records.schema import FindingRecord, RunHeader
 
 MESH = MeshSpec((2,))
@@ -175,7 +175,7 @@ def test_campaign_reports_a_mutant_as_a_finding() -> None:
         if isinstance(event, FindingReported):
             findings[event.finding.fingerprint] = event.finding
 
-    Campaign(plan, listen).run()
+    campaign_on_ranks(plan, listen).run()
     assert findings
     for finding in findings.values():
         assert finding.verdict == VerdictKind.WRONG_VALUE

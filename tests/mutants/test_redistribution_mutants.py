@@ -21,10 +21,11 @@ from strategies.tensors import Layout, filled
 from verifier.calls.result import VerificationError, WrongGradient, WrongPlacement, WrongValue
 from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
+from verifier.core.placement_text import BITWISE_REDUCTIONS
 from verifier.core.verdict import VerdictKind
 from verifier.placements.algebra import in_order
 from verifier.planning.families import DrawContext
-from verifier.torch_internals.placements import BITWISE_REDUCTIONS, strided_shard
+from verifier.torch_internals.placements import strided_shard
 
 MESH = MeshSpec((2,))
 MUTANTS: dict[Callable[..., torch.Tensor], type[VerificationError]] = {

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_commands import run_module
 from rule_mutants import MUTANTS, RuleMutant, ShownBy, check, short
 from rule_strategies import AVG, MIN, SUM, R, Rule, Strategy, mm, pointwise
 from torch.distributed.tensor import Partial, Shard
@@ -203,11 +201,9 @@ def tanh(x):
 def test_the_command_line_accuses_an_imported_rule(tmp_path: Path) -> None:
     file = tmp_path / "wrong_tanh.py"
     file.write_text(IMPORTED)
-    command = [sys.executable, "-m", "verifier", "rules", "aten.tanh.default", "--import", str(file), "--format=json"]
+    command = ["rules", "aten.tanh.default", "--import", str(file), "--format=json"]
     command += ["--max-samples=1", "--sizes=1", "--world-size=2", "--jobs=1", f"--out={tmp_path / 'runs'}"]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    done = run_module("verifier", *command, folder=ROOT)
     assert done.returncode == 1, done.stderr
     made = json.loads(done.stdout)
     assert made["tool_errors"] == []

@@ -61,7 +61,7 @@ def test_gradients_are_looked_at_as_gradients() -> None:
     case = OpCase("aten.log.default", "torch.ops.aten.log.default", (values,), exact=False)
     reference = make_reference(case)
     spot = Spot(Phase.BACKWARD, "self.grad", 0)
-    expected = expected_value(reference, Phase.BACKWARD, "self.grad", 0, 0)
+    expected = expected_value(reference, spot, 0)
     assert expected is not None
     bound = rounding_explains(reference, spot, 0, 0.0)
     assert 0 < bound < 1e-13 * float(expected.abs().max())

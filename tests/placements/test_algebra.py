@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.meshes import mesh_shapes
-from verifier.core.placement_text import format_placements
-from verifier.placements.algebra import Disagreement, combine, coordinates, local_shape, shard_bounds, split, take_local
+from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS, format_placements
+from verifier.placements.algebra import Disagreement, combine, coordinates, local_shape, split, take_local
 from verifier.placements.alphabet import Alphabet
+from verifier.placements.bounds import shard_bounds
 from verifier.placements.partials import bitwise_reductions, partial_reductions, split_partial
-from verifier.torch_internals.placements import BITWISE_REDUCTIONS, REDUCTIONS, Placements
+from verifier.torch_internals.placements import Placements
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

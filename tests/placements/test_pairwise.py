@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from verifier.core.placement_text import REDUCTIONS
 from verifier.placements.alphabet import Alphabet
 from verifier.placements.combinations import CombinationSpace
 from verifier.placements.pairwise import Choices, free_choice, sample_pairwise
-from verifier.torch_internals.placements import REDUCTIONS
 
 Pair = tuple[int, object, int, object]
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import settings
 
 from verifier.planning import profiles
-from verifier.planning.profiles import CAMPAIGN_PROFILES, hypothesis_settings, register_profiles
+from verifier.planning.budgets import CAMPAIGN_PROFILES
+from verifier.planning.profiles import hypothesis_settings, register_profiles
 
 NAMES = ("dev", "ci", "nightly", "gpu")
 FIELDS = sorted(set(inspect.signature(settings.__init__).parameters) - {"self", "parent"})

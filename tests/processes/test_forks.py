@@ -10,9 +10,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Pipe
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_processes import wait_until
@@ -20,7 +21,7 @@ from leftovers import nothing_left_behind
 
 from verifier.processes import fork_server
 from verifier.processes.child import Child
-from verifier.processes.forks import FORKS, shared_servers
+from verifier.processes.forks import FORKS, Step, shared_servers
 
 pytestmark = pytest.mark.processes
 
@@ -60,11 +61,11 @@ def main():
 class Running:
     """A child process that runs PROGRAM, or another module with a function ``main``, and the connection to it."""
 
-    def __init__(self, module: str = "forked_program", prepare: str = "", **environment: str) -> None:
+    def __init__(self, module: str = "forked_program", steps: Sequence[Step] = (), **environment: str) -> None:
         self.connection, theirs = Pipe()
         with theirs, open(os.devnull) as file:
             variables = {**os.environ, "PYTHONHASHSEED": "7", **environment}
-            self.child = Child(module, theirs.fileno(), ["an argument"], [file.fileno()], variables, prepare)
+            self.child = Child(module, theirs.fileno(), ["an argument"], [file.fileno()], variables, steps)
 
     def ask(self, what: object) -> object:
         self.connection.send(what)
@@ -85,7 +86,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def running(*arguments: str, **environment: str) -> Iterator[Running]:
+def running(*arguments: Any, **environment: str) -> Iterator[Running]:
     one = Running(*arguments, **environment)
     try:
         yield one
@@ -180,18 +181,15 @@ def test_without_its_server_a_process_goes_on_and_others_start_in_the_usual_way(
         assert not one.child.running
 
 
-@pytest.mark.parametrize("makes", ["a thread", "no module"])
-def test_what_a_server_cannot_fork_starts_in_the_usual_way_or_says_why_not(makes: str, program: Path) -> None:
-    if makes == "no module":
-        with running("no_such_module") as one:
-            with pytest.raises(EOFError):
-                one.connection.recv()
-            assert one.child.ending() == "exit status 1"
-        with running("no_such_module") as one:
-            with pytest.raises(EOFError):
-                one.connection.recv()
-            assert "No module named 'no_such_module'" in one.child.log()[0]
-        return
+def test_what_cannot_be_loaded_is_said_by_the_process() -> None:
+    with running("no_such_module") as one:
+        with pytest.raises(EOFError):
+            one.connection.recv()
+        assert one.child.ending() == "exit status 1"
+        assert "No module named 'no_such_module'" in one.child.log()[0]
+
+
+def test_what_starts_a_thread_as_it_is_loaded_is_not_forked(program: Path) -> None:
     head = "import threading, time\nthreading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
     (program / "threaded_program.py").write_text(head + PROGRAM)
     with running("threaded_program") as one:
@@ -202,14 +200,28 @@ def test_what_a_server_cannot_fork_starts_in_the_usual_way_or_says_why_not(makes
         assert one.child.ending() == "exit status 4"
 
 
-def test_what_was_prepared_is_there_in_each_process(program: Path) -> None:
-    (program / "preparing.py").write_text("import forked_program\ndef prepare():\n    forked_program.LOADED_BY = 0\n")
-    for _ in range(2):
-        with running("forked_program", "preparing:prepare") as one:
-            about = json.loads(str(one.ask("about")))
-            assert about[0] == ["an argument"]
-            assert one.ask("forked") is True
-            assert Path(f"/proc/{one.child.pid}/stat").read_text().rpartition(")")[2].split()[1] != str(os.getpid())
+def test_steps_are_done_once_before_all_processes(program: Path) -> None:
+    (program / "steps.py").write_text(
+        "import forked_program, os\n"
+        "def step(*names):\n"
+        "    forked_program.LOADED_BY = 0\n"
+        "    os.environ.clear()\n"
+        "    with open('done', 'a') as file:\n"
+        "        print(*names, file=file)\n"
+    )
+    with contextlib.chdir(program):
+        for steps in ([("steps:step", "first")], [("steps:step", "first"), ("steps:step", "second", "too")]) * 2:
+            with running("forked_program", steps) as one:
+                assert one.ask("forked") is True
+                assert json.loads(str(one.ask("about")))[2]["PYTHONHASHSEED"] == "7"
+    assert (program / "done").read_text() == "first\nsecond too\n"
+
+
+def test_a_step_that_fails_is_left_to_the_process(program: Path) -> None:
+    (program / "steps.py").write_text("def step():\n    raise SystemExit(3)\n")
+    with running("forked_program", [("steps:step",)]) as one:
+        assert one.ask("forked") is False
+        assert json.loads(str(one.ask("about")))[0] == ["an argument"]
 
 
 OWNER = """

@@ -25,6 +25,7 @@ from verifier.core.observation import Contribution, Fate, Observation, ProcessRe
 from verifier.core.verdict import Phase
 from verifier.execution.packing import pack, unpack
 from verifier.records.schema import CaseRecord, TrialRecord
+from verifier.records.trials import surely_loads
 from verifier.records.values import case_record, load_case, load_trial, trial_record
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -154,6 +155,7 @@ def test_trial_round_trips_through_json(trial: Trial) -> None:
     record = trial_record(trial)
     read = msgspec.json.decode(msgspec.json.encode(record), type=TrialRecord)
     assert read == record
+    assert surely_loads(read)
     assert_same_trial(load_trial(read), trial, strides=False)
 
 

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from run_factory import ODD, make_empty_run, make_run
 
+from verifier.records.files import read_record
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
-from verifier.report.json import read_json, render_json, schema, write_json
+from verifier.report.json import render_json, schema, write_json
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -20,7 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "reference"
 def test_a_run_survives_the_round_trip(run: RunRecord, tmp_path: Path) -> None:
     write_json(run, tmp_path / "run.json")
     assert msgspec.json.decode((tmp_path / "run.json").read_bytes(), type=RunRecord) == run
-    assert read_json(tmp_path / "run.json") == run
+    assert read_record(tmp_path / "run.json") == run
 
 
 def test_run_json_is_indented_text_with_a_version() -> None:
@@ -34,18 +35,18 @@ def test_run_json_is_indented_text_with_a_version() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format_version": 99}', "has format_version 99, expected 2"),
+        ('{"format_version": 99}', "format_version is 99, this version of the verifier reads 2"),
         ('{"nodes": []}', "has no format_version"),
-        ('{"format_version": 2}', "is not a run of the verifier.*header"),
-        ("not json", "is not a run of the verifier"),
-        ("[]", "is not a run of the verifier"),
+        ('{"format_version": 2}', "not a RunRecord of format_version 2: .*header"),
+        ("not json", "not JSON"),
+        ("[]", "has no format_version"),
     ],
 )
 def test_a_file_that_is_no_run_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
-        read_json(path)
+        read_record(path)
     assert str(path) in str(caught.value)
 
 

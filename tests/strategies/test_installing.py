@@ -17,7 +17,8 @@ from strategies.embedding.sharding import LOOKUP, check_ids, count_ids, owned_id
 from strategies.installing import SHARDED_OPS
 from verifier.core.case import MeshSpec
 from verifier.execution.imports import run_imports
-from verifier.placements.algebra import local_shape, shard_bounds
+from verifier.placements.algebra import local_shape
+from verifier.placements.bounds import shard_bounds
 from verifier.torch_internals.claims import ClaimReader
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements

@@ -17,8 +17,8 @@ from strategies.tensors import filled
 from verifier.calls.result import Crash, Died, VerificationError, WrongGradient, WrongValue
 from verifier.calls.verifier import Verifier
 from verifier.campaign import investigation
-from verifier.campaign.campaign import Campaign
 from verifier.campaign.plan import Plan
+from verifier.campaign.ranks import campaign_on_ranks
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported
@@ -161,7 +161,7 @@ def test_a_campaign_finds_a_discrepancy_and_shrinks_its_table_to_one_element(mon
         combinations=1, time_limit=None,
     )  # fmt: skip
     events: list[Event] = []
-    Campaign(plan, events.append).run()
+    campaign_on_ranks(plan, events.append).run()
 
     findings = [event.finding for event in events if isinstance(event, FindingReported)]
     finding = next(one for one in findings if one.verdict == VerdictKind.WRONG_GRADIENT)

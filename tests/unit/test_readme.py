@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 
 from verifier.cli.app import app
 from verifier.core.case import DEFAULT_MESHES, MeshSpec
-from verifier.planning.profiles import CAMPAIGN_PROFILES, hypothesis_settings
+from verifier.planning.budgets import CAMPAIGN_PROFILES
+from verifier.planning.profiles import hypothesis_settings
 from verifier.rules.campaign.request import DEFAULT_PRODUCT_MESHES as DEFAULT_RULE_MESHES
 from verifier.rules.campaign.request import DEFAULT_WORLD_SIZES
 from verifier.runs.store import RunStore

@@ -27,8 +27,8 @@ from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import PoolError, RulesNotInRanks
 from verifier.oracle.reference import Reference, make_reference
 from verifier.oracle.verdicts import judge
+from verifier.planning.budgets import CAMPAIGN_PROFILES
 from verifier.planning.families import Family, installed_families
-from verifier.planning.profiles import CAMPAIGN_PROFILES
 from verifier.planning.trials import CasePlan, cotangent_placements, plan_case
 from verifier.records.commands import replay_text
 from verifier.records.files import DEFAULT_REPORTS

@@ -7,37 +7,31 @@ combinations, then has what failed investigated. It announces all of it as event
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import hypothesis
 from hypothesis import HealthCheck, settings
 from hypothesis import Phase as HypothesisPhase
 
+from verifier.campaign.hash_seed import HashSeed
 from verifier.campaign.history import Past, case_digest, case_position
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
-from verifier.core.arguments import combination_rows
+from verifier.campaign.remembering import Pools, RememberingPool, alone_on
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Observation
-from verifier.core.verdict import Verdict
 from verifier.events import (
     CaseSkipped,
     CaseStarted,
     Listener,
     MeshStarted,
-    PoolRestarted,
     RulesClaimed,
     RunFinished,
-    RunResumed,
-    RunStarted,
-    TrialRepeated,
 )
 from verifier.findings.failures import Drawn
 from verifier.findings.shrinking import current_choices
-from verifier.meshes.crew import PoolKey
-from verifier.meshes.pool import Pool, PoolSet
-from verifier.meshes.processes import Spares
-from verifier.oracle.reference import make_reference
+from verifier.oracle.reference import Reference, make_reference
 from verifier.placements.alphabet import Alphabet
 from verifier.planning.families import DrawContext, Family
 from verifier.planning.steering import Steering
@@ -60,30 +54,34 @@ class Campaign:
 
     Parameters
     ----------
+    pools
+        The ranks, by mesh; closed when everything has been tried.
     past
         What has been done of the plan already; only the rest is run.
-    recall
-        Is told of what comes from the past, in its place among the events; ``emit`` if it is not given.
+    alike
+        Ranks that all have one hash seed, closed with ``pools``; None if there are none.
+    clock
+        Returns seconds, as ``time.monotonic`` does.
     """
 
-    def __init__(self, plan: Plan, emit: Listener, past: Past | None = None, recall: Listener | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        pools: Pools,
+        emit: Listener,
+        past: Past | None = None,
+        alike: Pools | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.plan = plan
         self.emit = emit
         self._past = past or Past()
-        self._recall = recall or emit
-        self._pools = PoolSet(self._make_pool)
-        self._spares = (
-            Spares(plan.imports, plan.rank_memory, eager=True)
-            if plan.cluster is None
-            else plan.cluster.spares(plan.imports, plan.rank_memory)
-        )
+        self._pools, self._alike, self._clock = pools, alike, clock
+        self._pool = RememberingPool(pools, self._past, emit)
         self._outcomes = Outcomes(emit)
-        # ranks that torchrun has started have the hash seeds that it gave them
-        self._spares_alike = Spares(plan.imports, plan.rank_memory, one_hash_seed=True)
-        self._alike = PoolSet(self._make_alike_pool, keep=1) if plan.cluster is None else None
+        diagnoses = [] if alike is None else [HashSeed(self._pool.alone, alone_on(alike))]
         self._investigation = Investigation(
-            plan, self._past, self._outcomes, self._run_one, self._run_alike if self._alike is not None else None,
-            self.emit, self._recall,
+            plan, self._past, self._outcomes, self._pool.alone, emit, diagnoses, clock
         )  # fmt: skip
         self._steering = Steering(plan.combinations // 2)
         self._until = float("inf")
@@ -97,20 +95,17 @@ class Campaign:
 
     def run(self) -> None:
         """Run the whole plan. A Ctrl-C ends it early, with everything that is known by then."""
-        started = time.monotonic() - self._past.seconds
+        started = self._clock() - self._past.seconds
         if self.plan.time_limit is not None:
             self._until = started + self.plan.time_limit
             self._investigation.until = started + self.plan.time_limit * MOST_FOR_KNOWN
-        (self._recall if self._past.resumed else self.emit)(RunStarted(self.plan.header))
-        if self._past.resumed:
-            self.emit(RunResumed(len(self._past.trials), self._past.in_flight, self._past.torn))
-        for restart in self._past.restarts:
-            self._recall(restart)
+        for event in self._past.opening(self.plan.header):
+            self.emit(event)
         try:
             self._investigation.replay_known()
             for number, mesh in enumerate(self.plan.meshes):
-                until = self._investigation.until = _first_part(self._until, len(self.plan.meshes) - number)
-                self._explore(mesh, _first_part(until, 1, RESERVED_FOR_FINDINGS))
+                until = self._investigation.until = self._first_part(self._until, len(self.plan.meshes) - number)
+                self._explore(mesh, self._first_part(until, 1, RESERVED_FOR_FINDINGS))
                 self._investigation.investigate()
         except KeyboardInterrupt:
             self._complete = False
@@ -120,54 +115,46 @@ class Campaign:
             raise
         finally:
             self._pools.close()
-            self._spares.close()
             if self._alike is not None:
                 self._alike.close()
-            self._spares_alike.close()
             try:
                 self._investigation.settle()
             finally:
-                self.emit(RunFinished(time.monotonic() - started, self._complete))
+                self.emit(RunFinished(self._clock() - started, self._complete))
 
-    def _make_alike_pool(self, key: PoolKey) -> Pool:
-        """Return a pool whose ranks all have one hash seed."""
-        return self._make_pool(key, self._spares_alike)
+    def _first_part(self, until: float, parts: int, reserved: float = 0.0) -> float:
+        """Return when the first of ``parts`` equal parts of the time until ``until`` is over, less what is reserved."""
+        now = self._clock()
+        return now + max(0.0, until - now) / parts * (1 - reserved)
 
-    def _make_pool(self, key: PoolKey, spares: Spares | None = None) -> Pool:
-        mesh = MeshSpec((key.world_size,), key.backend, key.device)  # type: ignore[arg-type]
-
-        def restarted(reason: str, seconds: float) -> None:
-            self.emit(PoolRestarted(mesh, reason, seconds))
-
-        return Pool(
-            key, self.plan.imports, self.plan.trial_limit, on_restart=restarted,
-            memory_limit=self.plan.rank_memory, spares=spares or self._spares,
-        )  # fmt: skip
+    def _skip(self, case: OpCase, mesh: MeshSpec, reason: str, count: int = 1, recalled: bool = False) -> None:
+        """Announce that ``count`` trials of ``case`` are not tried."""
+        self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, count, recalled=recalled))
 
     # ------------------------------------------------------------------------------------------------------- exploring
     def _explore(self, mesh: MeshSpec, until: float) -> None:
         """Draw cases of all families; of a broad one, as many of each op."""
-        tried, past = 0, self._past
+        tried = 0
         units_of = {name: self._units(name) for name in self.plan.selected}
         left = sum(map(len, units_of.values()))
         for name, units in units_of.items():
             family = self.plan.families[name]
-            begun = past.begun(mesh, family.name)
-            (self._recall if begun else self.emit)(MeshStarted(mesh, family.name, self.plan.max_examples * len(units)))
-            if not begun and time.monotonic() < until:  # what is left of a mesh that was begun may be nothing
+            begun = self._past.begun(mesh, family.name)
+            self.emit(MeshStarted(mesh, family.name, self.plan.max_examples * len(units), recalled=begun))
+            if not begun and self._clock() < until:  # what is left of a mesh that was begun may be nothing
                 self._pools.of(mesh).start()
             for unit in units:
                 last = self._case_number + self.plan.max_examples
                 context = DrawContext(mesh, self.plan.dtypes, unit)
                 # A broad family may take minutes to draw. Of a shard all is drawn, as the others plan on from it,
                 # and of a resumed run, which cannot tell what had no time from what has no cases.
-                if time.monotonic() >= until and self.plan.shard is None and not (past.resumed or past.explored):
+                if self._clock() >= until and self.plan.shard is None and not self._past.resumed:
                     self._tell_left(family, context, self.plan.max_examples)
                 else:
-                    tried += self._draw(family, context, _first_part(until, left), until)
+                    tried += self._draw(family, context, self._first_part(until, left), until)
                 self._case_number = last  # a number means the same in every run, whatever becomes of the case
                 left -= 1
-        if not tried and time.monotonic() >= until:
+        if not tried and self._clock() >= until:
             self._complete = False
 
     def _units(self, name: str) -> list[tuple[str, ...]]:
@@ -184,9 +171,7 @@ class Campaign:
 
         The first one has until ``first_until``, or an op whose part is as short as its samples take would get nothing.
         """
-        mesh, past = context.mesh, self._past
-        over = past.over(mesh, family.name)
-        pool = self._pools.of(mesh)
+        mesh = context.mesh
         for what, reason in family.left_out(context):
             self.emit(CaseSkipped(f"{what} on mesh {mesh}", reason))
         generator = family.cases(context)
@@ -194,7 +179,6 @@ class Campaign:
             return 0
         tried = elsewhere = 0
         out_of_time = False
-        reached = max(past.cases, default=0)  # nothing but a time limit left out a case before this one
         stopped: list[Exception] = []
 
         @hypothesis.seed(self.plan.seed)
@@ -215,19 +199,19 @@ class Campaign:
             self._drawn += 1
             if stopped:
                 return
-            if self.plan.shard is not None and not self.plan.shard.has(self._drawn):
-                elsewhere += 1
-                self._wanted(case, mesh)  # what other shards plan decides what this one plans next
-                return
-            given_up = over or self._case_number < reached or time.monotonic() >= (until if tried else first_until)
-            if self._case_number not in past.cases and given_up:
-                out_of_time = True
-                if self.plan.shard is not None or past.explored:  # other shards plan it or planned on from it
+            of_other_shard = self.plan.shard is not None and not self.plan.shard.has(self._drawn)
+            begins = self._past.tried(self._case_number, mesh, family.name)
+            if begins is None:
+                begins = self._clock() < (until if tried else first_until)
+            if of_other_shard or not begins:
+                elsewhere += of_other_shard
+                out_of_time |= not of_other_shard
+                if self.plan.shard is not None:  # what each shard plans next depends on all cases
                     self._wanted(case, mesh)
                 return
             tried += 1
             try:
-                self._try_case(case, mesh, pool, Drawn(context.ops, current_choices()), until)
+                self._try_case(case, mesh, Drawn(context.ops, current_choices()), until)
             except Exception as error:  # noqa: BLE001 - Hypothesis would try the case again, to raise this from there
                 stopped.append(error)
 
@@ -240,81 +224,54 @@ class Campaign:
             self._tell_left(family, context, max(1, self.plan.max_examples - tried - elsewhere))
         return tried
 
-    def _try_case(self, case: OpCase, mesh: MeshSpec, pool: Pool, drawn: Drawn, until: float) -> None:
+    def _try_case(self, case: OpCase, mesh: MeshSpec, drawn: Drawn, until: float) -> None:
         number = self._case_number
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * number
         wanted, alphabet = self._wanted(case, mesh)
         plan = plan_case(case, reference, mesh, self.plan.combinations, seed, wanted, alphabet)
         started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, drawn.choices))
-        begun = self._past.has_case(started)
-        tell = self._recall if begun else self.emit
-        tell(started)
+        recalled = self._past.has_case(started)
+        self.emit(replace(started, recalled=recalled))
         if claimed := self._steering.news(case, mesh):
-            tell(RulesClaimed(case.op, claimed))
+            self.emit(RulesClaimed(case.op, claimed, recalled=recalled))
         if plan.total > len(plan.trials):
             reason = "combinations beyond this profile's budget (pairwise sample taken)"
-            tell(CaseSkipped(f"{case.op} on mesh {mesh}", reason, plan.total - len(plan.trials)))
+            self._skip(case, mesh, reason, plan.total - len(plan.trials), recalled)
+        known: list[tuple[str, Trial]] = []
         waiting: list[tuple[str, Trial]] = []
-        recalled: list[tuple[str, Observation, Verdict]] = []
         for index, trial in enumerate(plan.trials, 1):
             position = case_position(number, index)
-            if (result := self._past.result(position, trial)) is not None:
-                recalled.append((position, *result))
-            elif self._outcomes.affordable(trial, tell):
+            if position in self._past.trials:
+                known.append((position, trial))
+            elif reason := self._outcomes.unaffordable(trial):
+                self._skip(case, mesh, reason, recalled=recalled)
+            else:
                 waiting.append((position, trial))
-        for position, observation, verdict in recalled:
-            self._outcomes.keep(observation, verdict, drawn, position, self._recall)
-        if waiting and (reason := self._outcomes.too_slow(waiting[0][1])):
-            tell(CaseSkipped(f"{case.op} on mesh {mesh}", reason, len(waiting)))
-            return
-        if waiting and self._past.explored:
-            self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", "not reached by its shard", len(waiting)))
-            return
-        if waiting and begun:
-            if number < max(self._past.cases):  # only a time limit ends a case before its last trial
-                tell(CaseSkipped(f"{case.op} on mesh {mesh}", OUT_OF_TIME, len(waiting)))
-                return
-            position, trial = waiting[0]
-            self.emit(TrialRepeated(trial, combination_rows(case, trial.combination), position))
+        for answer in self._pool.run(known):
+            self._outcomes.take(answer, drawn)
+        if waiting and (reason := self._outcomes.too_slow(waiting[0][1]) or self._past.why_ended(number)):
+            self._skip(case, mesh, reason, len(waiting), recalled)
+        else:
+            if waiting and recalled:  # the run was cut short in this trial
+                self._pool.repeat(*waiting[0])
+            self._try_trials(waiting, drawn, reference, until)
+
+    def _try_trials(self, waiting: list[tuple[str, Trial]], drawn: Drawn, reference: Reference, until: float) -> None:
+        """Run the trials of a case until there is no time, or ranks compute too long for its op."""
         at_once = len(waiting) if until == float("inf") else LOOK_AT_CLOCK
         while waiting:
-            now, waiting = waiting[:at_once], waiting[at_once:]
-            observations = pool.run([trial for _, trial in now])
-            killed = []
-            for index, ((position, trial), observation) in enumerate(zip(now, observations, strict=True), 1):
-                if observation.killed:
-                    killed.append((position, trial))
-                    continue
-                self._outcomes.take(observation, reference, drawn, position)
-                if reason := self._outcomes.too_slow(trial):
-                    if left := len(now) - index + len(waiting):
-                        self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, left))
-                    waiting = []
+            now, waiting, reason = waiting[:at_once], waiting[at_once:], ""
+            for index, answer in enumerate(self._pool.run(now), 1):
+                self._outcomes.take(answer, drawn, reference)
+                if reason := self._outcomes.too_slow(answer.observation.trial):
+                    waiting = now[index:] + waiting
                     break
-            for position, trial in killed:
-                self.emit(TrialRepeated(trial, combination_rows(case, trial.combination), position))
-                self._outcomes.take(self._run_one(trial), reference, drawn, position)
-            if waiting and time.monotonic() >= until:
-                self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", OUT_OF_TIME, len(waiting)))
+            if waiting and (reason := reason or (OUT_OF_TIME if self._clock() >= until else "")):
+                self._skip(reference.case, waiting[0][1].mesh, reason, len(waiting))
                 return
 
     def _wanted(self, case: OpCase, mesh: MeshSpec) -> tuple[list[Combination], Alphabet]:
         """Return what is wanted of a case, of which steering takes note, and what its tensors may begin with."""
         alphabet = self.plan.families[case.family].alphabet(case, mesh)
         return self._steering.wanted(case, mesh, alphabet), alphabet
-
-    def _run_one(self, trial: Trial) -> Observation:
-        (observation,) = self._pools.of(trial.mesh).run([trial], fresh=True)
-        return observation
-
-    def _run_alike(self, trial: Trial) -> Observation:
-        assert self._alike is not None
-        (observation,) = self._alike.of(trial.mesh).run([trial], fresh=True)
-        return observation
-
-
-def _first_part(until: float, parts: int, reserved: float = 0.0) -> float:
-    """Return when the first of so many equal parts of what is left until ``until`` is over, less what is reserved."""
-    now = time.monotonic()
-    return now + max(0.0, until - now) / parts * (1 - reserved)

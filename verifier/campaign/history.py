@@ -2,14 +2,15 @@
 
 Drawing is deterministic, so a trial has the same position in every run of a plan: ``12/7`` is the seventh trial of the
 twelfth case, ``entry:45c5f5c71f01`` is the trial of an entry of the baseline. A campaign that is given a past draws
-everything anew and takes from the past what came of each trial that is in it.
+all cases again and takes from the past the outcome of each trial that is in it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -18,14 +19,14 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Observation
 from verifier.core.placement_text import format_placements
 from verifier.core.verdict import Verdict
-from verifier.events import CaseStarted, PoolRestarted
+from verifier.events import CaseStarted, Event, PoolRestarted, RunResumed, RunStarted
 from verifier.records.files import RunFormatError, convert_fields
-from verifier.records.schema import FindingRecord
+from verifier.records.schema import OUT_OF_TIME, FindingRecord, RunHeader
 from verifier.records.values import case_record
-from verifier.runs.journal import Journal
-from verifier.runs.journal_lines import FINDING, load_observation
+from verifier.runs.journal import FINDING, Journal
+from verifier.runs.journal_lines import load_observation
 
-__all__ = ["Past", "PastError", "Settled", "case_digest", "case_position", "entry_position"]
+__all__ = ["Answer", "Past", "PastError", "Settled", "case_digest", "case_position", "entry_position"]
 
 
 class PastError(ValueError):
@@ -53,6 +54,20 @@ def case_digest(case: OpCase, trials: Sequence[Trial], choices: bytes) -> str:
         placements = (*trial.combination, *(one for cotangents in trial.cotangents for one in cotangents))
         digest.update(f"{trial.seed} {' '.join(map(format_placements, placements))}\n".encode())
     return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of the trial at ``position``; a ``verdict`` is from the past, other observations are to be judged."""
+
+    position: str
+    observation: Observation
+    verdict: Verdict | None = None
+
+    @property
+    def recalled(self) -> bool:
+        """Whether the answer is from the past."""
+        return self.verdict is not None
 
 
 @dataclass(frozen=True)
@@ -175,6 +190,14 @@ class Past:
             f"trial {self._arrived + 1} of {line['trials']} of case {line['case']}, {line['op']} on mesh {line['mesh']}"
         )
 
+    def opening(self, header: RunHeader) -> Iterator[Event]:
+        """Yield the events with which a campaign begins."""
+        yield RunStarted(header, recalled=self.resumed)
+        if self.resumed:
+            yield RunResumed(len(self.trials), self.in_flight, self.torn)
+        for restart in self.restarts:
+            yield replace(restart, recalled=True)
+
     def begun(self, mesh: MeshSpec, family: str) -> bool:
         """Return whether the run had started to draw for ``mesh``."""
         return (str(mesh), family) in self._begun
@@ -183,10 +206,26 @@ class Past:
         """Return whether no more cases are to be tried on ``mesh``: its share of a time limit was over."""
         return self.explored or (self._timed and (str(mesh), family) in self._over)
 
-    def result(self, position: str, trial: Trial) -> tuple[Observation, Verdict] | None:
-        """Return what came of the trial at ``position``, or None if that is not known."""
+    def tried(self, number: int, mesh: MeshSpec, family: str) -> bool | None:
+        """Return whether the case ``number`` was begun; False if it was left out, None if the run did not get there."""
+        if number in self.cases:
+            return True
+        return False if self.over(mesh, family) or number < self._last_case else None
+
+    def why_ended(self, number: int) -> str:
+        """Return why no more trials of the case ``number`` are run; empty if they are."""
+        if self.explored:
+            return "not reached by its shard"
+        return OUT_OF_TIME if number < self._last_case else ""  # only a time limit ends a case before its last trial
+
+    @cached_property
+    def _last_case(self) -> int:
+        return max(self.cases, default=0)
+
+    def result(self, position: str, trial: Trial) -> Answer | None:
+        """Return the outcome of the trial at ``position``, or None if that is not known."""
         line = self.trials.get(position)
-        return None if line is None else load_observation(line, trial)
+        return None if line is None else Answer(position, *load_observation(line, trial))
 
     def has_case(self, started: CaseStarted) -> bool:
         """Return whether the trials of a case had been sent.

@@ -1,15 +1,15 @@
-"""What becomes of failures: known ones are recognised; of each other group one is minimised, confirmed and reported."""
+"""From failures to findings: known ones are recognised; of each other group one is minimised, confirmed, reported."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from hypothesis.strategies import SearchStrategy
 
-from verifier.campaign.history import Past, entry_position
+from verifier.campaign.history import Answer, Past, entry_position
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
 from verifier.core.case import MOST_RANKS, MeshSpec, OpCase, Trial
@@ -17,12 +17,10 @@ from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import plural
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
 from verifier.findings.failures import Failure, Runner
-from verifier.findings.grouping import Group, fingerprint, group_key, is_of_several_ranks, shows_on_some_ranks
+from verifier.findings.grouping import Group, fingerprint, group_key
 from verifier.findings.minimising import Minimiser, confirm
 from verifier.findings.record import finding_record
 from verifier.gate.baseline import BaselineEntry
-from verifier.oracle.reference import make_reference
-from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext
 from verifier.records.schema import (
@@ -36,33 +34,71 @@ from verifier.records.schema import (
 )
 from verifier.records.values import load_trial
 
-__all__ = ["Investigation"]
+__all__ = ["Diagnosis", "Investigation"]
 
 MINIMISING_LIMIT = 20.0
 """Seconds after which a failure is reported as small as it is by then."""
-_BY_HASH_SEED = "ranks that have one hash seed all do the same: do they choose by the order of a set of texts?"
 
 
-class Investigation:
-    """Holds the failures of a campaign against the baseline, and makes findings of the others.
+class Diagnosis(Protocol):
+    """What failures of an op may share that is not in its calls and placements.
+
+    A failure is marked before it is minimised, because the mark decides which smaller failures are the same defect.
+    """
+
+    def mark(self, failure: Failure) -> Failure | None:
+        """Return ``failure`` with a mark, or None if the diagnosis is not true of it."""
+
+    def holds(self, failure: Failure) -> bool:
+        """Return whether the diagnosis is true of a marked failure that minimising has changed."""
+
+    def same(self, failure: Failure, known: Failure) -> bool:
+        """Return whether ``known``, a failure without a mark, is the defect that the marked ``failure`` is."""
+
+    def cause(self, failure: Failure) -> str:
+        """Return the likely cause of a marked failure; empty if it does not have this mark."""
+
+
+@dataclass
+class Defect:
+    """What groups of failures turned out to be: an ``entry`` of the baseline that showed, or a ``finding`` of this run.
 
     Parameters
     ----------
-    run
-        Runs one trial, with DTensor's caches empty.
-    run_alike
-        Does the same on ranks that all have one hash seed; None if there are no such ranks.
+    shown
+        The failure that showed the entry.
+    reported
+        Number of failures that the finding has been reported of.
+    """
+
+    entry: BaselineEntry | None = None
+    shown: Failure | None = None
+    finding: FindingRecord | None = None
+    reported: int = 0
+
+
+class Investigation:
+    """Compares the failures of a campaign with the baseline, and makes findings of the others.
+
+    Parameters
+    ----------
+    past
+        What groups of failures have turned out to be already.
     outcomes
         Where the failures are.
-    emit, recall
-        As for :class:`verifier.campaign.campaign.Campaign`.
+    run
+        Runs one trial, with DTensor's caches empty.
+    diagnoses
+        Each failure is marked by the first that is true of it.
+    clock
+        Returns seconds, as ``time.monotonic`` does.
 
     Attributes
     ----------
     known
         What became of the entries of the baseline.
     until
-        When to stop, by the monotonic clock.
+        When to stop, by the clock.
     """
 
     def __init__(
@@ -71,22 +107,19 @@ class Investigation:
         past: Past,
         outcomes: Outcomes,
         run: Runner,
-        run_alike: Runner | None,
         emit: Listener,
-        recall: Listener,
+        diagnoses: Sequence[Diagnosis] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan = plan
         self.known: list[KnownRecord] = []
         self.until = float("inf")
-        self._past, self._outcomes, self._run, self._run_alike = past, outcomes, run, run_alike
-        self._emit, self._recall = emit, recall
-        self._known_groups: dict[str, BaselineEntry] = {}
-        self._replayed: dict[str, Failure] = {}
-        self._handled: dict[str, str] = {}
-        """The finding that each group is, or that was minimised to one of its failures."""
-        self._found: dict[str, FindingRecord] = {}
-        self._told: Counter[str] = Counter()
-        """Of how many failures each finding has been reported."""
+        self._past, self._outcomes, self._run, self._emit = past, outcomes, run, emit
+        self._diagnoses, self._clock = diagnoses, clock
+        self._defects: dict[str, Defect] = {}
+        """By fingerprint."""
+        self._of_key: dict[str, Defect] = {}
+        """By the key of a group; an entry, or a minimised failure, has keys of which no failure may have come yet."""
 
     def replay_known(self) -> None:
         """Run every entry of the baseline that is in scope again, and learn what its failures look like.
@@ -114,12 +147,12 @@ class Investigation:
         if reason := refusal(trial, self.plan.imports, MOST_RANKS if cluster is None else cluster.world_size):
             return reason
         position = entry_position(name)
-        if (result := self._past.result(position, trial)) is not None:
-            return result[1], self._outcomes.keep(*result, None, position, self._recall)
-        if time.monotonic() > self.until:
-            return OUT_OF_TIME
-        self._emit(EntryStarted(name))
-        return self._outcomes.take(self._run(trial), make_reference(trial.case), None, position)
+        if (answer := self._past.result(position, trial)) is None:
+            if self._clock() > self.until:
+                return OUT_OF_TIME
+            self._emit(EntryStarted(name))
+            answer = Answer(position, self._run(trial))
+        return self._outcomes.take(answer)
 
     def _take_in(self, entry: BaselineEntry, replayed: tuple[Verdict, Failure | None] | str) -> None:
         if isinstance(replayed, str):
@@ -127,8 +160,7 @@ class Investigation:
             return
         verdict, failure = replayed
         if failure is not None and failure.verdict.kind == entry.verdict:
-            self._known_groups |= dict.fromkeys((*entry.groups, group_key(failure)), entry)
-            self._replayed[entry.fingerprint] = failure
+            self._is_shown(entry, failure, *entry.groups, group_key(failure))
         elif verdict.kind is VerdictKind.PASS:
             self.known.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
         else:
@@ -146,151 +178,134 @@ class Investigation:
 
     def _settle_known(self) -> None:
         """Report each known finding that showed: as it was stored, with all groups that turned out to be it."""
-        for fingerprint_, failure in self._replayed.items():
-            groups = [g for key, g in self._outcomes.failures.groups.items() if self._is_entry(key, fingerprint_)]
+        for fingerprint_, defect in self._defects.items():
+            if defect.entry is None or (failure := defect.shown) is None:
+                continue
+            groups = self._groups_of(defect)
             merged = Group(group_key(failure), failure, sum(group.occurrences for group in groups))
             for group in groups:
                 merged.seen.update(group.seen)
             self.known.append(KnownRecord(fingerprint_, "known", f"in {plural(merged.occurrences, 'trial')}"))
             mesh = failure.trial.mesh
             where = ConfirmationRecord(CONFIRMED, mesh.backend, mesh.world_size)
-            entry = self.plan.baseline.get(fingerprint_)
-            found = self._record(merged, failure, where, True, entry)
+            found = self._record(merged, failure, where, True, defect.entry)
             self._emit(FindingReported(replace(found, groups=sorted(group.key for group in groups))))
 
     def _settle_found(self) -> None:
         """Report the failures of new findings that came after these, or were in groups that look as they do."""
-        for name, found in self._found.items():
-            groups = [g for key, g in self._outcomes.failures.groups.items() if self._handled.get(key) == name]
-            if more := sum(group.occurrences for group in groups) - self._told[name]:
+        for defect in self._defects.values():
+            groups = self._groups_of(defect)
+            more = sum(group.occurrences for group in groups) - defect.reported
+            if defect.finding is not None and more:
                 seen = {where: None for group in groups for where in group.seen}
                 keys = sorted(group.key for group in groups)
-                self._emit(FindingReported(replace(found, occurrences=more, also=list(seen), groups=keys)))
+                self._emit(FindingReported(replace(defect.finding, occurrences=more, also=list(seen), groups=keys)))
+
+    def _groups_of(self, defect: Defect) -> list[Group]:
+        return [group for key, group in self._outcomes.failures.groups.items() if self._of_key.get(key) is defect]
 
     def _is_handled(self, failure: Failure) -> bool:
-        key, name = group_key(failure), fingerprint(failure)
-        known = failure.by_hash_seed and self.plan.baseline.get(name) is not None
-        return known or key in self._known_groups or name in self._found
-
-    def _is_entry(self, key: str, fingerprint_: str) -> bool:
-        entry = self._known_groups.get(key)
-        return entry is not None and entry.fingerprint == fingerprint_
+        """Return whether ``failure`` is an entry of the baseline or looks as a minimised failure does."""
+        name = fingerprint(failure)
+        looks_like, named = self._of_key.get(group_key(failure), Defect()), self._defects.get(name, Defect())
+        known = bool(self._diagnosis(failure)) and self.plan.baseline.get(name) is not None
+        return known or looks_like.entry is not None or named.finding is not None
 
     def investigate(self) -> None:
         """Turn each group of failures that is not known into a finding."""
         in_order = sorted(
-            self._outcomes.failures.groups.items(), key=lambda item: (item[1].smallest.size[:2], len(item[0]))
+            self._outcomes.failures.groups.values(), key=lambda group: (group.smallest.size[:2], len(group.key))
         )
-        for key, group in in_order:  # simple ones first: what looks more complicated often turns out to be one of them
-            if key in self._known_groups or key in self._handled:
-                continue
-            if self._recall_group(key):
-                continue
-            self._emit(GroupStarted(key))
-            failure = self._looked_into(group.smallest)
-            until = min(self.until, time.monotonic() + MINIMISING_LIMIT)
-            minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until)
-            known = failure.by_hash_seed and self._is_handled(failure)
-            shown = failure if known else self._by_itself(failure, minimiser)
-            if shown is None:  # nor would anything smaller show it
-                smallest, minimised = failure, False
-            else:
-                smallest, minimised = (shown, True) if known else minimiser.minimise(shown, self._is_handled)
-            if smallest.by_hash_seed and smallest is not failure and not self._agree_alike(smallest):
-                smallest, minimised = failure, False  # on its way it has become something else
-            if time.monotonic() > self.until:
-                self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
-            smallest, confirmed = (smallest, ConfirmationRecord(NOT_TRIED)) if known else confirm(smallest, minimiser)
-            name = fingerprint(smallest)
-            entry = self.plan.baseline.get(name)
-            known_group = group_key(smallest)
-            if entry is None and known_group in self._known_groups:
-                entry = self._known_groups[known_group]
-            if entry is not None:
-                self._is_seen(entry, key, smallest)
-                self._emit(GroupSettled(key, entry.fingerprint))
-                continue
-            if name not in self._found:
-                found = self._found[name] = self._record(group, smallest, confirmed, minimised, None)
-            else:  # another way to the same defect
-                found = replace(self._found[name], occurrences=group.occurrences, also=list(group.seen), groups=[key])
-            self._tell(FindingReported(found, key, known_group), self._emit)
+        for group in in_order:  # simple ones first: what looks more complicated often turns out to be one of them
+            if group.key not in self._of_key and not self._recall(group):
+                self._emit(GroupStarted(group.key))
+                self._look_into(group)
 
-    def _by_itself(self, failure: Failure, minimiser: Minimiser) -> Failure | None:
-        """Return ``failure`` as it shows where nothing is left of earlier trials; None if it does not.
-
-        What fails only after another call of the op becomes a failure of both.
-        """
-        if failure.costly or minimiser.attempt(failure.trial, failure) is not None:
-            return failure
-        return minimiser.after_another(failure, self._outcomes.others(failure.trial))
-
-    def _looked_into(self, failure: Failure) -> Failure:
-        """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
-        of_ranks = is_of_several_ranks(failure) and failure.trial.mesh.backend != "simulated"
-        if not of_ranks or time.monotonic() > self.until or not self._agree_alike(failure):
-            return failure
-        again = Minimiser(self._run, None, self.plan.seed, self.until).replay(
-            failure.trial, replace(failure, by_hash_seed=True)
-        )
-        if again is None:
-            return failure
-        self._find_entry_alike(again)
-        return replace(again, drawn=failure.drawn)
-
-    def _find_entry_alike(self, failure: Failure) -> None:
-        """Take ``failure`` for a known finding of the same op that one hash seed avoids as well, if there is one."""
-        key = group_key(failure)
-        for name, shown in self._replayed.items():
-            if key in self._known_groups:
-                return
-            entry = self.plan.baseline.get(name)
-            same = is_of_several_ranks(shown) and group_key(replace(shown, by_hash_seed=True)) == key
-            if same and entry is not None and self._agree_alike(shown):
-                self._known_groups[key] = entry
-
-    def _agree_alike(self, failure: Failure) -> bool:
-        """Return whether ranks that all have one hash seed do the same in its trial; False without such.
-
-        What they fail of then is a defect of its own, which their differences only hid. Not so of wrong results: they
-        have to pass, since ranks may choose differently and be wrong by a rule that all of them have.
-        """
-        if self._run_alike is None:
-            return False
-        observation = self._run_alike(failure.trial)
-        verdict = judge(observation, make_reference(failure.trial.case))
-        if verdict.kind is VerdictKind.TOOL_ERROR or is_of_several_ranks(Failure(failure.trial, observation, verdict)):
-            return False
-        return shows_on_some_ranks(failure) or verdict.kind is VerdictKind.PASS
-
-    def _tell(self, reported: FindingReported, tell: Listener) -> None:
-        """Report what a group of failures turned out to be."""
-        name = reported.finding.fingerprint
-        for key in (reported.group, reported.became):
-            self._handled.setdefault(key, name)
-        self._told[name] += reported.finding.occurrences
-        tell(reported)
-
-    def _is_seen(self, entry: BaselineEntry, key: str, failure: Failure) -> None:
-        """Take a group for a known finding, which another op may have shown than that of its entry."""
-        self._known_groups[key] = entry
-        if entry.fingerprint not in self._replayed:
-            self._replayed[entry.fingerprint] = failure
-            self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]
-
-    def _recall_group(self, key: str) -> bool:
-        """Take what the group ``key`` turned out to be from the past; return whether that is known."""
-        settled = self._past.groups.get(key)
+    def _recall(self, group: Group) -> bool:
+        """Take what ``group`` turned out to be from the past; return whether that is known."""
+        settled = self._past.groups.get(group.key)
         if settled is None:
             return False
         if settled.finding is None:
             entry = self.plan.baseline.get(settled.entry)
             assert entry is not None, f"{settled.entry} is not in the baseline that the run began with"
-            self._is_seen(entry, key, self._outcomes.failures.groups[key].smallest)
-            return True
-        self._found.setdefault(settled.finding.fingerprint, settled.finding)
-        self._tell(FindingReported(settled.finding, key, settled.became), self._recall)
+            self._is_shown(entry, group.smallest, group.key)
+        else:
+            self._report(settled.finding, group.key, settled.became, recalled=True)
         return True
+
+    def _look_into(self, group: Group) -> None:
+        """Minimise and confirm the smallest failure of ``group``, and say what the group is."""
+        failure = self._marked(group.smallest)
+        until = min(self.until, self._clock() + MINIMISING_LIMIT)
+        minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until, self._clock)
+        known = bool(self._diagnosis(failure)) and self._is_handled(failure)
+        smallest, minimised = (failure, True) if known else self._minimised(failure, minimiser)
+        if self._clock() > self.until:
+            self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
+        smallest, confirmed = (smallest, ConfirmationRecord(NOT_TRIED)) if known else confirm(smallest, minimiser)
+        name, became = fingerprint(smallest), group_key(smallest)
+        if (entry := self.plan.baseline.get(name) or self._of_key.get(became, Defect()).entry) is not None:
+            self._is_shown(entry, smallest, group.key)
+            self._emit(GroupSettled(group.key, entry.fingerprint))
+            return
+        if (found := self._defects.get(name, Defect()).finding) is None:
+            found = self._record(group, smallest, confirmed, minimised, None)
+        else:  # another way to the same defect
+            found = replace(found, occurrences=group.occurrences, also=list(group.seen), groups=[group.key])
+        self._report(found, group.key, became)
+
+    def _minimised(self, failure: Failure, minimiser: Minimiser) -> tuple[Failure, bool]:
+        """Return the smallest failure of the same kind, and whether there was time to look for one.
+
+        What fails only after another call of the op becomes a failure of both. What does not fail again without
+        earlier trials stays as it is: nothing smaller would fail.
+        """
+        alone: Failure | None = failure
+        if not failure.costly and minimiser.attempt(failure.trial, failure) is None:
+            alone = minimiser.after_another(failure, self._outcomes.others(failure.trial))
+        if alone is None:
+            return failure, False
+        smallest, minimised = minimiser.minimise(alone, self._is_handled)
+        if smallest is not failure and (diagnosis := self._diagnosis(smallest)) and not diagnosis.holds(smallest):
+            return failure, False  # on its way it has become something else
+        return smallest, minimised
+
+    def _marked(self, failure: Failure) -> Failure:
+        """Return ``failure`` with the mark of the first diagnosis that is true of it."""
+        for diagnosis in self._diagnoses:
+            if self._clock() <= self.until and (marked := diagnosis.mark(failure)) is not None:
+                self._find_entry(marked, diagnosis)
+                return marked
+        return failure
+
+    def _find_entry(self, failure: Failure, diagnosis: Diagnosis) -> None:
+        """Take a marked failure for a known finding of the same op that has this diagnosis, if there is one."""
+        key = group_key(failure)
+        for defect in self._defects.values():
+            if key in self._of_key:
+                return
+            if defect.shown is not None and diagnosis.same(failure, defect.shown):
+                self._of_key[key] = defect
+
+    def _diagnosis(self, failure: Failure) -> Diagnosis | None:
+        """Return the diagnosis by which ``failure`` is marked, if it is."""
+        return next((diagnosis for diagnosis in self._diagnoses if diagnosis.cause(failure)), None)
+
+    def _report(self, found: FindingRecord, key: str, became: str, recalled: bool = False) -> None:
+        """Report the group ``key`` as the finding ``found``; the key of the minimised failure is ``became``."""
+        defect = self._defects.setdefault(found.fingerprint, Defect(finding=found))
+        for each in (key, became):
+            self._of_key.setdefault(each, defect)
+        defect.reported += found.occurrences
+        self._emit(FindingReported(found, key, became, recalled=recalled))
+
+    def _is_shown(self, entry: BaselineEntry, failure: Failure, *keys: str) -> None:
+        """Take groups for a known finding, which another op may have shown than that of its entry."""
+        if entry.fingerprint not in self._defects:
+            self._defects[entry.fingerprint] = Defect(entry, failure)
+            self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]
+        self._of_key |= dict.fromkeys(keys, self._defects[entry.fingerprint])
 
     def _record(
         self,
@@ -301,8 +316,9 @@ class Investigation:
         entry: BaselineEntry | None,
     ) -> FindingRecord:
         family = self.plan.families[smallest.trial.case.family]
-        cause = _BY_HASH_SEED if smallest.by_hash_seed else family.likely_cause(smallest.trial, smallest.verdict)
-        in_time = time.monotonic() < self.until
+        diagnosis = self._diagnosis(smallest)
+        cause = diagnosis.cause(smallest) if diagnosis else family.likely_cause(smallest.trial, smallest.verdict)
+        in_time = self._clock() < self.until
         return finding_record(
             group, smallest, confirmed, minimised, entry, family.name, cause, in_time, self.plan.imports,
             memory_limit=self.plan.rank_memory,

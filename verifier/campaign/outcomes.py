@@ -1,18 +1,19 @@
-"""What comes of trials: judged, announced, and kept where it is bad or has brought the ranks down."""
+"""The outcomes of trials: judged, announced, and kept if they are bad or have brought the ranks down."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
 
+from verifier.campaign.history import Answer
 from verifier.core.arguments import combination_rows
 from verifier.core.case import Trial
-from verifier.core.observation import Fate, Observation
+from verifier.core.observation import Fate
 from verifier.core.verdict import Verdict
-from verifier.events import CaseSkipped, Listener, TrialFinished
+from verifier.events import Listener, TrialFinished
 from verifier.findings.failures import Drawn, Failure
 from verifier.findings.grouping import Collector
-from verifier.oracle.reference import Reference
+from verifier.oracle.reference import Reference, make_reference
 from verifier.oracle.verdicts import judge
 
 __all__ = ["Outcomes"]
@@ -24,7 +25,7 @@ _REMEMBERED = 256
 
 
 class Outcomes:
-    """Takes observations one by one and tells ``emit`` of each.
+    """Takes answers one by one and tells ``emit`` of each.
 
     Attributes
     ----------
@@ -41,18 +42,16 @@ class Outcomes:
         """The first trial of each case, by op."""
 
     def take(
-        self, observation: Observation, reference: Reference, drawn: Drawn | None, position: str
+        self, answer: Answer, drawn: Drawn | None = None, reference: Reference | None = None
     ) -> tuple[Verdict, Failure | None]:
-        """Judge an observation, announce it, keep it if it is bad."""
-        verdict = judge(observation, reference)
-        return verdict, self.keep(observation, verdict, drawn, position, self._emit)
+        """Judge an answer unless that is done, announce it, and keep it if it is bad; return the verdict and failure.
 
-    def keep(
-        self, observation: Observation, verdict: Verdict, drawn: Drawn | None, position: str, tell: Listener
-    ) -> Failure | None:
-        """Announce an observation by ``tell``; keep it, and return it as a failure, if it is bad."""
-        trial = observation.trial
-        tell(TrialFinished(observation, verdict, combination_rows(trial.case, trial.combination), position))
+        ``reference`` is that of the case, which is made if it is not given.
+        """
+        observation, trial = answer.observation, answer.observation.trial
+        verdict = answer.verdict or judge(observation, reference or make_reference(trial.case))
+        rows = combination_rows(trial.case, trial.combination)
+        self._emit(TrialFinished(observation, verdict, rows, answer.position, recalled=answer.recalled))
         seen = self._seen.setdefault(trial.case.op, deque(maxlen=_REMEMBERED))
         if not seen or seen[-1].case is not trial.case:
             seen.append(trial)
@@ -63,23 +62,19 @@ class Outcomes:
         else:
             self._slow.pop(self._slow_key(trial), None)
         if not verdict.kind.bad:
-            return None
+            return verdict, None
         failure = Failure(trial, observation, verdict, drawn)
         self.failures.add(failure)
-        return failure
+        return verdict, failure
 
     def others(self, trial: Trial) -> Iterator[Trial]:
         """Yield a trial of each other case of the same op, the latest first."""
         yield from (one for one in reversed(self._seen.get(trial.case.op, ())) if one.case is not trial.case)
 
-    def affordable(self, trial: Trial, tell: Listener) -> bool:
-        """Return False for what has brought the ranks down before, and tell so: each time costs new processes."""
+    def unaffordable(self, trial: Trial) -> str:
+        """Return why a trial is not tried, or nothing if it is: what brings the ranks down costs new processes."""
         fate = self._costly.get(self._cost_key(trial))
-        reason = f"combination that ended {fate} before" if fate is not None else self.too_slow(trial)
-        if not reason:
-            return True
-        tell(CaseSkipped(f"{trial.case.op} on mesh {trial.mesh}", reason))
-        return False
+        return f"combination that ended {fate} before" if fate is not None else self.too_slow(trial)
 
     def too_slow(self, trial: Trial) -> str:
         """Return why no more calls of this op are tried, or nothing if they are."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verifier.campaign.campaign import Campaign
 from verifier.campaign.history import Past
 from verifier.campaign.plan import Plan
+from verifier.campaign.ranks import campaign_on_ranks
 from verifier.core.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
 from verifier.events import Event, Listener
 from verifier.records.schema import RunRecord
@@ -51,17 +51,13 @@ def record(
     with writer or store.open_run(plan.header) as opened, one_interrupt_at_a_time():
         journal = journal_listener(opened, before=past.seconds if past and writer else 0.0)
 
-        everyone: list[Listener] = [*listeners, summary]
+        everyone: list[Listener] = [*listeners, summary, journal]  # a display learns of the end if the disk is full
 
-        def recall(event: Event) -> None:
+        def emit(event: Event) -> None:
             for listener in everyone:
                 listener(event)
 
-        def emit(event: Event) -> None:
-            recall(event)  # before the journal, so that a display learns of the end even if the disk is full
-            journal(event)
-
-        campaign = Campaign(plan, emit, past, recall if writer is not None else emit)
+        campaign = campaign_on_ranks(plan, emit, past)
         recorded = False
         try:
             campaign.run()

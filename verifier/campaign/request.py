@@ -19,9 +19,9 @@ from verifier.execution.imports import imports_beside, modules_of_rules, own_rul
 from verifier.gate.baseline import Baseline
 from verifier.meshes.hosts import Place, gpu_problem, gpus_shared, local_places
 from verifier.meshes.torchrun.controller import Cluster
+from verifier.planning.budgets import CAMPAIGN_PROFILES
 from verifier.planning.families import Family, installed_families, select_ops
-from verifier.planning.profiles import CAMPAIGN_PROFILES
-from verifier.processes.limits import format_size, parse_size
+from verifier.processes.limits import parse_rank_memory
 from verifier.records.files import new_run_id
 from verifier.records.schema import RunHeader
 from verifier.runs.revision import BASELINE, revision
@@ -29,10 +29,7 @@ from verifier.runs.revision import BASELINE, revision
 __all__ = [
     "Request",
     "make_plan",
-    "parse_rank_memory",
 ]
-
-LEAST_RANK_MEMORY = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -131,28 +128,6 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         rank_memory=rank_memory,
         cluster=cluster,
     )
-
-
-def parse_rank_memory(text: str | None) -> int | None:
-    """Return the bytes that ``--rank-memory`` names, None if it was not given.
-
-    Raises
-    ------
-    ValueError
-        If it is no size, or one under which a rank could do nothing.
-    """
-    if text is None:
-        return None
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise ValueError(f"--rank-memory: {error}") from error
-    if size < LEAST_RANK_MEMORY:
-        raise ValueError(
-            f"--rank-memory {text}: {format_size(size)} are too few for process groups and their threads; "
-            f"at least {format_size(LEAST_RANK_MEMORY)} are needed"
-        )
-    return size
 
 
 def _meshes_within(world_size: int) -> tuple[str, ...]:

@@ -201,7 +201,8 @@ def merge(
     plan = make_plan(request, load_baseline(path))
     _check_same(header, plan.header, "the shards cannot be merged", ("when they were made", "here"))
     past = Past.of_shards([part.journal for part in parts], all(part.run.complete for part in parts))
-    return record(replace(plan, time_limit=None), store, listeners, past), path
+    # the one part of all cases: steering is shown every case, as it was in each shard
+    return record(replace(plan, time_limit=None, shard=RunPart(1, 1)), store, listeners, past), path
 
 
 def _part(name: str, store: RunStore) -> _Part:

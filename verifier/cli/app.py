@@ -143,8 +143,8 @@ def report(
     """Render the newest run and the newest rule check as a page; make a run first if there is none."""
     log_to_stderr(log_level)
     with Loading():
-        from verifier.cli import work
-    work.report(context, fresh, out, baseline, rank_memory)
+        from verifier.cli import reading
+    reading.report(context, fresh, out, baseline, rank_memory)
 
 
 @app.command()
@@ -175,8 +175,8 @@ def gate(
     """
     log_to_stderr(log_level)
     with Loading():
-        from verifier.cli import work
-    work.gate(context, patterns, mesh, imports, baseline, update, fresh, out, output, rank_memory)
+        from verifier.cli import reading
+    reading.gate(context, patterns, mesh, imports, baseline, update, fresh, out, output, rank_memory)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -20,10 +21,13 @@ from verifier.gate.baseline import Baseline, load_baseline
 from verifier.gate.decision import decide
 from verifier.records.files import RunStoreError
 from verifier.records.schema import RunRecord
-from verifier.report.latest import write_report
 from verifier.runs.store import RunStore
 
+if TYPE_CHECKING:
+    from verifier.meshes.torchrun.controller import Cluster
+
 __all__ = [
+    "cluster_of",
     "command_line",
     "consoles",
     "exit_status",
@@ -73,6 +77,8 @@ def page_written(run: RunRecord, store: RunStore) -> Iterator[Path | None]:
     ReportInterrupted
         If a Ctrl-C comes until the end; the record of the run is kept.
     """
+    from verifier.report.latest import write_report  # loads networkx and jinja2, which the gate does without
+
     page, refusal = None, None
     try:
         try:
@@ -84,6 +90,21 @@ def page_written(run: RunRecord, store: RunStore) -> Iterator[Path | None]:
         raise ReportInterrupted(f"interrupted; {store.where_kept(run.header.id)}") from None
     if refusal is not None:
         raise refusal
+
+
+def cluster_of(context: typer.Context, fresh: bool = True) -> Cluster | None:
+    """Return the ranks that torchrun started, if it did; a command that would not use them is refused.
+
+    Parameters
+    ----------
+    fresh
+        Whether the command is to make a run.
+    """
+    cluster: Cluster | None = context.obj
+    if cluster is not None and not fresh:
+        remedy = f"add --fresh, or run {context.command.name} by itself"
+        raise ValueError(f"{context.command.name} under torchrun has no use for its ranks; {remedy}")
+    return cluster
 
 
 def refuse_cluster(context: typer.Context) -> None:

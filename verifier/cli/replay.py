@@ -31,8 +31,8 @@ def replay(
     PoolError
         If the ranks do not start.
     """
-    spares = None if cluster is None else cluster.spares(tuple(imports), memory_limit)
-    with Pool(PoolKey.of(trial.mesh), imports, memory_limit=memory_limit, spares=spares) as pool:
+    starter = None if cluster is None else cluster.starter(tuple(imports), memory_limit)
+    with Pool(PoolKey.of(trial.mesh), imports, memory_limit=memory_limit, starter=starter) as pool:
         (observation,) = pool.run([trial])
     verdict = judge(observation, make_reference(trial.case))
     return verdict, verdict.kind == expected

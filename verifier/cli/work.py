@@ -1,20 +1,20 @@
-"""What the commands do: loaded once one of them runs, since torch takes seconds to load."""
+"""What the commands do that use ranks: loaded once one of them runs, since torch takes seconds to load."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
 import typer
 
 from verifier.campaign.recorded import record
-from verifier.campaign.request import Request, make_plan, parse_rank_memory
+from verifier.campaign.request import Request, make_plan
 from verifier.campaign.resuming import merge as merge_shards
 from verifier.campaign.resuming import resume, resume_notice, run_to_resume
 from verifier.cli.common import (
+    cluster_of,
     command_line,
     consoles,
     exit_status,
@@ -24,10 +24,6 @@ from verifier.cli.common import (
     write_out,
 )
 from verifier.cli.options import (
-    DEFAULT_BASELINE,
-    AskedImports,
-    AskedMeshes,
-    AskedPatterns,
     BackendOption,
     BaselineOption,
     Device,
@@ -48,26 +44,22 @@ from verifier.cli.progress import ProgressDisplay
 from verifier.cli.replay import replay as replay_trial
 from verifier.core.case import MOST_RANKS, Trial
 from verifier.core.verdict import Verdict, VerdictKind
-from verifier.core.wording import import_options, plural
+from verifier.core.wording import import_options
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import NoScriptError, render_script, run_script
-from verifier.gate.baseline import BaselineEntry, load_baseline
-from verifier.gate.decision import decide_all
-from verifier.gate.evidence import collect, refuse_unfinished
-from verifier.gate.question import Question, asked_by
-from verifier.gate.text import as_json, render
+from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.boundary import OutsideError, needs_imports, refusal
+from verifier.processes.limits import parse_rank_memory
 from verifier.records.commands import finding_text, replay_text
 from verifier.records.files import DEFAULT_REPORTS, RunFormatError
 from verifier.records.schema import FAILS, RunRecord, TrialRecord
 from verifier.records.values import load_trial
 from verifier.report.json import render_json
 from verifier.report.terminal import print_summary
-from verifier.runs.merging import join_levels
 from verifier.runs.store import RunStore
 
-__all__ = ["gate", "merge", "replay", "report", "run"]
+__all__ = ["make_run", "merge", "replay", "run"]
 
 _BESIDE_RESUME = ("--resume", "--out", "--format", "--baseline", "--log-level", "--import")
 """What may be said of a run that goes on; it takes over all else, but for code, which no file has imported."""
@@ -97,14 +89,20 @@ def run(
         if others := sorted({*given} - {"patterns", *_BESIDE_RESUME}):
             raise ValueError(f"--resume takes over what the run was asked for; leave out {', '.join(others)}")
         kept = baseline if "--baseline" in given else None
-        made, baseline = _resumed_run(patterns or [], kept, out, _cluster_of(context), imports or [])
+        made, baseline = _resumed_run(patterns or [], kept, out, cluster_of(context), imports or [])
     else:
         request = Request(
             patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
             imports or (), command_line(), shard, rank_memory=rank_memory,
         )  # fmt: skip
-        made = _make_run(request, baseline, out, _cluster_of(context))
+        made = make_run(request, baseline, load_given_baseline(baseline), out, cluster_of(context))
     _say_run(made, baseline, out, output)
+
+
+def make_run(request: Request, path: Path, baseline: Baseline, out: Path, cluster: Cluster | None) -> RunRecord:
+    """Make the run of ``request`` and return its record; ``path`` is where ``baseline`` was read from."""
+    plan = make_plan(replace(request, baseline=str(path)), baseline, cluster)
+    return record(plan, RunStore(out), [ProgressDisplay(consoles()[1])])
 
 
 def merge(
@@ -122,74 +120,6 @@ def merge(
         runs, RunStore(out), load_given_baseline, command_line(), listeners, given, imports or []
     )
     _say_run(made, baseline, out, output)
-
-
-def report(
-    context: typer.Context,
-    fresh: bool,
-    out: Out,
-    baseline: BaselineOption,
-    rank_memory: RankMemory,
-) -> None:
-    parse_rank_memory(rank_memory)
-    cluster = _cluster_of(context, fresh)
-    store = RunStore(out)
-    newest = None if fresh else _newest_run(store)
-    if newest is None:
-        if not fresh:
-            refuse_unfinished(store)
-        newest = _make_run(Request(command=command_line(), rank_memory=rank_memory), baseline, out, cluster)
-    console = consoles()[0]
-    with page_written(newest, store) as page:
-        print_summary(newest, console, page, out)
-        if page is not None:
-            console.print(f"  the page is {page.absolute().as_uri()}", highlight=False, markup=False)
-    raise typer.Exit(exit_status(newest, baseline))
-
-
-def gate(
-    context: typer.Context,
-    patterns: AskedPatterns,
-    mesh: AskedMeshes,
-    imports: AskedImports,
-    baseline: BaselineOption,
-    update: bool,
-    fresh: bool,
-    out: Out,
-    output: FormatOption,
-    rank_memory: RankMemory,
-) -> None:
-    parse_rank_memory(rank_memory)
-    cluster = _cluster_of(context, fresh)
-    known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
-    store = RunStore(out)
-    evidence = (
-        None
-        if fresh
-        else collect(store, Question(_texts(patterns), _texts(mesh), tuple(imports) if imports else None), known)
-    )
-    if evidence is None or evidence.nothing_recorded:
-        request = Request(
-            patterns or (), mesh or (), profile="ci", imports=imports or (), command=command_line(),
-            baseline=str(baseline), rank_memory=rank_memory,
-        )  # fmt: skip
-        plan = make_plan(request, known, cluster)
-        record(plan, store, [ProgressDisplay(consoles()[1])])
-        evidence = collect(store, asked_by(plan.header, _texts(patterns)), known)
-    today = datetime.now(UTC).date()
-    decision = decide_all(evidence, known, today)
-    if update:
-        if decision.unverified:
-            raise ValueError(f"the baseline is left as it is: {decision.unverified}")
-        known = known.updated(evidence.runs, today)
-        known.save(baseline)
-        decision = decide_all(evidence, known, today)
-        consoles()[1].print(
-            f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
-        )
-    said = as_json(decision) if output is Format.JSON else render(decision, out)
-    write_out(said.rstrip() + "\n", output)
-    raise typer.Exit(decision.exit_status)
 
 
 def replay(
@@ -211,46 +141,16 @@ def replay(
         entries = [e for e in load_given_baseline(baseline).entries if e.fingerprint.startswith(finding)]
         if len(entries) != 1 or not finding:
             raise
-        _replay_entry(entries[0], script, imports or [], limit, _cluster_of(context))
+        _replay_entry(entries[0], script, imports or [], limit, cluster_of(context))
     if script and found.script_status == FAILS:
         write_out(found.script)
         raise typer.Exit(0)
-    cluster = _cluster_of(context)
+    cluster = cluster_of(context)
     trial = _runnable(found.trial, imports or [], found.imports, finding, out, cluster)
     verdict, fails = replay_trial(trial, found.verdict, imports or [], limit, cluster)
     if script:
         _say_script(found.fingerprint, trial, verdict, fails, imports or [], limit)
     _say_replayed(finding_text(found, out), found.verdict, verdict, fails)
-
-
-def _cluster_of(context: typer.Context, fresh: bool = True) -> Cluster | None:
-    """Return the ranks that torchrun started, if it did; a command that would not use them is refused.
-
-    Parameters
-    ----------
-    fresh
-        Whether the command is to make a run.
-    """
-    cluster: Cluster | None = context.obj
-    if cluster is not None and not fresh:
-        remedy = f"add --fresh, or run {context.command.name} by itself"
-        raise ValueError(f"{context.command.name} under torchrun has no use for its ranks; {remedy}")
-    return cluster
-
-
-def _make_run(request: Request, baseline: Path, out: Path, cluster: Cluster | None) -> RunRecord:
-    plan = make_plan(replace(request, baseline=str(baseline)), load_given_baseline(baseline), cluster)
-    return record(plan, RunStore(out), [ProgressDisplay(consoles()[1])])
-
-
-def _newest_run(store: RunStore) -> RunRecord | None:
-    """Return the newest run on meshes and the newest rule check as one; the newer of them if the versions differ."""
-    meshes, rules = store.newest_of_each_level()
-    if meshes is None or rules is None:
-        return meshes or rules
-    if meshes.header.versions != rules.header.versions:
-        return max(meshes, rules, key=lambda run: run.header.id)
-    return join_levels(meshes, rules)
 
 
 def _resumed_run(
@@ -333,10 +233,6 @@ def _say_replayed(message: str, was: str, verdict: Verdict, fails: bool) -> NoRe
         lines.append(f"does not fail as it did ({was}): now {verdict.kind} {verdict.message}".rstrip())
     consoles()[0].print("\n".join(lines), highlight=False, markup=False)
     raise typer.Exit(1 if fails else 0)
-
-
-def _texts(given: list[str] | None) -> tuple[str, ...]:
-    return tuple(given or ())
 
 
 def _is_given(context: typer.Context, name: str | None) -> bool:

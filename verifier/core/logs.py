@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
+from logging.handlers import BufferingHandler
 
 from verifier.core.wording import plain_text
 
-__all__ = ["LogLevel", "log_through", "log_to_stderr", "own_level"]
+__all__ = ["LogLevel", "keeping_lines", "log_again", "log_through", "log_to_stderr", "own_level"]
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _OURS = ("verifier", "strategies")
@@ -74,6 +76,26 @@ def log_to_stderr(level: LogLevel) -> None:
 def log_through(send: Callable[[int, str, str], None], level: int) -> None:
     """Pass the log lines of this process to ``send(level, logger, text)``; ranks use it."""
     _install(_CallingHandler(send), level)
+
+
+@contextmanager
+def keeping_lines(kept: list[logging.LogRecord]) -> Iterator[None]:
+    """Keep what is logged in the block, for :func:`log_again`."""
+    handler = BufferingHandler(sys.maxsize)
+    _install(handler, logging.DEBUG)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        kept += handler.buffer
+
+
+def log_again(kept: Sequence[logging.LogRecord]) -> None:
+    """Log lines that were kept, as far as they are shown by now."""
+    for record in kept:
+        logger = logging.getLogger(record.name)
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
 
 
 def own_level() -> int:

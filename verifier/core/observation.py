@@ -60,7 +60,7 @@ class Raised:
     type: str
     message: str
     where: str = ""
-    """The function that raised, and its file."""
+    """The function that raised and its file, as text."""
     traceback: str = ""
     refusal: bool = False
     """DTensor or the backend says plainly that it does not support this."""
@@ -69,6 +69,8 @@ class Raised:
     backward: int | None = None
     out_of_memory: bool = False
     """The process reached its memory limit."""
+    file: str = ""
+    """The name of the file of the function that raised, without folders."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,16 @@ if TYPE_CHECKING:
     from verifier.torch_internals.placements import Placements
 
 __all__ = [
+    "BITWISE_REDUCTIONS",
+    "REDUCTIONS",
     "format_placements",
     "split_placements",
 ]
+
+REDUCTIONS = ("sum", "avg", "product", "min", "max")
+"""Reductions that DTensor's rules use."""
+BITWISE_REDUCTIONS = ("band", "bor", "bxor")
+"""Further reductions, of integers, that only redistributions support."""
 
 
 def format_placements(placements: Placements) -> str:

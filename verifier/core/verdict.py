@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
+    "LOUD",
     "Phase",
     "Verdict",
     "VerdictKind",
+    "tensor_name",
 ]
 
 
@@ -22,6 +24,11 @@ class Phase(StrEnum):
     GATHER_GRADIENT = "gather gradient"
     INPUTS = "inputs"
     DONE = "done"
+
+
+def tensor_name(phase: Phase, subject: str) -> str:
+    """Return what messages call a tensor: ``gathered output`` in a phase in which DTensor gathers the output."""
+    return f"gathered {subject}" if phase in (Phase.GATHER, Phase.GATHER_GRADIENT) else subject
 
 
 class VerdictKind(StrEnum):
@@ -52,6 +59,9 @@ class VerdictKind(StrEnum):
 NOT_BAD = frozenset(
     {VerdictKind.PASS, VerdictKind.UNSUPPORTED, VerdictKind.INCONCLUSIVE, VerdictKind.TOOL_ERROR},
 )
+
+LOUD = frozenset({VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED})
+"""The verdicts on how a trial ended; the other bad ones are about the placements and values of tensors."""
 
 
 @dataclass(frozen=True)

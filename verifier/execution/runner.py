@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -336,7 +336,6 @@ class _Steps:
             # No exchange follows a gather that succeeds: it would cost each trial more than the rare rank that raises
             # alone does. The others come to their next one, or wait for this rank until the controller breaks it off.
             self.agree()
-        spot = Spot(spot.phase, f"gathered {spot.subject}", spot.backward)
         with self.log.timed("compare"), paused_simulation():
             held = per_rank(full[0])
             self.compare(
@@ -408,7 +407,4 @@ class _Steps:
                     shards.locals, shards.placements, own.detach(), absolute, self.trial.mesh, spot
                 )
                 self.log.contributions += parts
-            self.log.differences += [
-                Difference(DifferenceKind.MUTATED, d.phase, d.subject, d.rank, d.got, d.expected, d.index)
-                for d in wrong
-            ]
+            self.log.differences += [replace(difference, kind=DifferenceKind.MUTATED) for difference in wrong]

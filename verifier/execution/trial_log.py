@@ -76,11 +76,12 @@ class TrialLog:
         while origin.__cause__ is not None:  # DTensor wraps what a strategy raises in an exception of its own
             origin = origin.__cause__
         code = raised_in(origin)
-        where = f"{code.co_name} ({Path(code.co_filename).name})" if code is not None else "nowhere"
+        file = "" if code is None else Path(code.co_filename).name
+        where = "nowhere" if code is None else f"{code.co_name} ({file})"
         kind, message = type(error).__name__, str(error)
         note = memory_note(f"{kind}: {message}", self.memory_limit)
         limited = bool(note) and self.memory_limit is not None
         refused = is_refusal(error)
         self.raised = Raised(
-            self.reached, kind, note + message, where, text, refused, ours, self.backward, out_of_memory=limited
+            self.reached, kind, note + message, where, text, refused, ours, self.backward, limited, file
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import Trial
-from verifier.core.observation import Fate, Observation, ProcessReport
+from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.placement_text import format_placements
 from verifier.core.verdict import Verdict
 
@@ -16,6 +16,7 @@ __all__ = [
     "Failure",
     "Runner",
     "cotangent_text",
+    "first_error",
     "first_report",
 ]
 
@@ -62,6 +63,12 @@ def first_report(observation: Observation) -> ProcessReport | None:
     reports = [report for report in observation.reports if report is not None]
     raised = [report for report in reports if report.raised is not None]
     return next(iter(raised or reports), None)
+
+
+def first_error(observation: Observation) -> Raised | None:
+    """Return the exception of the first process that raised."""
+    report = first_report(observation)
+    return None if report is None else report.raised
 
 
 def cotangent_text(failure: Failure) -> str:

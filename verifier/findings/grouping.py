@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -14,11 +13,12 @@ from torch.distributed.tensor import Shard
 
 from verifier.core.arguments import combination_rows, tensor_arguments
 from verifier.core.case import OpCase
-from verifier.core.observation import Fate, Observation
+from verifier.core.observation import Executed, Fate, Observation
 from verifier.core.ops import is_view, parameter_names, resolve, written_arguments
-from verifier.core.placement_text import format_placements, split_placements
-from verifier.core.verdict import Phase, VerdictKind
-from verifier.findings.failures import Failure, cotangent_text, first_report
+from verifier.core.placement_text import format_placements
+from verifier.core.verdict import LOUD, Phase, VerdictKind
+from verifier.findings.failures import Failure, cotangent_text, first_error, first_report
+from verifier.findings.keys import BY_HASH_SEED, Anywhere, ByMeshDim, Change, GroupKey, RuleClass, Symptom
 from verifier.placements.algebra import is_shard_order, sharded_dim
 from verifier.programs import facts_of, is_composed, targets
 from verifier.torch_internals.names import OpOverload
@@ -55,57 +55,59 @@ def dtype_class(case: OpCase) -> str:
     return "integer" if tensors else "none"
 
 
-_BY_HASH_SEED = "ranks choose by their hash seeds"
-_LOUD = (VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED)
 _BEFORE = {Phase.GATHER: Phase.FORWARD, Phase.GATHER_GRADIENT: Phase.BACKWARD, Phase.INPUTS: Phase.FORWARD}
 
 
-def rule_class(failure: Failure) -> str:
+# --------------------------------------------------------------------------------------------------------------- rules
+def rule_class(failure: Failure) -> RuleClass:
     """Return the op and the rules that it failed under, by mesh dim: ``aten.embedding.default: S(0),MaskP(sum)``.
 
-    The placements are those on which DTensor ran the op, after it had redistributed the arguments. A mesh dim on which
-    everything is replicated is left out.
+    The placements are those on which DTensor ran the op, after it had redistributed the arguments.
     """
-    trial, verdict = failure.trial, failure.verdict
-    if verdict.backward is None and runs_own_code(trial.case):
-        return f"{trial.case.op}: code of its own, at any placements"
-    if verdict.kind is VerdictKind.RANKS_DISAGREE:  # each rank has a rule of its own
-        return f"{trial.case.op}: at any placements"
-    report = first_report(failure.observation)
+    found = next(found for applies, found in _RULE_CLASSES if applies(failure))
+    return RuleClass(failure.trial.case.op, found) if isinstance(found, Anywhere) else found(failure)
+
+
+def _runs_own_code(failure: Failure) -> bool:
+    """Return whether the forward call failed of an op for which DTensor has its own code, without rules."""
+    call = resolve(failure.trial.case.call)
+    return failure.verdict.backward is None and isinstance(call, OpOverload) and has_own_handler(call)
+
+
+def _executed(failure: Failure) -> list[Executed]:
+    """Return what DTensor ran on redistributed arguments in the phase that failed: the op, or what a program ran."""
+    verdict, report = failure.verdict, first_report(failure.observation)
+    if report is None or verdict.kind is VerdictKind.DIED:  # how far the others came depends on timing
+        return []
     phase = _BEFORE.get(verdict.phase, verdict.phase)
-    executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)] if report else []
-    if verdict.kind is VerdictKind.DIED:  # how far the others came depends on timing
-        executed = []
-    if executed:
-        own = [e for e in executed if e.op == trial.case.op]  # a program runs other ops as well
-        op, texts = (own or executed)[-1].op, (own or executed)[-1].placements
-    else:
-        if made := targets(trial.case):
-            if not all(is_shard_order(placements, trial.mesh.shape) for placements in (*trial.combination, *made)):
-                return f"{trial.case.op}: strided shards in no shard order"
-            reduced = sorted({str(p) for placements in trial.combination for p in placements if p.is_partial()})
-            if reduced and len(made) == 1:  # the shards on other mesh dims do not matter to a reduction
-                return f"{trial.case.op}: {','.join(reduced)} -> {_kinds(made, nested=False)}"
-            return f"{trial.case.op}: {_kinds(trial.combination)} -> {_kinds(made)}"
-        op, texts = trial.case.op, tuple(format_placements(placements) for placements in trial.combination)
-        texts += (cotangent_text(failure),) if verdict.backward is not None else ()
-    columns = set(zip(*(split_placements(text) for text in texts), strict=False))
-    used = sorted(",".join(column) for column in columns if set(column) != {"R"})
-    return f"{op}: {' x '.join(used) or 'R'}"
+    executed = [e for e in report.executed if (e.phase, e.backward) == (phase, verdict.backward)]
+    return [e for e in executed if e.op == failure.trial.case.op] or executed
 
 
-def runs_own_code(case: OpCase) -> bool:
-    """Return whether DTensor has its own code for the op, without rules: placements then distinguish no defects.
-
-    >>> runs_own_code(OpCase("aten.convolution.default", "torch.ops.aten.convolution.default"))
-    True
-    """
-    call = resolve(case.call)
-    return isinstance(call, OpOverload) and has_own_handler(call)
+def _at_executed(failure: Failure) -> RuleClass:
+    last = _executed(failure)[-1]
+    return RuleClass(last.op, ByMeshDim.of(last.placements))
 
 
-def _kinds(places: Sequence[Placements], nested: bool = True) -> str:
-    """Return the kinds of placements that occur, without their tensor dims: ``P(sum),S``.
+def _at_given(failure: Failure) -> RuleClass:
+    given = [*map(format_placements, failure.trial.combination)]
+    given += [cotangent_text(failure)] if failure.verdict.backward is not None else []
+    return RuleClass(failure.trial.case.op, ByMeshDim.of(given))
+
+
+def _redistributed(failure: Failure) -> RuleClass:
+    trial, asked = failure.trial, targets(failure.trial.case)
+    given = trial.combination
+    if not all(is_shard_order(placements, trial.mesh.shape) for placements in (*given, *asked)):
+        return RuleClass(trial.case.op, Anywhere.NO_SHARD_ORDER)
+    reduced = sorted({str(p) for placements in given for p in placements if p.is_partial()})
+    if reduced and len(asked) == 1:  # the shards on other mesh dims do not matter to a reduction
+        return RuleClass(trial.case.op, Change(tuple(reduced), _kinds(asked, nested=False)))
+    return RuleClass(trial.case.op, Change(_kinds(given), _kinds(asked)))
+
+
+def _kinds(places: Sequence[Placements], nested: bool = True) -> tuple[str, ...]:
+    """Return the kinds of placements that occur, without their tensor dims: ``("P(sum)", "S")``.
 
     S+S stands for two mesh dims that shard one tensor dim. Unless ``nested``, every shard is an S.
     """
@@ -117,27 +119,46 @@ def _kinds(places: Sequence[Placements], nested: bool = True) -> str:
             strided = nested and not isinstance(placement, Shard)
             kind = None if sharded_dim(placement) is None else "_S" if strided else "S"
             kinds.add(kind or str(placement))
-    return ",".join(sorted(kinds - {"R"})) or "R"
+    return tuple(sorted(kinds - {"R"})) or ("R",)
 
 
+_RULE_CLASSES: tuple[tuple[Callable[[Failure], object], Anywhere | Callable[[Failure], RuleClass]], ...] = (
+    (_runs_own_code, Anywhere.OWN_CODE),
+    (lambda failure: failure.verdict.kind is VerdictKind.RANKS_DISAGREE, Anywhere.OWN_RULES),
+    (_executed, _at_executed),
+    (lambda failure: targets(failure.trial.case), _redistributed),
+    (lambda _: True, _at_given),
+)
+"""Which failures are of which class; the first that fits counts."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- keys
 def group_key(failure: Failure) -> str:
-    """Return the structure that failures of one group have in common.
+    """Return the structure that failures of one group have in common, as text."""
+    return str(structure(failure))
+
+
+def structure(failure: Failure) -> GroupKey:
+    """Return what failures of one group have in common.
 
     A wrong value is the same defect wherever it is noticed first and however the op was called. Crashes are of many
     kinds; the phase, the type of the exception and the function that raised it distinguish them.
     """
-    trial = failure.trial
+    case, mesh_dims = failure.trial.case, failure.trial.mesh.ndim
     if failure.by_hash_seed:
-        return f"{trial.case.op} | {_BY_HASH_SEED} | {trial.mesh.ndim}-d mesh"
-    parts = [*symptom(failure)]
+        return GroupKey(case.op, BY_HASH_SEED, mesh_dims=mesh_dims)
     if is_of_any_op(failure):
-        return " | ".join([f"any {_style(trial.case)} op", *parts, f"{trial.mesh.ndim}-d mesh"])
-    if failure.verdict.kind not in _LOUD:
-        parts.append(dtype_class(trial.case))
-    if is_composed(trial.case):  # a program has its own defect if none of its calls fails alone
-        parts.append(trial.case.call.rpartition(".")[2])
-    flags = ",".join(sorted(case_flags(trial.case) | facts_of(trial.case))) or "no flags"
-    return " | ".join([trial.case.op, *parts, rule_class(failure), f"{trial.mesh.ndim}-d mesh", flags])
+        return GroupKey(f"any {_style(case)} op", symptom(failure), mesh_dims=mesh_dims)
+    return GroupKey(
+        case.op,
+        symptom(failure),
+        (rule_class(failure),),
+        mesh_dims,
+        dtype=None if failure.verdict.kind in LOUD else dtype_class(case),
+        # a program has its own defect if none of its calls fails alone
+        program=case.call.rpartition(".")[2] if is_composed(case) else None,
+        flags=case_flags(case) | facts_of(case),
+    )
 
 
 _FOR_ANY_OP = (
@@ -158,9 +179,8 @@ def is_of_any_op(failure: Failure) -> bool:
     """
     if failure.verdict.kind is not VerdictKind.CRASH:
         return False
-    report = first_report(failure.observation)
-    error = report.raised if report is not None else None
-    file = error.where.rpartition("(")[2].rstrip(")") if error is not None else ""
+    error = first_error(failure.observation)
+    file = "" if error is None else error.file
     return file in _FOR_ANY_OP or (file == _FOR_VIEWS and not is_view(failure.trial.case))
 
 
@@ -207,34 +227,32 @@ def _style(case: OpCase) -> str:
     return "out=" if any(one.kwarg_only for one in written) else "in-place"
 
 
-def symptom(failure: Failure) -> tuple[str, ...]:
+def symptom(failure: Failure) -> Symptom:
     """Return the symptom of the failure, which minimising must not change: the verdict and where it arose.
 
     Which error ranks that choose differently show depends on timing, so it is not part of the symptom.
     """
     verdict = failure.verdict
     if failure.by_hash_seed and is_of_several_ranks(failure):
-        return (_BY_HASH_SEED,)
+        return BY_HASH_SEED
     if verdict.kind is VerdictKind.DIED:  # how far the others came, and what they raised, depends on timing
-        return (verdict.kind,)
-    if verdict.kind in _LOUD:
-        report = first_report(failure.observation)
-        error = report.raised if report is not None else None
-        return verdict.kind, verdict.phase, f"{error.type} in {error.where}" if error is not None else ""
-    subject = re.sub(r" \d+$", "", verdict.subject.removeprefix("gathered "))
-    return verdict.kind, _BEFORE.get(verdict.phase, verdict.phase), subject
+        return Symptom(verdict.kind)
+    if verdict.kind in LOUD:
+        error = first_error(failure.observation)
+        return Symptom(verdict.kind, verdict.phase, f"{error.type} in {error.where}" if error is not None else "")
+    return Symptom(verdict.kind, _BEFORE.get(verdict.phase, verdict.phase), re.sub(r" \d+$", "", verdict.subject))
 
 
-def case_flags(case: OpCase) -> set[str]:
+def case_flags(case: OpCase) -> frozenset[str]:
     """Return the names of the options that the call sets: keywords that are numbers or texts, and all that are True.
 
     >>> sorted(case_flags(OpCase("op", "torch.nn.functional.embedding", (), {"padding_idx": 3, "sparse": False})))
     ['padding_idx']
     """
     if is_composed(case):  # a program passes by name what the op takes by position
-        return {name for name, value in case.kwargs.items() if value is True}
+        return frozenset(name for name, value in case.kwargs.items() if value is True)
     names = parameter_names(case.call)
-    flags = {name for name, value in zip(names, case.args, strict=False) if value is True}
+    flags = frozenset(name for name, value in zip(names, case.args, strict=False) if value is True)
     scalars = {name: value for name, value in case.kwargs.items() if isinstance(value, bool | int | float | str)}
     return flags | {name for name, value in scalars.items() if value is not False}
 
@@ -277,4 +295,4 @@ class Collector:
 
 def fingerprint(failure: Failure) -> str:
     """Return twelve hex digits: a hash of a minimised failure's structure, without values, shapes or messages."""
-    return hashlib.sha256(group_key(failure).encode()).hexdigest()[:12]
+    return structure(failure).fingerprint

@@ -55,13 +55,16 @@ class Minimiser:
     seed
         The seed of the campaign.
     until
-        ``time.monotonic()`` after which minimising stops with the smallest failure so far.
+        When minimising stops with the smallest failure so far, by the clock.
+    clock
+        Returns seconds, as ``time.monotonic`` does.
     """
 
     run: Runner
     generate: Callable[[MeshSpec], SearchStrategy[OpCase]] | None
     seed: int
     until: float
+    clock: Callable[[], float] = time.monotonic
     restarts: int = 4
     """How many more attempts may hang or end ranks, because each costs a restart of the ranks; counts down."""
 
@@ -89,14 +92,14 @@ class Minimiser:
             found = self._shrink(best.trial, best, failure.drawn, 200) if self.generate is not None else best
         if found is None or found.size > best.size:
             return best, False
-        return self._simpler(found), time.monotonic() < self.until
+        return self._simpler(found), self.clock() < self.until
 
     def attempt(self, trial: Trial, like: Failure) -> Failure | None:
         """Return the failure if ``trial`` fails in the same way as ``like``, else None.
 
         A trial that may take as long as a hang is not run after the time is over.
         """
-        if self.restarts <= 0 or (like.costly and time.monotonic() > self.until):
+        if self.restarts <= 0 or (like.costly and self.clock() > self.until):
             return None
         return self.replay(trial, like)
 
@@ -129,7 +132,7 @@ class Minimiser:
                 pair = replace(second, case=program, cotangents=cotangents)
                 if (found := self.attempt(pair, failure)) is not None:
                     return found
-                if (tried := tried + 1) >= _MOST_PAIRS or time.monotonic() > self.until:
+                if (tried := tried + 1) >= _MOST_PAIRS or self.clock() > self.until:
                     return None
         return None
 
@@ -153,7 +156,7 @@ class Minimiser:
 
     def _simpler(self, failure: Failure) -> Failure:
         progress = True
-        while progress and time.monotonic() < self.until:
+        while progress and self.clock() < self.until:
             progress = False
             simpler = (plainer_cases, simpler_combinations, simpler_cotangents)
             for trial in (variant for variants in simpler for variant in variants(failure.trial)):
@@ -170,7 +173,7 @@ class Minimiser:
         ndims = [tensor.ndim for tensor in tensor_arguments(template.case.args, template.case.kwargs)]
 
         def fails(case: OpCase) -> bool:
-            if time.monotonic() > self.until or case.call != template.case.call or case.op != template.case.op:
+            if self.clock() > self.until or case.call != template.case.call or case.op != template.case.op:
                 return False
             tensors = tensor_arguments(case.args, case.kwargs)
             if len(tensors) != len(ndims) or not _fits(template, case):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verifier.core.arguments import combination_rows
 from verifier.core.call_text import describe_call
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import LOUD, VerdictKind, tensor_name
 from verifier.findings.failures import Failure, cotangent_text, first_report
 from verifier.findings.grouping import Group, dtype_class, fingerprint, group_key, rule_class, unlike_rules
 from verifier.findings.script.render import NoScriptError, render_script, run_script
@@ -113,9 +113,9 @@ def finding_record(
         output_placements=outputs,
         known=entry is not None,
         phase=verdict.phase,
-        subject=verdict.subject,
+        subject=verdict.subject if verdict.kind in LOUD else tensor_name(verdict.phase, verdict.subject),
         dtype=dtype_class(trial.case),
-        rule=rule_class(smallest),
+        rule=str(rule_class(smallest)),
         message=message(smallest, cause),
         confirmed=confirmed,
         minimised=minimised,

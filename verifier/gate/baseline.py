@@ -23,7 +23,7 @@ from verifier.core.wording import did_you_mean, one_line
 from verifier.records.checks import check_name
 from verifier.records.files import write_atomically
 from verifier.records.schema import FindingRecord, RunRecord, TrialRecord
-from verifier.records.values import load_trial
+from verifier.records.trials import check_trial
 
 __all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
 
@@ -374,7 +374,7 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
         **{**values, **{name: tuple(values.get(name, ())) for name in ("torch", "groups", "imports")}}
     )
     try:
-        load_trial(entry.trial())
+        check_trial(entry.trial())
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BaselineError(f"replay is no trial that can be run again: {error}") from error
     return entry

@@ -19,13 +19,12 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.gate.baseline import Baseline
 from verifier.gate.question import Question, families, names_op, selected
+from verifier.planning.budgets import CAMPAIGN_PROFILES
 from verifier.planning.families import select_ops
-from verifier.planning.profiles import CAMPAIGN_PROFILES
 from verifier.records.commands import resume_text
 from verifier.records.files import RunFormatError, out_option, read_record
 from verifier.records.schema import INTERRUPTED, FindingRecord, RunHeader, RunRecord
-from verifier.runs.journal import JOURNAL_NAME, RECORD_NAME, is_open, read_journal
-from verifier.runs.journal_lines import FINDING
+from verifier.runs.journal import FINDING, JOURNAL_NAME, RECORD_NAME, is_open, read_journal
 from verifier.runs.revision import Change, changes_since
 from verifier.runs.store import RunStore
 
@@ -94,10 +93,9 @@ def _as_thorough(new: RunRecord, old: RunHeader, old_run: RunRecord | None, cell
     return combinations[0] >= combinations[1] and header.shard in ("", old.shard)
 
 
-def _asked(header: RunHeader) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Return the ops of each family, and the meshes, that a run on meshes was to try."""
-    patterns = header.request.get("patterns") or ()
-    return selected(tuple(patterns)) or {}, set(header.meshes)
+def _asked(header: RunHeader) -> dict[str, tuple[str, ...]]:
+    """Return the ops of each family that a run on meshes was to try; loads the families, and so torch."""
+    return selected(tuple(header.request.get("patterns") or ())) or {}
 
 
 def _tries_again(new: RunRecord, old: RunRecord, cell: Cell) -> bool:
@@ -113,9 +111,10 @@ def _covers(new: RunRecord, old: RunHeader, old_run: RunRecord | None) -> bool:
         return True
     if _level(old) is Level.RULES:
         return old_run is not None and _cells(old_run).keys() <= _cells(new).keys()
-    (ours, our_meshes), (theirs, their_meshes) = _asked(new.header), _asked(old)
-    ops = all({*names} <= {*ours.get(family, ())} for family, names in theirs.items())
-    return bool(theirs) and ops and their_meshes <= our_meshes
+    if not {*old.meshes} <= {*new.header.meshes}:
+        return False
+    ours, theirs = _asked(new.header), _asked(old)
+    return bool(theirs) and all({*names} <= {*ours.get(family, ())} for family, names in theirs.items())
 
 
 # ------------------------------------------------------------------------------------------------------------- evidence
@@ -295,9 +294,10 @@ class _Collection:
         """Take in a run that has only a journal: it is still running, or it was killed."""
         journal = read_journal(path)
         header = journal.header
-        ops, meshes = _asked(header)
-        asked = not ops or any(self.question.asks_op(op) for names in ops.values() for op in names)
-        if not asked or not self.question.asks_imports(header) or not any(map(self.question.asks_mesh, meshes)):
+        if not self.question.asks_imports(header) or not any(map(self.question.asks_mesh, header.meshes)):
+            return
+        ops = _asked(header) if self.question.patterns else {}
+        if ops and not any(self.question.asks_op(op) for names in ops.values() for op in names):
             return
         if is_open(path):
             self.left_out.append(f"run {header.id} is still going on")
@@ -343,7 +343,7 @@ class _Collection:
     def _never_tried(self, pattern: str, cells: Iterable[Cell]) -> list[str]:
         """Return the ops that ``pattern`` selects and that no run was to try."""
         tried = {op for op, _ in cells}
-        asked = [_asked(run.header)[0] for run in self.counted if run.complete]
+        asked = [_asked(run.header) for run in self.counted if run.complete]
         return [
             op
             for name, ops in (selected((pattern,)) or {}).items()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from verifier.core.case import MeshSpec
 from verifier.execution.registrations import Registered, registered_rules
 from verifier.meshes.hosts import Place, gpu_problem, gpus_shared
-from verifier.meshes.processes import Gone, PoolError, RankProcess, RulesNotInRanks, Spares
+from verifier.meshes.processes import Gone, PoolError, RankProcess, RulesNotInRanks, Starter
 from verifier.meshes.worker import Seat
 
 __all__ = ["Crew", "PoolKey"]
@@ -55,7 +55,7 @@ class Crew:
     ----------
     key
         World size, backend and device.
-    spares
+    starter
         Starts the processes.
 
     Attributes
@@ -66,7 +66,7 @@ class Crew:
         What the processes imported in addition, to have the rules that this process has.
     """
 
-    def __init__(self, key: PoolKey, spares: Spares) -> None:
+    def __init__(self, key: PoolKey, starter: Starter) -> None:
         self.key = key
         self.size = 1 if key.backend == "simulated" else key.world_size
         self.replaced = 0
@@ -74,7 +74,7 @@ class Crew:
         self._rules: Mapping[str, Registered] = {}
         self._refused: RulesNotInRanks | None = None
         self._also: list[str] = []
-        self._spares = spares
+        self._starter = starter
         self._seats: list[RankProcess | None] = [None] * self.size
         self._places: tuple[Place, ...] = ()
         self._epoch = 0
@@ -110,7 +110,7 @@ class Crew:
         rules = registered_rules()
         if rules is not self._rules:
             self._rules, self._refused = rules, None
-            lacking = [one for process in self.processes for one in process.lacks(rules, self._spares.imported_here)]
+            lacking = [one for process in self.processes for one in process.lacks(rules, self._starter.imported_here)]
             if lacking:
                 _log.info("ranks start anew, since the rules of %s have changed here", lacking[0].op)
                 self.close()
@@ -119,7 +119,7 @@ class Crew:
         if self._refused is not None:  # Hypothesis may ask hundreds of times
             raise self._refused
         self.brought = ()
-        self._places = self._spares.places(self.size)
+        self._places = self._starter.places(self.size)
         if self.key.device == "cuda":
             if problem := gpu_problem(self._places, self.key.backend):
                 raise PoolError(problem)
@@ -147,24 +147,6 @@ class Crew:
         self._pause()
         self._assemble()
 
-    def reseat(self) -> None:
-        """Give each rank a process with the rank's own hash seed; a spare in its seat may have another rank's seed.
-
-        Raises
-        ------
-        PoolError
-            If the ranks do not meet.
-        """
-        strangers = [n for n, process in enumerate(self.processes) if process.hash_seed != self._spares.hash_seed(n)]
-        if strangers:
-            for index in strangers:
-                self._dismiss(index, "has the hash seed of another rank")
-            self._pause()
-            for index in strangers:
-                if self._seats[index] is None:
-                    self._seats[index] = self._spares.take(index, own_seed=True)
-            self._assemble()
-
     def close(self) -> None:
         """End all processes of the crew."""
         seats, self._seats = self._seats, [None] * self.size
@@ -183,7 +165,6 @@ class Crew:
             _log.info("rank %d %s: process %d is replaced", index, why, process.pid)
             process.close()
             self.replaced += 1
-            self._spares.lost(index)
 
     def _pause(self) -> None:
         """Interrupt whatever the processes wait for, so that they return to their loop; dismiss those that do not."""
@@ -213,7 +194,6 @@ class Crew:
                 if not failed:
                     failed = self._build()
                 if not failed:
-                    self._spares.refill()
                     return
                 _log.warning("ranks do not come together: %s", _listing(failed))
         except BaseException:
@@ -227,12 +207,12 @@ class Crew:
         failed: dict[int, str] = {}
         for index, process in enumerate(self._seats):
             if process is None:
-                self._seats[index] = self._spares.take(index) if self._epoch else self._spares.start(index)
+                self._seats[index] = self._starter.start(index)
         for index, process in self._present():
             process.name = f"rank {index}"
             try:
                 process.await_loaded()
-                process.follow(self._rules, self._spares.imported_here, self._also)
+                process.follow(self._rules, self._starter.imported_here, self._also)
                 self.brought = tuple(dict.fromkeys((*self.brought, *process.brought)))
             except RulesNotInRanks as refused:
                 self._refused = refused
@@ -253,7 +233,7 @@ class Crew:
             try:
                 process.send("build", Seat(
                     index, self.key.world_size, self.key.backend, self.key.device, self._places[index].number,
-                    self._spares.store_host, port, self._epoch, meeting))  # fmt: skip
+                    self._starter.store_host, port, self._epoch, meeting))  # fmt: skip
             except Gone:
                 failed[index] = self._end_of(process)
         failed |= self._collect("built", self._epoch, BUILD_LIMIT, failed)

@@ -19,7 +19,7 @@ from verifier.execution.imports import is_importing
 from verifier.execution.packing import pack
 from verifier.meshes.crew import Crew, PoolKey
 from verifier.meshes.flight import Flight, Terms
-from verifier.meshes.processes import Gone, PoolError, Spares
+from verifier.meshes.processes import Gone, PoolError, Starter
 from verifier.meshes.tasks import Task, TaskOutcome
 from verifier.processes.limits import is_out_of_memory, memory_note
 
@@ -51,9 +51,8 @@ class Pool:
     memory_limit
         Bytes that a rank may map on top of what it has when it starts; beyond that, allocations fail. None for no
         limit.
-    spares
-        Processes that take the place of lost ones, to be shared with other pools; made with the same ``imports`` and
-        ``memory_limit``. Without it the pool has spares of its own, from the first loss on.
+    starter
+        Starts the processes, with the same ``imports`` and ``memory_limit``; by default on this machine.
     imported_here
         Whether this process has run ``imports``, too. If so, ranks with other rules are an error.
 
@@ -78,7 +77,7 @@ class Pool:
         grace: float = 0.25,
         on_restart: Callable[[str, float], None] | None = None,
         memory_limit: int | None = None,
-        spares: Spares | None = None,
+        starter: Starter | None = None,
         imported_here: bool = False,
     ) -> None:
         self.key = key
@@ -87,10 +86,8 @@ class Pool:
         self.on_restart = on_restart
         self.memory_limit = memory_limit
         self.restarts = 0
-        self._own_spares = spares is None
-        own = Spares(imports, memory_limit, imported_here=imported_here) if spares is None else spares
-        self._spares = own
-        self._crew = Crew(key, self._spares)
+        self._starter = starter or Starter(imports, memory_limit, imported_here=imported_here)
+        self._crew = Crew(key, self._starter)
         self._engaged = False
         self._lost: set[int] = set()
         self._retried: int | None = None
@@ -103,17 +100,12 @@ class Pool:
     @property
     def imports(self) -> tuple[str, ...]:
         """Everything that the processes have imported: the given imports, and those added after the start."""
-        return (*self._spares.imports, *self._crew.brought)
+        return (*self._starter.imports, *self._crew.brought)
 
     @property
     def pids(self) -> list[int]:
         """Process ids, in order of rank; empty before the first trial."""
         return [process.pid for process in self._crew.processes]
-
-    @property
-    def spare_pids(self) -> list[int]:
-        """Process ids of the spares, which other pools may share."""
-        return self._spares.pids
 
     @property
     def replaced(self) -> int:
@@ -144,8 +136,6 @@ class Pool:
         """End all processes; the next :meth:`run` starts new ones."""
         self._crew.close()
         self._engaged = False
-        if self._own_spares:
-            self._spares.close()
 
     def __enter__(self) -> Pool:
         return self
@@ -175,8 +165,6 @@ class Pool:
         self.start()
         if self._engaged:  # the iterator of an earlier call was left early, and its trials may still be running
             self._crew.mend()
-        if fresh:
-            self._crew.reseat()
         self._engaged = True
         self._retried = None
         done = 0

@@ -27,7 +27,7 @@ from verifier.meshes.hosts import Place, local_places
 from verifier.meshes.messages import unpack_message
 from verifier.meshes.worker_program import Program, ProgramSpec, WorkerProgram
 
-__all__ = ["Gone", "PoolError", "RankProcess", "RulesNotInRanks", "Spares"]
+__all__ = ["Gone", "PoolError", "RankProcess", "RulesNotInRanks", "Starter"]
 
 LOAD_LIMIT = 180.0
 SEND_LIMIT = 20
@@ -109,8 +109,6 @@ class RankProcess:
         The connection to it; this object closes it.
     program
         The process.
-    hash_seed
-        Its ``PYTHONHASHSEED``.
 
     Attributes
     ----------
@@ -122,9 +120,8 @@ class RankProcess:
         What it has imported since its start, to have the rules that this process has; see :meth:`follow`.
     """
 
-    def __init__(self, connection: Connection, program: Program, hash_seed: int) -> None:
-        self.name = "spare"
-        self.hash_seed = hash_seed
+    def __init__(self, connection: Connection, program: Program) -> None:
+        self.name = "a rank"
         self.loaded = False
         self.brought: list[str] = []
         self._torchs: Mapping[str, str] = {}
@@ -140,7 +137,7 @@ class RankProcess:
         """Start a process on this machine."""
         connection, theirs = Pipe()
         try:
-            return cls(connection, WorkerProgram(spec, theirs.fileno()), spec.hash_seed)
+            return cls(connection, WorkerProgram(spec, theirs.fileno()))
         finally:
             theirs.close()
 
@@ -312,21 +309,13 @@ class RankProcess:
         self.connection.close()
 
 
-class Spares:
-    """Processes that wait to take the place of lost ones; several pools may share them.
-
-    A spare has loaded torch and the user's files and nothing else. It costs about as much memory as a rank and no time.
-    The number of spares is the most ranks that were ever lost at once, up to :attr:`most`. The reason: an op that ends
-    one rank by a signal often ends them all, and again in the next trial.
+class Starter:
+    """Starts the processes that become ranks.
 
     Parameters
     ----------
     imports, memory_limit
-        As for :class:`RankProcess`.
-    count
-        Number of processes that wait at first.
-    eager
-        Whether to start them at once; otherwise they start at the first loss, because most pools never lose a process.
+        As for :class:`~verifier.meshes.worker_program.ProgramSpec`.
     one_hash_seed
         Whether all ranks have the same ``PYTHONHASHSEED`` instead of one each.
     imported_here
@@ -335,32 +324,18 @@ class Spares:
 
     store_host = "127.0.0.1"
     """The host of the store in which the ranks meet; the controller serves the store."""
-    most = 4
-    """Most processes that wait in one place."""
 
     def __init__(
         self,
         imports: Sequence[str] = (),
         memory_limit: int | None = None,
-        count: int = 1,
-        eager: bool = False,
         one_hash_seed: bool = False,
         imported_here: bool = False,
     ) -> None:
         self.imports = tuple(imports)
         self.memory_limit = memory_limit
-        self.count = count
         self.one_hash_seed = one_hash_seed
         self.imported_here = imported_here
-        self._wanted = {self._waiting_room(0): count} if eager else {}
-        self._lost: dict[int, list[int]] = {}
-        self._recent: dict[int, dict[int, None]] = {}
-        self._waiting: dict[int, dict[int, RankProcess]] = {}
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the waiting processes."""
-        return [process.pid for waiting in self._waiting.values() for process in waiting.values()]
 
     def places(self, size: int) -> tuple[Place, ...]:
         """Return the places of the ranks of a world of ``size``.
@@ -372,58 +347,10 @@ class Spares:
         """
         return local_places(size)
 
-    def hash_seed(self, rank: int) -> int:
-        """Return the hash seed of ``rank``: each rank has its own, as ranks do if no seed is set."""
-        return 0 if self.one_hash_seed else rank
-
-    def take(self, rank: int, own_seed: bool = False) -> RankProcess:
-        """Return a waiting process that may become ``rank``, or else a new process; it may still be loading.
-
-        A waiting process has the hash seed of the rank for which it was started. One that was started for ``rank`` is
-        preferred; with ``own_seed`` no other one is taken.
-        """
-        waiting = self._waiting.get(self._waiting_room(rank), {})
-        while rank in waiting or (waiting and not own_seed):
-            process = waiting.pop(rank if rank in waiting else min(waiting))
-            if process.running:
-                return process
-            process.close()
-        return self.start(rank)
-
     def start(self, rank: int) -> RankProcess:
-        """Return a process that has just been started; waiting ones are left for callers in a hurry."""
+        """Return a process that may become ``rank`` and is still loading; each rank has a hash seed of its own."""
         return RankProcess.start(self.spec(rank))
 
     def spec(self, rank: int) -> ProgramSpec:
         """Return the specification of the process of ``rank``."""
-        return ProgramSpec(self.imports, self.memory_limit, own_level(), self.hash_seed(rank))
-
-    def lost(self, rank: int) -> None:
-        """Record that the process of ``rank`` was lost, because more losses may follow."""
-        self._lost.setdefault(self._waiting_room(rank), []).append(rank)
-
-    def refill(self) -> None:
-        """Start the missing spares, once all lost processes have been replaced; do not wait for them."""
-        for room, lost in self._lost.items():
-            self._wanted[room] = min(self.most, max(self._wanted.get(room, self.count), len(lost)))
-            self._recent[room] = dict.fromkeys((*lost, *self._recent.get(room, ())))
-        self._lost.clear()
-        for room, count in sorted(self._wanted.items()):
-            waiting = self._waiting.setdefault(room, {})
-            # first for the rank that was lost last: the cause of the loss often depends on the rank's hash seed
-            for rank in dict.fromkeys((*self._recent.get(room, ()), *range(room, room + count))):
-                if rank not in waiting and len(waiting) < count:
-                    waiting[rank] = self.start(rank)
-
-    def close(self) -> None:
-        """End all waiting processes."""
-        processes = [process for waiting in self._waiting.values() for process in waiting.values()]
-        self._waiting.clear()
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.close()
-
-    def _waiting_room(self, rank: int) -> int:
-        """Return the lowest rank that shares its spares with ``rank``: on one machine any spare fits any rank."""
-        return 0
+        return ProgramSpec(self.imports, self.memory_limit, own_level(), 0 if self.one_hash_seed else rank)

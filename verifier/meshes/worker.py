@@ -1,6 +1,6 @@
 """The program that each process of a pool runs.
 
-It loads torch and the user's files first and gets its rank afterwards, so that a spare can take any seat. Then it reads
+It loads torch and the user's files first and gets its rank afterwards. Then it reads
 batches of trials from a pipe, runs its rank's share of each and writes reports. A byte on a second pipe, the breaker,
 makes it drop all connections to other ranks, which ends whatever it waits for. A third pipe, the lifeline, closes when
 the controller is gone; that kills the process.
@@ -18,8 +18,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -30,13 +32,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 
 from verifier.core.case import OpCase, Trial
-from verifier.core.logs import log_through
+from verifier.core.logs import keeping_lines, log_again, log_through
 from verifier.core.observation import ProcessReport, Raised
 from verifier.core.ops import resolve
 from verifier.core.verdict import Phase
 from verifier.execution.imports import ImportFailedError, run_imports
 from verifier.execution.packing import unpack
-from verifier.execution.registrations import changes, registered_rules
+from verifier.execution.registrations import Registered, changes, registered_rules
 from verifier.execution.runner import Exchange, TrialRunner
 from verifier.meshes.agreement import Agreement, AllReduces, Datagrams
 from verifier.meshes.messages import pack_message, pack_report
@@ -335,8 +337,10 @@ def _failed(ranks: tuple[int, ...], phase: Phase, error: Exception, what: str = 
 
 def _serve(config: WorkerConfig, breaker_fd: int, messages: _Messages) -> None:
     breaker = _Breaker(breaker_fd, messages.connection.fileno())
-    torchs = registered_rules()
-    run_imports(config.imports)
+    torchs = _torchs_rules()
+    if config.imports and [*config.imports] != _preloaded:
+        run_imports(config.imports)
+    log_again(_kept)
     ranks = _Ranks(messages, breaker, config.memory_limit)
     gc.freeze()  # otherwise each full collection walks all objects that torch has loaded, for 0.1 s
     gc.enable()  # the process was started with it off, for the time of loading
@@ -379,6 +383,24 @@ def _serve(config: WorkerConfig, breaker_fd: int, messages: _Messages) -> None:
                 limit_memory(config.memory_limit)
                 limited = True
             messages.send("built", payload.epoch)
+
+
+_preloaded: list[str] = []
+_kept: list[logging.LogRecord] = []
+
+
+@cache
+def _torchs_rules() -> Mapping[str, Registered]:
+    """Return the rules that DTensor has of its own; called before the user's files are imported."""
+    return registered_rules()
+
+
+def preload(*imports: str) -> None:
+    """Do, in a fork server, what all ranks do that it forks."""
+    _torchs_rules()
+    with keeping_lines(_kept):
+        run_imports(imports)
+    _preloaded[:] = imports
 
 
 def main() -> None:

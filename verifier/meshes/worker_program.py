@@ -9,12 +9,15 @@ from typing import Protocol
 
 import msgspec
 
+from verifier.meshes import worker
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
 from verifier.processes.child import Child
 
 __all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
 
 LOOPBACK = "lo"
+_MODULE = worker.__name__
+_PRELOAD = f"{_MODULE}:{worker.preload.__name__}"
 STDERR_TAIL = 600
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _PREFIXES_OF_A_LAUNCHER = ("ROLE_", "MASTER_", "TORCHELASTIC_")
@@ -119,9 +122,10 @@ class WorkerProgram(Child):
     def __init__(self, spec: ProgramSpec, connection_fd: int) -> None:
         breaker, self._breaker = os.pipe()
         config = WorkerConfig(list(spec.imports), spec.memory_limit, spec.log_level)
+        steps = [(_PRELOAD, *imports) for imports in ((), *filter(None, [spec.imports]))]
         arguments = [msgspec.json.encode(config).decode()]
         try:
-            super().__init__("verifier.meshes.worker", connection_fd, arguments, [breaker], _environment(spec))
+            super().__init__(_MODULE, connection_fd, arguments, [breaker], _environment(spec), steps)
         finally:
             os.close(breaker)
 

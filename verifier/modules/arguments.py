@@ -1,13 +1,14 @@
-"""What a call of ``verify_module`` is given: checked, and made into what the ranks take."""
+"""The arguments of ``verify_module``: checked, and made into a :class:`ModuleCase`."""
 
 from __future__ import annotations
 
 import inspect
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from verifier.core.ops import resolve
 from verifier.core.placement_text import format_placements
 from verifier.core.wording import did_you_mean, plural
 from verifier.execution.packing import pack, unpack
+from verifier.modules.data import Disturbance
 from verifier.placements.algebra import sharded_dim
 from verifier.placements.alphabet import Alphabet
 from verifier.placements.parsing import parse_placements
@@ -25,21 +27,16 @@ from verifier.torch_internals.placements import Placements
 
 __all__ = [
     "DIM_NAMES",
+    "ModuleCase",
     "ParallelPlan",
     "built_model",
-    "check_mesh",
-    "check_plan",
-    "check_values",
-    "converted",
+    "converted_kwargs",
+    "converted_values",
     "fits",
     "kwargs_placements_of",
     "misfit",
-    "output_placements_of",
     "packed_for_ranks",
-    "parsed_placements",
     "placements_of",
-    "plan_text",
-    "spread",
     "wrong_keyword",
 ]
 
@@ -53,7 +50,97 @@ _Text = TypeVar("_Text", str, str | None)
 _Value = TypeVar("_Value")
 
 
-def check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: ParallelPlan) -> None:
+@dataclass(frozen=True)
+class ModuleCase:
+    """A model, the plan that shards it, and the values that it gets; ranks get it packed.
+
+    Attributes
+    ----------
+    inputs, targets, kwargs
+        Global values. ``placements`` has one entry for each input, then for each target; ``kwargs_placements`` has
+        those of ``kwargs``. An entry is None for what is no tensor.
+    outputs, loss_placements
+        How plain tensors that the ranks return stand for the output and the loss, as text; None for the default.
+    disturbed
+        How far off the gradients of a local model are.
+
+    Raises
+    ------
+    ValueError
+        If the mesh, the plan or the number of steps does not fit.
+    """
+
+    model: nn.Module
+    plan: ParallelPlan
+    inputs: tuple[object, ...]
+    targets: tuple[object, ...]
+    mesh: MeshSpec
+    dim_names: tuple[str, ...]
+    placements: tuple[Placements | None, ...]
+    as_dtensors: bool
+    loss: Callable[..., torch.Tensor]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    steps: int
+    seed: int
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    kwargs_placements: Mapping[str, Placements | None] = field(default_factory=dict)
+    outputs: str | Sequence[str] | None = None
+    loss_placements: str | None = None
+    disturbed: Disturbance | None = None
+
+    def __post_init__(self) -> None:
+        _check_mesh(self.mesh, self.dim_names, self.plan)
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps} must be at least 1")
+        _check_plan(self.plan, self.model)
+
+    def __str__(self) -> str:
+        model = type(self.model).__name__
+        return f"{model} under {_plan_text(self.plan)} on mesh {self.mesh}, backend {self.mesh.backend}"
+
+    @property
+    def input_placements(self) -> dict[str, Placements | None]:
+        """The placements of the inputs, by what messages call them."""
+        positional = enumerate(self.placements[: len(self.inputs)])
+        return {f"input {name}": p for name, p in (*positional, *self.kwargs_placements.items())}
+
+    @property
+    def placed(self) -> tuple[Placements | None, ...]:
+        """The placements of the inputs, then of the targets."""
+        return (*self.input_placements.values(), *self.placements[len(self.inputs) :])
+
+    def output_placements(self, ndims: Sequence[int]) -> tuple[Placements, ...]:
+        """Return how each tensor that the model returns is placed where it is a plain one on the ranks.
+
+        ``ndims`` are the numbers of their dims. One text for all of them need not fit all: on the ranks, some may be
+        DTensors.
+        """
+        if self.outputs is None:
+            replicated = parse_placements(_spread("R", self.mesh))
+            return (next((p for p in self.placed if p is not None), replicated),) * len(ndims)
+        texts = _one_each(self.outputs, len(ndims), "outputs")
+        if len(texts) != len(ndims):
+            raise ValueError(
+                f"outputs has {plural(len(texts), 'entry', 'entries')}; give one for each tensor that the model "
+                f"returns, of which there {'is' if len(ndims) == 1 else 'are'} {len(ndims)}"
+            )
+        parsed = [_parsed_placements(text, self.mesh, "outputs") for text in texts]
+        for number, (placements, ndim) in enumerate(zip(parsed, ndims, strict=True)):
+            if not fits(placements, ndim) and not (isinstance(self.outputs, str) and any(map(fits, parsed, ndims))):
+                raise misfit(placements, ndim, number)
+        return tuple(parsed)
+
+    def whole_loss(self, outputs: Sequence[Placements]) -> Placements:
+        """Return how a plain loss stands for the whole one, given the placements of the outputs."""
+        averaged = ", ".join("P(avg)" if placement.is_shard() else "R" for placement in outputs[0])
+        placements = _parsed_placements(self.loss_placements or f"({averaged})", self.mesh, "loss_placements")
+        if not fits(placements, 0):
+            what = f"loss_placements {self.loss_placements!r}"
+            raise ValueError(f"{what}: a loss has no dim to cut; give P(avg), P(sum) or R")
+        return placements
+
+
+def _check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: ParallelPlan) -> None:
     """Refuse a mesh that has no processes, that ``names`` do not fit, or that the plan is not for."""
     if mesh.backend == "simulated":
         raise ValueError(f"mesh {mesh}: a model needs a process for each rank; name it as {mesh.shape_text}")
@@ -68,17 +155,22 @@ def check_mesh(mesh: MeshSpec, names: tuple[str, ...], plan: ParallelPlan) -> No
         )
 
 
-def check_values(inputs: object, targets: object, kwargs: object) -> None:
-    """Refuse arguments of the model and the loss that are not where they belong."""
-    for what, values in (("inputs", inputs), ("targets", targets)):
-        if isinstance(values, torch.Tensor):
-            raise ValueError(f"{what} is one tensor; give a sequence of them, as [{what[:-1]}]")
-        if isinstance(values, Mapping) and what == "inputs":
-            raise ValueError("inputs is a mapping; give what the model takes by name as kwargs, and [] as inputs")
-        if isinstance(values, str) or not isinstance(values, Sequence):
-            raise ValueError(f"{what} is of type {type(values).__name__}; give a sequence, as [{what[:-1]}]")
+def converted_values(values: object, what: str, dtype: torch.dtype | None) -> tuple[object, ...]:
+    """Return inputs or targets, which messages call ``what``, each as :func:`converted`."""
+    if isinstance(values, torch.Tensor):
+        raise ValueError(f"{what} is one tensor; give a sequence of them, as [{what[:-1]}]")
+    if isinstance(values, Mapping) and what == "inputs":
+        raise ValueError("inputs is a mapping; give what the model takes by name as kwargs, and [] as inputs")
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{what} is of type {type(values).__name__}; give a sequence, as [{what[:-1]}]")
+    return tuple(converted(value, dtype) for value in values)
+
+
+def converted_kwargs(kwargs: object, dtype: torch.dtype | None) -> dict[str, object]:
+    """Return the values that the model gets by name, each as :func:`converted`."""
     if not isinstance(kwargs, Mapping):
         raise ValueError(f"kwargs is of type {type(kwargs).__name__}; give a mapping from names, as {{'mask': mask}}")
+    return {name: converted(value, dtype) for name, value in kwargs.items()}
 
 
 def wrong_keyword(model: nn.Module, positional: int, kwargs: Mapping[str, object]) -> str:
@@ -100,7 +192,7 @@ def wrong_keyword(model: nn.Module, positional: int, kwargs: Mapping[str, object
     return ""
 
 
-def check_plan(plan: object, model: nn.Module) -> None:
+def _check_plan(plan: object, model: nn.Module) -> None:
     """Refuse a plan that would leave a submodule as it is without a word, or that no rank could call."""
     if isinstance(plan, str):
         resolve(plan)
@@ -178,17 +270,17 @@ def packed_for_ranks(value: object, what: str) -> bytes:
     return data
 
 
-def spread(text: str, mesh: MeshSpec) -> str:
+def _spread(text: str, mesh: MeshSpec) -> str:
     """Return placements as text that has ``text`` on every mesh dim."""
     return text if mesh.ndim == 1 else f"({', '.join([text] * mesh.ndim)})"
 
 
-def parsed_placements(text: str, mesh: MeshSpec, what: str) -> Placements:
+def _parsed_placements(text: str, mesh: MeshSpec, what: str) -> Placements:
     """Return the placements of an argument, called ``what`` in messages; a single R stands for all mesh dims."""
     if not isinstance(text, str):
         raise ValueError(f"{what}: {text!r} is no text such as 'S(0)' or '(S(0), R)'")
     try:
-        parsed = parse_placements(spread(text, mesh) if text == "R" else text)
+        parsed = parse_placements(_spread(text, mesh) if text == "R" else text)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
     if len(parsed) != mesh.ndim:
@@ -252,33 +344,10 @@ def _one_each(given: _Text | Sequence[_Text], count: int, what: str) -> list[_Te
 def _placed_as(text: str | None, value: object, mesh: MeshSpec, what: str, which: str) -> Placements | None:
     if not isinstance(value, torch.Tensor):
         return None
-    placements = parsed_placements("R" if text is None else text, mesh, what)
+    placements = _parsed_placements("R" if text is None else text, mesh, what)
     if not fits(placements, value.ndim):
         raise ValueError(f"{what} {text!r} of {which}: it is a tensor of {plural(value.ndim, 'dim')}")
     return placements
-
-
-def output_placements_of(
-    given: str | Sequence[str] | None, ndims: Sequence[int], default: Placements, mesh: MeshSpec
-) -> tuple[Placements, ...]:
-    """Return how each tensor that the model returns is placed where it is a plain one on the ranks.
-
-    ``ndims`` are the numbers of their dims. One text for all of them need not fit all: on the ranks, some may be
-    DTensors.
-    """
-    if given is None:
-        return (default,) * len(ndims)
-    texts = _one_each(given, len(ndims), "outputs")
-    if len(texts) != len(ndims):
-        raise ValueError(
-            f"outputs has {plural(len(texts), 'entry', 'entries')}; give one for each tensor that the model returns, "
-            f"of which there {'is' if len(ndims) == 1 else 'are'} {len(ndims)}"
-        )
-    parsed = [parsed_placements(text, mesh, "outputs") for text in texts]
-    for number, (placements, ndim) in enumerate(zip(parsed, ndims, strict=True)):
-        if not fits(placements, ndim) and not (isinstance(given, str) and any(map(fits, parsed, ndims))):
-            raise misfit(placements, ndim, number)
-    return tuple(parsed)
 
 
 def misfit(placements: Placements, ndim: int, number: int, source: str = "") -> ValueError:
@@ -289,7 +358,7 @@ def misfit(placements: Placements, ndim: int, number: int, source: str = "") -> 
     )
 
 
-def plan_text(plan: object) -> str:
+def _plan_text(plan: object) -> str:
     """Return what messages call a plan."""
     if isinstance(plan, Mapping):
         return "a plan for " + ", ".join(map(str, plan))

@@ -1,14 +1,14 @@
-"""What processes are given to run a module, and what they note of it: plain data, which is packed between them."""
+"""What processes note of a module that they run: plain data, which is packed between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import nn
 
+from verifier.meshes.tasks import TaskOutcome
 from verifier.modules.leaves import Plain
 from verifier.torch_internals.placements import Placements
 
@@ -16,10 +16,10 @@ __all__ = [
     "NOTES",
     "OUTSIDE",
     "PHASES",
-    "Assignment",
     "Disturbance",
     "Held",
     "ModuleCollective",
+    "ModuleObservation",
     "ModuleRun",
     "Recorded",
 ]
@@ -30,29 +30,6 @@ PHASES = ("forward", "backward", "step")
 """Of a step, in order."""
 NOTES = ("raised in the submodule ", "raised in the backward pass, ", "warned by the plan: ")
 """How the notes begin that an exception of a rank gets."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """All that a process needs to run a model; the ranks get it packed.
-
-    ``plan`` is None for the local model. ``inputs`` and ``targets`` are global tensors, with one entry each in
-    ``placements``, on the mesh; ``kwargs`` are those that the model gets by name, with theirs in ``kwargs_placements``.
-    """
-
-    model: nn.Module
-    plan: object
-    inputs: tuple[object, ...]
-    targets: tuple[object, ...]
-    placements: tuple[Placements | None, ...]
-    as_dtensors: bool
-    loss: Callable[..., torch.Tensor]
-    optimizer: Callable[[Any], torch.optim.Optimizer]
-    steps: int
-    seed: int
-    kwargs: Mapping[str, object] = field(default_factory=dict)
-    kwargs_placements: Mapping[str, Placements | None] = field(default_factory=dict)
-    disturbed: Disturbance | None = None
 
 
 @dataclass(frozen=True)
@@ -154,3 +131,22 @@ class ModuleRun:
     def returned(self) -> dict[str, Held]:
         """The tensors that the model returned, by their place."""
         return {place: leaf for place, leaf in self.result.items() if isinstance(leaf, Held)}
+
+
+@dataclass(frozen=True)
+class ModuleObservation:
+    """What the local model did, and what came of the ranks.
+
+    ``outputs`` and ``loss`` say how plain tensors of the ranks stand for the whole ones: each tensor that the local
+    model returned, in order, and the loss.
+    """
+
+    local: ModuleRun
+    outputs: tuple[Placements, ...]
+    loss: Placements
+    outcome: TaskOutcome
+
+    @property
+    def ranks(self) -> Sequence[ModuleRun]:
+        """What the ranks did, in order, if all of them came to an end."""
+        return cast("Sequence[ModuleRun]", self.outcome.returned)

@@ -11,7 +11,8 @@ from torch.distributed.tensor import Partial
 
 from verifier.core.observation import DifferenceKind
 from verifier.core.placement_text import format_placements
-from verifier.modules.data import PHASES, Disturbance, Held, ModuleRun, Recorded
+from verifier.modules.arguments import ModuleCase
+from verifier.modules.data import PHASES, Disturbance, Held, ModuleObservation, ModuleRun, Recorded
 from verifier.modules.leaves import Plain, same_number
 from verifier.modules.matching import Matcher, ModuleDifference, Options, TensorSite, largest, proves_nothing, rounding
 from verifier.oracle.comparison import compare
@@ -57,77 +58,47 @@ class Judgement:
     compared: int
 
 
-def judge_module(
-    local: ModuleRun,
-    ranks: Sequence[ModuleRun],
-    matcher: Matcher,
-    outputs: Sequence[Placements],
-    losses: Placements,
-    inputs: Mapping[str, Placements | None],
-    disturbed: Sequence[ModuleRun] = (),
-) -> Judgement:
-    """Compare ``ranks``, in order, with ``local``.
+def judge_module(case: ModuleCase, observed: ModuleObservation, disturbed: Sequence[ModuleRun] = ()) -> Judgement:
+    """Compare what the ranks did with what the local model did.
 
-    Parameters
-    ----------
-    matcher
-        Knows the mesh.
-    outputs
-        How each plain tensor that the model returns stands for the whole, in the order of the local model.
-    losses
-        The same of the loss.
-    inputs
-        Placements of the inputs, by what messages call them, which their gradients have, too.
-    disturbed
-        The local model with gradients that are off by what rounding explains: as far as an element gets from that of
-        ``local``, it may be off in the steps of the ranks. An optimiser that divides by the size of a gradient, as
-        Adam does, makes a step of one that is 0 but for rounding.
+    ``disturbed`` is the local model with gradients that are off by what rounding explains: as far as an element gets
+    from that of the local model, it may be off in the steps of the ranks. An optimiser that divides by the size of a
+    gradient, as Adam does, makes a step of one that is 0 but for rounding.
     """
-    return _Judge(local, ranks, matcher, outputs, losses, disturbed).judge(inputs)
+    return _Judge(case, observed, disturbed).judge()
 
 
-def disturbances(local: ModuleRun, ranks: Sequence[ModuleRun], matcher: Matcher) -> list[Disturbance]:
+def disturbances(case: ModuleCase, observed: ModuleObservation) -> list[Disturbance]:
     """Return in which ways gradients are to be off, to see what the optimiser makes of rounding."""
-    moved = [held.local.dtype for held in local.gradients.values() if held is not None]  # others may be integers
-    share = max(rounding(dtype, matcher.eps) for dtype in moved)
+    matcher = Matcher(case, observed.local.eps)
+    present = {name: held for name, held in observed.local.gradients.items() if held is not None}
+    share = max(rounding(held.local.dtype, matcher.eps) for held in present.values())  # others may be integers
     touched = {
-        name: matcher.touched([run.gradients.get(name) for run in ranks], held)
-        for name, held in local.gradients.items()
-        if held is not None
+        name: matcher.touched([run.gradients.get(name) for run in observed.ranks], held)
+        for name, held in present.items()
     }
     return [Disturbance(share, draw, touched) for draw in range(_DRAWS)]
 
 
 class _Judge:
-    def __init__(
-        self,
-        local: ModuleRun,
-        ranks: Sequence[ModuleRun],
-        matcher: Matcher,
-        outputs: Sequence[Placements],
-        losses: Placements,
-        disturbed: Sequence[ModuleRun],
-    ) -> None:
-        self.local = local
-        self.ranks = ranks
-        self.matcher = matcher
-        self.outputs = outputs
-        self.losses = losses
-        self.disturbed = disturbed
-        self.steps = len(local.losses)
+    def __init__(self, case: ModuleCase, observed: ModuleObservation, disturbed: Sequence[ModuleRun]) -> None:
+        self.local, self.ranks, self.disturbed = observed.local, observed.ranks, disturbed
+        self.inputs, self.outputs, self.losses = case.input_placements, observed.outputs, observed.loss
+        self.matcher = Matcher(case, self.local.eps)
+        self.steps = len(self.local.losses)
         self.vacuous: list[str] = []
         # a plain loss averaged over a mesh dim has gradients, before they are averaged, of as many times the size
-        first_losses = [run.losses[0] for run in ranks]
+        first_losses = [run.losses[0] for run in self.ranks]
         self.averaged = math.prod(
             extent
-            for mesh_dim, (placement, extent) in enumerate(zip(losses, matcher.mesh.shape, strict=True))
+            for mesh_dim, (placement, extent) in enumerate(zip(self.losses, case.mesh.shape, strict=True))
             if isinstance(placement, Partial)
             and placement.reduce_op == "avg"
-            and not matcher.has_placement(first_losses, mesh_dim)
+            and not self.matcher.has_placement(first_losses, mesh_dim)
         )
 
-    def judge(self, inputs: Mapping[str, Placements | None]) -> Judgement:
-        final = [*self._final_forward(), *self._final_backward(inputs), *self._final_state()]
+    def judge(self) -> Judgement:
+        final = [*self._final_forward(), *self._final_backward(), *self._final_state()]
         final.sort(key=lambda found: PHASES.index(found.phase))  # losses of later steps follow from gradients
         unchecked = tuple(dict.fromkeys(self.matcher.unchecked))  # what is between counts less
         forward, layouts = self._walk(self.local.outputs, [run.outputs for run in self.ranks], "forward")
@@ -223,7 +194,7 @@ class _Judge:
                         yield _in_output(at).difference(kind, rank, got, wanted, None, likely)
                         break
 
-    def _final_backward(self, inputs: Mapping[str, Placements | None]) -> Iterator[ModuleDifference]:
+    def _final_backward(self) -> Iterator[ModuleDifference]:
         scale = largest([held.local for held in self.local.gradients.values() if held is not None])
         for name, expected in self.local.gradients.items():
             place = TensorSite(f"gradient of {name}", "backward", name.rpartition(".")[0])
@@ -234,7 +205,7 @@ class _Judge:
             elif any(helds):
                 rank = next(rank for rank, held in enumerate(helds) if held is not None)
                 yield place.difference(DifferenceKind.STRUCTURE, rank, "a gradient", "none")
-        for name, placements in inputs.items():
+        for name, placements in self.inputs.items():
             expected = self.local.input_gradients[name]
             if expected is not None and placements is not None:
                 place = TensorSite(f"gradient of {name}", "backward", "")

@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from verifier.core.case import MeshSpec
 from verifier.core.observation import DifferenceKind
 from verifier.core.placement_text import format_placements
+from verifier.modules.arguments import ModuleCase
 from verifier.modules.data import Held
 from verifier.oracle.comparison import compare
 from verifier.placements.algebra import local_shape, sharded_dim, take_local
@@ -101,7 +102,7 @@ class Matcher:
     Parameters
     ----------
     eps
-        That of the coarsest dtype that values have had on the way; by default that of the tensors.
+        That of the coarsest dtype that values have had on the way.
 
     Attributes
     ----------
@@ -111,10 +112,10 @@ class Matcher:
         What could not be, with the reason.
     """
 
-    def __init__(self, mesh: MeshSpec, dim_names: tuple[str, ...], eps: float = 0.0) -> None:
-        self.mesh = mesh
+    def __init__(self, case: ModuleCase, eps: float) -> None:
+        self.mesh = case.mesh
         self.eps = eps
-        self.dim_names = dim_names
+        self.dim_names = case.dim_names
         self.compared = 0
         self.unchecked: list[str] = []
 

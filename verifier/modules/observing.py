@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from verifier.core.ops import resolve
 from verifier.execution.packing import unpack
+from verifier.modules.arguments import ModuleCase
 from verifier.modules.data import (
     NOTES,
     OUTSIDE,
     PHASES,
-    Assignment,
     Disturbance,
     Held,
     ModuleCollective,
@@ -39,15 +39,15 @@ from verifier.torch_internals.dtensors import describe_dtensor, local_shards, ma
 from verifier.torch_internals.placements import Placements
 from verifier.torch_internals.watching import CollectiveWatch, NarrowingWatch, next_sequence_number
 
-__all__ = ["observe", "on_rank"]
+__all__ = ["on_rank", "run_module"]
 
 
 def on_rank(mesh: DeviceMesh, packed: bytes) -> ModuleRun:
-    """Run the :class:`Assignment` in ``packed`` as a rank of ``mesh``."""
-    return observe(unpack(packed), mesh)
+    """Run the :class:`ModuleCase` in ``packed`` as a rank of ``mesh``."""
+    return run_module(unpack(packed), mesh)
 
 
-def observe(given: Assignment, mesh: DeviceMesh | None = None) -> ModuleRun:
+def run_module(given: ModuleCase, mesh: DeviceMesh | None = None) -> ModuleRun:
     """Run a model for ``given.steps`` steps and return what it did; sharded if there is a mesh."""
     warned: list[str] = []
     try:
@@ -63,7 +63,7 @@ _NOTED = 3
 """So many warnings become notes of an exception."""
 
 
-def _observed(given: Assignment, mesh: DeviceMesh | None, warned: list[str]) -> ModuleRun:
+def _observed(given: ModuleCase, mesh: DeviceMesh | None, warned: list[str]) -> ModuleRun:
     torch.manual_seed(given.seed)  # a plan may draw numbers, too
     model = given.model if mesh is None else _sharded(given.model.to(mesh.device_type), given.plan, mesh, warned)
     placed = [_placed(value, where, given, mesh) for value, where in zip(
@@ -147,7 +147,7 @@ def _sharded(model: nn.Module, plan: object, mesh: DeviceMesh, warned: list[str]
     return model if changed is None else changed
 
 
-def _placed(value: object, placements: Placements | None, given: Assignment, mesh: DeviceMesh | None) -> object:
+def _placed(value: object, placements: Placements | None, given: ModuleCase, mesh: DeviceMesh | None) -> object:
     """Return an input as this process gets it: whole, its own part of it, or a DTensor."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,34 +14,29 @@ from torch import nn
 from verifier.calls.result import NothingVerified, ToolError
 from verifier.core.case import MeshSpec
 from verifier.core.ops import resolve
-from verifier.execution.packing import unpack
+from verifier.execution.packing import pack, unpack
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import PoolError, RulesNotInRanks
 from verifier.meshes.tasks import Task
 from verifier.modules.arguments import (
     DIM_NAMES,
+    ModuleCase,
     ParallelPlan,
     built_model,
-    check_mesh,
-    check_plan,
-    check_values,
-    converted,
+    converted_kwargs,
+    converted_values,
     fits,
     kwargs_placements_of,
     misfit,
-    output_placements_of,
     packed_for_ranks,
-    parsed_placements,
     placements_of,
-    plan_text,
-    spread,
     wrong_keyword,
 )
-from verifier.modules.data import Assignment, ModuleCollective, ModuleRun
-from verifier.modules.judging import Judgement, disturbances, judge_module
+from verifier.modules.data import ModuleCollective, ModuleObservation, ModuleRun
+from verifier.modules.judging import disturbances, judge_module
 from verifier.modules.matching import Matcher, ModuleDifference, proves_nothing
-from verifier.modules.observing import observe
+from verifier.modules.observing import run_module
 from verifier.modules.outcomes import (
     ModuleError,
     ModuleVerification,
@@ -50,7 +45,6 @@ from verifier.modules.outcomes import (
     some,
     warning_lines,
 )
-from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.placements import Placements
 
 __all__ = [
@@ -181,91 +175,89 @@ def verify_module(
     """
     __tracebackhide__ = True
     spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec.parse(str(mesh))
-    names = tuple(dim_names) or DIM_NAMES[-spec.ndim :]
-    check_mesh(spec, names, plan)
-    if steps < 1:
-        raise ValueError(f"steps={steps} must be at least 1")
-    kwargs = {} if kwargs is None else kwargs
-    check_values(inputs, targets, kwargs)
-    built = built_model(model, seed, dtype)
-    check_plan(plan, built)
-    given = Assignment(
-        model=built,
+    values = converted_values(inputs, "inputs", dtype)
+    wanted = converted_values(targets, "targets", dtype)
+    named = converted_kwargs({} if kwargs is None else kwargs, dtype)
+    case = ModuleCase(
+        model=built_model(model, seed, dtype),
         plan=plan,
-        inputs=tuple(converted(value, dtype) for value in inputs),
-        targets=tuple(converted(value, dtype) for value in targets),
-        placements=placements_of(placements, (*inputs, *targets), spec),
+        inputs=values,
+        targets=wanted,
+        mesh=spec,
+        dim_names=tuple(dim_names) or DIM_NAMES[-spec.ndim :],
+        placements=placements_of(placements, (*values, *wanted), spec),
         as_dtensors=as_dtensors,
         loss=resolve(loss) if isinstance(loss, str) else loss,  # type: ignore[arg-type]
         optimizer=optimizer or partial(torch.optim.SGD, lr=0.1),
         steps=steps,
         seed=seed,
-        kwargs={name: converted(value, dtype) for name, value in kwargs.items()},
-        kwargs_placements=kwargs_placements_of(kwargs_placements, kwargs, spec),
+        kwargs=named,
+        kwargs_placements=kwargs_placements_of(kwargs_placements, named, spec),
+        outputs=outputs,
+        loss_placements=loss_placements,
     )
-    packed = packed_for_ranks(given, "plan, loss, optimizer or inputs")
-    call = f"{type(given.model).__name__} under {plan_text(plan)} on mesh {spec}, backend {spec.backend}"
+    return judge(case, observe(case, limit, pools))
+
+
+# --------------------------------------------------------------------------------------------------------- observation
+def observe(case: ModuleCase, limit: float, pools: PoolSet | None) -> ModuleObservation:
+    """Run the local model, then the ranks: of ``pools``, or else of their own, for ``limit`` seconds at most."""
+    __tracebackhide__ = True
+    packed = packed_for_ranks(case, "plan, loss, optimizer or inputs")
     try:
-        local = observe(unpack(packed))  # a copy, so that the caller's model stays as it is
+        local = run_module(unpack(packed))  # a copy, so that the caller's model stays as it is
     except Exception as error:
-        if wrong := wrong_keyword(built, len(inputs), kwargs):
+        if wrong := wrong_keyword(case.model, len(case.inputs), case.kwargs):
             raise ValueError(wrong) from error
         raise ValueError(f"the local model, its loss or a step raises {type(error).__name__}: {error}") from error
     if not local.returned:
         raise ValueError("the model returns no tensor, also not in tuples, lists, dicts or dataclasses of them")
     if all(held is None or proves_nothing(held.local) for held in local.gradients.values()):
         advice = "give inputs and a loss that move it"
-        raise NothingVerified(f"{call}: every gradient of the local model is 0 or NaN; {advice}")
-    placed = (*given.placements[: len(inputs)], *given.kwargs_placements.values(), *given.placements[len(inputs) :])
-    first_input = next((p for p in placed if p is not None), parse_placements(spread("R", spec)))
-    ndims = [len(held.shape) for held in local.returned.values()]
-    output_placements = output_placements_of(outputs, ndims, first_input, spec)
-    averaged = tuple("P(avg)" if placement.is_shard() else "R" for placement in output_placements[0])
-    whole_loss = parsed_placements(loss_placements or f"({', '.join(averaged)})", spec, "loss_placements")
-    if not fits(whole_loss, 0):
-        raise ValueError(f"loss_placements {loss_placements!r}: a loss has no dim to cut; give P(avg), P(sum) or R")
-    matcher = partial(Matcher, spec, names, local.eps)
-    with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(Pool(PoolKey.of(spec))) if pools is None else pools.of(spec)
+        raise NothingVerified(f"{case}: every gradient of the local model is 0 or NaN; {advice}")
+    outputs = case.output_placements([len(held.shape) for held in local.returned.values()])
+    loss = case.whole_loss(outputs)
+    with Pool(PoolKey.of(case.mesh)) if pools is None else nullcontext(pools.of(case.mesh)) as pool:
         try:
-            outcome = pool.call(Task("verifier.modules.observing.on_rank", (packed,), spec, names, limit))
+            task = Task("verifier.modules.observing.on_rank", (packed,), case.mesh, case.dim_names, limit)
+            return ModuleObservation(local, outputs, loss, pool.call(task))
         except RulesNotInRanks as error:
             raise ValueError(error.text("--verifier-import FILE")) from error
         except PoolError as error:
-            raise ToolError(f"{error}; in {call}") from error
-    if not outcome.ok:
-        raise failure_error(outcome, call)
-    runs: list[ModuleRun] = list(outcome.returned)  # type: ignore[arg-type]
+            raise ToolError(f"{error}; in {case}") from error
 
-    _check_fit(local, runs, output_placements, matcher(), "" if outputs else ", as the first input,")
-    input_placements = {f"input {number}": p for number, p in enumerate(given.placements[: len(inputs)])}
-    input_placements |= {f"input {name}": p for name, p in given.kwargs_placements.items()}
 
-    def judged(disturbed: Sequence[ModuleRun] = ()) -> Judgement:
-        return judge_module(local, runs, matcher(), output_placements, whole_loss, input_placements, disturbed)
-
-    judgement = judged()
+# ------------------------------------------------------------------------------------------------------------- verdict
+def judge(case: ModuleCase, observed: ModuleObservation) -> ModuleVerification:
+    """Return what was compared and equal; raise what ``verify_module`` raises once the ranks have run."""
+    __tracebackhide__ = True
+    if not observed.outcome.ok:
+        raise failure_error(observed.outcome, str(case))
+    local, ranks = observed.local, observed.ranks
+    matcher = Matcher(case, local.eps)
+    _check_fit(observed, matcher, "" if case.outputs else ", as the first input,")
+    judgement = judge_module(case, observed)
     if judgement.first is not None and judgement.first.phase == "step":
-        off = disturbances(local, runs, matcher())
-        judgement = judged([observe(replace(unpack(packed), disturbed=one)) for one in off])
-    warned = _warnings(runs)
+        off = disturbances(case, observed)
+        disturbed = [run_module(replace(unpack(pack(case)), disturbed=one)) for one in off]
+        judgement = judge_module(case, observed, disturbed)
+    warned = _warnings(ranks)
     if judgement.first is not None:
-        raise difference_error(judgement, local, call, warned)
-    if _nothing_sharded(runs, (*placed, *output_placements)):
+        raise difference_error(judgement, local, str(case), warned)
+    if _nothing_sharded(ranks, (*case.placed, *observed.outputs)):
         message = (
-            f"{call}: nothing is sharded; ranks hold plain tensors, whole, and ran no collective; does the plan name "
-            "submodules of the model?"
+            f"{case}: nothing is sharded; ranks hold plain tensors, whole, and ran no collective; does the plan "
+            "name submodules of the model?"
         )
         raise NothingVerified("\n".join([message, *warning_lines(warned)]))
     if judgement.unchecked:
-        raise NothingVerified(f"{call}: not compared are {some(judgement.unchecked, '; ')}")
+        raise NothingVerified(f"{case}: not compared are {some(judgement.unchecked, '; ')}")
+    losses = zip(*(run.losses for run in ranks), strict=True)
     return ModuleVerification(
-        call=call,
-        losses=tuple(
-            float(matcher().value(helds, whole_loss)) for helds in zip(*(run.losses for run in runs), strict=True)
-        ),
+        call=str(case),
+        losses=tuple(float(matcher.value(helds, observed.loss)) for helds in losses),
         local_losses=tuple(float(held.local) for held in local.losses),
-        collectives=runs[0].collectives,
+        collectives=ranks[0].collectives,
         layouts=judgement.layouts,
         compared=judgement.compared,
         vacuous=judgement.vacuous,
@@ -273,16 +265,14 @@ def verify_module(
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ outcomes
-def _check_fit(
-    local: ModuleRun, runs: Sequence[ModuleRun], placements: Sequence[Placements], matcher: Matcher, source: str
-) -> None:
+def _check_fit(observed: ModuleObservation, matcher: Matcher, source: str) -> None:
     """Refuse placements of an output that has not the dims which they cut, where ranks hold it as a plain tensor.
 
     What a DTensor is placed as it says itself.
     """
-    for number, ((at, expected), declared) in enumerate(zip(local.returned.items(), placements, strict=True)):
-        helds = [run.returned.get(at) for run in runs]
+    returned = observed.local.returned.items()
+    for number, ((at, expected), declared) in enumerate(zip(returned, observed.outputs, strict=True)):
+        helds = [run.returned.get(at) for run in observed.ranks]
         used = [p for mesh_dim, p in enumerate(declared) if not matcher.has_placement(helds, mesh_dim)]
         if all(helds) and not fits(tuple(used), len(expected.shape)):
             raise misfit(declared, len(expected.shape), number, source)

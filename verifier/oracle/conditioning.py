@@ -42,8 +42,7 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
         The magnitude of a Partial argument's local tensors, whose rounding errors the inputs carry; 0 if no argument
         is Partial.
     """
-    where = spot.phase, spot.subject.removeprefix("gathered "), spot.backward
-    expected = expected_value(reference, *where, seed)
+    expected = expected_value(reference, spot, seed)
     if expected is None or not (expected.is_floating_point() or expected.is_complex()):
         return 0.0
     expected = expected.detach()
@@ -55,7 +54,7 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
     largest = 0.0
     for moved in _moved(reference.case, noise):
         try:
-            value = expected_value(moved, *where, seed)
+            value = expected_value(moved, spot, seed)
         except (RuntimeError, IndexError):  # for example if the result no longer depends on the input
             continue
         if value is None or value.shape != expected.shape:

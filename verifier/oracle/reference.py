@@ -13,7 +13,7 @@ import torch
 from verifier.core.case import OpCase
 from verifier.core.ops import argument_names, resolve, with_written
 from verifier.core.verdict import Phase
-from verifier.oracle.comparison import compare
+from verifier.oracle.comparison import Spot, compare
 from verifier.torch_internals.names import pytree
 
 __all__ = [
@@ -148,17 +148,15 @@ def make_reference(case: OpCase) -> Reference:
     return reference
 
 
-def expected_value(
-    reference: Reference, phase: Phase, subject: str, backward: int | None, seed: int
-) -> torch.Tensor | None:
-    """Return the reference of ``subject``: an output, an input after the call, or the gradient of an input."""
-    if phase is Phase.INPUTS:
-        return reference.inputs[reference.names.index(subject)]
-    if backward is None:
-        return reference.outputs[output_names(reference).index(subject)]
-    gradients = reference.gradients(seed + backward)
+def expected_value(reference: Reference, spot: Spot, seed: int) -> torch.Tensor | None:
+    """Return the reference of an output, of an input after the call, or of the gradient of an input."""
+    if spot.phase is Phase.INPUTS:
+        return reference.inputs[reference.names.index(spot.subject)]
+    if spot.backward is None:
+        return reference.outputs[output_names(reference).index(spot.subject)]
+    gradients = reference.gradients(seed + spot.backward)
     wanted = [f"{reference.names[i]}.grad" for i in reference.wanted]
-    return gradients[wanted.index(subject)]
+    return gradients[wanted.index(spot.subject)]
 
 
 def output_names(reference: Reference) -> list[str]:

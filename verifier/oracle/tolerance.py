@@ -8,6 +8,7 @@ import torch
 
 from verifier.core.case import Trial
 from verifier.core.observation import Difference, DifferenceKind, Redistribution
+from verifier.core.verdict import tensor_name
 from verifier.oracle.comparison import Spot, is_comparable, tolerance
 from verifier.oracle.conditioning import rounding_explains
 from verifier.oracle.reference import Reference
@@ -48,9 +49,10 @@ def unexplained(
     wide = rounding_explains(reference, spot, trial.seed, _noise(trial))
     if not wide or differing(wide):
         return found, []
+    name = tensor_name(spot.phase, spot.subject)
     if reference.case.exact:
-        return [], [f"{spot.subject}: a difference in the last places, which rounding explains"]
-    return [], [f"{spot.subject}: a difference that rounding of the inputs explains, since the call is ill-conditioned"]
+        return [], [f"{name}: a difference in the last places, which rounding explains"]
+    return [], [f"{name}: a difference that rounding of the inputs explains, since the call is ill-conditioned"]
 
 
 def accepted_error(trial: Trial, reference: Reference, expected: torch.Tensor, spot: Spot) -> float:

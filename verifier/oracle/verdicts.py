@@ -11,7 +11,7 @@ import torch
 
 from verifier.core.case import Trial
 from verifier.core.observation import Contribution, Difference, DifferenceKind, Fate, Observation, ProcessReport, Raised
-from verifier.core.verdict import Phase, Verdict, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind, tensor_name
 from verifier.oracle.comparison import Spot, compare
 from verifier.oracle.reference import Reference, expected_value
 from verifier.oracle.tolerance import unexplained
@@ -231,7 +231,8 @@ def _judge_difference(differences: Sequence[Difference], later: str = "", detail
     where = f" {list(difference.index)}" if difference.index is not None else ""
     holder = f" on rank {difference.rank}" if difference.rank >= 0 else ""
     what = "" if difference.kind is DifferenceKind.VALUE else f" {difference.kind}"
-    message = f"{difference.subject}{where}{holder}:{what} got {difference.got}, expected {difference.expected}"
+    name = tensor_name(difference.phase, difference.subject)
+    message = f"{name}{where}{holder}:{what} got {difference.got}, expected {difference.expected}"
     if later:
         message += f"\n{later}"
     return Verdict(kind, message, difference.phase, difference.subject, difference.backward, detail)
@@ -244,32 +245,32 @@ def _combined_differences(
 
     If a trial ended early or ranks disagree, parts may be missing or have different placements; they are skipped.
     """
-    groups: dict[tuple[Phase, str, int | None], list[Contribution]] = {}
+    groups: dict[Spot, list[Contribution]] = {}
     for report in reports:
         for part in report.contributions:
-            groups.setdefault((part.phase, part.subject, part.backward), []).append(part)
+            groups.setdefault(Spot(part.phase, part.subject, part.backward), []).append(part)
     differences = []
     steps = [step for report in reports for step in report.redistributions]
-    for (phase, subject, backward), parts in groups.items():
+    for spot, parts in groups.items():
         if len(parts) != trial.mesh.world_size or len({part.placements for part in parts}) > 1:
             continue
         parts.sort(key=lambda part: part.rank)
-        expected = expected_value(reference, phase, subject, backward, trial.seed)
-        assert expected is not None, f"no reference for {subject}"
+        expected = expected_value(reference, spot, trial.seed)
+        assert expected is not None, f"no reference for {spot.subject}"
         placements = parse_placements(parts[0].placements)
         try:
             got = combine([part.local for part in parts], placements, trial.mesh.shape, expected.shape)
         except Disagreement as error:
             if reducible and isinstance(error, Irreducible):
                 continue
-            kind = DifferenceKind.MUTATED if phase is Phase.INPUTS else DifferenceKind.VALUE
-            text = f"parts of {parts[0].placements} of one tensor"
-            differences.append(Difference(kind, phase, subject, -1, str(error), text, None, backward))
+            kind = DifferenceKind.MUTATED if spot.phase is Phase.INPUTS else DifferenceKind.VALUE
+            differences.append(spot.difference(kind, error, f"parts of {parts[0].placements} of one tensor"))
             continue
 
         def differing(
             absolute: float,
-            parts: list[Contribution] = parts,
+            spot: Spot = spot,
+            held: str = parts[0].placements,
             got: torch.Tensor = got,
             expected: torch.Tensor = expected,
         ) -> list[Difference]:
@@ -277,11 +278,10 @@ def _combined_differences(
             if found is None:
                 return []
             kind, text, wanted, index = found
-            kind = DifferenceKind.MUTATED if parts[0].phase is Phase.INPUTS else kind
-            note = f"{text} once the ranks' parts are reduced under {parts[0].placements}"
-            return [Difference(kind, parts[0].phase, parts[0].subject, -1, note, wanted, index, parts[0].backward)]
+            kind = DifferenceKind.MUTATED if spot.phase is Phase.INPUTS else kind
+            note = f"{text} once the ranks' parts are reduced under {held}"
+            return [replace(spot.difference(kind, note, wanted), index=index)]
 
-        spot = Spot(phase, subject, backward)
         found, doubt = unexplained(differing, trial, reference, expected, steps, spot, placements)
         differences += found
         doubts += doubt

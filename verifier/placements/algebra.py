@@ -15,11 +15,11 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.core.placement_text import format_placements
+from verifier.core.placement_text import BITWISE_REDUCTIONS, format_placements
 from verifier.core.wording import plural
+from verifier.placements.bounds import shard_bounds
 from verifier.placements.partials import bitwise, is_reducible, split_partial
 from verifier.torch_internals.placements import (
-    BITWISE_REDUCTIONS,
     PLAIN_PLACEMENTS,
     Placements,
     norm_order,
@@ -36,7 +36,6 @@ __all__ = [
     "is_shard_order",
     "local_shape",
     "reducing_rounds",
-    "shard_bounds",
     "shard_indices",
     "sharded_dim",
     "split",
@@ -52,18 +51,6 @@ class Disagreement(ValueError):  # noqa: N818 - what the ranks are in
 
 class Irreducible(Disagreement):
     """No collective reduces the local tensors, for example bools under an average."""
-
-
-def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where shard ``index`` of ``parts`` of a tensor dim of ``size`` begins and ends, as by ``torch.chunk``.
-
-    Every shard has ``ceil(size / parts)`` elements until they run out: then comes a smaller one, then empty ones.
-
-    >>> [stop - start for start, stop in (shard_bounds(17, 8, i) for i in range(8))]
-    [3, 3, 3, 3, 3, 2, 0, 0]
-    """
-    width = -(-size // parts)
-    return min(index * width, size), min((index + 1) * width, size)
 
 
 def shard_indices(placement: Placement, size: int, parts: int, index: int) -> tuple[int, Sequence[int]] | None:

@@ -8,9 +8,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS
 from verifier.placements.algebra import is_shard_order
 from verifier.placements.partials import bitwise_reductions, partial_reductions
-from verifier.torch_internals.placements import BITWISE_REDUCTIONS, REDUCTIONS, Placements, strided_shard, strides_of
+from verifier.torch_internals.placements import Placements, strided_shard, strides_of
 
 __all__ = [
     "Alphabet",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verifier.core.case import OpCase
-from verifier.core.placement_text import split_placements
+from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS, split_placements
 from verifier.programs import explicit_moves
-from verifier.torch_internals.placements import BITWISE_REDUCTIONS, REDUCTIONS, Combination, Placements
+from verifier.torch_internals.placements import Combination, Placements
 
 __all__ = [
     "edges_between",

@@ -7,8 +7,8 @@ import re
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.core.placement_text import split_placements
-from verifier.torch_internals.placements import BITWISE_REDUCTIONS, REDUCTIONS, Placements, special_placement
+from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS, split_placements
+from verifier.torch_internals.placements import Placements, special_placement
 
 __all__ = [
     "parse_placement",

@@ -10,7 +10,7 @@ from functools import cache, reduce
 
 import torch
 
-from verifier.torch_internals.placements import BITWISE_REDUCTIONS, REDUCTIONS
+from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS
 
 __all__ = [
     "LARGEST_PART",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
-import torch
-from hypothesis.strategies import SearchStrategy
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.entry_points import load_entry_points
 from verifier.core.verdict import Verdict
 from verifier.core.wording import did_you_mean
-from verifier.placements.alphabet import Alphabet
+
+if TYPE_CHECKING:
+    import torch
+    from hypothesis.strategies import SearchStrategy
+
+    from verifier.placements.alphabet import Alphabet
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -131,6 +133,8 @@ class NarrowFamily:
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
         """Return the usual placements: Replicate, each Shard, and each Partial."""
+        from verifier.placements.alphabet import Alphabet  # loads torch
+
         return Alphabet()
 
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
@@ -148,6 +152,8 @@ class ReplicatedFamily(NarrowFamily):
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
         """Return the placements that the tensors begin with: Replicate."""
+        from verifier.placements.alphabet import Alphabet  # loads torch
+
         return Alphabet(shard=False, partial=())
 
 

@@ -1,8 +1,7 @@
-"""Profiles: how many cases Hypothesis draws, and how much of each a campaign tries."""
+"""Profiles of Hypothesis: how much the tests draw."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +10,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from verifier.core.wording import did_you_mean
 
-__all__ = ["CAMPAIGN_PROFILES", "CampaignProfile", "hypothesis_settings", "register_profiles"]
-
-
-@dataclass(frozen=True)
-class CampaignProfile:
-    """How much a campaign tries: ``max_examples`` cases per mesh and ``combinations_per_case`` of each.
-
-    If ``time_limit`` is not None, the campaign ends after this number of seconds.
-    """
-
-    name: str
-    max_examples: int
-    combinations_per_case: int
-    time_limit: float | None = None
-
-
-CAMPAIGN_PROFILES = {
-    profile.name: profile
-    for profile in (
-        CampaignProfile("dev", max_examples=10, combinations_per_case=16),
-        CampaignProfile("ci", max_examples=30, combinations_per_case=32),
-        # a trial on three mesh dims may take a second, so there the time limit ends the campaign
-        CampaignProfile("nightly", max_examples=400, combinations_per_case=256, time_limit=8 * 3600.0),
-        CampaignProfile("gpu", max_examples=30, combinations_per_case=32),
-    )
-}
+__all__ = ["hypothesis_settings", "register_profiles"]
 
 # The differences between profiles. ci and gpu gate merges, so they are deterministic and store no examples. dev and
 # nightly draw new examples each time, after they repeat examples that failed before.

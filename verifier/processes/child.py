@@ -22,7 +22,7 @@ from typing import IO
 
 from verifier.core.wording import signal_name
 from verifier.processes.fork_server import start
-from verifier.processes.forks import Forked, fork
+from verifier.processes.forks import Forked, Step, fork
 from verifier.processes.limits import die_with
 
 __all__ = ["Child", "begin", "run_to_end"]
@@ -49,8 +49,8 @@ class Child:
         Further file descriptors that it inherits; the caller closes its own copies.
     environment
         Its environment, to which what every child has is added.
-    prepare
-        A function, as ``module:name``, that the fork server calls before it starts the first process.
+    steps
+        What fork servers do before they start it; a process that is not forked has to do the same itself.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Child:
         arguments: Sequence[str] = (),
         fds: Sequence[int] = (),
         environment: Mapping[str, str] = os.environ,
-        prepare: str = "",
+        steps: Sequence[Step] = (),
     ) -> None:
         lifeline, self._lifeline = os.pipe()
         memory_fd = os.memfd_create("memory")  # nothing on disk to be left behind
@@ -77,7 +77,7 @@ class Child:
         given = {**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path or [""])}
         log = self._log.fileno()
         try:
-            forked = fork(module, arguments, log, own, given, path, prepare)
+            forked = fork(module, arguments, log, own, given, path, steps)
             self._process: Forked | subprocess.Popen[bytes] = forked or start(module, own, arguments, log, given)
         except BaseException:
             self._release()

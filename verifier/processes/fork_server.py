@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import os
 import select
 import selectors
@@ -134,10 +135,11 @@ class _Process:
 
 
 class _Server:
-    def __init__(self, listener: socket.socket, lifeline: int, forks: bool) -> None:
+    def __init__(self, listener: socket.socket, lifeline: int, forks: bool, path: Sequence[str]) -> None:
         self._listener = listener
         self._lifeline = lifeline
         self._forks = forks
+        self._path = path
         self._processes: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -181,7 +183,7 @@ class _Server:
         if pid == 0:
             held = [fd for process in self._processes.values() for fd in (process.pidfd, process.client.fileno())]
             own = [self._listener.fileno(), self._lifeline, self._selector.fileno()]
-            _become(request, fds, [client.fileno(), *own, *held])
+            _become(request, self._path, fds, [client.fileno(), *own, *held])
         return pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _reap(self, process: _Process) -> None:
@@ -207,7 +209,7 @@ def _start(request: Request, fds: Sequence[int]) -> tuple[int, Callable[[], int]
     return process.pid, process.wait
 
 
-def _become(request: Request, fds: Sequence[int], of_the_server: Sequence[int]) -> NoReturn:
+def _become(request: Request, path: Sequence[str], fds: Sequence[int], of_the_server: Sequence[int]) -> NoReturn:
     """Run, in a process that was just forked, what the request asks for, and end with its status."""
     status: object = 1
     try:
@@ -223,7 +225,7 @@ def _become(request: Request, fds: Sequence[int], of_the_server: Sequence[int]) 
         os.chdir(request.folder)
         os.environ.clear()
         os.environ.update(request.environment)
-        sys.path[:] = ["", *request.path]
+        sys.path[:] = dict.fromkeys(["", *request.path, *path])
         importlib.invalidate_caches()
         sys.argv[:] = ["-c", ",".join(map(str, given)), *request.arguments]
         sys.modules[request.module].main()
@@ -247,18 +249,24 @@ def _may_fork() -> bool:
 
 
 def main() -> None:
-    """Load a module, call a function that prepares more, and serve.
+    """Load a module, do what is asked for beyond that, and serve.
 
-    The arguments are the descriptors of the listener and the lifeline, the module, and the function or an empty text.
+    The arguments are the descriptors of the listener and the lifeline, the module, and in JSON what else to do: lists
+    of a function, as ``module:name``, and its arguments.
     """
-    descriptors, module, prepare = sys.argv[1:]
+    descriptors, module, steps = sys.argv[1:]
     listener, lifeline = map(int, descriptors.split(","))
     die_with(lifeline)
-    importlib.import_module(module)
-    if prepare:
-        owner, _, name = prepare.partition(":")
-        getattr(importlib.import_module(owner), name)()
-    forks = _may_fork()
+    path, forks = [*sys.path], True
+    try:
+        importlib.import_module(module)
+        for function, *arguments in json.loads(steps):
+            owner, _, name = function.partition(":")
+            getattr(importlib.import_module(owner), name)(*arguments)
+    except BaseException:  # noqa: BLE001 - a process that starts in the usual way tells why it cannot
+        forks = False
+    forks = forks and _may_fork()
     gc.collect()
     gc.freeze()  # a collection in a forked process would write to, and so copy, the pages of all that is loaded
-    _Server(socket.socket(fileno=listener), lifeline, forks).serve()
+    added = [folder for folder in sys.path if folder not in path]  # by files, for the modules beside them
+    _Server(socket.socket(fileno=listener), lifeline, forks, added).serve()

@@ -1,8 +1,9 @@
 """Processes that start at once because a fork server has loaded torch already: the client's side.
 
 A program has one server for each hash seed and each module whose ``main`` its processes run, and shares it among all
-pools. ``DTENSOR_VERIFIER_FORKS=off`` turns servers off. Several programs, such as those that a session of tests starts,
-share the servers of the one that sets the variable by :func:`shared_servers`.
+pools. What the user imports is loaded by a second server, which the first one forks. ``DTENSOR_VERIFIER_FORKS=off``
+turns servers off. Several programs, such as those that a session of tests starts, share the servers of the one that
+sets the variable by :func:`shared_servers`; each has its own imports.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import secrets
 import select
@@ -21,10 +23,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import TypeAlias
 
 from verifier.processes.fork_server import ENDED, STARTED, Request, of_this_user, send_request, start
 
-__all__ = ["FORKS", "Forked", "fork", "shared_servers"]
+__all__ = ["FORKS", "Forked", "Step", "fork", "server_pids", "shared_servers"]
 
 FORKS = "DTENSOR_VERIFIER_FORKS"
 """The environment variable: ``off``, or the name under which programs share servers."""
@@ -34,6 +37,10 @@ LISTEN_LIMIT = 2.0
 """Seconds in which a server that another process is about to start has to listen."""
 _AT_LOAD = ("ATEN_", "CUDA_", "GLOO_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH")
 """Beginnings of the environment variables that torch may read while it is loaded: servers differ by them."""
+
+
+Step: TypeAlias = tuple[str, ...]
+"""What a server does once: a function, as ``module:name``, and its arguments."""
 
 
 class Forked:
@@ -123,9 +130,9 @@ def fork(
     fds: Sequence[int],
     environment: Mapping[str, str],
     path: Sequence[str],
-    prepare: str = "",
+    steps: Sequence[Step] = (),
 ) -> Forked | None:
-    """Have a fork server start a process as soon as it has loaded torch; None where processes start in the usual way.
+    """Have a fork server start a process, as soon as it has loaded torch; None where processes start in the usual way.
 
     Parameters
     ----------
@@ -139,25 +146,60 @@ def fork(
         Its other descriptors, whose numbers are its first argument.
     environment, path
         Its environment and its ``sys.path``.
-    prepare
-        A function without arguments, as ``module:name``, that the server calls once before it forks.
+    steps
+        What is done before the process is forked. Programs share what the first step does, not what others do.
     """
-    shared = os.environ.get(FORKS, "")
-    if shared == "off":
+    if os.environ.get(FORKS) == "off":
         return None
-    at_load = sorted(pair for pair in environment.items() if pair[0].startswith(_AT_LOAD))
-    prepared = (prepare, *path) if prepare else ()
-    about = (module, environment.get("PYTHONHASHSEED"), at_load, sys.executable, __file__, prepared)
-    name = shared or _own_name(os.getpid())
-    server = f"{name}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
     try:
-        connection = _connect(server) or _connect_to_new(server, name, [module, prepare], environment, path)
+        connection = _server(module, steps, environment, path)
         if connection is None:
             return None
         send_request(connection, Request(module, [*arguments], {**environment}, os.getcwd(), [*path]), [log, *fds])
     except OSError:
         return None
     return Forked(connection)
+
+
+def _server(
+    module: str, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str]
+) -> socket.socket | None:
+    """Return a connection to a server that has done ``steps``, or is about to; None if it has ended."""
+    own = len(steps) > 1
+    owner = (not own and os.environ.get(FORKS)) or _own_name(os.getpid())
+    at_load = sorted(pair for pair in environment.items() if pair[0].startswith(_AT_LOAD))
+    about: list[object] = [module, environment.get("PYTHONHASHSEED"), at_load, sys.executable, __file__]
+    about += [steps, path] if steps else []
+    about += [os.getcwd()] if own else []
+    name = f"{owner}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+    connection = _connect(name)
+    if connection is not None or name in _started:
+        return connection
+    lifeline = _connect(owner)  # its end tells the server that its owner has ended
+    if lifeline is None:
+        return None
+    with lifeline, socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(_address(name))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return _await(name)
+        listener.listen(128)
+        fds = listener.fileno(), lifeline.fileno()
+        arguments = [module, json.dumps(steps[-1:])]
+        if own:
+            parent = _server(module, steps[:-1], environment, path)
+            if parent is None:
+                return None
+            request = Request("verifier.processes.fork_server", arguments, {**environment}, os.getcwd(), [*path])
+            with open(os.devnull, "wb") as log:
+                send_request(parent, request, [log.fileno(), *fds])
+            _started[name] = Forked(parent)
+        else:
+            given = {**environment, "PYTHONPATH": os.pathsep.join(path or [""])}
+            _started[name] = start("verifier.processes.fork_server", fds, arguments, subprocess.DEVNULL, given)
+        return _connect(name)
 
 
 def _connect(name: str) -> socket.socket | None:
@@ -178,29 +220,6 @@ def _address(name: str) -> bytes:
     return b"\0" + name.encode()  # in no file system: nothing stays behind
 
 
-def _connect_to_new(
-    server: str, name: str, arguments: Sequence[str], environment: Mapping[str, str], path: Sequence[str]
-) -> socket.socket | None:
-    """Start a server and return a connection to it; None if one of that name was started before and has ended."""
-    if server in _started:
-        return None
-    lifeline = _connect(name)  # its end tells the server that the process that has this name has ended
-    if lifeline is None:
-        return None
-    with lifeline, socket.socket(socket.AF_UNIX) as listener:
-        try:
-            listener.bind(_address(server))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            return _await(server)
-        listener.listen(128)
-        fds = (listener.fileno(), lifeline.fileno())
-        search = {**environment, "PYTHONPATH": os.pathsep.join(path or [""])}
-        _started[server] = start("verifier.processes.fork_server", fds, arguments, subprocess.DEVNULL, search)
-        return _connect(server)
-
-
 def _await(server: str) -> socket.socket | None:
     """Return a connection to a server that another process of the session is starting at this moment."""
     until = time.monotonic() + LISTEN_LIMIT
@@ -209,7 +228,7 @@ def _await(server: str) -> socket.socket | None:
     return connection
 
 
-_started: dict[str, subprocess.Popen[bytes]] = {}
+_started: dict[str, subprocess.Popen[bytes] | Forked] = {}
 _listeners: list[socket.socket] = []
 
 
@@ -222,6 +241,11 @@ def _own_name(pid: int) -> str:
     listener.listen(128)
     _listeners.append(listener)  # open as long as this process lives
     return name
+
+
+def server_pids() -> list[int]:
+    """Return the process ids of the servers that this process has started, which end with it."""
+    return [server.pid for server in _started.values()]
 
 
 @contextmanager

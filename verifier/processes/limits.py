@@ -11,9 +11,12 @@ from multiprocessing.connection import wait
 
 from verifier.core.wording import nearest
 
-__all__ = ["die_with", "format_size", "is_out_of_memory", "limit_memory", "memory_note", "parse_size"]
+__all__ = [
+    "die_with", "format_size", "is_out_of_memory", "limit_memory", "memory_note", "parse_rank_memory", "parse_size",
+]  # fmt: skip
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+LEAST_RANK_MEMORY = 256 << 20
 _UNDER_LIMIT = "out of memory under the limit of"
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|can't allocate memory|Cannot allocate memory|MemoryError|not enough memory")
 
@@ -87,6 +90,28 @@ def parse_size(text: str) -> int:
             f"size {text!r} is not a number of bytes such as 4GiB or 512MiB; units are KiB, MiB, GiB, TiB{hint}"
         )
     return int(float(match[1]) * units[match[2].lower()])
+
+
+def parse_rank_memory(text: str | None) -> int | None:
+    """Return the bytes that ``--rank-memory`` names, None if it was not given.
+
+    Raises
+    ------
+    ValueError
+        If it is no size, or one under which a rank could do nothing.
+    """
+    if text is None:
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"--rank-memory: {error}") from error
+    if size < LEAST_RANK_MEMORY:
+        raise ValueError(
+            f"--rank-memory {text}: {format_size(size)} are too few for process groups and their threads; "
+            f"at least {format_size(LEAST_RANK_MEMORY)} are needed"
+        )
+    return size
 
 
 def format_size(size: int) -> str:

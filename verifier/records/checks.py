@@ -28,7 +28,7 @@ from verifier.records.schema import (
     TrialRecord,
     WrongRuleRecord,
 )
-from verifier.records.values import load_trial
+from verifier.records.trials import check_trial
 
 __all__ = ["check_name", "check_record"]
 
@@ -90,14 +90,10 @@ def _check_finding(finding: FindingRecord, where: str) -> None:
     _check_one(finding.verdict, _ACCUSING, f"{where}verdict")
     MeshSpec.parse(finding.mesh)
     _check_one(finding.confirmed.status, _CONFIRMATIONS, f"{where}confirmed.status")
-    _check_trial(finding.trial, f"{where}trial")
-
-
-def _check_trial(trial: TrialRecord, where: str) -> None:
     try:
-        load_trial(trial)
+        check_trial(finding.trial)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{where}trial: {error}") from error
 
 
 def _check_known(known: KnownRecord, where: str) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from verifier.core.errors import ReportedError
 from verifier.core.wording import one_line
+from verifier.records.checks import check_record
 from verifier.records.schema import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
 
 __all__ = [
@@ -136,8 +137,6 @@ def convert_fields(fields: object, schema: type[_Record], where: str) -> _Record
     """Return the record that plain values stand for; :class:`RunFormatError` if they do not follow its schema."""
     try:
         record = msgspec.convert(fields, schema)
-        from verifier.records.checks import check_record  # loads torch, which the tensors of a trial need
-
         check_record(record)
     except ValueError as error:  # msgspec's among them
         raise RunFormatError(f"{where}: not a {schema.__name__} of format_version {FORMAT_VERSION}: {error}") from error

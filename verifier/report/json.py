@@ -1,4 +1,4 @@
-"""The run as JSON: written, read back, and its schema."""
+"""The run as JSON, and its schema."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from verifier.records.files import AS_IT_WAS, write_atomically
-from verifier.records.schema import FORMAT_VERSION, RunRecord, TensorRecord
+from verifier.records.schema import RunRecord, TensorRecord
 
-__all__ = ["read_json", "render_json", "schema", "write_json"]
+__all__ = ["render_json", "schema", "write_json"]
 
 
 def render_json(run: RunRecord) -> str:
@@ -21,27 +21,6 @@ def render_json(run: RunRecord) -> str:
 def write_json(run: RunRecord, path: Path | str, kept: str = AS_IT_WAS) -> None:
     """Write the result of :func:`render_json`; raises as :func:`~verifier.records.files.write_atomically` does."""
     write_atomically(Path(path), render_json(run).encode(), kept)
-
-
-def read_json(path: Path | str) -> RunRecord:
-    """Return the run that :func:`write_json` wrote.
-
-    Raises
-    ------
-    ValueError
-        If the file is not a run, or has another format version.
-    OSError
-        If the file cannot be read.
-    """
-    text = Path(path).read_bytes()
-    try:
-        version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format_version")
-        if version is None or bytes(version).strip() != str(FORMAT_VERSION).encode():
-            found = "no format_version" if version is None else f"format_version {bytes(version).decode()}"
-            raise ValueError(f"{path} has {found}, expected {FORMAT_VERSION}; was it written by another version?")
-        return msgspec.json.decode(text, type=RunRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a run of the verifier: {error}") from error
 
 
 def schema() -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from verifier.core.case import MeshSpec
 from verifier.core.placement_text import split_placements
-from verifier.placements.algebra import shard_bounds
+from verifier.placements.bounds import shard_bounds
 
 __all__ = [
     "MOST_RANKS_DRAWN",

@@ -16,8 +16,9 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.oracle.comparison import compare, tolerance
 from verifier.oracle.conditioning import last_places
-from verifier.placements.algebra import Disagreement, combine, local_shape, reducing_rounds, shard_bounds
+from verifier.placements.algebra import Disagreement, combine, local_shape, reducing_rounds
 from verifier.placements.alphabet import Alphabet
+from verifier.placements.bounds import shard_bounds
 from verifier.torch_internals.placements import Placements
 
 __all__ = ["Expected", "Mismatch"]
@@ -27,12 +28,14 @@ __all__ = ["Expected", "Mismatch"]
 class Mismatch:
     """How results differ from what placements promise.
 
-    ``clear`` is False for a difference so small that the conditioning of the op may explain it.
+    ``clear`` is False for a difference so small that the conditioning of the op may explain it. ``raised`` is the type
+    of the exception, if the op raised one.
     """
 
     kind: VerdictKind
     message: str
     clear: bool = True
+    raised: str = ""
 
 
 class Expected:

@@ -10,7 +10,8 @@ from torch.distributed.tensor import Shard
 
 from verifier.core.case import OpCase
 from verifier.core.ops import resolve, written_arguments
-from verifier.placements.algebra import coordinates, shard_bounds, take_local
+from verifier.placements.algebra import coordinates, take_local
+from verifier.placements.bounds import shard_bounds
 from verifier.placements.partials import split_index, split_partial
 from verifier.torch_internals.claims import Slot
 from verifier.torch_internals.names import pytree

@@ -54,6 +54,8 @@ class WrongRule:
     """How many of the inputs the op reads; the rest it writes to."""
     draws: int = 1
     """In how many draws it failed."""
+    raised: str = ""
+    """The type of the exception, if the local op raised one."""
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,8 @@ class SampleOnMesh:
         """Return how the ranks' results differ from what is claimed; None if they do not."""
         if isinstance(results, Exception):
             text = (str(results).strip() or "no message").splitlines()[0]
-            return Mismatch(VerdictKind.CRASH, f"a rank raised {type(results).__name__}: {text}")
+            kind = type(results).__name__
+            return Mismatch(VerdictKind.CRASH, f"a rank raised {kind}: {text}", raised=kind)
         return judge_claim(claim, results, self.expected, self.reference.others, self.mesh)
 
     def counterexample(self, claim: Claim, found: Mismatch) -> WrongRule:
@@ -186,6 +187,7 @@ class SampleOnMesh:
         return WrongRule(
             claim.rule, str(self.mesh), self.shapes, self.arguments, self.ledger.sample.origin, found.kind,
             found.message, trial_record(trial), sum(tensor.numel() for tensor in self.call.tensors), self.call.in_args,
+            raised=found.raised,
         )  # fmt: skip
 
     def died(self, combination: Combination, claim: Claim | None) -> None:

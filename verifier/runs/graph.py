@@ -7,15 +7,17 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx  # type: ignore[import-untyped]
 
-from verifier.core.observation import Observation, Redistribution
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import Phase
 from verifier.records.files import AS_IT_WAS, write_atomically
 from verifier.records.schema import FORMAT_VERSION, EdgeRecord, GraphRecord
+
+if TYPE_CHECKING:
+    from verifier.core.observation import Observation, Redistribution
 
 __all__ = ["LOCAL", "RedistributionGraph"]
 
@@ -41,6 +43,7 @@ class RedistributionGraph:
     A node is the text of a tensor's placements on all mesh dims, so meshes with different numbers of mesh dims have
     different nodes. An edge is one kind of step. All output is sorted, and does not depend on the order of additions.
 
+    >>> from verifier.core.observation import Redistribution
     >>> graph = RedistributionGraph()
     >>> graph.add_step("4", Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R")))
     >>> graph.to_record().nodes

@@ -27,10 +27,12 @@ from verifier.records.files import (
 )
 from verifier.records.schema import FORMAT_VERSION, RunHeader, RunRecord
 
-__all__ = ["JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal"]
+__all__ = ["FINDING", "JOURNAL_NAME", "RECORD_NAME", "Journal", "RunWriter", "is_open", "read_journal"]
 
 RECORD_NAME = "run.json"
 JOURNAL_NAME = "journal.jsonl"
+FINDING = "finding"
+"""Name of the lines that hold a whole finding."""
 
 
 _Position = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,9}/[0-9]{1,9}|entry:[^/]*)$")]

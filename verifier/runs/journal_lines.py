@@ -16,12 +16,9 @@ from verifier.core.placement_text import format_placements
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.records.files import RunFormatError, version_first
 from verifier.runs.coverage import ran_at
-from verifier.runs.journal import RunWriter
+from verifier.runs.journal import FINDING, RunWriter
 
-__all__ = ["FINDING", "NAMES", "journal_listener", "load_observation"]
-
-FINDING = "finding"
-"""Event name of the lines with a whole finding."""
+__all__ = ["NAMES", "journal_listener", "load_observation"]
 
 NAMES: dict[type, str] = {
     events.RunStarted: "run started",
@@ -48,12 +45,13 @@ def journal_listener(
     """Return a listener that writes each event to ``writer``: trials as a summary, findings completely.
 
     Every line has ``event`` and ``at``, the seconds since this call plus ``before``. Only findings have tensors, by
-    value.
+    value. If the writer continues a journal, recalled events are left out, because the journal already has them.
     """
     start = clock() - before
 
     def listen(event: events.Event) -> None:
-        writer.append({"event": NAMES[type(event)], "at": round(clock() - start, 4), **_describe(event)})
+        if not (event.recalled and writer.past is not None):
+            writer.append({"event": NAMES[type(event)], "at": round(clock() - start, 4), **_describe(event)})
 
     return listen
 
@@ -63,7 +61,7 @@ def _describe(event: events.Event) -> dict[str, object]:
         case events.RunStarted(header):
             return {"id": header.id}
         case events.RunResumed() | events.EntryStarted() | events.GroupStarted() | events.GroupSettled():
-            return {field.name: getattr(event, field.name) for field in fields(event)}
+            return {name: getattr(event, name) for name in event.__match_args__}
         case events.MeshStarted(mesh, family, examples):
             return {"mesh": str(mesh), "family": family, "examples": examples}
         case events.CaseStarted(number, case, mesh, trials, digest):

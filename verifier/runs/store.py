@@ -25,8 +25,7 @@ from verifier.records.files import (
     refused,
 )
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
-from verifier.runs.journal import JOURNAL_NAME, RECORD_NAME, Journal, RunWriter, read_journal
-from verifier.runs.journal_lines import FINDING
+from verifier.runs.journal import FINDING, JOURNAL_NAME, RECORD_NAME, Journal, RunWriter, read_journal
 
 __all__ = [
     "RunStore",

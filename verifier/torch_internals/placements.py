@@ -10,9 +10,7 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 
 __all__ = [
-    "BITWISE_REDUCTIONS",
     "PLAIN_PLACEMENTS",
-    "REDUCTIONS",
     "Combination",
     "Placements",
     "masked_extent",
@@ -29,10 +27,6 @@ Placements = tuple[Placement, ...]
 """One placement per mesh dim."""
 Combination = tuple[Placements, ...]
 """One :data:`Placements` per tensor argument, in the order in which a pytree walk of ``(args, kwargs)`` meets them."""
-REDUCTIONS = ("sum", "avg", "product", "min", "max")
-"""Reductions that DTensor's rules use."""
-BITWISE_REDUCTIONS = ("band", "bor", "bxor")
-"""Further reductions, of integers, that only redistributions support."""
 PLAIN_PLACEMENTS = frozenset((Partial, Replicate, Shard))
 """The classes of the placements that DTensor documents. They overload ``isinstance``, which takes ten times as long as
 a look-up in this set: code that runs for every tensor asks here first."""

@@ -36,7 +36,7 @@ def wrong(op: str, inputs: str, outputs: str, mesh: MeshSpec, combination: Combi
     case = OpCase(f"aten.{op}", f"torch.ops.aten.{op}", (torch.ones(4, 4),), family="opinfo")
     return WrongRule(
         Rule(case.op, (inputs,), (outputs,)), str(mesh), ((4, 4),), "", "by hand", VerdictKind.CRASH,
-        "a rank raised RuntimeError: no", trial_record(Trial(case, mesh, combination)), 16, 1,
+        "a rank raised RuntimeError: no", trial_record(Trial(case, mesh, combination)), 16, 1, raised="RuntimeError",
     )  # fmt: skip
 
 

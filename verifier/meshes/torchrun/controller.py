@@ -13,7 +13,7 @@ from types import TracebackType
 from torch.distributed.distributed_c10d import Store
 
 from verifier.meshes.hosts import Place, own_place
-from verifier.meshes.processes import PoolError, RankProcess, Spares
+from verifier.meshes.processes import PoolError, RankProcess, Starter
 from verifier.meshes.torchrun.connections import Doorway, limit_receiving
 from verifier.meshes.torchrun.environment import (
     GATHERING_LIMIT,
@@ -224,9 +224,9 @@ class Cluster:
             with contextlib.suppress(_KeeperGone):
                 keeper.tell("end", self.status)
 
-    def spares(self, imports: tuple[str, ...] = (), memory_limit: int | None = None) -> Spares:
-        """Return the source of processes for pools whose ranks are in this cluster."""
-        return _ClusterSpares(self, imports, memory_limit)
+    def starter(self, imports: tuple[str, ...] = (), memory_limit: int | None = None) -> Starter:
+        """Return what starts the processes of pools whose ranks are in this cluster."""
+        return _ClusterStarter(self, imports, memory_limit)
 
     def start(self, rank: int, spec: ProgramSpec) -> RankProcess:
         """Start a process on the machine of ``rank``.
@@ -251,7 +251,7 @@ class Cluster:
         except _KeeperGone as gone:
             raise PoolError(str(gone)) from gone
         assert entered is not None
-        return RankProcess(entered[0], _RemoteProgram(keeper, self._started), spec.hash_seed)
+        return RankProcess(entered[0], _RemoteProgram(keeper, self._started))
 
     def _interface(self) -> str | None:
         """Return the interface for gloo on this machine."""
@@ -261,10 +261,8 @@ class Cluster:
         return gloo_interface(next(others).connection)
 
 
-class _ClusterSpares(Spares):
-    """Processes for the ranks of a cluster. A spare is on its rank's machine, and exists from the rank's first loss."""
-
-    most = 1
+class _ClusterStarter(Starter):
+    """Starts the processes of a cluster's ranks, each on the machine of its rank."""
 
     def __init__(self, cluster: Cluster, imports: tuple[str, ...], memory_limit: int | None) -> None:
         super().__init__(imports, memory_limit)
@@ -275,9 +273,6 @@ class _ClusterSpares(Spares):
         if size > self._cluster.world_size:
             raise PoolError(f"a world of {size} ranks was asked for, torchrun started {self._cluster.world_size}")
         return self._cluster.places[:size]
-
-    def _waiting_room(self, rank: int) -> int:
-        return rank
 
     def start(self, rank: int) -> RankProcess:
         return self._cluster.start(rank, self.spec(rank))

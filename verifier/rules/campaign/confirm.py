@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from verifier.core.case import Trial
-from verifier.core.placement_text import split_placements
-from verifier.core.verdict import Phase, VerdictKind
-from verifier.findings.failures import Failure, Runner, first_report
+from verifier.core.verdict import LOUD, Phase, VerdictKind
+from verifier.findings.failures import Failure, Runner, first_error
 from verifier.findings.grouping import Group, group_key
+from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
 from verifier.gate.baseline import Baseline, BaselineEntry
@@ -35,7 +33,7 @@ from verifier.records.values import load_trial
 from verifier.rules.campaign.collect import wrong_record
 from verifier.rules.results import WrongRule
 
-__all__ = ["Confirmer", "base_op", "defect_key", "flat_keys"]
+__all__ = ["Confirmer", "base_op", "defect_key"]
 
 ATTEMPTS = 16
 """Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
@@ -51,32 +49,24 @@ def base_op(op: str) -> str:
     return f"{namespace}.{name.rstrip('_')}"
 
 
-def defect_key(wrong: WrongRule) -> str:
+def defect_key(wrong: WrongRule) -> GroupKey:
     """Return what wrong rules have in common that one defect makes wrong: op, verdict, and the kind of rule.
 
     Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
     everything is replicated.
     """
-    return " | ".join([base_op(wrong.rule.op), wrong.verdict, *_kinds(wrong)])
-
-
-def flat_keys(wrong: WrongRule) -> list[str]:
-    """Return the :func:`defect_key` that each mesh dim's rule would have by itself, were it wrong in the same way."""
-    return [" | ".join([base_op(wrong.rule.op), wrong.verdict, kind]) for kind in _kinds(wrong)]
-
-
-def _kinds(wrong: WrongRule) -> list[str]:
-    """Return the kinds of the rules by mesh dim, each once and in order."""
     read = wrong.rule.inputs[: wrong.read]
-    rows = [*read, *wrong.rule.outputs]
-    columns = set()
-    for column in zip(*(split_placements(row) for row in rows), strict=True):
-        # a strided shard is how a view spells a shard that another mesh dim has cut before
-        kinds = [re.sub(r"_?S\(\d+(, \d+)?", "S(*", text) for text in column]
-        inputs, outputs = kinds[: len(read)], kinds[len(read) :]
-        if set(kinds) != {"R"}:
-            columns.add(f"{','.join(dict.fromkeys(inputs))} -> {','.join(dict.fromkeys(outputs))}")
-    return sorted(columns)
+    columns = ByMeshDim.of((*read, *wrong.rule.outputs)).columns
+    kinds = {Change(_kinds(column[: len(read)]), _kinds(column[len(read) :])) for column in columns}
+    return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict), tuple(sorted(kinds, key=str)))
+
+
+def _kinds(placements: Iterable[str]) -> tuple[str, ...]:
+    """Return the kinds of the tensors' placements on one mesh dim, each once and in order.
+
+    A strided shard is how a view spells a shard that another mesh dim has cut before.
+    """
+    return tuple(dict.fromkeys("S(*)" if text.startswith(("S(", "_S(")) else text for text in placements))
 
 
 @dataclass
@@ -192,7 +182,8 @@ class Confirmer:
 
     def _name(self, wrong: WrongRule) -> str:
         """Return the fingerprint of the defect; of a product, that of a rule in it that is wrong by itself."""
-        names = [_fingerprint(key) for key in (defect_key(wrong), *flat_keys(wrong))]
+        key = defect_key(wrong)
+        names = [key.fingerprint, *(replace(key, rules=(rule,)).fingerprint for rule in key.rules)]
         return next((name for name in names if name in self._known or name in self._defects), names[0])
 
     def settle(self) -> None:
@@ -245,17 +236,12 @@ def agrees(wrong: WrongRule, failure: Failure) -> bool:
     too, or fail only once it puts the parts together.
     """
     verdict = failure.verdict
-    if verdict.kind not in (VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED):
+    if verdict.kind not in LOUD:
         return wrong.verdict is not VerdictKind.CRASH
     if wrong.verdict is not VerdictKind.CRASH:
         return verdict.phase is not Phase.FORWARD or wrong.verdict is VerdictKind.DIED
-    report = first_report(failure.observation)
-    error = report.raised if report is not None else None
-    return error is None or f"raised {error.type}:" in wrong.message
-
-
-def _fingerprint(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:12]
+    error = first_error(failure.observation)
+    return error is None or error.type == wrong.raised
 
 
 def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:

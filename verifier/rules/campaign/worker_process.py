@@ -120,8 +120,8 @@ class WorkerProcess:
     ) -> None:
         self.connection, theirs = Pipe()
         try:
-            name = f"{prepare.__module__}:{prepare.__qualname__}" if prepare is not None else ""
-            self._child = Child(__name__, theirs.fileno(), prepare=name)
+            steps = [(f"{prepare.__module__}:{prepare.__qualname__}",)] if prepare is not None else []
+            self._child = Child(__name__, theirs.fileno(), steps=steps)
         finally:
             theirs.close()
         self.in_flight = InFlight(self._child.memory)

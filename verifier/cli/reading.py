@@ -1,0 +1,124 @@
+"""What ``report`` and ``gate`` do: they read records, and load torch only to make a run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import typer
+
+from verifier.cli.common import (
+    cluster_of,
+    command_line,
+    consoles,
+    exit_status,
+    load_given_baseline,
+    page_written,
+    write_out,
+)
+from verifier.cli.loading import Loading
+from verifier.cli.options import (
+    DEFAULT_BASELINE,
+    AskedImports,
+    AskedMeshes,
+    AskedPatterns,
+    BaselineOption,
+    Format,
+    FormatOption,
+    Out,
+    RankMemory,
+)
+from verifier.core.wording import plural
+from verifier.gate.baseline import load_baseline
+from verifier.gate.decision import decide_all
+from verifier.gate.evidence import collect, refuse_unfinished
+from verifier.gate.question import Question, asked_by
+from verifier.gate.text import as_json, render
+from verifier.processes.limits import parse_rank_memory
+from verifier.records.schema import RunRecord
+from verifier.report.terminal import print_summary
+from verifier.runs.merging import join_levels
+from verifier.runs.store import RunStore
+
+__all__ = ["gate", "report"]
+
+
+def report(
+    context: typer.Context,
+    fresh: bool,
+    out: Out,
+    baseline: BaselineOption,
+    rank_memory: RankMemory,
+) -> None:
+    parse_rank_memory(rank_memory)
+    cluster = cluster_of(context, fresh)
+    store = RunStore(out)
+    newest = None if fresh else _newest_run(store)
+    if newest is None:
+        if not fresh:
+            refuse_unfinished(store)
+        with Loading():
+            from verifier.campaign.request import Request
+            from verifier.cli.work import make_run
+        request = Request(command=command_line(), rank_memory=rank_memory)
+        newest = make_run(request, baseline, load_given_baseline(baseline), out, cluster)
+    console = consoles()[0]
+    with page_written(newest, store) as page:
+        print_summary(newest, console, page, out)
+        if page is not None:
+            console.print(f"  the page is {page.absolute().as_uri()}", highlight=False, markup=False)
+    raise typer.Exit(exit_status(newest, baseline))
+
+
+def gate(
+    context: typer.Context,
+    patterns: AskedPatterns,
+    mesh: AskedMeshes,
+    imports: AskedImports,
+    baseline: BaselineOption,
+    update: bool,
+    fresh: bool,
+    out: Out,
+    output: FormatOption,
+    rank_memory: RankMemory,
+) -> None:
+    parse_rank_memory(rank_memory)
+    cluster = cluster_of(context, fresh)
+    known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
+    store = RunStore(out)
+    asked = tuple(patterns or ())
+    evidence = None
+    if not fresh:
+        evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
+    if evidence is None or evidence.nothing_recorded:
+        with Loading():
+            from verifier.campaign.request import Request
+            from verifier.cli.work import make_run
+        request = Request(
+            asked, mesh or (), profile="ci", imports=imports or (), command=command_line(), rank_memory=rank_memory
+        )
+        made = make_run(request, baseline, known, out, cluster)
+        evidence = collect(store, asked_by(made.header, asked), known)
+    today = datetime.now(UTC).date()
+    decision = decide_all(evidence, known, today)
+    if update:
+        if decision.unverified:
+            raise ValueError(f"the baseline is left as it is: {decision.unverified}")
+        known = known.updated(evidence.runs, today)
+        known.save(baseline)
+        decision = decide_all(evidence, known, today)
+        consoles()[1].print(
+            f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
+        )
+    said = as_json(decision) if output is Format.JSON else render(decision, out)
+    write_out(said.rstrip() + "\n", output)
+    raise typer.Exit(decision.exit_status)
+
+
+def _newest_run(store: RunStore) -> RunRecord | None:
+    """Return the newest run on meshes and the newest rule check as one; the newer of them if the versions differ."""
+    meshes, rules = store.newest_of_each_level()
+    if meshes is None or rules is None:
+        return meshes or rules
+    if meshes.header.versions != rules.header.versions:
+        return max(meshes, rules, key=lambda run: run.header.id)
+    return join_levels(meshes, rules)

@@ -1,0 +1,128 @@
+"""Whether a stored trial can be run again, as far as that can be told without torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+
+from verifier.core.case import MeshSpec
+from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS, split_placements
+from verifier.records.schema import TensorRecord, TrialRecord
+
+__all__ = ["check_trial", "surely_loads"]
+
+_DEEPEST, _MOST_DIMS, _LARGEST = 30, 16, 1 << 40
+"""Nesting, tensor dims and strides that torch takes for certain."""
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_COMPLEX = ("complex64", "complex128")
+_INTEGERS = {
+    **{f"uint{bits}": range(1 << bits) for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": range(-(1 << bits - 1), 1 << bits - 1) for bits in (8, 16, 32, 64)},
+}
+_NAMES = {
+    "dtype": ("bool", *_INTEGERS, *_FLOATS, *_COMPLEX),
+    "layout": ("strided",),
+    "memory_format": ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d"),
+}
+_DEVICE = re.compile("(cpu|cuda)(:[0-9])?")
+_PLACEMENT = re.compile(
+    rf"R|S\(-?[0-9]{{1,9}}\)|P\(({'|'.join((*REDUCTIONS, *BITWISE_REDUCTIONS))})\)"
+    r"|_S\([0-9]{1,9}, [1-9][0-9]{0,8}\)|_NormP\([1-9][0-9]{0,8}(\.[0-9]{1,9})?\)"
+)
+
+
+def check_trial(trial: TrialRecord) -> None:
+    """Check that a stored trial can be run again.
+
+    Torch is loaded only for a trial about which there is a doubt: it decides then, and its reason is told.
+
+    Raises
+    ------
+    ValueError
+        As :func:`verifier.records.values.load_trial` does.
+    """
+    if not surely_loads(trial):
+        from verifier.records.values import load_trial  # loads torch
+
+        load_trial(trial)
+
+
+def surely_loads(trial: TrialRecord) -> bool:
+    """Return whether :func:`load_trial` takes ``trial``; where False is returned it may take it all the same."""
+    try:
+        MeshSpec.parse(trial.mesh, device=trial.device)
+    except ValueError:
+        return False
+    placements = [*trial.combination, *(text for outputs in trial.cotangents for text in outputs)]
+    return (
+        abs(trial.seed) < 1 << 64
+        and all(map(_are_placements, placements))
+        and _holds(trial.case.args)
+        and _holds(list(trial.case.kwargs.values()))
+    )
+
+
+def _are_placements(text: str) -> bool:
+    parts = split_placements(text)
+    return bool(parts) and all(map(_PLACEMENT.fullmatch, parts))
+
+
+def _holds(stored: Any, levels: int = _DEEPEST) -> bool:
+    """Return whether a stored argument is surely one that can be loaded."""
+    if isinstance(stored, list):
+        return levels > 0 and all(_holds(item, levels - 1) for item in stored)
+    if not isinstance(stored, dict):
+        return True
+    if len(stored) != 1:
+        return False
+    [(tag, content)] = stored.items()
+    match tag, content:
+        case "tensor", dict():
+            return _is_tensor(content)
+        case "tuple", list():
+            return _holds(content, levels)
+        case "dict", dict():
+            return _holds(list(content.values()), levels)
+        case "size", list():
+            return all(type(item) is int and 0 <= item < _LARGEST for item in content)
+        case "float", _:
+            return _is_float(content)
+        case "complex", _:
+            return _is_complex(content)
+        case (("placement" | "device"), str()):
+            return (_DEVICE if tag == "device" else _PLACEMENT).fullmatch(content) is not None
+    return isinstance(content, str) and content in _NAMES.get(tag, ())
+
+
+def _is_float(stored: Any) -> bool:
+    if isinstance(stored, str):
+        return stored in ("nan", "inf", "-inf")
+    return type(stored) is float or (type(stored) is int and abs(stored) < 1 << 64)
+
+
+def _is_complex(stored: Any) -> bool:
+    return isinstance(stored, list) and len(stored) == 2 and all(map(_is_float, stored))
+
+
+def _is_tensor(stored: dict[str, Any]) -> bool:
+    try:
+        tensor = msgspec.convert(stored, TensorRecord)
+    except msgspec.ValidationError:
+        return False
+    shape, values, dtype = tensor.shape, tensor.values, tensor.dtype
+    if len(shape) > _MOST_DIMS or min(shape, default=0) < 0 or math.prod(max(size, 1) for size in shape) > _LARGEST:
+        return False
+    if len(values) != math.prod(shape):
+        return False
+    if dtype in _FLOATS:
+        return all(map(_is_float, values))
+    if dtype in _COMPLEX:
+        return all(map(_is_complex, values))
+    if tensor.requires_grad:
+        return False
+    if dtype == "bool":
+        return all(type(value) is bool for value in values)
+    return dtype in _INTEGERS and all(type(value) is int and value in _INTEGERS[dtype] for value in values)
