@@ -23,9 +23,9 @@ from other_ways import lock_propagation
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, init_device_mesh
 from torch.distributed.tensor.placement_types import Placement
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorConverter
 
 from verifier.torch_internals.names import pytree
-from verifier.torch_internals.opinfo import torch_converter
 from verifier.torch_internals.simulation import run_in_threads
 
 PATIENCE = 30.0
@@ -36,7 +36,7 @@ def even_combinations(call: Call, world_size: int) -> list[tuple[Placement, ...]
     """Return the combinations that torch's ``DTensorConverter`` tries: replicated, and every even shard."""
     # all that it asks of a mesh before it makes DTensors
     mesh: Any = SimpleNamespace(size=lambda: world_size)
-    return [tuple(choice) for choice in torch_converter(mesh, call.args, call.kwargs).sharding_combs]
+    return [tuple(choice) for choice in DTensorConverter(mesh, call.args, call.kwargs).sharding_combs]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def check_as_torch_does(mesh: DeviceMesh, call: Call, backward: bool) -> Iterato
     """
     own = _copied(call)  # each rank draws its own samples there
     expected, expected_gradients = _results(_copied(call), backward)
-    converter = torch_converter(mesh, own.args, own.kwargs)
+    converter = DTensorConverter(mesh, own.args, own.kwargs)
     for distributed in converter:
         assert converter.successful(), "not all arguments could be made DTensors"
         args, kwargs = pytree.tree_map_only(torch.Tensor, _leaf, distributed)

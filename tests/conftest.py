@@ -22,7 +22,7 @@ from hypothesis.internal.conjecture import providers
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.planning.profiles import register_profiles
 from verifier.processes import child
-from verifier.processes.forks import shared_servers
+from verifier.processes.forks import FORKS, shared_servers
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.registries import registries_of_rules
 
@@ -115,6 +115,14 @@ def our_pools() -> Iterator[PoolSet]:
     pools.close()
 
 
+@pytest.fixture
+def forked_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the scripts of findings in forked processes."""
+    import forked_scripts
+
+    monkeypatch.setattr("verifier.findings.script.render.run_to_end", forked_scripts.run_to_end)
+
+
 # -------------------------------------------------------------------------------------------------------------- rules
 def _rules() -> tuple[dict[object, object], ...]:
     return tuple(dict(registry) for registry in registries_of_rules())
@@ -132,10 +140,14 @@ def rules_taken_back() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_rules_left_behind() -> Iterator[None]:
-    """Fail a test that leaves a rule in DTensor's registries: all pools of later tests would refuse to start."""
-    before = _rules()
+def _nothing_left_for_later_tests() -> Iterator[None]:
+    """Fail a test that leaves a rule in DTensor's registries, or takes the fork servers from later tests.
+
+    All pools of later tests would refuse to start, or start slowly.
+    """
+    before, servers = _rules(), os.environ[FORKS]
     yield
+    assert os.environ[FORKS] == servers
     after = _rules()
     ops = {str(op) for old, new in zip(before, after, strict=True) for op in new if old.get(op) is not new[op]}
     assert not ops, f"the test registered rules of {', '.join(sorted(ops))}: ask for the fixture rules_taken_back"

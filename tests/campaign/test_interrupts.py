@@ -168,7 +168,7 @@ def test_a_second_interrupt_while_a_run_ends_says_what_is_kept(
     def interrupted_again(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(campaign.Campaign, "run", interrupted_again)
+    monkeypatch.setattr(recording.Campaign, "run", interrupted_again)
     run_id = "20260101T000000-000000-aaaaaa"
     header = RunHeader(run_id, "", 0, "dev", [], [], [], "cpu", 1, None, [], {}, "", request={"patterns": []})
     plan = Plan(header, {}, {}, (), (), seed=0, max_examples=1, combinations=1, time_limit=None)
@@ -211,7 +211,7 @@ def test_an_interrupt_while_the_last_files_of_a_run_are_written_says_where_they_
         raise KeyboardInterrupt
 
     header = make_run().header
-    monkeypatch.setattr(campaign.Campaign, "run", lambda _: None)
+    monkeypatch.setattr(recording.Campaign, "run", lambda _: None)
     monkeypatch.setattr(recording.Summary, "record", lambda *_: make_run())
     monkeypatch.setattr(recording.RedistributionGraph, "write_json", interrupted)
     plan = Plan(header, {}, {}, (), (), seed=0, max_examples=1, combinations=1, time_limit=None)

@@ -14,7 +14,7 @@ import torch
 from run_factory import make_header
 
 from verifier.campaign import investigation
-from verifier.campaign.history import Answer, Past, Settled
+from verifier.campaign.history import Answer, Past
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
@@ -142,7 +142,7 @@ def test_every_trial_that_failed_in_the_way_of_a_finding_is_counted(clock: Clock
 def test_a_run_that_was_resumed_counts_as_if_it_had_not_been(clock: Clock) -> None:
     one = seen_on_two_meshes(clock)
     first = one.reported[0]
-    again = seen_on_two_meshes(clock, Past(resumed=True, groups={first.group: Settled(first.became, first.finding)}))
+    again = seen_on_two_meshes(clock, Past(resumed=True, groups={first.group: first}))
     assert again.tried == []
     assert again.findings == one.findings
 

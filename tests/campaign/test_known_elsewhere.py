@@ -12,7 +12,7 @@ from forked_commands import run_module
 
 from strategies.opinfo.family import FAMILY
 from verifier.campaign.plan import Plan
-from verifier.campaign.ranks import campaign_on_ranks
+from verifier.campaign.recorded import campaign_on_ranks
 from verifier.core.case import MeshSpec
 from verifier.events import Event, FindingReported, TrialFinished
 from verifier.gate.baseline import load_baseline

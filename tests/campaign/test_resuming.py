@@ -12,7 +12,7 @@ import pytest
 from run_factory import make_header, make_run
 
 from verifier.campaign.history import Past
-from verifier.campaign.ranks import campaign_on_ranks
+from verifier.campaign.recorded import campaign_on_ranks
 from verifier.campaign.request import Request, make_plan
 from verifier.campaign.resuming import merge, resume, run_to_resume
 from verifier.core.case import MeshSpec, OpCase

@@ -15,7 +15,7 @@ from strategies.embedding.inputs import BACKWARD, EMBEDDING, LOOKUP
 from verifier.calls.result import Crash, VerificationError, WrongGradient, WrongShape, WrongValue
 from verifier.calls.verifier import Verifier
 from verifier.campaign.plan import Plan
-from verifier.campaign.ranks import campaign_on_ranks
+from verifier.campaign.recorded import campaign_on_ranks
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported

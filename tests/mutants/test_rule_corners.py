@@ -32,7 +32,7 @@ def test_rounding_is_linear_on_integers_alone(name: str) -> None:
 
 
 def test_rounding_misses_no_rule_for_partial_sums() -> None:
-    missing = {short(m.rule) for report in check("aten.floor.default", 4) for m in report.missing}
+    missing = {short(rule) for report in check("aten.floor.default", 4) for rule in report.missing}
     assert not {rule for rule in missing if rule.startswith(("P(sum)", "P(avg)"))}
 
 

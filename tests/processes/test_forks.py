@@ -83,6 +83,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     with shared_servers():
         yield tmp_path
+        monkeypatch.undo()  # what it sets in the environment would outlive these servers
 
 
 @contextlib.contextmanager

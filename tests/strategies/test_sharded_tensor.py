@@ -18,7 +18,7 @@ from verifier.calls.result import Crash, Died, VerificationError, WrongGradient,
 from verifier.calls.verifier import Verifier
 from verifier.campaign import investigation
 from verifier.campaign.plan import Plan
-from verifier.campaign.ranks import campaign_on_ranks
+from verifier.campaign.recorded import campaign_on_ranks
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
 from verifier.events import Event, FindingReported
@@ -175,6 +175,7 @@ def test_a_campaign_finds_a_discrepancy_and_shrinks_its_table_to_one_element(mon
     assert (weight.shape, ids.tolist(), case.kwargs.keys()) == ((1, 1), [0, 0], {"max_norm"})
 
 
+@pytest.mark.usefixtures("forked_scripts")
 def test_a_script_has_the_helpers_of_its_program(verify_legacy: Verifier) -> None:
     case, _ = DISCREPANCIES["bag: mean of padding alone, rows"]
     with pytest.raises(WrongValue) as caught:

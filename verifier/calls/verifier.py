@@ -45,11 +45,9 @@ class Recorder(Protocol):
 
     def __call__(self, event: Event) -> None:
         """Take in an event."""
-        ...
 
     def failed(self, failure: Failure, *, raised: bool) -> None:
         """Take in a bad verdict; ``raised`` tells the one that became the exception."""
-        ...
 
 
 class Verifier:

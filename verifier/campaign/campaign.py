@@ -11,26 +11,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import hypothesis
-from hypothesis import HealthCheck, settings
-from hypothesis import Phase as HypothesisPhase
 
 from verifier.campaign.hash_seed import HashSeed
 from verifier.campaign.history import Past, case_digest, case_position
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
-from verifier.campaign.remembering import Pools, RememberingPool, alone_on
+from verifier.campaign.remembering import RememberingPool
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.events import (
-    CaseSkipped,
-    CaseStarted,
-    Listener,
-    MeshStarted,
-    RulesClaimed,
-    RunFinished,
-)
+from verifier.events import CaseSkipped, CaseStarted, Listener, MeshStarted, RulesClaimed, RunFinished
 from verifier.findings.failures import Drawn
-from verifier.findings.shrinking import current_choices
+from verifier.findings.shrinking import DRAWING, current_choices
+from verifier.meshes.pool import PoolSet
 from verifier.oracle.reference import Reference, make_reference
 from verifier.placements.alphabet import Alphabet
 from verifier.planning.families import DrawContext, Family
@@ -67,10 +59,10 @@ class Campaign:
     def __init__(
         self,
         plan: Plan,
-        pools: Pools,
+        pools: PoolSet,
         emit: Listener,
         past: Past | None = None,
-        alike: Pools | None = None,
+        alike: PoolSet | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan = plan
@@ -79,10 +71,8 @@ class Campaign:
         self._pools, self._alike, self._clock = pools, alike, clock
         self._pool = RememberingPool(pools, self._past, emit)
         self._outcomes = Outcomes(emit)
-        diagnoses = [] if alike is None else [HashSeed(self._pool.alone, alone_on(alike))]
-        self._investigation = Investigation(
-            plan, self._past, self._outcomes, self._pool.alone, emit, diagnoses, clock
-        )  # fmt: skip
+        diagnoses = [] if alike is None else [HashSeed(pools.run_alone, alike.run_alone)]
+        self._investigation = Investigation(plan, self._past, self._outcomes, pools.run_alone, emit, diagnoses, clock)
         self._steering = Steering(plan.combinations // 2)
         self._until = float("inf")
         self._case_number = self._drawn = 0
@@ -182,16 +172,7 @@ class Campaign:
         stopped: list[Exception] = []
 
         @hypothesis.seed(self.plan.seed)
-        @settings(
-            max_examples=self.plan.max_examples,
-            database=None,
-            deadline=None,
-            phases=(HypothesisPhase.generate,),
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-            derandomize=False,
-            print_blob=False,
-        )
+        @hypothesis.settings(DRAWING, max_examples=self.plan.max_examples)
         @hypothesis.given(generator)
         def explore(case: OpCase) -> None:
             nonlocal tried, elsewhere, out_of_time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from verifier.core.verdict import VerdictKind
 from verifier.findings.failures import Failure, Runner
@@ -14,6 +14,7 @@ from verifier.oracle.verdicts import judge
 __all__ = ["HashSeed"]
 
 
+@dataclass
 class HashSeed:
     """A :class:`verifier.campaign.investigation.Diagnosis`: ranks choose by the order of a set of texts, say.
 
@@ -25,15 +26,15 @@ class HashSeed:
         Runs one trial on ranks that all have one hash seed.
     """
 
-    def __init__(self, run: Runner, run_alike: Runner) -> None:
-        self._run, self._run_alike = run, run_alike
+    run: Runner
+    run_alike: Runner
 
     def mark(self, failure: Failure) -> Failure | None:
         """Return ``failure``, marked if it shows again on ranks that have hash seeds of their own, and not with one."""
         simulated = failure.trial.mesh.backend == "simulated"
         if simulated or not is_of_several_ranks(failure) or not self.holds(failure):
             return None
-        again = Minimiser(self._run, None, 0, float("inf")).replay(failure.trial, replace(failure, by_hash_seed=True))
+        again = Minimiser(self.run, None, 0, float("inf")).replay(failure.trial, replace(failure, by_hash_seed=True))
         return None if again is None else replace(again, drawn=failure.drawn)
 
     def holds(self, failure: Failure) -> bool:
@@ -42,7 +43,7 @@ class HashSeed:
         If such ranks all fail, that is a separate defect, which the disagreement was hiding. A wrong result is
         different: they have to pass, because ranks may choose differently and be wrong by a rule that all of them have.
         """
-        observation = self._run_alike(failure.trial)
+        observation = self.run_alike(failure.trial)
         verdict = judge(observation, make_reference(failure.trial.case))
         if verdict.kind is VerdictKind.TOOL_ERROR or is_of_several_ranks(Failure(failure.trial, observation, verdict)):
             return False

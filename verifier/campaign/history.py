@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -19,14 +18,14 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Observation
 from verifier.core.placement_text import format_placements
 from verifier.core.verdict import Verdict
-from verifier.events import CaseStarted, Event, PoolRestarted, RunResumed, RunStarted
+from verifier.events import CaseStarted, Event, FindingReported, GroupSettled, PoolRestarted, RunResumed, RunStarted
 from verifier.records.files import RunFormatError, convert_fields
 from verifier.records.schema import OUT_OF_TIME, FindingRecord, RunHeader
 from verifier.records.values import case_record
 from verifier.runs.journal import FINDING, Journal
 from verifier.runs.journal_lines import load_observation
 
-__all__ = ["Answer", "Past", "PastError", "Settled", "case_digest", "case_position", "entry_position"]
+__all__ = ["Answer", "Past", "PastError", "case_digest", "case_position", "entry_position"]
 
 
 class PastError(ValueError):
@@ -64,23 +63,6 @@ class Answer:
     observation: Observation
     verdict: Verdict | None = None
 
-    @property
-    def recalled(self) -> bool:
-        """Whether the answer is from the past."""
-        return self.verdict is not None
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What a group of failures turned out to be: a finding, or an entry of the baseline.
-
-    ``became`` is the key of the minimised failure; ``finding`` is None for an entry, whose fingerprint ``entry`` is.
-    """
-
-    became: str = ""
-    finding: FindingRecord | None = None
-    entry: str = ""
-
 
 @dataclass
 class Past:
@@ -107,7 +89,7 @@ class Past:
     torn: bool = False
     trials: dict[str, dict[str, Any]] = field(default_factory=dict)
     cases: dict[int, str] = field(default_factory=dict)
-    groups: dict[str, Settled] = field(default_factory=dict)
+    groups: dict[str, FindingReported | GroupSettled] = field(default_factory=dict)
     restarts: list[PoolRestarted] = field(default_factory=list)
     _begun: list[tuple[str, str]] = field(default_factory=list)
     _over: set[tuple[str, str]] = field(default_factory=set)
@@ -157,12 +139,12 @@ class Past:
                 case "settled":
                     self._sent = None
                     if groups:
-                        self.groups[line["key"]] = Settled(entry=line["fingerprint"])
+                        self.groups[line["key"]] = GroupSettled(line["key"], line["fingerprint"])
                 case name if name == FINDING and "group" in line:
                     self._sent = None
                     if groups:
                         finding = convert_fields(line["finding"], FindingRecord, f"journal of run {journal.header.id}")
-                        self.groups[line["group"]] = Settled(line.get("became", ""), finding)
+                        self.groups[line["group"]] = FindingReported(finding, line["group"], line.get("became", ""))
                 case "pool restarted":
                     try:
                         mesh = MeshSpec.parse(line["mesh"], device=journal.header.device)
@@ -210,17 +192,15 @@ class Past:
         """Return whether the case ``number`` was begun; False if it was left out, None if the run did not get there."""
         if number in self.cases:
             return True
-        return False if self.over(mesh, family) or number < self._last_case else None
+        return False if self.over(mesh, family) or number < max(self.cases, default=0) else None
 
     def why_ended(self, number: int) -> str:
         """Return why no more trials of the case ``number`` are run; empty if they are."""
         if self.explored:
             return "not reached by its shard"
-        return OUT_OF_TIME if number < self._last_case else ""  # only a time limit ends a case before its last trial
-
-    @cached_property
-    def _last_case(self) -> int:
-        return max(self.cases, default=0)
+        return (
+            OUT_OF_TIME if number < max(self.cases, default=0) else ""
+        )  # only a time limit ends a case before its last trial
 
     def result(self, position: str, trial: Trial) -> Answer | None:
         """Return the outcome of the trial at ``position``, or None if that is not known."""

@@ -172,37 +172,24 @@ class Investigation:
         return ops is not None and self.plan.families[entry.family].covers(ops, entry.op)
 
     def settle(self) -> None:
-        """Report what the findings have come to, once all has been tried."""
-        self._settle_known()
-        self._settle_found()
+        """Report what the findings have come to, once all has been tried: each known one that showed, as it was stored.
 
-    def _settle_known(self) -> None:
-        """Report each known finding that showed: as it was stored, with all groups that turned out to be it."""
-        for fingerprint_, defect in self._defects.items():
-            if defect.entry is None or (failure := defect.shown) is None:
-                continue
-            groups = self._groups_of(defect)
-            merged = Group(group_key(failure), failure, sum(group.occurrences for group in groups))
-            for group in groups:
-                merged.seen.update(group.seen)
-            self.known.append(KnownRecord(fingerprint_, "known", f"in {plural(merged.occurrences, 'trial')}"))
-            mesh = failure.trial.mesh
-            where = ConfirmationRecord(CONFIRMED, mesh.backend, mesh.world_size)
-            found = self._record(merged, failure, where, True, defect.entry)
-            self._emit(FindingReported(replace(found, groups=sorted(group.key for group in groups))))
-
-    def _settle_found(self) -> None:
-        """Report the failures of new findings that came after these, or were in groups that look as they do."""
-        for defect in self._defects.values():
-            groups = self._groups_of(defect)
-            more = sum(group.occurrences for group in groups) - defect.reported
-            if defect.finding is not None and more:
-                seen = {where: None for group in groups for where in group.seen}
-                keys = sorted(group.key for group in groups)
-                self._emit(FindingReported(replace(defect.finding, occurrences=more, also=list(seen), groups=keys)))
-
-    def _groups_of(self, defect: Defect) -> list[Group]:
-        return [group for key, group in self._outcomes.failures.groups.items() if self._of_key.get(key) is defect]
+        Of new findings these are the failures that came after their report, or were in groups that look as they do.
+        """
+        for name, defect in sorted(self._defects.items(), key=lambda item: item[1].entry is None):  # known ones first
+            of_key = self._outcomes.failures.groups.items()
+            groups = [group for key, group in of_key if self._of_key.get(key) is defect]
+            count, keys = sum(group.occurrences for group in groups), sorted(group.key for group in groups)
+            seen = {where: None for group in groups for where in group.seen}
+            if (failure := defect.shown) is not None:
+                self.known.append(KnownRecord(name, "known", f"in {plural(count, 'trial')}"))
+                where = ConfirmationRecord(CONFIRMED, failure.trial.mesh.backend, failure.trial.mesh.world_size)
+                merged = Group(group_key(failure), failure, count, seen)
+                found = self._record(merged, failure, where, True, defect.entry)
+                self._emit(FindingReported(replace(found, groups=keys)))
+            elif defect.finding is not None and (more := count - defect.reported):
+                found = replace(defect.finding, occurrences=more, also=list(seen), groups=keys)
+                self._emit(FindingReported(found))
 
     def _is_handled(self, failure: Failure) -> bool:
         """Return whether ``failure`` is an entry of the baseline or looks as a minimised failure does."""
@@ -223,15 +210,15 @@ class Investigation:
 
     def _recall(self, group: Group) -> bool:
         """Take what ``group`` turned out to be from the past; return whether that is known."""
-        settled = self._past.groups.get(group.key)
-        if settled is None:
-            return False
-        if settled.finding is None:
-            entry = self.plan.baseline.get(settled.entry)
-            assert entry is not None, f"{settled.entry} is not in the baseline that the run began with"
-            self._is_shown(entry, group.smallest, group.key)
-        else:
-            self._report(settled.finding, group.key, settled.became, recalled=True)
+        match self._past.groups.get(group.key):
+            case None:
+                return False
+            case GroupSettled(key, name):
+                entry = self.plan.baseline.get(name)
+                assert entry is not None, f"{name} is not in the baseline that the run began with"
+                self._is_shown(entry, group.smallest, key)
+            case FindingReported() as reported:
+                self._report(replace(reported, recalled=True))
         return True
 
     def _look_into(self, group: Group) -> None:
@@ -253,7 +240,7 @@ class Investigation:
             found = self._record(group, smallest, confirmed, minimised, None)
         else:  # another way to the same defect
             found = replace(found, occurrences=group.occurrences, also=list(group.seen), groups=[group.key])
-        self._report(found, group.key, became)
+        self._report(FindingReported(found, group.key, became))
 
     def _minimised(self, failure: Failure, minimiser: Minimiser) -> tuple[Failure, bool]:
         """Return the smallest failure of the same kind, and whether there was time to look for one.
@@ -272,33 +259,27 @@ class Investigation:
         return smallest, minimised
 
     def _marked(self, failure: Failure) -> Failure:
-        """Return ``failure`` with the mark of the first diagnosis that is true of it."""
+        """Return ``failure`` with the mark of the first diagnosis that is true of it, and of a known finding, maybe."""
         for diagnosis in self._diagnoses:
             if self._clock() <= self.until and (marked := diagnosis.mark(failure)) is not None:
-                self._find_entry(marked, diagnosis)
+                key = group_key(marked)
+                for defect in self._defects.values():
+                    if key not in self._of_key and defect.shown and diagnosis.same(marked, defect.shown):
+                        self._of_key[key] = defect
                 return marked
         return failure
-
-    def _find_entry(self, failure: Failure, diagnosis: Diagnosis) -> None:
-        """Take a marked failure for a known finding of the same op that has this diagnosis, if there is one."""
-        key = group_key(failure)
-        for defect in self._defects.values():
-            if key in self._of_key:
-                return
-            if defect.shown is not None and diagnosis.same(failure, defect.shown):
-                self._of_key[key] = defect
 
     def _diagnosis(self, failure: Failure) -> Diagnosis | None:
         """Return the diagnosis by which ``failure`` is marked, if it is."""
         return next((diagnosis for diagnosis in self._diagnoses if diagnosis.cause(failure)), None)
 
-    def _report(self, found: FindingRecord, key: str, became: str, recalled: bool = False) -> None:
-        """Report the group ``key`` as the finding ``found``; the key of the minimised failure is ``became``."""
-        defect = self._defects.setdefault(found.fingerprint, Defect(finding=found))
-        for each in (key, became):
-            self._of_key.setdefault(each, defect)
-        defect.reported += found.occurrences
-        self._emit(FindingReported(found, key, became, recalled=recalled))
+    def _report(self, reported: FindingReported) -> None:
+        """Report a group as a finding, and remember that it is one."""
+        defect = self._defects.setdefault(reported.finding.fingerprint, Defect(finding=reported.finding))
+        for key in (reported.group, reported.became):
+            self._of_key.setdefault(key, defect)
+        defect.reported += reported.finding.occurrences
+        self._emit(reported)
 
     def _is_shown(self, entry: BaselineEntry, failure: Failure, *keys: str) -> None:
         """Take groups for a known finding, which another op may have shown than that of its entry."""

@@ -51,7 +51,7 @@ class Outcomes:
         observation, trial = answer.observation, answer.observation.trial
         verdict = answer.verdict or judge(observation, reference or make_reference(trial.case))
         rows = combination_rows(trial.case, trial.combination)
-        self._emit(TrialFinished(observation, verdict, rows, answer.position, recalled=answer.recalled))
+        self._emit(TrialFinished(observation, verdict, rows, answer.position, recalled=answer.verdict is not None))
         seen = self._seen.setdefault(trial.case.op, deque(maxlen=_REMEMBERED))
         if not seen or seen[-1].case is not trial.case:
             seen.append(trial)

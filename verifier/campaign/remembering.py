@@ -3,50 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from verifier.campaign.history import Answer, Past
 from verifier.core.arguments import combination_rows
-from verifier.core.case import MeshSpec, Trial
-from verifier.core.observation import Observation
+from verifier.core.case import Trial
 from verifier.events import Listener, TrialRepeated
-from verifier.findings.failures import Runner
+from verifier.meshes.pool import PoolSet
 
-__all__ = ["Pools", "RememberingPool", "alone_on"]
-
-
-class OnePool(Protocol):
-    """Runs trials on one number of ranks, as :class:`verifier.meshes.pool.Pool` does."""
-
-    def start(self) -> None: ...
-
-    def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]: ...
-
-
-class Pools(Protocol):
-    """The pools of a campaign, as a :class:`verifier.meshes.pool.PoolSet`."""
-
-    def of(self, mesh: MeshSpec) -> OnePool: ...
-
-    def close(self) -> None: ...
-
-
-def alone_on(pools: Pools) -> Runner:
-    """Return what runs one trial on ``pools``, with DTensor's caches empty."""
-
-    def run(trial: Trial) -> Observation:
-        (observation,) = pools.of(trial.mesh).run([trial], fresh=True)
-        return observation
-
-    return run
+__all__ = ["RememberingPool"]
 
 
 class RememberingPool:
     """Runs the trials of a campaign: those in its past are answered from there, the others run on ``pools``."""
 
-    def __init__(self, pools: Pools, past: Past, emit: Listener) -> None:
+    def __init__(self, pools: PoolSet, past: Past, emit: Listener) -> None:
         self._pools, self._past, self._emit = pools, past, emit
-        self.alone = alone_on(pools)
 
     def run(self, trials: Sequence[tuple[str, Trial]]) -> Iterator[Answer]:
         """Yield the answer to each of ``trials``, which are named by their positions and are of one mesh.
@@ -70,7 +41,7 @@ class RememberingPool:
                 yield Answer(position, observation)
         for position, trial in killed:
             self.repeat(position, trial)
-            yield Answer(position, self.alone(trial))
+            yield Answer(position, self._pools.run_alone(trial))
 
     def repeat(self, position: str, trial: Trial) -> None:
         """Announce that a trial is run again."""

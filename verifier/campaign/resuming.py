@@ -139,14 +139,11 @@ def resume_notice(say: Callable[[str], None]) -> Listener:
     """Return a listener that says what is kept of a run that goes on, and what was in flight when it was cut short."""
 
     def listen(event: Event) -> None:
-        match event:
-            case RunResumed(trials, in_flight, torn):
-                kept = plural(trials, "finished trial is", "finished trials are")
-                say(f"resumed: {kept} kept; in flight when it ended: {in_flight or 'nothing'}")
-                if torn:
-                    say("the last line of the journal was cut off in the middle; it is left out")
-            case _:
-                pass
+        if isinstance(event, RunResumed):
+            kept = plural(event.trials, "finished trial is", "finished trials are")
+            say(f"resumed: {kept} kept; in flight when it ended: {event.in_flight or 'nothing'}")
+            if event.torn:
+                say("the last line of the journal was cut off in the middle; it is left out")
 
     return listen
 

@@ -72,22 +72,11 @@ def rules(
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
     log_to_stderr(log_level)
     with Loading():
-        from verifier.cli import rules_work
-    rules_work.rules(
-        context,
-        patterns,
-        world_size,
-        mesh,
-        products,
-        dtype,
-        max_samples,
-        sizes,
-        claims_only,
-        fail_on,
-        seed,
-        imports,
-        jobs,
-        output,
-        out,
-        baseline,
-    )
+        from verifier.cli.common import command_line
+        from verifier.cli.rules_work import check
+        from verifier.rules.campaign.request import RulesRequest
+    request = RulesRequest(
+        patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
+        command_line(), products,
+    )  # fmt: skip
+    check(context, request, fail_on, output, out, baseline)

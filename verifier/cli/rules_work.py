@@ -7,7 +7,6 @@ import sys
 import typer
 
 from verifier.cli.common import (
-    command_line,
     consoles,
     exit_status,
     load_given_baseline,
@@ -15,14 +14,7 @@ from verifier.cli.common import (
     refuse_cluster,
     write_out,
 )
-from verifier.cli.options import (
-    BaselineOption,
-    FailOn,
-    Imports,
-    Out,
-    RulesFormat,
-    Seed,
-)
+from verifier.cli.options import BaselineOption, FailOn, Out, RulesFormat
 from verifier.cli.rules_progress import RulesProgress
 from verifier.core.wording import plain_text
 from verifier.report.github import github_lines
@@ -32,34 +24,20 @@ from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
 from verifier.runs.store import RunStore
 
-__all__ = ["rules"]
+__all__ = ["check"]
 
 
-def rules(
+def check(
     context: typer.Context,
-    patterns: list[str] | None,
-    world_size: str | None,
-    mesh: list[str] | None,
-    products: int | None,
-    dtype: str,
-    max_samples: int,
-    sizes: int,
-    claims_only: bool,
+    request: RulesRequest,
     fail_on: FailOn,
-    seed: Seed,
-    imports: Imports,
-    jobs: int | None,
     output: RulesFormat,
     out: Out,
     baseline: BaselineOption,
 ) -> None:
     refuse_cluster(context)
-    if jobs is not None and not 1 <= jobs <= MAX_JOBS:  # 0 in a plan: in this process, which an op could crash
-        raise ValueError(f"--jobs {jobs}: must be from 1 to {MAX_JOBS}")
-    request = RulesRequest(
-        patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
-        command_line(), products,
-    )  # fmt: skip
+    if request.jobs is not None and not 1 <= request.jobs <= MAX_JOBS:  # 0: in this process, which an op could crash
+        raise ValueError(f"--jobs {request.jobs}: must be from 1 to {MAX_JOBS}")
     plan = make_rules_plan(request, load_given_baseline(baseline))
     store = RunStore(out)
     made = record_rules(plan, store, RulesProgress(consoles()[1], plan))

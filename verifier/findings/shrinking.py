@@ -17,10 +17,15 @@ from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["current_choices", "shrink"]
+__all__ = ["DRAWING", "current_choices", "shrink"]
 
 Drawn = TypeVar("Drawn")
 _KEY = b"failing example"
+DRAWING = settings(
+    database=None, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False, derandomize=False, print_blob=False,
+)  # fmt: skip
+"""For drawing outside of tests, whatever Hypothesis profile is loaded."""
 
 
 def current_choices() -> bytes:
@@ -47,15 +52,8 @@ def shrink(
     database = InMemoryExampleDatabase()
     if choices is not None:
         database.save(_KEY, choices)
-    how = settings(
-        max_examples=max_examples,
-        database=database,
-        deadline=None,
-        phases=(Phase.reuse, Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        derandomize=False,
-    )
+    phases = (Phase.reuse, Phase.generate, Phase.shrink)
+    how = settings(DRAWING, max_examples=max_examples, database=database, phases=phases)
     try:
         return hypothesis.find(generator, fails, settings=how, random=random.Random(seed), database_key=_KEY)
     except (NoSuchExample, Flaky):  # an example that fails only sometimes cannot be shrunk

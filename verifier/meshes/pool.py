@@ -376,6 +376,11 @@ class PoolSet:
             self._pools.pop(next(iter(self._pools))).close()
         return pool
 
+    def run_alone(self, trial: Trial) -> Observation:
+        """Run one trial with DTensor's caches empty."""
+        (observation,) = self.of(trial.mesh).run([trial], fresh=True)
+        return observation
+
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()

@@ -285,7 +285,8 @@ class _Ranks:
                 assert reference is not None
                 runner = self._runner(trial.mesh.shape)
             except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
-                report = self._unprepared(error)
+                report = _failed(self.ranks, Phase.SETUP, error)
+                self.messages.announce(report)
             else:
                 # a rank that raised may have drawn less than the others, in this trial or one long ago
                 torch.default_generator.manual_seed(trial.seed)
@@ -322,11 +323,6 @@ class _Ranks:
             sys.stderr.write(f"CUDA cannot be used any more: {error}\n")
             sys.stderr.flush()
             os._exit(1)
-
-    def _unprepared(self, error: Exception) -> ProcessReport:
-        report = _failed(self.ranks, Phase.SETUP, error)
-        self.messages.announce(report)
-        return report
 
 
 def _failed(ranks: tuple[int, ...], phase: Phase, error: Exception, what: str = "") -> ProcessReport:

@@ -29,10 +29,7 @@ def vacuous(reference: Reference) -> str:
         return "the call returns no tensor"
     if all(output.numel() == 0 for output in reference.outputs):
         return "every output is empty"
-    for output in reference.outputs:
-        if output.numel() and not bool((output.detach() == 0).all()):
-            break
-    else:
+    if all(not output.numel() or bool((output.detach() == 0).all()) for output in reference.outputs):
         return "every output is 0"
     if all(o.numel() > 1 and bool((o.detach() == o.detach().reshape(-1)[0]).all()) for o in reference.outputs):
         return "every element of the output is the same"
@@ -186,7 +183,11 @@ def _subject_of(error: Raised) -> str:
 
 def _disagreement(reports: Sequence[ProcessReport]) -> Verdict | None:
     """Return the verdict on ranks that have different placements for the same result; None if they agree."""
-    for subject, texts in _placements_by_subject(reports).items():
+    table: dict[str, list[str]] = {}
+    for report in reports:
+        for subject, text in report.placements:
+            table.setdefault(subject, []).append(text)
+    for subject, texts in table.items():
         if len(set(texts)) > 1:
             listing = "; ".join(f"rank {r.ranks[0]}: {t}" for r, t in zip(reports, texts, strict=True))
             message = f"{subject} placements differ: {listing}"
@@ -195,14 +196,6 @@ def _disagreement(reports: Sequence[ProcessReport]) -> Verdict | None:
                 return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.BACKWARD, gradient[1], number)
             return Verdict(VerdictKind.RANKS_DISAGREE, message, Phase.FORWARD, subject)
     return None
-
-
-def _placements_by_subject(reports: Sequence[ProcessReport]) -> dict[str, list[str]]:
-    table: dict[str, list[str]] = {}
-    for report in reports:
-        for subject, text in report.placements:
-            table.setdefault(subject, []).append(text)
-    return table
 
 
 def _differences(

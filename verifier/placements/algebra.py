@@ -53,28 +53,26 @@ class Irreducible(Disagreement):
     """No collective reduces the local tensors, for example bools under an average."""
 
 
-def shard_indices(placement: Placement, size: int, parts: int, index: int) -> tuple[int, Sequence[int]] | None:
-    """Return the tensor dim that ``placement`` shards, and which of its ``size`` indices are in shard ``index``.
+def shard_indices(placement: Placement, size: int, parts: int, index: int) -> Sequence[int]:
+    """Return which of the ``size`` indices of the tensor dim that ``placement`` shards are in shard ``index``.
 
     A strided shard splits the dim into ``split_factor`` pieces, and then each piece into ``parts``. Shard ``index`` is
-    made of the ``index``-th part of every piece. The result is None for a placement that does not shard.
+    made of the ``index``-th part of every piece.
 
     >>> from torch.distributed.tensor.placement_types import _StridedShard
     >>> shard_indices(_StridedShard(0, split_factor=2), 8, 2, 0)
-    (0, [0, 1, 4, 5])
+    [0, 1, 4, 5]
     """
-    if isinstance(placement, Shard):
-        return placement.dim, range(*shard_bounds(size, parts, index))
     strided = strides_of(placement)
     if strided is None:
-        return None
-    dim, factor = strided
+        return range(*shard_bounds(size, parts, index))
+    _, factor = strided
     indices: list[int] = []
     for piece in range(factor):
         first, last = shard_bounds(size, factor, piece)
         start, stop = shard_bounds(last - first, parts, index)
         indices += range(first + start, first + stop)
-    return dim, indices
+    return indices
 
 
 def sharded_dim(placement: Placement) -> int | None:
@@ -138,9 +136,7 @@ def local_shape(
     for placement, extent, index in zip(placements, mesh_shape, coordinate, strict=True):
         dim = sharded_dim(placement)
         if dim is not None:
-            cut = shard_indices(placement, result[dim], extent, index)
-            assert cut is not None
-            result[dim] = len(cut[1])
+            result[dim] = len(shard_indices(placement, result[dim], extent, index))
     return tuple(result)
 
 
@@ -177,9 +173,8 @@ def view_local(
             start, stop = shard_bounds(local.shape[placement.dim], extent, index)
             local = local.narrow(placement.dim, start, stop - start)
         elif (dim := sharded_dim(placement)) is not None:
-            cut = shard_indices(placement, local.shape[dim], extent, index)
-            assert cut is not None
-            local = local.index_select(dim, torch.tensor(cut[1], dtype=torch.long))
+            indices = shard_indices(placement, local.shape[dim], extent, index)
+            local = local.index_select(dim, torch.tensor(indices, dtype=torch.long))
         elif type(placement) is Partial:
             # the ranks along this mesh dim have the same prefix, so the same split; replicas share their summands
             generator = torch.Generator().manual_seed(hash((seed, mesh_dim, prefix)) & 0x7FFFFFFF)
@@ -235,19 +230,18 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
         assert size is not None
         cuts = [shard_indices(placement, size, len(pieces), index) for index in range(len(pieces))]
         for index, (piece, cut) in enumerate(zip(pieces, cuts, strict=True)):
-            assert cut is not None
             others = [extent for d, extent in enumerate(piece.shape) if d != dim]
             wanted = [extent for d, extent in enumerate(pieces[0].shape) if d != dim]
             if others != wanted or piece.ndim != pieces[0].ndim:
                 raise Disagreement(f"shards 0 and {index} of tensor dim {dim} differ along another tensor dim")
-            if piece.shape[dim] != len(cut[1]):
+            if piece.shape[dim] != len(cut):
                 raise Disagreement(
-                    f"shard {index} of tensor dim {dim} has {piece.shape[dim]} elements, expected {len(cut[1])}"
+                    f"shard {index} of tensor dim {dim} has {piece.shape[dim]} elements, expected {len(cut)}"
                 )
         joined = torch.cat(list(pieces), dim)
         if isinstance(placement, Shard):
             return joined
-        order = torch.tensor([i for cut in cuts if cut is not None for i in cut[1]], dtype=torch.long)
+        order = torch.tensor([i for cut in cuts for i in cut], dtype=torch.long)
         return joined.index_select(dim, order.argsort())
     if isinstance(placement, Partial) and (type(placement) is Partial or norm_order(placement) is not None):
         shapes = {tuple(piece.shape) for piece in pieces}

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.distributed.tensor import Replicate
 
+from verifier.records.schema import MissingRuleRecord, TransferRecord
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Ledger
 from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions, Position
 from verifier.rules.products import Products
-from verifier.rules.results import MissingRule, Rule, SampleReport, Transfer
-from verifier.rules.sample_on_mesh import SampleOnMesh
+from verifier.rules.results import Rule, SampleReport
+from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.rules.samples import Sample
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 
@@ -61,8 +62,9 @@ def _check(ledger: Ledger) -> None:
             if case is None:
                 continue
             kind = Exploration if mesh.ndim == 1 else Products
-            place = kind.make(ledger, case, mesh, mesh_number, size)
-            if place is None:
+            try:
+                place = kind(ledger, case, mesh, mesh_number, size)
+            except CALL_ERRORS:
                 report.untested["the local call raises"] += 1
                 continue
             place.run()
@@ -75,9 +77,9 @@ def _check(ledger: Ledger) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- missing
-def missing_rules(ledger: Ledger, place: Exploration) -> list[MissingRule]:
+def missing_rules(ledger: Ledger, place: Exploration) -> dict[Rule, MissingRuleRecord]:
     """Return the rules that every draw bore out, where DTensor communicates or refuses."""
-    found = []
+    found = {}
     for combination, candidate in ledger.candidates.items():
         if candidate.claimed or not candidate.masks or not all(candidate.masks):
             continue
@@ -95,26 +97,35 @@ def missing_rules(ledger: Ledger, place: Exploration) -> list[MissingRule]:
             ledger.report.untested["that hold, but in too few draws or sizes to be called missing"] += 1
             continue
         decided = place.reader.at(combination, place.mesh.shape)
-        saves = () if decided is None else tuple(transfers(combination, decided.inputs, place))
+        saves = [] if decided is None else list(transfers(combination, decided.inputs, place))
         if decided is not None and not saves:
             continue  # DTensor gets to a rule of its own by cutting locally: nothing is saved
-        missing = MissingRule(
-            rule, place.shapes, place.arguments, ledger.sample.origin, candidate.draws, len(candidate.shapes),
-            tuple(sorted(candidate.world_sizes)), saves,
-        )  # fmt: skip
-        found.append(missing)
-    return sorted(found, key=lambda missing: missing.rule)
+        found[rule] = MissingRuleRecord(
+            op=rule.op,
+            input_placements=list(rule.inputs),
+            output_placements=list(rule.outputs),
+            shapes=[list(shape) for shape in place.shapes],
+            arguments=place.arguments,
+            origin=ledger.sample.origin,
+            draws=candidate.draws,
+            sizes=len(candidate.shapes),
+            world_sizes=sorted(candidate.world_sizes),
+            saves=saves,
+            collectives_saved=len(saves),
+            bytes_saved=sum(transfer.bytes for transfer in saves),
+        )
+    return found
 
 
-def transfers(given: Combination, wanted: Combination, place: SampleOnMesh) -> Iterator[Transfer]:
+def transfers(given: Combination, wanted: Combination, place: SampleOnMesh) -> Iterator[TransferRecord]:
     """Yield the collectives that bring each argument from its ``given`` to its ``wanted`` placements (one mesh dim)."""
     for number, ((source,), (target,)) in enumerate(zip(given, wanted, strict=True)):
         if source == target or source == Replicate() or masked_extent(target) is not None:
             continue
-        local = max(place.cuts().of(number, (source,)), key=torch.Tensor.numel)
+        local = max(place.cuts.of(number, (source,)), key=torch.Tensor.numel)
         size = local.numel() * local.element_size()
         if source.is_partial():
             collective = "all_reduce" if target == Replicate() or target.is_partial() else "reduce_scatter"
         else:
             collective = "all_gather" if target == Replicate() or target.is_partial() else "all_to_all"
-        yield Transfer(number, str(source), str(target), collective, size)
+        yield TransferRecord(number, str(source), str(target), collective, size)

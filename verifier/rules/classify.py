@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,10 @@ class Mismatch:
     message: str
     clear: bool = True
     raised: str = ""
+
+
+_OPERATIONS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
+_OPERATIONS = {"sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum}
 
 
 class Expected:
@@ -85,7 +90,6 @@ class Expected:
         self._partial = {
             p.reduce_op: 1 << n for n, p in enumerate(self.letters) if isinstance(p, Partial) and type(p) is Partial
         }
-        self._all_partial = sum(self._partial.values())
 
     def expect_parts(self, some: bool) -> None:
         """Set the tolerance for results of a call with or without Partial arguments, whose parts are large."""
@@ -134,32 +138,14 @@ class Expected:
 
     def _represented_whole(self, results: Sequence[torch.Tensor], within: int) -> int:
         found = 0
-        same, value, partial = self.same, self.value, self._partial
+        same, value = self.same, self.value
         if self._replicated & within and all(same(result, value) for result in results):
             found |= self._replicated
-        if not self._all_partial & within:
-            return found
-        first, *rest = results
-        if self.dtype is torch.bool:
-            if (bit := partial["max"]) & within and same(_fold(torch.logical_or, first, rest), value):
-                found |= bit
-            both = (partial["min"] | partial["product"]) & within
-            if both and same(_fold(torch.logical_and, first, rest), value):
-                found |= both
-            return found
-        add = partial.get("sum", 0) | partial.get("avg", 0)
-        if add & within:
-            total = _fold(torch.add, first, rest)
-            if (bit := partial.get("sum", 0)) & within and same(total, value):
-                found |= bit
-            if (bit := partial.get("avg", 0)) & within and same(total / self.parts, value):
-                found |= bit
-        if (bit := partial.get("product", 0)) & within and same(_fold(torch.mul, first, rest), value):
-            found |= bit
-        if (bit := partial.get("max", 0)) & within and same(_fold(torch.maximum, first, rest), value):
-            found |= bit
-        if (bit := partial.get("min", 0)) & within and same(_fold(torch.minimum, first, rest), value):
-            found |= bit
+        for reduction, bit in self._partial.items():
+            if bit & within:
+                whole = functools.reduce(_OPERATIONS[reduction], results)
+                if same(whole / self.parts if reduction == "avg" else whole, value):
+                    found |= bit
         return found
 
     def bit(self, placement: Placement) -> int:
@@ -196,12 +182,6 @@ class Expected:
         _, mine, reference, index = found
         message = f"{list(index or ())}: got {mine} once put together under {text}, expected {reference}"
         return Mismatch(VerdictKind.WRONG_VALUE, message, not _distance(whole, self.value) <= self.doubtful)
-
-
-def _fold(operation: object, first: torch.Tensor, rest: Sequence[torch.Tensor]) -> torch.Tensor:
-    for other in rest:
-        first = operation(first, other)  # type: ignore[operator]
-    return first
 
 
 def _distance(left: torch.Tensor, right: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ from verifier.torch_internals.claims import Slot
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements, masked_extent
 
-__all__ = ["Cuts", "LocalCall", "Results", "masked_indices", "tensor_groups"]
+__all__ = ["Cuts", "LocalCall", "Results", "holds_tensor", "masked_indices", "tensor_groups"]
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class LocalCall:
         # Where no list holds a tensor, the arguments can be filled in without walking them: this is the inner loop.
         self._args, self._kwargs = list(case.args), dict(case.kwargs)
         values = [*self._args, *self._kwargs.values()]
-        self._flat = not any(not isinstance(value, torch.Tensor) and _holds_tensor(value) for value in values)
+        self._flat = all(isinstance(value, torch.Tensor) or not holds_tensor(value) for value in values)
         self._at: list[tuple[int, str]] = [(i, "") for i, arg in enumerate(self._args) if isinstance(arg, torch.Tensor)]
         self._at += [(-1, name) for name, value in self._kwargs.items() if isinstance(value, torch.Tensor)]
         self.written = written_arguments(case)
@@ -143,10 +143,9 @@ def _is_integer(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
-def _holds_tensor(value: object) -> bool:
-    return isinstance(value, list | tuple | dict) and any(
-        isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)
-    )
+def holds_tensor(value: object) -> bool:
+    """Return whether ``value`` is a tensor or has one in it."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
 class Cuts:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.core.case import MeshSpec, OpCase
+from verifier.core.case import OpCase
 from verifier.rules.claims import Claim, run_claim, same_others
 from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import Results, tensor_groups
-from verifier.rules.ledger import Candidate, Ledger
+from verifier.rules.ledger import Candidate
 from verifier.rules.options import DECISIVE_FOR_MISSING, Position
 from verifier.rules.sample_on_mesh import SampleOnMesh
 from verifier.rules.samples import Values
@@ -44,17 +44,11 @@ class _Try:
 class Exploration(SampleOnMesh):
     """A sample at one size on a mesh of one dim."""
 
-    def __init__(self, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> None:
-        self._columns: list[tuple[int, Placements]] = []
-        self._cut: list[list[torch.Tensor] | None] = []
-        self._one_sided: list[bool | None] = []
-        super().__init__(ledger, case, mesh, mesh_number, size)
-
     def take(self, case: OpCase, draw: int) -> None:
         """Make ``case`` the call that is run from now on."""
         super().take(case, draw)
-        self._cut = [None] * len(self._columns)
-        self._one_sided = [None] * len(self._columns)
+        self._cut: dict[int, list[torch.Tensor]] = {}
+        self._one_sided: dict[int, bool] = {}
 
     def run(self) -> None:
         """Run every combination, on one mesh dim."""
@@ -95,8 +89,6 @@ class Exploration(SampleOnMesh):
             masks = [-1] * len(self.expected)
             tries.append(_Try(combination, columns, partial, position, self.claims.get(combination), masks))
         self._columns = list(numbers)
-        self._cut = [None] * len(numbers)
-        self._one_sided = [None] * len(numbers)
         return tries
 
     def _try(self, one: _Try) -> bool:
@@ -131,16 +123,16 @@ class Exploration(SampleOnMesh):
 
     def _is_one_sided(self, column: int) -> bool:
         """Return whether a Partial argument came out with all parts the same, so that this draw says nothing of it."""
-        known = self._one_sided[column]
+        known = self._one_sided.get(column)
         if known is None:
             first, *rest = self._locals(column)
             known = self._one_sided[column] = all(torch.equal(first, other) for other in rest)
         return known
 
     def _locals(self, column: int) -> list[torch.Tensor]:
-        made = self._cut[column]
+        made = self._cut.get(column)
         if made is None:
-            made = self._cut[column] = self.cuts().of(*self._columns[column])
+            made = self._cut[column] = self.cuts.of(*self._columns[column])
         return made
 
     def _keep(self, tries: Sequence[_Try]) -> None:
@@ -208,7 +200,7 @@ class Exploration(SampleOnMesh):
             if self.ledger.has_failed(claim.rule):
                 continue
             try:
-                results: list[Results] | Exception = run_claim(claim, self.call, self.cuts(), self.mesh)
+                results: list[Results] | Exception = run_claim(claim, self.call, self.cuts, self.mesh)
             except Exception as error:  # noqa: BLE001 - as above
                 results = error
             found = self.mismatch(claim, results)

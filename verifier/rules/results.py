@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from verifier.core.verdict import VerdictKind
-from verifier.records.schema import TrialRecord
+from verifier.records.schema import MissingRuleRecord, TrialRecord
 
-__all__ = ["MissingRule", "Rule", "SampleReport", "Transfer", "WrongRule"]
+__all__ = ["Rule", "SampleReport", "WrongRule"]
 
 
 @dataclass(frozen=True, order=True)
@@ -58,43 +58,6 @@ class WrongRule:
     """The type of the exception, if the local op raised one."""
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """A collective that DTensor runs on one argument: ``bytes`` is the size of the local tensor that enters it."""
-
-    argument: int
-    source: str
-    target: str
-    collective: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class MissingRule:
-    """A rule that held in every draw and that DTensor does not claim.
-
-    Parameters
-    ----------
-    draws, sizes, world_sizes
-        The evidence: in how many draws it held, over how many sets of shapes, on how many ranks.
-    saves
-        What DTensor runs instead at the largest size tried; empty where it refuses the call at these inputs.
-    """
-
-    rule: Rule
-    shapes: tuple[tuple[int, ...], ...]
-    arguments: str
-    origin: str
-    draws: int
-    sizes: int
-    world_sizes: tuple[int, ...]
-    saves: tuple[Transfer, ...]
-
-    @property
-    def bytes_saved(self) -> int:
-        return sum(transfer.bytes for transfer in self.saves)
-
-
 @dataclass
 class SampleReport:
     """What came of checking one sample, on all meshes and at all sizes.
@@ -105,6 +68,8 @@ class SampleReport:
         Pairs of input placements and one output's placement that have a verdict.
     runs
         Input combinations that were run, over all draws.
+    missing
+        Rules that held in every draw and that DTensor does not claim.
     special
         Claims that hold on ordinary values, and not on infinities, NaN, -0.0 and values at a threshold.
     untested
@@ -117,7 +82,7 @@ class SampleReport:
     runs: int = 0
     confirmed: set[Rule] = field(default_factory=set)
     wrong: list[WrongRule] = field(default_factory=list)
-    missing: list[MissingRule] = field(default_factory=list)
+    missing: dict[Rule, MissingRuleRecord] = field(default_factory=dict)
     special: list[WrongRule] = field(default_factory=list)
     inconclusive: set[Rule] = field(default_factory=set)
     untested: Counter[str] = field(default_factory=Counter)

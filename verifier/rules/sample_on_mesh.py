@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import torch
 
@@ -22,18 +21,18 @@ from verifier.rules.claims import (
     where_to_ask,
 )
 from verifier.rules.classify import Expected, Mismatch
-from verifier.rules.execute import Cuts, LocalCall, Results
+from verifier.rules.execute import Cuts, LocalCall, Results, holds_tensor
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values
 from verifier.torch_internals.claims import ClaimReader
-from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Combination, placement_text
 from verifier.torch_internals.registries import has_own_handler
 
-__all__ = ["IMPOSSIBLE", "SampleOnMesh"]
+__all__ = ["CALL_ERRORS", "IMPOSSIBLE", "SampleOnMesh"]
 
+CALL_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
 
 
@@ -42,8 +41,8 @@ class SampleOnMesh:
 
     Raises
     ------
-    RuntimeError, ValueError, IndexError, TypeError, NotImplementedError
-        What the call raises on the whole tensors; see :meth:`make`.
+    RuntimeError, ValueError, IndexError, TypeError
+        What the call raises on the whole tensors, so that there is nothing to compare with; see ``CALL_ERRORS``.
     """
 
     def __init__(self, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> None:
@@ -55,14 +54,6 @@ class SampleOnMesh:
         self.claims: dict[Combination, Claim] = {}
         self.no_claims = "DTensor has no rule for this call"
         self._bits: dict[Rule, list[int]] = {}
-
-    @classmethod
-    def make(cls, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> Self | None:
-        """Return the place; None if the call raises on the whole tensors, so that there is nothing to compare with."""
-        try:
-            return cls(ledger, case, mesh, mesh_number, size)
-        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
-            return None
 
     # ----------------------------------------------------------------------------------------------------------- draws
     def take(self, case: OpCase, draw: int) -> None:
@@ -84,13 +75,7 @@ class SampleOnMesh:
         self.finite = all(expected.finite for expected in self.expected)
         text = f"{self.ledger.sample.op}/{self.ledger.sample.origin}/{self.size}/{draw}/{self.mesh}"
         self.seed = zlib.crc32(text.encode()) ^ self.ledger.options.seed
-        self._cuts: Cuts | None = None
-
-    def cuts(self) -> Cuts:
-        """Return the local tensors of this draw's arguments."""
-        if self._cuts is None:
-            self._cuts = Cuts(self.call.tensors, self.mesh.shape, self.seed)
-        return self._cuts
+        self.cuts = Cuts(self.call.tensors, self.mesh.shape, self.seed)
 
     def draws(self) -> Iterator[bool]:
         """Make one draw after the other current.
@@ -111,7 +96,7 @@ class SampleOnMesh:
             return False
         try:
             self.take(case, draw)
-        except (RuntimeError, ValueError, IndexError, TypeError):
+        except CALL_ERRORS:
             return False
         return True
 
@@ -155,7 +140,7 @@ class SampleOnMesh:
             return
         if results is None:
             try:
-                results = run_claim(claim, self.call, self.cuts(), self.mesh)
+                results = run_claim(claim, self.call, self.cuts, self.mesh)
             except Exception as error:  # noqa: BLE001 - as above
                 results = error
         found = self.mismatch(claim, results)
@@ -218,10 +203,6 @@ def _telling(value: torch.Tensor) -> bool:
 
 def _arguments(case: OpCase) -> str:
     """Return the arguments that are no tensors, as text."""
-    texts = [repr(value) for value in case.args if not _holds_tensor(value)]
-    texts += [f"{name}={value!r}" for name, value in case.kwargs.items() if not _holds_tensor(value)]
+    texts = [repr(value) for value in case.args if not holds_tensor(value)]
+    texts += [f"{name}={value!r}" for name, value in case.kwargs.items() if not holds_tensor(value)]
     return ", ".join(texts)
-
-
-def _holds_tensor(value: object) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))

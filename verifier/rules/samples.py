@@ -92,29 +92,24 @@ class Sample(Protocol):
     @property
     def op(self) -> str:
         """The aten overload, as ``aten.embedding.default``."""
-        ...
 
     @property
     def origin(self) -> str:
         """Where the call comes from, as ``nn.functional.embedding, sample 3, dim=-1 for dim=1``."""
-        ...
 
     @property
     def not_testable(self) -> str:
         """Why its rules cannot be checked (random, uninitialised memory); empty if they can."""
-        ...
 
     @property
     def claims_only(self) -> str:
         """Why nothing but what DTensor claims can be tried (a kernel that corrupts memory); empty if everything can."""
-        ...
 
     def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
         """Return the call at size number ``size`` with the values of draw number ``draw``; None if there is none.
 
         Shapes and arguments that are not tensors depend on ``size`` alone.
         """
-        ...
 
 
 @runtime_checkable
@@ -126,7 +121,6 @@ class SampleSource(Protocol):
 
     def prepare(self) -> None:
         """Load what is needed to draw samples, so that drawing the first one takes no longer than any other."""
-        ...
 
     def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
         """Return the targets that the globs name, sorted; all of them if there is no pattern.
@@ -136,11 +130,9 @@ class SampleSource(Protocol):
         ValueError
             If a pattern matches nothing; the message has the nearest valid name.
         """
-        ...
 
     def samples(self, target: Target, options: SampleOptions) -> Iterator[Sample]:
         """Yield the samples of ``target``, the same ones in the same order whenever it is asked."""
-        ...
 
 
 def installed_sources() -> dict[str, SampleSource]:

@@ -60,14 +60,15 @@ def _describe(event: events.Event) -> dict[str, object]:
     match event:
         case events.RunStarted(header):
             return {"id": header.id}
-        case events.RunResumed() | events.EntryStarted() | events.GroupStarted() | events.GroupSettled():
+        case (
+            events.RunResumed() | events.EntryStarted() | events.RulesClaimed() | events.CaseSkipped()
+            | events.GroupStarted() | events.GroupSettled() | events.RunFinished()
+        ):  # fmt: skip
             return {name: getattr(event, name) for name in event.__match_args__}
         case events.MeshStarted(mesh, family, examples):
             return {"mesh": str(mesh), "family": family, "examples": examples}
         case events.CaseStarted(number, case, mesh, trials, digest):
             return {"case": number, "op": case.op, "mesh": str(mesh), "trials": trials, "digest": digest}
-        case events.RulesClaimed(op, rules):
-            return {"op": op, "rules": list(rules)}
         case events.TrialRepeated(trial, rows, position):
             return {"trial": position, **_describe_trial(trial, rows)}
         case events.TrialFinished(observation, verdict, rows, position):
@@ -79,14 +80,10 @@ def _describe(event: events.Event) -> dict[str, object]:
                 **({"message": verdict.message} if verdict.message else {}),
                 **_describe_observation(observation, verdict),
             }
-        case events.CaseSkipped(what, reason, count):
-            return {"what": what, "reason": reason, "count": count}
         case events.PoolRestarted(mesh, reason, seconds):
             return {"mesh": str(mesh), "reason": reason, "seconds": seconds}
         case events.FindingReported(finding, group, became):
             return {**({"group": group, "became": became} if group else {}), "finding": version_first(finding)}
-        case events.RunFinished(seconds, complete):
-            return {"seconds": seconds, "complete": complete}
 
 
 def _describe_trial(trial: Trial, rows: tuple[tuple[str, str], ...]) -> dict[str, object]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "opinfo_entries",
     "opinfo_samples",
     "opinfo_sizes",
-    "torch_converter",
 ]
 
 
@@ -85,16 +83,6 @@ def opinfo_samples(entry: Any, dtype: torch.dtype, *, requires_grad: bool) -> It
     # entry.sample_inputs seeds by the running test, and walks the stack to find that test for every sample
     samples: Iterator[Any] = iter(entry.sample_inputs_func(entry, "cpu", dtype, requires_grad, **options))
     return samples
-
-
-def torch_converter(mesh: DeviceMesh, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    """Return the ``DTensorConverter`` of torch's own tests: an iterator of ``(args, kwargs)`` made of DTensors.
-
-    The DTensors are replicated or evenly sharded. All ranks have to call it, because it uses ``distribute_tensor``.
-    """
-    from torch.testing._internal.distributed._tensor.common_dtensor import DTensorConverter
-
-    return DTensorConverter(mesh, args, kwargs)
 
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})

@@ -11,6 +11,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 
+from verifier.torch_internals.registries import registries_of_rules
+
 __all__ = [
     "definition_of",
     "has_decomposition",
@@ -22,16 +24,8 @@ __all__ = [
 
 def registered_overloads() -> frozenset[OpOverload]:
     """Return the overloads for which DTensor has a rule in any of its registries."""
-    dispatcher = DTensor._op_dispatcher
-    propagator = dispatcher.sharding_propagator
-    return frozenset(
-        [
-            *propagator.op_strategy_funcs,
-            *propagator.op_single_dim_strategy_funcs,
-            *propagator.op_to_rules,
-            *dispatcher._random_ops,
-        ]
-    )
+    _, *rules = registries_of_rules()
+    return frozenset().union(*rules, DTensor._op_dispatcher._random_ops)
 
 
 def selected_overload(op: object, args: Sequence[object], kwargs: Mapping[str, object]) -> OpOverload | None:

@@ -16,17 +16,15 @@ _BACKEND_REFUSALS = (
     "Unsupported data type",
     "Invalid scalar type",
 )
-_VIEW_REFUSALS = (  # a view must not communicate
-    "Please redistribute the tensor before this operation",
-    "Please redistribute the input first",
-)
-_PARTIAL_REFUSALS = (
+_REFUSALS = (
+    "Please redistribute the tensor before this operation",  # a view must not communicate
+    "Please redistribute the input first",  # as above
     "redistributing to Partial is for internal use only",
     "does not support complex tensors",  # an all-reduce by product, minimum or maximum
+    "got mixed torch.Tensor and DTensor",  # if a function of torch makes plain tensors itself, say
+    "for tensor parallel convolution",  # for some strides, dilations and sizes
+    "cannot be evenly sharded",  # nll_loss, whose mean would be biased
 )
-_MIXED_REFUSALS = ("got mixed torch.Tensor and DTensor",)  # if a function of torch makes plain tensors itself, say
-_CONVOLUTION_REFUSALS = ("for tensor parallel convolution",)  # for some strides, dilations and sizes
-_UNEVEN_REFUSALS = ("cannot be evenly sharded",)  # nll_loss, whose mean would be biased
 _SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
 
@@ -41,10 +39,8 @@ def is_refusal(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, RuntimeError | ValueError) and text.startswith(_BACKEND_REFUSALS):
         return True
-    if isinstance(error, RuntimeError):
-        known = (*_VIEW_REFUSALS, *_PARTIAL_REFUSALS, *_MIXED_REFUSALS, *_CONVOLUTION_REFUSALS, *_UNEVEN_REFUSALS)
-        if any(refusal in text for refusal in known):
-            return True
+    if isinstance(error, RuntimeError) and any(refusal in text for refusal in _REFUSALS):
+        return True
     return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
 
 

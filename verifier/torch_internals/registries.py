@@ -55,14 +55,13 @@ def let_new_rules_win() -> Iterator[list[str]]:
     ``register_sharding`` says that it overrides a strategy of DTensor, but it leaves the newer registry of single-dim
     strategies as it is. DTensor (torch 2.13.0) asks that registry first, so the op's entry there is removed.
     """
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    registries: tuple[dict[OpOverload, Any], ...] = (propagator.op_strategy_funcs, propagator.op_to_rules)
+    _, *registries, asked_first = registries_of_rules()
     before = [dict(registry) for registry in registries]
     helped: list[str] = []
     yield helped
     for old, registry in zip(before, registries, strict=True):
         for op, rule in registry.items():
-            if old.get(op) is not rule and propagator.op_single_dim_strategy_funcs.pop(op, None) is not None:
+            if old.get(op) is not rule and asked_first.pop(op, None) is not None:
                 helped.append(str(op))
     clear_caches()
 
@@ -81,21 +80,23 @@ def replaced_strategy(
         ``strategy`` is None, the block itself registers rules.
     """
     propagator = DTensor._op_dispatcher.sharding_propagator
-    registries: tuple[dict[OpOverload, Any], ...] = (
-        propagator.op_single_dim_strategy_funcs,
-        propagator.op_strategy_funcs,
-        propagator.op_to_rules,
-        propagator.op_to_schema_info,
-        propagator.op_to_schema_info_for_single_dim_strategy,
-    )
+    _, *registries = registries_of_rules()
     # the schema infos stay: whether an argument is a list of tensors does not depend on the rules
+    infos = (propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy)
+    with _restored(op, *registries, *infos):
+        for registry in registries:
+            registry.pop(op, None)
+        if strategy is not None:
+            info = _SingleDimStrategyInfo(func=strategy, allow_uneven_sharding=True)
+            propagator.op_single_dim_strategy_funcs[op] = info
+        clear_caches()
+        yield
+
+
+@contextlib.contextmanager
+def _restored(op: OpOverload, *registries: dict[OpOverload, Any]) -> Iterator[None]:
+    """Put back, after the block, what the registries had for ``op`` before it."""
     kept = [registry.get(op) for registry in registries]
-    for registry in registries[:3]:
-        registry.pop(op, None)
-    if strategy is not None:
-        info = _SingleDimStrategyInfo(func=strategy, allow_uneven_sharding=True)
-        propagator.op_single_dim_strategy_funcs[op] = info
-    clear_caches()
     try:
         yield
     finally:
@@ -132,7 +133,7 @@ def install_handler(op: OpOverload, handler: Callable[..., object]) -> None:
 @contextlib.contextmanager
 def replaced_sharded_op(sharded: ShardedOp) -> Iterator[None]:
     """Let DTensor run an op by ``sharded`` inside the block, and as before after it."""
-    with replaced_strategy(sharded.op), _restored_handler(sharded.op):
+    with replaced_strategy(sharded.op), _restored(sharded.op, DTensor._op_dispatcher._custom_op_handlers):
         install_sharded_op(sharded)
         yield
 
@@ -140,7 +141,7 @@ def replaced_sharded_op(sharded: ShardedOp) -> Iterator[None]:
 @contextlib.contextmanager
 def replaced_handler(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
     """Let DTensor call ``handler`` in the place of ``op`` inside the block, and do as before after it."""
-    with _restored_handler(op):
+    with _restored(op, DTensor._op_dispatcher._custom_op_handlers):
         install_handler(op, handler)
         yield
 
@@ -202,26 +203,9 @@ def install_guard(op: OpOverload, guard: Callable[..., None]) -> None:
 def guarded(op: OpOverload, guard: Callable[..., None]) -> Iterator[None]:
     """Let DTensor ask ``guard`` about the rules of ``op``, only inside the block."""
     strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
-    kept = strategies.get(op)
-    install_guard(op, guard)
-    try:
+    with _restored(op, strategies):
+        install_guard(op, guard)
         yield
-    finally:
-        if kept is not None:
-            strategies[op] = kept
-        clear_caches()
-
-
-@contextlib.contextmanager
-def _restored_handler(op: OpOverload) -> Iterator[None]:
-    handlers = DTensor._op_dispatcher._custom_op_handlers
-    kept = handlers.get(op)
-    try:
-        yield
-    finally:
-        handlers.pop(op, None)
-        if kept is not None:
-            handlers[op] = kept
 
 
 def installed_sharded_op(op: OpOverload) -> ShardedOp | None:

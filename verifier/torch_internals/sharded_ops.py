@@ -177,8 +177,7 @@ class ShardedOp:
             view = _view(info.compute_mesh, specs, coordinate)
             as_it_is = self.as_it_is is not None and self.as_it_is(view)
             remembered_decisions[key] = _Decision(view, as_it_is, sharding.output_spec, meshes)
-        call = functools.partial(_with_view, self.kernel, info.compute_mesh, specs)
-        results = _by_rank(info.compute_mesh, call, local_args, {**info.local_kwargs, **extra})
+        results = _by_rank(self.kernel, info.compute_mesh, specs, local_args, {**info.local_kwargs, **extra})
         return args[0] if self.in_place else dispatcher.wrap(results, sharding.output_spec)
 
     @functools.cached_property
@@ -203,7 +202,7 @@ class ShardedOp:
 
     def at(self, mesh: DeviceMesh, coordinate: Sequence[int], specs: Sequence[DTensorSpec]) -> Callable[..., object]:
         """Return the kernel as the rank at ``coordinate`` runs it on tensors that are placed by ``specs``."""
-        return functools.partial(_with_view, self.kernel, mesh, specs, coordinate)
+        return functools.partial(self.kernel, _view(mesh, specs, coordinate))
 
 
 def given_strides() -> tuple[Placement, ...]:
@@ -272,19 +271,7 @@ def on_each_rank(function: Callable[..., object], *tensors: DTensor) -> None:
     mesh = tensors[0].device_mesh
     if mesh._is_current_rank_part_of_mesh():
         specs = [tensor._spec for tensor in tensors]
-        call = functools.partial(_with_view, function, mesh, specs)
-        _by_rank(mesh, call, [tensor._local_tensor for tensor in tensors], {})
-
-
-def _with_view(
-    function: Callable[..., object],
-    mesh: DeviceMesh,
-    specs: Sequence[DTensorSpec],
-    coordinate: Sequence[int],
-    *args: object,
-    **kwargs: object,
-) -> object:
-    return function(_view(mesh, specs, coordinate), *args, **kwargs)
+        _by_rank(function, mesh, specs, [tensor._local_tensor for tensor in tensors], {})
 
 
 def _view(mesh: DeviceMesh, specs: Sequence[DTensorSpec], coordinate: Sequence[int]) -> RankView:
@@ -294,23 +281,24 @@ def _view(mesh: DeviceMesh, specs: Sequence[DTensorSpec], coordinate: Sequence[i
 
 
 def _by_rank(
-    mesh: DeviceMesh, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    function: Callable[..., object],
+    mesh: DeviceMesh,
+    specs: Sequence[DTensorSpec],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> object:
-    """Return the result of ``function`` at this rank's coordinate, or at every rank's if ranks are simulated."""
+    """Return the result of ``function`` with this rank's view, or with every rank's if ranks are simulated."""
     if simulated_ranks() is None:
         coordinate = mesh.get_coordinate()
         assert coordinate is not None, "this rank is not part of the mesh"
-        return function(coordinate, *args, **kwargs)
+        return function(_view(mesh, specs, coordinate), *args, **kwargs)
     with paused_simulation():
         by_rank = {}
-        for coordinate, rank in zip(_coordinates(mesh), mesh.mesh.flatten().tolist(), strict=True):
+        coordinates = itertools.product(*map(range, mesh.shape))  # the last mesh dim varies fastest
+        for coordinate, rank in zip(coordinates, mesh.mesh.flatten().tolist(), strict=True):
             own_args, own_kwargs = _of_rank(rank, (tuple(args), dict(kwargs)))
-            by_rank[rank] = function(coordinate, *own_args, **own_kwargs)
-    flat = {rank: pytree.tree_flatten(made) for rank, made in by_rank.items()}
-    structure = next(iter(flat.values()))[1]
-    columns = zip(*(leaves for leaves, _ in flat.values()), strict=True)
-    joined = [_joined(dict(zip(flat, column, strict=True))) for column in columns]
-    return pytree.tree_unflatten(joined, structure)
+            by_rank[rank] = function(_view(mesh, specs, coordinate), *own_args, **own_kwargs)
+    return pytree.tree_map(lambda *values: _joined(dict(zip(by_rank, values, strict=True))), *by_rank.values())
 
 
 def _joined(values: dict[int, object]) -> object:
@@ -322,8 +310,3 @@ def _joined(values: dict[int, object]) -> object:
 def _of_rank(rank: int, values: Any) -> Any:
     """Return the pytree ``values`` with the local tensors of simulated rank ``rank``."""
     return pytree.tree_map_only(LocalTensor, lambda tensor: tensor._local_tensors[rank], values)
-
-
-def _coordinates(mesh: DeviceMesh) -> list[tuple[int, ...]]:
-    """Return the coordinates of a mesh; the last mesh dim varies fastest."""
-    return list(itertools.product(*(range(extent) for extent in mesh.shape)))

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from scripted_work import PARTS, POSITIONS, scripted, scripts
 
-from verifier.rules.campaign.worker_process import InFlight, Position
+from verifier.rules.campaign.worker_process import InFlight, Position, Task
 from verifier.rules.campaign.workers import (
     Died,
     Failed,
@@ -25,8 +26,6 @@ from verifier.rules.campaign.workers import (
     Part,
     WorkerError,
     WorkerSet,
-    in_order,
-    run_items,
 )
 
 pytestmark = pytest.mark.processes
@@ -53,6 +52,17 @@ def others(outcomes: list[Outcome[object]]) -> list[Outcome[object]]:
 
 def finished(outcomes: list[Outcome[object]]) -> list[int]:
     return [outcome.item for outcome in outcomes if outcome == Finished(outcome.item, PARTS)]
+
+
+def in_order(outcomes: Iterable[Outcome[object]]) -> list[Outcome[object]]:
+    """Return outcomes by item and ordinal: the same list for any number of jobs."""
+    return sorted(outcomes, key=lambda outcome: (outcome.item, outcome.ordinal))  # those of one item came in order
+
+
+def run_items(items: Sequence[Any], task: Task[Any, Any], jobs: int, **options: Any) -> Iterator[Outcome[object]]:
+    """Run ``task`` on each item in workers that are started for it."""
+    with WorkerSet(jobs, **options) as workers:
+        yield from workers.run(items, task)
 
 
 @pytest.fixture(scope="module")

@@ -111,29 +111,11 @@ class _Keeping:
         program = self._programs.get(number)
         if program is None:  # it was closed before
             return False
-        match action:
-            case "pid":
-                return program.pid
-            case "phase":
-                return program.phase
-            case "running":
-                return program.running
-            case "computed":
-                return program.computed
-            case "interrupt":
-                with contextlib.suppress(OSError):  # it has ended, which the controller notices
-                    program.interrupt()
-            case "ending":
-                return program.ending()
-            case "signal":
-                return program.signal()
-            case "tail":
-                return program.tail()
-            case "kill":
-                program.kill()
-            case _:
-                assert action == "close", action
-                self._programs.pop(number).close()
+        if action == "close":
+            del self._programs[number]
+        with contextlib.suppress(OSError):  # what is to be interrupted has ended, which the controller notices
+            asked = getattr(program, action)  # one of a Program's
+            return asked() if callable(asked) else asked
         return None
 
     def _start(self, number: int, spec: ProgramSpec) -> None:

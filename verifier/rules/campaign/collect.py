@@ -11,10 +11,9 @@ from verifier.records.schema import (
     ConfirmationRecord,
     MissingRuleRecord,
     OpRulesRecord,
-    TransferRecord,
     WrongRuleRecord,
 )
-from verifier.rules.results import MissingRule, Rule, SampleReport, WrongRule
+from verifier.rules.results import Rule, SampleReport, WrongRule
 
 __all__ = ["op_record", "wrong_record", "wrong_rules"]
 
@@ -48,10 +47,7 @@ def op_record(
     ``wrong`` are its wrong rules after an attempt to confirm each; ``given_up`` says why samples are missing, ``died``
     what ended a worker.
     """
-    untested: Counter[str] = Counter()
-    for report in reports:
-        untested.update(report.untested)
-    untested.update(given_up)
+    untested = sum((report.untested for report in reports), Counter(given_up))
     refuted = {(tuple(w.input_placements), tuple(w.output_placements), w.op) for w in wrong}
     confirmed = {rule for report in reports for rule in report.confirmed}
     held = sorted(rule for rule in confirmed if (rule.inputs, rule.outputs, rule.op) not in refuted)
@@ -98,29 +94,10 @@ def wrong_record(wrong: WrongRule, confirmed: ConfirmationRecord, fingerprint: s
 
 def _missing(reports: Sequence[SampleReport]) -> list[MissingRuleRecord]:
     """Return each missing rule once, with the sample in which it would save most."""
-    best: dict[Rule, MissingRule] = {}
+    best: dict[Rule, MissingRuleRecord] = {}
     samples: Counter[Rule] = Counter()
-    for missing in (missing for report in reports for missing in report.missing):
-        samples[missing.rule] += 1
-        known = best.get(missing.rule)
-        if known is None or missing.bytes_saved > known.bytes_saved:
-            best[missing.rule] = missing
-    return [_missing_record(best[rule], samples[rule]) for rule in sorted(best)]
-
-
-def _missing_record(missing: MissingRule, samples: int) -> MissingRuleRecord:
-    return MissingRuleRecord(
-        op=missing.rule.op,
-        input_placements=list(missing.rule.inputs),
-        output_placements=list(missing.rule.outputs),
-        shapes=[list(shape) for shape in missing.shapes],
-        arguments=missing.arguments,
-        origin=missing.origin,
-        draws=missing.draws,
-        sizes=missing.sizes,
-        world_sizes=list(missing.world_sizes),
-        saves=[TransferRecord(t.argument, t.source, t.target, t.collective, t.bytes) for t in missing.saves],
-        collectives_saved=len(missing.saves),
-        bytes_saved=missing.bytes_saved,
-        samples=samples,
-    )
+    for rule, missing in (pair for report in reports for pair in report.missing.items()):
+        samples[rule] += 1
+        if rule not in best or missing.bytes_saved > best[rule].bytes_saved:
+            best[rule] = missing
+    return [replace(best[rule], samples=samples[rule]) for rule in sorted(best)]

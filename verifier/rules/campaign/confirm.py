@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from verifier.core.case import Trial
 from verifier.core.verdict import LOUD, Phase, VerdictKind
@@ -14,7 +14,7 @@ from verifier.findings.grouping import Group, group_key
 from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.baseline import Baseline
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
@@ -70,23 +70,18 @@ def _kinds(placements: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass
-class _Known:
-    entry: BaselineEntry
-    failure: Failure
-    occurrences: int = 0
-    also: tuple[str, ...] = ()
-
-
-@dataclass
 class _Defect:
-    """Confirmed wrong rules that one defect explains: the smallest, and in how many draws all of them failed."""
+    """Wrong rules that one defect explains: what shows it, and in how many draws all of them failed.
 
-    wrong: WrongRule
-    family: str
+    What shows it is the smallest of the failures. For an entry of the baseline it is that of the entry; ``size`` is
+    then None.
+    """
+
     failure: Failure
-    confirmed: ConfirmationRecord
-    occurrences: int
-    also: dict[str, None]
+    family: str
+    size: tuple[int, int, int] | None
+    occurrences: int = 0
+    also: dict[str, None] = field(default_factory=dict)
 
 
 class Confirmer:
@@ -111,7 +106,6 @@ class Confirmer:
         self.errors: list[str] = []
         self.withdrawn: set[str] = set()
         """Names of what level 2 showed and the script that needs torch alone did not: no accusation."""
-        self._known: dict[str, _Known] = {}
         self._defects: dict[str, _Defect] = {}
 
     def replay_known(self, ops: set[str]) -> None:
@@ -130,7 +124,7 @@ class Confirmer:
             if not failure.verdict.kind.bad:
                 self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
             else:
-                self._known[entry.fingerprint] = _Known(entry, failure)
+                self._defects[entry.fingerprint] = _Defect(failure, entry.family, None)
                 self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
 
     def confirm(self, wrongs: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
@@ -164,69 +158,47 @@ class Confirmer:
     def _accuse(
         self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
     ) -> WrongRuleRecord:
-        name = self._name(wrong)
-        where = f"{wrong.rule} on mesh {wrong.mesh}"
-        known = self._known.get(name)
-        if known is not None:
-            known.occurrences += wrong.draws
-            known.also = (*known.also, where)
-            return wrong_record(wrong, confirmed, name, True)
-        defect = self._defects.get(name)
-        if defect is None:
-            defect = self._defects[name] = _Defect(wrong, family, failure, confirmed, 0, {})
-        elif _size(wrong, failure) < _size(defect.wrong, defect.failure):
-            defect.wrong, defect.failure, defect.confirmed = wrong, failure, confirmed
+        name, size = self._name(wrong), _size(wrong, failure)
+        defect = self._defects.setdefault(name, _Defect(failure, family, size))
+        if defect.size is not None and size < defect.size:
+            defect.failure, defect.size = failure, size
         defect.occurrences += wrong.draws
-        defect.also[where] = None
+        defect.also[f"{wrong.rule} on mesh {wrong.mesh}"] = None
         return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
 
     def _name(self, wrong: WrongRule) -> str:
         """Return the fingerprint of the defect; of a product, that of a rule in it that is wrong by itself."""
         key = defect_key(wrong)
         names = [key.fingerprint, *(replace(key, rules=(rule,)).fingerprint for rule in key.rules)]
-        return next((name for name in names if name in self._known or name in self._defects), names[0])
+        return next((name for name in names if name in self._defects), names[0])
 
     def settle(self) -> None:
         """Make a finding of each defect: those of the baseline that still fail, and what is new."""
-        for name, known in self._known.items():
-            confirmed = ConfirmationRecord(CONFIRMED, "gloo", known.failure.trial.mesh.world_size)
-            group = self._group(known.failure, max(1, known.occurrences), known.also)
-            self.findings.append(self._record(name, group, known.entry.family, confirmed, known.entry))
         new = [name for name in self._defects if self.baseline.get(name) is None]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             failures = [self._defects[name].failure for name in new]
             statuses = dict(zip(new, pool.map(self._script_status, failures), strict=True))
         for name, defect in self._defects.items():
-            group = self._group(defect.failure, defect.occurrences, tuple(defect.also))
-            entry = self.baseline.get(name)
-            status = statuses.get(name, NOT_RUN)
+            status = statuses.get(name, "" if defect.size is None else NOT_RUN)
             if status == GONE:
                 self.withdrawn.add(name)
                 continue
-            self.findings.append(self._record(name, group, defect.family, defect.confirmed, entry, status))
+            self.findings.append(self._record(name, defect, status))
         self.findings.sort(key=lambda finding: (finding.op, finding.fingerprint))
 
-    def _record(
-        self,
-        name: str,
-        group: Group,
-        family: str,
-        confirmed: ConfirmationRecord,
-        entry: BaselineEntry | None,
-        status: str = "",
-    ) -> FindingRecord:
+    def _record(self, name: str, defect: _Defect, status: str) -> FindingRecord:
+        failure = defect.failure
+        seen = dict.fromkeys(list(defect.also)[:12])
+        group = Group(group_key(failure), failure, max(1, defect.occurrences), seen)
+        confirmed = ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size)
         return finding_record(
-            group, group.smallest, confirmed, False, entry, family, "", False, self.imports,
+            group, failure, confirmed, False, self.baseline.get(name), defect.family, "", False, self.imports,
             level=1, name=name, script_status=status,
         )  # fmt: skip
 
     def _script_status(self, failure: Failure) -> str:
         source, no_script = written_script(failure, imports=self.imports)
         return no_script or run_script(source)[0]
-
-    @staticmethod
-    def _group(failure: Failure, occurrences: int, also: Sequence[str]) -> Group:
-        return Group(group_key(failure), failure, occurrences, dict.fromkeys(also[:12]))
 
 
 def agrees(wrong: WrongRule, failure: Failure) -> bool:

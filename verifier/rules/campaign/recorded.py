@@ -8,12 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from verifier.core.case import Trial
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
-from verifier.core.observation import Observation
 from verifier.core.verdict import VerdictKind
 from verifier.findings.record import SCRIPT_RAN
-from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import (
     UNCONFIRMED,
@@ -155,14 +152,9 @@ class _RulesRun:
     def _confirm(self) -> None:
         """Run counterexamples, and the baseline's entries, on real processes."""
         tried = {report.op for op in self.ops for report in op.reports}
-        pools = PoolSet(self._make_pool)
-
-        def run(trial: Trial) -> Observation:
-            (observation,) = pools.of(trial.mesh).run([trial], fresh=True)
-            return observation
-
         header = self.plan.header
-        self.findings = Confirmer(run, self.plan.baseline, header.families, tuple(header.imports))
+        pools = PoolSet(lambda key: Pool(key, tuple(header.imports), TRIAL_LIMIT))
+        self.findings = Confirmer(pools.run_alone, self.plan.baseline, header.families, tuple(header.imports))
         try:
             self.findings.replay_known(tried)
             records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
@@ -186,9 +178,6 @@ class _RulesRun:
             return record
         return replace(record, confirmed=ConfirmationRecord(UNCONFIRMED, why=SCRIPT_RAN), fingerprint="")
 
-    def _make_pool(self, key: PoolKey) -> Pool:
-        return Pool(key, tuple(self.plan.header.imports), TRIAL_LIMIT)
-
     # ------------------------------------------------------------------------------------------------------- the whole
     def finish(self, complete: bool, seconds: float) -> RunRecord:
         plan, header = self.plan, self.plan.header
@@ -210,12 +199,8 @@ class _RulesRun:
             ops=records,
         )
         by_op = _counts_by_op(records.values())
-        counts: Counter[str] = Counter()
-        for one in by_op.values():
-            counts.update(one)
-        untested: Counter[str] = Counter()
-        for record in records.values():
-            untested.update(record.untested)
+        counts = sum(by_op.values(), Counter[str]())
+        untested = sum((Counter(record.untested) for record in records.values()), Counter[str]())
         not_reached = [target.name for target in plan.targets if target.name not in records]
         skipped = [UntestedRecord(name, "no call of it reaches a rule", 1) for name in not_reached]
         return RunRecord(
@@ -246,13 +231,10 @@ def _counts_by_op(records: Iterable[OpRulesRecord]) -> dict[str, Counter[str]]:
     """Return for each overload the number of rules by what came of them; each rule counts once."""
     seen: dict[str, dict[str, str]] = defaultdict(dict)
     for record in records:
-        for text in record.confirmed:
-            seen[text.partition(":")[0]].setdefault(text, VerdictKind.PASS)
-        for text in record.inconclusive:
-            seen[text.partition(":")[0]].setdefault(text, VerdictKind.INCONCLUSIVE)
-        for wrong in record.wrong:
-            seen[wrong.op][f"{wrong.input_placements} -> {wrong.output_placements} {wrong.mesh}"] = wrong.verdict
-        for wrong in record.unconfirmed:
+        for texts, kind in ((record.confirmed, VerdictKind.PASS), (record.inconclusive, VerdictKind.INCONCLUSIVE)):
+            for text in texts:
+                seen[text.partition(":")[0]].setdefault(text, kind)
+        for wrong in [*record.wrong, *record.unconfirmed]:
             text = f"{wrong.input_placements} -> {wrong.output_placements} {wrong.mesh}"
-            seen[wrong.op][text] = VerdictKind.INCONCLUSIVE
+            seen[wrong.op][text] = VerdictKind.INCONCLUSIVE if wrong.confirmed.unsure else wrong.verdict
     return {op: Counter(rules.values()) for op, rules in seen.items()}

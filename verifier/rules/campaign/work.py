@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import tee
 
 from verifier.rules.campaign.worker_process import InFlight, Position
 from verifier.rules.check import check_sample
@@ -45,41 +47,29 @@ def _sources() -> dict[str, SampleSource]:
     return installed_sources()
 
 
-class _Replayed:
-    """Samples that are made when they are first asked for, and kept for the next who goes through them."""
-
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self._made: list[Sample] = []
-        self._rest = iter(samples)
-
-    def __iter__(self) -> Iterator[Sample]:
-        number = 0
-        while True:
-            if number == len(self._made):
-                sample = next(self._rest, None)
-                if sample is None:
-                    return
-                self._made.append(sample)
-            yield self._made[number]
-            number += 1
-
-
 @lru_cache(maxsize=1)
-def _shared(target: Target, options: SampleOptions) -> _Replayed:
-    """Return the samples of an op that this worker may check several parts of, one after the other."""
-    return _Replayed(_sources()[target.source].samples(target, options))
+def _shared(target: Target, options: SampleOptions) -> Iterator[Sample]:
+    """Return the samples of an op that this worker may check several parts of, one after the other.
+
+    Each is made when it is first asked for. A copy of the iterator begins at the first sample.
+    """
+    (start,) = tee(_sources()[target.source].samples(target, options), 1)
+    return start
 
 
 def check_target(
     item: WorkItem, in_flight: InFlight, skip: frozenset[Position], resume_at: int, /
 ) -> Iterator[SampleReport]:
     """Yield the report of each sample of the target of ``item``, in order; the first ``resume_at`` are left out."""
-    made = _shared if item.parts > 1 else _sources()[item.target.source].samples
+    if item.parts > 1:
+        made = copy(_shared(item.target, item.samples))
+    else:
+        made = _sources()[item.target.source].samples(item.target, item.samples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seen: Counter[str] = Counter()
         done = 0
-        for number, sample in enumerate(made(item.target, item.samples)):
+        for number, sample in enumerate(made):
             in_flight.leave()
             seen[sample.op] += 1
             if number % item.parts != item.part:

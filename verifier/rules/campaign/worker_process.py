@@ -13,18 +13,16 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
 from verifier.execution.imports import follow, rules_of_the_user, run_imports
 from verifier.processes.child import Child, begin
 from verifier.processes.limits import limit_memory
+from verifier.rules.options import Position
 
 __all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
-
-Position: TypeAlias = tuple[int, int, int, int]
-"""Where a task is, in its own coordinates, such as (unit, sample, mesh, combination)."""
 
 START_LIMIT = 180.0
 _TAIL = 600

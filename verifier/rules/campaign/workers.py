@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -32,8 +32,6 @@ __all__ = [
     "Task",
     "WorkerError",
     "WorkerSet",
-    "in_order",
-    "run_items",
 ]
 
 MEMORY_LIMIT = 2 << 30
@@ -102,27 +100,6 @@ Outcome: TypeAlias = Part[ResultT] | Finished | Died | GaveUp | Failed
 
 class WorkerError(ReportedError):
     """A worker could not be started."""
-
-
-def in_order(outcomes: Iterable[Outcome[ResultT]]) -> list[Outcome[ResultT]]:
-    """Return outcomes by item and ordinal: the same list for any number of jobs."""
-    return sorted(outcomes, key=lambda outcome: (outcome.item, outcome.ordinal))  # those of one item came in order
-
-
-def run_items(
-    items: Sequence[ItemT],
-    task: Task[ItemT, ResultT],
-    *,
-    jobs: int,
-    imports: Sequence[str] = (),
-    stall_limit: float = 60.0,
-    max_deaths_per_item: int = 20,
-    memory_limit: int | None = MEMORY_LIMIT,
-    confirm: bool = True,
-) -> Iterator[Outcome[ResultT]]:
-    """Run ``task`` on each item in workers that are started for it; see :class:`WorkerSet` and its :meth:`run`."""
-    with WorkerSet(jobs, imports, stall_limit, max_deaths_per_item, memory_limit, confirm) as workers:
-        yield from workers.run(items, task)
 
 
 class WorkerSet:
@@ -219,7 +196,7 @@ class WorkerSet:
     def run(self, items: Sequence[ItemT], task: Task[ItemT, ResultT]) -> Iterator[Outcome[ResultT]]:
         """Yield outcomes as they come; those of an item in order, the last of them Finished, GaveUp or Failed.
 
-        :func:`in_order` makes the order the same for any number of jobs. No more workers are started than there are
+        No more workers are started than there are
         items. If the iterator is closed early, workers with an unfinished item are killed.
 
         Raises
