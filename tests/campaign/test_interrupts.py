@@ -240,7 +240,7 @@ def test_an_interrupt_while_the_program_is_loaded_is_a_status_and_a_line(
     """In a process of its own, which has the module that it imports first interrupt it."""
     (tmp_path / "torch.py").write_text(f"import os, signal; os.kill(os.getpid(), signal.{name}); input()")
     started = subprocess.run(
-        [sys.executable, "-c", START, "report", str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [sys.executable, "-c", START, "run", str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert (started.returncode, started.stdout, started.stderr) == (status, "", said)
 

@@ -103,14 +103,14 @@ def test_a_forked_process_is_as_one_that_starts_in_the_usual_way(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(program)
-    monkeypatch.setenv("SAID", "to the process")
+    monkeypatch.setenv("SAID", os.fsdecode(b"to the process, in no UTF-8: \xff"))
     with running() as forked:
         assert forked.ask("forked") is True
         theirs = json.loads(str(forked.ask("about")))
     monkeypatch.setenv("SAID", "something else")
     with running() as again:  # the server is the same
         assert json.loads(str(again.ask("about")))[2]["SAID"] == "something else"
-    monkeypatch.setenv("SAID", "to the process")
+    monkeypatch.setenv("SAID", os.fsdecode(b"to the process, in no UTF-8: \xff"))
     shared = os.environ[FORKS]
     monkeypatch.setenv(FORKS, "off")
     with running() as usual:

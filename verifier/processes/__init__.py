@@ -1,1 +1,1 @@
-"""Child processes: started, watched and ended, and what they set up for themselves."""
+"""Child processes: forked from one that has loaded torch, watched and ended."""

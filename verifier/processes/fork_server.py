@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import select
 import selectors
 import socket
@@ -25,8 +26,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
-
-import msgspec
 
 from verifier.processes.limits import die_with
 
@@ -43,7 +42,8 @@ _REQUEST_LIMIT = 10.0
 """Seconds that a client gets to send its request."""
 
 
-class Request(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Request:
     """A client's request. The descriptors of the process are sent with it, the first for stdout and stderr.
 
     Parameters
@@ -100,7 +100,7 @@ def of_this_user(connection: socket.socket) -> bool:
 
 def send_request(connection: socket.socket, request: Request, fds: Sequence[int]) -> None:
     """Send a request with its descriptors; raises an OSError if the server is gone."""
-    text = msgspec.msgpack.encode(request)
+    text = pickle.dumps(request)  # variables and paths may be no UTF-8
     socket.send_fds(connection, [_LENGTH.pack(len(text))], list(fds))
     connection.sendall(text)
 
@@ -116,7 +116,7 @@ def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
             if not (part := connection.recv(_LENGTH.unpack(head)[0] - len(text))):
                 raise EOFError
             text += part
-        return msgspec.msgpack.decode(text, type=Request), fds
+        return pickle.loads(text), fds
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -158,7 +158,7 @@ class _Server:
             if not of_this_user(client):
                 raise PermissionError
             request, fds = receive_request(client)
-        except (OSError, EOFError, msgspec.DecodeError):
+        except (OSError, EOFError, pickle.UnpicklingError):
             client.close()
             return
         if not request.module:

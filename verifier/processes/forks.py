@@ -33,7 +33,7 @@ FORKS = "DTENSOR_VERIFIER_FORKS"
 """Environment variable: ``off``, or the name under which programs share servers."""
 LOAD_LIMIT = 180.0
 """Seconds that a server gets to load torch."""
-MOST_OF_IMPORTS = 16
+MOST_OF_IMPORTS = 8
 """Most servers with imports of the user's that a process has."""
 LISTEN_LIMIT = 2.0
 """Seconds to wait for a server that another process is starting."""
@@ -155,10 +155,14 @@ def fork(
         return None
     try:
         connection = _server(module, steps, environment, path)
-        if connection is None:
-            return None
+    except OSError:
+        return None
+    if connection is None:
+        return None
+    try:
         send_request(connection, Request(module, [*arguments], {**environment}, os.getcwd(), [*path]), [log, *fds])
     except OSError:
+        connection.close()
         return None
     return Forked(connection)
 
