@@ -59,9 +59,9 @@ class BaselineError(ValueError):
         super().__init__(one_line(message))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BaselineEntry:
-    """One known finding.
+    """One known finding; the file has the fields in this order.
 
     ``summary`` is the first line of the finding's message. ``torch`` has the versions on which it was seen, ``expires``
     the last day on which it is accepted. ``groups`` has the symptoms of its failures before they are minimised.
@@ -76,12 +76,12 @@ class BaselineEntry:
     mesh: str
     summary: str
     reason: str
+    link: str = ""
     torch: tuple[str, ...]
     expires: date
-    replay: str
-    link: str = ""
-    groups: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    replay: str
 
     @property
     def explained(self) -> bool:
@@ -187,9 +187,7 @@ class Baseline:
         for entry in self.entries:
             parts.append("\n[[finding]]\n")
             parts.extend(
-                _line(name, getattr(entry, name))
-                for name in _FILE_ORDER
-                if name not in _OPTIONAL or getattr(entry, name)
+                _line(name, getattr(entry, name)) for name in _FIELDS if name not in _OPTIONAL or getattr(entry, name)
             )
         return "".join(parts)
 
@@ -204,24 +202,8 @@ class Baseline:
         write_atomically(path, self.to_toml().encode(), "the baseline is as it was before")
 
 
-_FILE_ORDER = (
-    "fingerprint",
-    "op",
-    "family",
-    "verdict",
-    "rule",
-    "mesh",
-    "summary",
-    "reason",
-    "link",
-    "torch",
-    "expires",
-    "imports",
-    "groups",
-    "replay",
-)
+_FIELDS = tuple(field.name for field in fields(BaselineEntry))
 _OPTIONAL = ("link", "imports", "groups")
-assert set(_FILE_ORDER) == {field.name for field in fields(BaselineEntry)}
 
 
 def _torch(run: RunRecord) -> str:
@@ -343,11 +325,11 @@ def _line_of(text: str, key: str) -> int:
 
 def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     for name in values:
-        if name not in _FILE_ORDER:
-            raise BaselineError(f"unknown field {name!r}{did_you_mean(name, _FILE_ORDER)}")
-    if missing := [name for name in _FILE_ORDER if name not in values and name not in _OPTIONAL]:
+        if name not in _FIELDS:
+            raise BaselineError(f"unknown field {name!r}{did_you_mean(name, _FIELDS)}")
+    if missing := [name for name in _FIELDS if name not in values and name not in _OPTIONAL]:
         raise BaselineError(f"has no {', '.join(missing)}")
-    for name in _FILE_ORDER:
+    for name in _FIELDS:
         if name not in ("torch", "expires", "groups", "imports") and not isinstance(values.get(name, ""), str):
             raise BaselineError(f"{name} is {values[name]!r}, but has to be a string")
     for name in ("groups", "imports"):
