@@ -19,7 +19,7 @@ import pytest
 from command_processes import wait_until
 from leftovers import nothing_left_behind
 
-from verifier.processes import fork_server
+from verifier.processes import fork_server, forks
 from verifier.processes.child import Child
 from verifier.processes.forks import FORKS, Step, shared_servers
 
@@ -84,6 +84,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with shared_servers():
         yield tmp_path
         monkeypatch.undo()  # what it sets in the environment would outlive these servers
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @contextlib.contextmanager
@@ -170,7 +174,7 @@ def test_a_process_that_is_killed_before_the_server_has_loaded_does_not_live(pro
 def test_without_its_server_a_process_goes_on_and_others_start_in_the_usual_way() -> None:
     with running() as one:
         assert one.ask("forked") is True
-        server = int(Path(f"/proc/{one.child.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        server = parent(one.child.pid)
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: "State:\tZ" in Path(f"/proc/{server}/status").read_text(), "the end of the server")
         assert one.ask("forked") is True
@@ -216,6 +220,28 @@ def test_steps_are_done_once_before_all_processes(program: Path) -> None:
                 assert one.ask("forked") is True
                 assert json.loads(str(one.ask("about")))[2]["PYTHONHASHSEED"] == "7"
     assert (program / "done").read_text() == "first\nsecond too\n"
+
+
+def test_of_servers_with_imports_the_last_ones_live(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that retires lives until its last process has ended, and tells how that ended."""
+    (program / "steps.py").write_text("def step(*names):\n    pass\n")
+    monkeypatch.setattr(forks, "MOST_OF_IMPORTS", 2)
+
+    def steps(name: str) -> list[Step]:
+        return [("steps:step",), ("steps:step", name)]
+
+    with running("forked_program", steps("first")) as first:
+        assert first.ask("forked") is True
+        server = parent(first.child.pid)
+        for name in "second", "third", "second":
+            with running("forked_program", steps(name)) as one:
+                assert one.ask("forked") is True
+        assert os.path.exists(f"/proc/{server}")
+        first.connection.send("kill")
+        assert first.child.ending() == "signal SIGSEGV"
+    wait_until(lambda: not os.path.exists(f"/proc/{server}"), "the end of the server")
+    with running("forked_program", steps("first")) as again:
+        assert again.ask("forked") is True
 
 
 def test_a_step_that_fails_is_left_to_the_process(program: Path) -> None:

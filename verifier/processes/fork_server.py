@@ -49,7 +49,7 @@ class Request(msgspec.Struct, frozen=True):
     Parameters
     ----------
     module
-        The process runs the function ``main`` of this module.
+        The process runs the function ``main`` of this module; without one, the server retires.
     arguments
         Its command line, after the numbers of its descriptors.
     environment, folder, path
@@ -142,8 +142,9 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def serve(self) -> NoReturn:
-        while True:
+    def serve(self) -> None:
+        """Serve until a client retires this server, and its last process has ended."""
+        while self._listener.fileno() >= 0 or self._processes:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     self._accept()
@@ -158,6 +159,11 @@ class _Server:
                 raise PermissionError
             request, fds = receive_request(client)
         except (OSError, EOFError, msgspec.DecodeError):
+            client.close()
+            return
+        if not request.module:
+            self._selector.unregister(self._listener)
+            self._listener.close()
             client.close()
             return
         try:

@@ -33,6 +33,8 @@ FORKS = "DTENSOR_VERIFIER_FORKS"
 """Environment variable: ``off``, or the name under which programs share servers."""
 LOAD_LIMIT = 180.0
 """Seconds that a server gets to load torch."""
+MOST_OF_IMPORTS = 16
+"""Most servers with imports of the user's that a process has."""
 LISTEN_LIMIT = 2.0
 """Seconds to wait for a server that another process is starting."""
 _AT_LOAD = ("ATEN_", "CUDA_", "GLOO_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH")
@@ -169,11 +171,12 @@ def _server(
     owner = (not own and os.environ.get(FORKS)) or _own_name(os.getpid())
     at_load = sorted(pair for pair in environment.items() if pair[0].startswith(_AT_LOAD))
     about: list[object] = [module, environment.get("PYTHONHASHSEED"), at_load, sys.executable, __file__]
-    about += [steps, path] if steps else []
-    about += [os.getcwd()] if own else []
+    about += [steps, [*path] if own else _installed_in(path), os.getcwd() if own else ""] if steps else []
     name = f"{owner}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
     connection = _connect(name)
     if connection is not None or name in _started:
+        if own:
+            _started[name] = _started.pop(name)  # the one that was used last is the last
         return connection
     lifeline = _connect(owner)  # its end tells the server that its owner has ended
     if lifeline is None:
@@ -196,6 +199,7 @@ def _server(
             with open(os.devnull, "wb") as log:
                 send_request(parent, request, [log.fileno(), *fds])
             _started[name] = Forked(parent)
+            _retire_all_but(MOST_OF_IMPORTS)
         else:
             given = {**environment, "PYTHONPATH": os.pathsep.join(path or [""])}
             _started[name] = start("verifier.processes.fork_server", fds, arguments, subprocess.DEVNULL, given)
@@ -218,6 +222,26 @@ def _connect(name: str) -> socket.socket | None:
 
 def _address(name: str) -> bytes:
     return b"\0" + name.encode()  # an abstract address, so that no file stays behind
+
+
+def _installed_in(path: Sequence[str]) -> list[str]:
+    """Return the folders of ``path`` in which distributions are installed, whose entry points a step may load."""
+    found = []
+    for folder in dict.fromkeys(path):
+        with contextlib.suppress(OSError):
+            if any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(folder or ".")):
+                found.append(folder)
+    return found
+
+
+def _retire_all_but(most: int) -> None:
+    """Have the servers with imports that were used longest ago end, once their processes have ended."""
+    with_imports = [name for name, server in _started.items() if isinstance(server, Forked)]
+    for name in with_imports[:-most]:
+        del _started[name]
+        if (connection := _connect(name)) is not None:
+            with connection:
+                send_request(connection, Request("", [], {}, "", []), [])
 
 
 def _await(server: str) -> socket.socket | None:

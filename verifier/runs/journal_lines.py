@@ -45,7 +45,7 @@ def journal_listener(
     """Return a listener that writes each event to ``writer``: trials as a summary, findings completely.
 
     Every line has ``event`` and ``at``, the seconds since this call plus ``before``. Only findings have tensors, by
-    value. Recalled events are left out if the writer continues a journal, which has them already.
+    value. If the writer continues a journal, recalled events are left out, because the journal already has them.
     """
     start = clock() - before
 
