@@ -204,6 +204,7 @@ class Baseline:
 
 _FIELDS = tuple(field.name for field in fields(BaselineEntry))
 _OPTIONAL = ("link", "imports", "groups")
+_LISTS = {"groups": "strings", "imports": "strings", "torch": 'versions such as ["2.13.0"]'}
 
 
 def _torch(run: RunRecord) -> str:
@@ -330,15 +331,12 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     if missing := [name for name in _FIELDS if name not in values and name not in _OPTIONAL]:
         raise BaselineError(f"has no {', '.join(missing)}")
     for name in _FIELDS:
-        if name not in ("torch", "expires", "groups", "imports") and not isinstance(values.get(name, ""), str):
+        if name not in (*_LISTS, "expires") and not isinstance(values.get(name, ""), str):
             raise BaselineError(f"{name} is {values[name]!r}, but has to be a string")
-    for name in ("groups", "imports"):
+    for name, wanted in _LISTS.items():
         texts = values.get(name, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise BaselineError(f"{name} is {texts!r}, but has to be a list of strings")
-    versions = values["torch"]
-    if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
-        raise BaselineError(f'torch is {versions!r}, but has to be a list of versions such as ["2.13.0"]')
+            raise BaselineError(f"{name} is {texts!r}, but has to be a list of {wanted}")
     expires = values["expires"]
     if not isinstance(expires, date) or isinstance(expires, datetime):
         raise BaselineError(f"expires is {str(expires)!r}, but has to be a date such as 2026-05-20, without quotes")
@@ -352,9 +350,7 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     if values["verdict"] not in accusing:
         hint = did_you_mean(values["verdict"], accusing, 0.0)
         raise BaselineError(f"verdict {values['verdict']!r} is none of a finding{hint}")
-    entry = BaselineEntry(
-        **{**values, **{name: tuple(values.get(name, ())) for name in ("torch", "groups", "imports")}}
-    )
+    entry = BaselineEntry(**{**values, **{name: tuple(values.get(name, ())) for name in _LISTS}})
     try:
         check_trial(entry.trial())
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
