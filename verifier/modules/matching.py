@@ -197,7 +197,8 @@ class Matcher:
         if first.dtensor and first.shape != expected.shape:
             return differs(DifferenceKind.SHAPE, 0, list(first.shape), list(expected.shape))
         value = expected.local * factor if factor != 1 else expected.local
-        absolute = self._allowed(value, scale * factor)
+        exact = not (value.is_floating_point() or value.is_complex())
+        absolute = 0.0 if exact else rounding(value.dtype, self.eps) * (scale * factor)
         best: tuple[int, Match] | None = None
         for placements in itertools.product(*options):
             if not self._fits(present, value, placements):
@@ -238,12 +239,6 @@ class Matcher:
             tuple(held.local.shape) == local_shape(value.shape, placements, self.mesh.shape, self.mesh.coordinate(rank))
             for rank, held in enumerate(helds)
         )
-
-    def _allowed(self, expected: torch.Tensor, scale: float) -> float:
-        """Return the largest error that rounding explains if the model's values go up to ``scale``."""
-        if not (expected.is_floating_point() or expected.is_complex()):
-            return 0.0
-        return rounding(expected.dtype, self.eps) * scale
 
     def value(self, helds: Sequence[Held], declared: Placements) -> torch.Tensor:
         """Return the local tensor of rank 0, reduced over the mesh dims on which it is Partial."""
