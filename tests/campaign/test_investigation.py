@@ -180,8 +180,9 @@ def test_what_hangs_is_tried_again_only_while_there_is_time_and_to_confirm_it(cl
 def entry_of(name: str, trial: Trial) -> BaselineEntry:
     stored = msgspec.json.encode(trial_record(trial)).decode()
     return BaselineEntry(
-        name, trial.case.op, FAMILY.name, "WRONG_VALUE", "", str(trial.mesh), "", "known", (), date.max, stored
-    )
+        fingerprint=name, op=trial.case.op, family=FAMILY.name, verdict="WRONG_VALUE", rule="", mesh=str(trial.mesh),
+        summary="", reason="known", torch=(), expires=date.max, replay=stored,
+    )  # fmt: skip
 
 
 def replayed(clock: Clock, seconds: float, entries: Sequence[BaselineEntry]) -> tuple[Investigated, list[Any]]:

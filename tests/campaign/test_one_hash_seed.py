@@ -104,8 +104,9 @@ def entry_of(trial: Trial) -> BaselineEntry:
     """Return an entry for a trial that hangs; its name is that of the op."""
     name, replay = trial.case.op.split(".")[1], msgspec.json.encode(trial_record(trial)).decode()
     return BaselineEntry(
-        name, trial.case.op, FAMILY.name, "HANG", "a rule", str(MESH), "hangs", "a reason", (), date.max, replay
-    )
+        fingerprint=name, op=trial.case.op, family=FAMILY.name, verdict="HANG", rule="a rule", mesh=str(MESH),
+        summary="hangs", reason="a reason", torch=(), expires=date.max, replay=replay,
+    )  # fmt: skip
 
 
 def trial(placements: Placements, op: str = "neg") -> Trial:

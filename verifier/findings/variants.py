@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 
@@ -81,10 +82,7 @@ def smaller_meshes(trial: Trial) -> list[tuple[MeshSpec, tuple[int, ...]]]:
     for mesh_dim in range(mesh.ndim):
         extents = {2, mesh.shape[mesh_dim]} - {1}
         options += [(replace(mesh, shape=(extent,)), (mesh_dim,)) for extent in extents]
-    if mesh.ndim == 3:
-        options += [(replace(mesh, shape=(2, 2)), kept) for kept in ((0, 1), (0, 2), (1, 2))]
-    if mesh.ndim == 2:
-        options.append((replace(mesh, shape=(2, 2)), (0, 1)))
+    options += [(replace(mesh, shape=(2, 2)), kept) for kept in combinations(range(mesh.ndim), 2)]
     options = [option for option in options if option[0].world_size < mesh.world_size or option[0].ndim < mesh.ndim]
     return sorted(options, key=lambda option: (option[0].world_size, option[0].ndim, option[1]))
 

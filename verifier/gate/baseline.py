@@ -59,9 +59,9 @@ class BaselineError(ValueError):
         super().__init__(one_line(message))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BaselineEntry:
-    """One known finding.
+    """One known finding; the file has the fields in this order.
 
     ``summary`` is the first line of the finding's message. ``torch`` has the versions on which it was seen, ``expires``
     the last day on which it is accepted. ``groups`` has the symptoms of its failures before they are minimised.
@@ -76,12 +76,12 @@ class BaselineEntry:
     mesh: str
     summary: str
     reason: str
+    link: str = ""
     torch: tuple[str, ...]
     expires: date
-    replay: str
-    link: str = ""
-    groups: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    replay: str
 
     @property
     def explained(self) -> bool:
@@ -187,9 +187,7 @@ class Baseline:
         for entry in self.entries:
             parts.append("\n[[finding]]\n")
             parts.extend(
-                _line(name, getattr(entry, name))
-                for name in _FILE_ORDER
-                if name not in _OPTIONAL or getattr(entry, name)
+                _line(name, getattr(entry, name)) for name in _FIELDS if name not in _OPTIONAL or getattr(entry, name)
             )
         return "".join(parts)
 
@@ -204,24 +202,9 @@ class Baseline:
         write_atomically(path, self.to_toml().encode(), "the baseline is as it was before")
 
 
-_FILE_ORDER = (
-    "fingerprint",
-    "op",
-    "family",
-    "verdict",
-    "rule",
-    "mesh",
-    "summary",
-    "reason",
-    "link",
-    "torch",
-    "expires",
-    "imports",
-    "groups",
-    "replay",
-)
+_FIELDS = tuple(field.name for field in fields(BaselineEntry))
 _OPTIONAL = ("link", "imports", "groups")
-assert set(_FILE_ORDER) == {field.name for field in fields(BaselineEntry)}
+_LISTS = {"groups": "strings", "imports": "strings", "torch": 'versions such as ["2.13.0"]'}
 
 
 def _torch(run: RunRecord) -> str:
@@ -343,20 +326,17 @@ def _line_of(text: str, key: str) -> int:
 
 def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     for name in values:
-        if name not in _FILE_ORDER:
-            raise BaselineError(f"unknown field {name!r}{did_you_mean(name, _FILE_ORDER)}")
-    if missing := [name for name in _FILE_ORDER if name not in values and name not in _OPTIONAL]:
+        if name not in _FIELDS:
+            raise BaselineError(f"unknown field {name!r}{did_you_mean(name, _FIELDS)}")
+    if missing := [name for name in _FIELDS if name not in values and name not in _OPTIONAL]:
         raise BaselineError(f"has no {', '.join(missing)}")
-    for name in _FILE_ORDER:
-        if name not in ("torch", "expires", "groups", "imports") and not isinstance(values.get(name, ""), str):
+    for name in _FIELDS:
+        if name not in (*_LISTS, "expires") and not isinstance(values.get(name, ""), str):
             raise BaselineError(f"{name} is {values[name]!r}, but has to be a string")
-    for name in ("groups", "imports"):
+    for name, wanted in _LISTS.items():
         texts = values.get(name, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise BaselineError(f"{name} is {texts!r}, but has to be a list of strings")
-    versions = values["torch"]
-    if not isinstance(versions, list) or not all(isinstance(version, str) for version in versions):
-        raise BaselineError(f'torch is {versions!r}, but has to be a list of versions such as ["2.13.0"]')
+            raise BaselineError(f"{name} is {texts!r}, but has to be a list of {wanted}")
     expires = values["expires"]
     if not isinstance(expires, date) or isinstance(expires, datetime):
         raise BaselineError(f"expires is {str(expires)!r}, but has to be a date such as 2026-05-20, without quotes")
@@ -370,9 +350,7 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     if values["verdict"] not in accusing:
         hint = did_you_mean(values["verdict"], accusing, 0.0)
         raise BaselineError(f"verdict {values['verdict']!r} is none of a finding{hint}")
-    entry = BaselineEntry(
-        **{**values, **{name: tuple(values.get(name, ())) for name in ("torch", "groups", "imports")}}
-    )
+    entry = BaselineEntry(**{**values, **{name: tuple(values.get(name, ())) for name in _LISTS}})
     try:
         check_trial(entry.trial())
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -118,12 +118,7 @@ class ModuleCase:
         if self.outputs is None:
             replicated = parse_placements(_spread("R", self.mesh))
             return (next((p for p in self.placed if p is not None), replicated),) * len(ndims)
-        texts = _one_each(self.outputs, len(ndims), "outputs")
-        if len(texts) != len(ndims):
-            raise ValueError(
-                f"outputs has {plural(len(texts), 'entry', 'entries')}; give one for each tensor that the model "
-                f"returns, of which there {'is' if len(ndims) == 1 else 'are'} {len(ndims)}"
-            )
+        texts = _one_each(self.outputs, len(ndims), "outputs", "tensor that the model returns")
         parsed = [_parsed_placements(text, self.mesh, "outputs") for text in texts]
         for number, (placements, ndim) in enumerate(zip(parsed, ndims, strict=True)):
             if not fits(placements, ndim) and not (isinstance(self.outputs, str) and any(map(fits, parsed, ndims))):
@@ -293,12 +288,7 @@ def placements_of(
     given: str | Sequence[str | None] | None, values: Sequence[object], mesh: MeshSpec
 ) -> tuple[Placements | None, ...]:
     """Return the placements of each value, None for no tensor; ``given`` is one text for all values or one each."""
-    texts = _one_each(given, len(values), "placements")
-    if len(texts) != len(values):
-        raise ValueError(
-            f"placements has {plural(len(texts), 'entry', 'entries')}; give one for each of inputs and targets, "
-            f"of which there {'is' if len(values) == 1 else 'are'} {len(values)}"
-        )
+    texts = _one_each(given, len(values), "placements", "of inputs and targets")
     return tuple(
         _placed_as(text, value, mesh, "placements", f"input {number}")
         for number, (text, value) in enumerate(zip(texts, values, strict=True))
@@ -326,12 +316,15 @@ def kwargs_placements_of(
     }
 
 
-def _one_each(given: _Text | Sequence[_Text], count: int, what: str) -> list[_Text]:
-    """Return the texts as a list; one text stands for all ``count`` values."""
+def _one_each(given: _Text | Sequence[_Text], count: int, what: str, each: str) -> list[_Text]:
+    """Return ``count`` texts; one text stands for all values. Messages call the values ``what`` and ``each``."""
     if given is None or isinstance(given, str):
         return [given] * count
     if not isinstance(given, Sequence):
         raise ValueError(f"{what}: {given!r} is no text such as 'S(0)', and no sequence of them")
+    if len(given) != count:
+        entries, there = plural(len(given), "entry", "entries"), "there is" if count == 1 else "there are"
+        raise ValueError(f"{what} has {entries}; give one for each {each}, of which {there} {count}")
     return list(given)
 
 

@@ -94,7 +94,7 @@ class _Judge:
             for mesh_dim, (placement, extent) in enumerate(zip(self.losses, case.mesh.shape, strict=True))
             if isinstance(placement, Partial)
             and placement.reduce_op == "avg"
-            and not self.matcher.has_placement(first_losses, mesh_dim)
+            and self.matcher.placement_on(first_losses, mesh_dim) is None
         )
 
     def judge(self) -> Judgement:

@@ -13,10 +13,10 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from verifier.core.case import MeshSpec
 from verifier.core.observation import DifferenceKind
 from verifier.core.placement_text import format_placements
-from verifier.modules.arguments import ModuleCase
+from verifier.modules.arguments import ModuleCase, fits
 from verifier.modules.data import Held
 from verifier.oracle.comparison import compare
-from verifier.placements.algebra import local_shape, sharded_dim, take_local
+from verifier.placements.algebra import local_shape, take_local
 from verifier.torch_internals.placements import Placements, norm_order
 
 __all__ = ["Match", "Matcher", "ModuleDifference", "Options", "TensorSite", "largest", "proves_nothing", "rounding"]
@@ -125,24 +125,20 @@ class Matcher:
 
     def options(self, helds: Sequence[Held | None], declared: Placements) -> Options:
         """Return the placements on each mesh dim: the DTensor's, or ``declared`` if it is not on the mesh dim."""
-        return tuple(
-            (placement,) if (placement := self._placement_on(helds, mesh_dim)) is not None else (declared[mesh_dim],)
-            for mesh_dim in range(self.mesh.ndim)
-        )
+        return self._or_of_dtensor(helds, [(placement,) for placement in declared])
 
     def any_layout(self, helds: Sequence[Held | None], expected: Held) -> Options:
         """Return the placements on each mesh dim: the DTensor's, or all possible ones if it is not on the mesh dim."""
         free = (Replicate(), *(Shard(dim) for dim in range(expected.local.ndim)), Partial("sum"))
+        return self._or_of_dtensor(helds, [free] * self.mesh.ndim)
+
+    def _or_of_dtensor(self, helds: Sequence[Held | None], others: Sequence[tuple[Placement, ...]]) -> Options:
         return tuple(
-            (placement,) if (placement := self._placement_on(helds, mesh_dim)) is not None else free
-            for mesh_dim in range(self.mesh.ndim)
+            other if (placement := self.placement_on(helds, mesh_dim)) is None else (placement,)
+            for mesh_dim, other in enumerate(others)
         )
 
-    def has_placement(self, helds: Sequence[Held | None], mesh_dim: int) -> bool:
-        """Return whether a tensor is a DTensor on a mesh dim."""
-        return self._placement_on(helds, mesh_dim) is not None
-
-    def _placement_on(self, helds: Sequence[Held | None], mesh_dim: int) -> Placement | None:
+    def placement_on(self, helds: Sequence[Held | None], mesh_dim: int) -> Placement | None:
         """Return the placement of a DTensor on a mesh dim; None if it is plain, or on a submesh without that dim."""
         first = helds[0]
         if first is None or first.placements is None:
@@ -201,7 +197,8 @@ class Matcher:
         if first.dtensor and first.shape != expected.shape:
             return differs(DifferenceKind.SHAPE, 0, list(first.shape), list(expected.shape))
         value = expected.local * factor if factor != 1 else expected.local
-        absolute = self._allowed(value, scale * factor)
+        exact = not (value.is_floating_point() or value.is_complex())
+        absolute = 0.0 if exact else rounding(value.dtype, self.eps) * (scale * factor)
         best: tuple[int, Match] | None = None
         for placements in itertools.product(*options):
             if not self._fits(present, value, placements):
@@ -238,23 +235,15 @@ class Matcher:
         return mask
 
     def _fits(self, helds: Sequence[Held], value: torch.Tensor, placements: Placements) -> bool:
-        if any((dim := sharded_dim(p)) is not None and dim >= value.ndim for p in placements):
-            return False
-        return all(
+        return fits(placements, value.ndim) and all(
             tuple(held.local.shape) == local_shape(value.shape, placements, self.mesh.shape, self.mesh.coordinate(rank))
             for rank, held in enumerate(helds)
         )
 
-    def _allowed(self, expected: torch.Tensor, scale: float) -> float:
-        """Return the largest error that rounding explains if the model's values go up to ``scale``."""
-        if not (expected.is_floating_point() or expected.is_complex()):
-            return 0.0
-        return rounding(expected.dtype, self.eps) * scale
-
     def value(self, helds: Sequence[Held], declared: Placements) -> torch.Tensor:
         """Return the local tensor of rank 0, reduced over the mesh dims on which it is Partial."""
         (placements,) = itertools.product(*self.options(helds, declared))
-        _, group = next(iter(self._groups(pending := _pending(placements))))
+        group = self._groups(pending := _pending(placements))[0]
         parts = [helds[member].local for member in group]
         return _reduced(parts, placements, self.mesh) if pending else parts[0]
 
@@ -270,8 +259,8 @@ class Matcher:
         pending = _pending(placements)
         cut = tuple(Replicate() if dim in pending else placement for dim, placement in enumerate(placements))
         wrong, first = 0, None
-        for rank, group in self._groups(pending):
-            parts = [helds[member].local for member in group]
+        for group in self._groups(pending):
+            rank, parts = group[0], [helds[member].local for member in group]
             whole = _reduced(parts, placements, self.mesh) if pending else parts[0]
             piece = take_local(value, cut, self.mesh.shape, self.mesh.coordinate(rank), seed=0)
             if away is not None and whole.shape == piece.shape:
@@ -283,15 +272,13 @@ class Matcher:
                 first = first or (found[0], -1 if pending else rank, *found[1:])
         return wrong, first
 
-    def _groups(self, pending: Sequence[int]) -> Iterable[tuple[int, list[int]]]:
-        """Yield each rank alone, or the first rank of each group that is reduced together and the group."""
+    def _groups(self, pending: Sequence[int]) -> list[list[int]]:
+        """Return the groups of ranks that reduce over the ``pending`` mesh dims."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.mesh.world_size):
             coordinate = self.mesh.coordinate(rank)
             groups.setdefault(tuple(c for dim, c in enumerate(coordinate) if dim not in pending), []).append(rank)
-        return ((group[0], group) for group in groups.values()) if pending else (
-            (rank, [rank]) for rank in range(self.mesh.world_size)
-        )  # fmt: skip
+        return list(groups.values())
 
 
 def _pending(placements: Placements) -> list[int]:

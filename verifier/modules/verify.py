@@ -269,7 +269,7 @@ def _check_fit(observed: ModuleObservation, matcher: Matcher, source: str) -> No
     returned = observed.local.returned.items()
     for number, ((at, expected), declared) in enumerate(zip(returned, observed.outputs, strict=True)):
         helds = [run.returned.get(at) for run in observed.ranks]
-        used = [p for mesh_dim, p in enumerate(declared) if not matcher.has_placement(helds, mesh_dim)]
+        used = [p for mesh_dim, p in enumerate(declared) if matcher.placement_on(helds, mesh_dim) is None]
         if all(helds) and not fits(tuple(used), len(expected.shape)):
             raise misfit(declared, len(expected.shape), number, source)
 

@@ -12,22 +12,22 @@ from typing import Any
 from verifier.core.wording import plural
 
 FORMAT_VERSION = 2
-"""Of records, journals and findings. 2: what confirmed a finding, and how to reproduce it, are fields."""
+"""Version of records, journals and findings. Since version 2, findings say what confirmed and what reproduces them."""
 
 
 NOT_SELECTED = "is not selected"
-"""What the detail of a :class:`KnownRecord` says of an op that was not among those of the run."""
+"""The detail of a :class:`KnownRecord` whose op the run did not select."""
 
 OUT_OF_TIME = "not reached within the time limit"
-"""Why something was not tried that a run had no time for."""
+"""Why something was not tried: the run had no time."""
 
 FAILS = "fails as described"
 GONE = "did not fail"
 NOT_RUN = "not run"
-"""What comes of the script of a finding, beside how it broke off."""
+"""Outcomes of a finding's script; others say how it broke off."""
 
 INTERRUPTED = "interrupted"
-"""Why the rest of a run that a Ctrl-C ended was not tried."""
+"""Why something was not tried: a Ctrl-C ended the run."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class TrialRecord:
 CONFIRMED = "confirmed"
 UNCONFIRMED = "unconfirmed"
 NOT_TRIED = "not tried"
-"""What :class:`ConfirmationRecord` may say; "not tried" is said of special values alone, which accuse no rule."""
+"""Values of a confirmation's status; only special values, which accuse no rule, are "not tried"."""
 
 
 @dataclass
@@ -109,8 +109,8 @@ class ConfirmationRecord:
 class FindingRecord:
     """A deduplicated, minimised and confirmed bad verdict.
 
-    ``message`` has three lines: difference, call, likely cause. ``script`` needs torch alone, or what ``imports`` name
-    as well. ``rank_memory`` is the limit under which a replay shows the finding, empty where memory does not matter.
+    ``message`` has three lines: difference, call, likely cause. ``script`` needs only torch, and ``imports`` if there
+    are any. ``rank_memory`` is the limit under which a replay shows the finding; empty if memory does not matter.
     ``script_status`` is ``"fails as described"``, ``"did not fail"``, ``"not run"`` with a reason, how the script broke
     off, or why there is none.
     """
@@ -140,10 +140,10 @@ class FindingRecord:
     """Other combinations and meshes in which the same defect showed, as text."""
     cotangent: str = ""
     imports: list[str] = field(default_factory=list)
-    """The user's modules and files under which it was found; the script runs them first."""
+    """The user's modules and files with which it was found; the script runs them first."""
     rank_memory: str = ""
     groups: list[str] = field(default_factory=list)
-    """What the failures look like that turned out to be this defect, before minimising: op, verdict, place, rule."""
+    """The keys, before minimising, of failures that turned out to be this defect: op, verdict, place, rule."""
     format_version: int = FORMAT_VERSION
 
 
@@ -151,7 +151,7 @@ class FindingRecord:
 class KnownRecord:
     """A baseline entry that this run tried again: ``status`` is ``known`` (still fails), ``fixed`` or ``untested``.
 
-    ``selected`` is false where the op of the entry was not among those of the run.
+    ``selected`` is false if the run did not select the op of the entry.
     """
 
     fingerprint: str
@@ -169,9 +169,9 @@ class UntestedRecord:
 
 @dataclass
 class EdgeCoverageRecord:
-    """Of ``possible`` edges between placements of one mesh dim, those that explicit redistributions took.
+    """The edges between placements of one mesh dim: how many are ``possible``, and which explicit redistributions took.
 
-    ``refused`` are those that only occurred in what DTensor says that it does not support.
+    ``refused`` has the edges that occurred only in redistributions that DTensor does not support.
     """
 
     possible: int
@@ -181,7 +181,7 @@ class EdgeCoverageRecord:
 
 @dataclass
 class RuleCoverageRecord:
-    """The rules that DTensor claims of an op, by their input placements on one mesh dim, and those of them that ran."""
+    """The rules that DTensor claims for an op, as input placements on one mesh dim, and the rules that ran."""
 
     claimed: list[str]
     exercised: list[str]
@@ -257,7 +257,7 @@ class WrongRuleRecord:
 class MissingRuleRecord:
     """A rule that held in each of ``draws`` draws over ``sizes`` sets of shapes, where DTensor communicates or refuses.
 
-    ``saves`` is what DTensor runs instead at the shapes given; empty where it refuses. ``verdict`` is ``MISSING``.
+    ``saves`` has what DTensor runs instead at the given shapes; empty if it refuses. ``verdict`` is ``MISSING``.
     ``samples`` counts the samples of the op in which it is missing.
     """
 
@@ -283,7 +283,7 @@ class OpRulesRecord:
 
     ``combinations`` counts pairs of input placements and one output's placement that have a verdict, ``runs`` how often
     input placements were run, over all draws. ``confirmed`` lists the claims that held in every draw, as text.
-    ``special`` are claims that hold but for infinities, NaN, -0.0 and values at a threshold. ``untested`` maps reasons
+    ``special`` has claims that fail only for infinities, NaN, -0.0 and values at a threshold. ``untested`` maps reasons
     to numbers of combinations. ``not_testable`` maps overloads to the reason. ``seconds`` is the time of one worker.
     """
 
@@ -321,7 +321,7 @@ class RulesRecord:
 
 @dataclass
 class RunHeader:
-    """Everything that was decided before any work."""
+    """Everything that was decided before the run began."""
 
     id: str
     started: str
@@ -339,13 +339,13 @@ class RunHeader:
     shard: str = ""
     """``I/N`` if only that part of the cases was tried."""
     request: dict[str, Any] = field(default_factory=dict)
-    """What was asked for, as text, of which a run that was cut short is resumed; empty where that cannot be."""
+    """The request as text, from which a run that was cut short is resumed; empty if it cannot be resumed."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Of the sources that the outcome depends on (see :mod:`verifier.runs.revision`), and of the baseline."""
+    """Digests of the sources that decide the outcome (see :mod:`verifier.runs.revision`), and of the baseline."""
     places: str = ""
-    """Where the ranks were, if not each a process of this machine with devices of its own."""
+    """Where the ranks were; empty if each was a process of this machine with its own devices."""
     own_rules: list[str] = field(default_factory=list)
-    """The ops whose rules ``imports`` registered in the place of torch's, or where torch has none."""
+    """The ops whose rules ``imports`` registered, instead of torch's rules or because torch has none."""
 
 
 @dataclass

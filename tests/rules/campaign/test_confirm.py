@@ -92,7 +92,10 @@ def test_a_product_is_a_defect_of_its_own_where_its_rules_are_right() -> None:
 def test_an_entry_whose_call_is_outside_the_boundary_is_not_run() -> None:
     case = OpCase("aten.neg.default", "os.system", (torch.ones(2),), family="opinfo")
     stored = msgspec.json.encode(trial_record(Trial(case, FLAT, ((Replicate(),),)))).decode()
-    entry = BaselineEntry("f0", case.op, "opinfo", "CRASH", "", "2", "", "known", (), date.max, stored)
+    entry = BaselineEntry(
+        fingerprint="f0", op=case.op, family="opinfo", verdict="CRASH", rule="", mesh="2", summary="", reason="known",
+        torch=(), expires=date.max, replay=stored,
+    )  # fmt: skip
     tried: list[Trial] = []
 
     def run(trial: Trial) -> Observation:
