@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from verifier.core.arguments import combination_rows, tensor_arguments
-from verifier.core.case import OpCase, Trial
+from verifier.core.case import OpCase
 from verifier.core.observation import Executed, Fate, Observation
 from verifier.core.ops import is_view, parameter_names, resolve, written_arguments
 from verifier.core.placement_text import format_placements
@@ -64,18 +64,14 @@ def rule_class(failure: Failure) -> RuleClass:
 
     The placements are those on which DTensor ran the op, after it had redistributed the arguments.
     """
-    case, backward = failure.trial.case, failure.verdict.backward is not None
-    call = resolve(case.call)
-    if not backward and isinstance(call, OpOverload) and has_own_handler(call):
-        return RuleClass(case.op, Anywhere.OWN_CODE)
-    if failure.verdict.kind is VerdictKind.RANKS_DISAGREE:
-        return RuleClass(case.op, Anywhere.OWN_RULES)
-    if executed := _executed(failure):
-        return RuleClass(executed[-1].op, ByMeshDim.of(executed[-1].placements))
-    if asked := targets(case):
-        return RuleClass(case.op, _redistributed(failure.trial, asked))
-    given = [*map(format_placements, failure.trial.combination)]
-    return RuleClass(case.op, ByMeshDim.of([*given, cotangent_text(failure)] if backward else given))
+    found = next(found for applies, found in _RULE_CLASSES if applies(failure))
+    return RuleClass(failure.trial.case.op, found) if isinstance(found, Anywhere) else found(failure)
+
+
+def _runs_own_code(failure: Failure) -> bool:
+    """Return whether the forward call failed, and DTensor has its own code without rules for the op."""
+    call = resolve(failure.trial.case.call)
+    return failure.verdict.backward is None and isinstance(call, OpOverload) and has_own_handler(call)
 
 
 def _executed(failure: Failure) -> list[Executed]:
@@ -88,14 +84,26 @@ def _executed(failure: Failure) -> list[Executed]:
     return [e for e in executed if e.op == failure.trial.case.op] or executed
 
 
-def _redistributed(trial: Trial, asked: Sequence[Placements]) -> Change | Anywhere:
+def _at_executed(failure: Failure) -> RuleClass:
+    last = _executed(failure)[-1]
+    return RuleClass(last.op, ByMeshDim.of(last.placements))
+
+
+def _at_given(failure: Failure) -> RuleClass:
+    given = [*map(format_placements, failure.trial.combination)]
+    given += [cotangent_text(failure)] if failure.verdict.backward is not None else []
+    return RuleClass(failure.trial.case.op, ByMeshDim.of(given))
+
+
+def _redistributed(failure: Failure) -> RuleClass:
+    trial, asked = failure.trial, targets(failure.trial.case)
     given = trial.combination
     if not all(is_shard_order(placements, trial.mesh.shape) for placements in (*given, *asked)):
-        return Anywhere.NO_SHARD_ORDER
+        return RuleClass(trial.case.op, Anywhere.NO_SHARD_ORDER)
     reduced = sorted({str(p) for placements in given for p in placements if p.is_partial()})
     if reduced and len(asked) == 1:  # the shards on other mesh dims do not matter to a reduction
-        return Change(tuple(reduced), _kinds(asked, nested=False))
-    return Change(_kinds(given), _kinds(asked))
+        return RuleClass(trial.case.op, Change(tuple(reduced), _kinds(asked, nested=False)))
+    return RuleClass(trial.case.op, Change(_kinds(given), _kinds(asked)))
 
 
 def _kinds(places: Sequence[Placements], nested: bool = True) -> tuple[str, ...]:
@@ -112,6 +120,16 @@ def _kinds(places: Sequence[Placements], nested: bool = True) -> tuple[str, ...]
             kind = None if sharded_dim(placement) is None else "_S" if strided else "S"
             kinds.add(kind or str(placement))
     return tuple(sorted(kinds - {"R"})) or ("R",)
+
+
+_RULE_CLASSES: tuple[tuple[Callable[[Failure], object], Anywhere | Callable[[Failure], RuleClass]], ...] = (
+    (_runs_own_code, Anywhere.OWN_CODE),
+    (lambda failure: failure.verdict.kind is VerdictKind.RANKS_DISAGREE, Anywhere.OWN_RULES),
+    (_executed, _at_executed),
+    (lambda failure: targets(failure.trial.case), _redistributed),
+    (lambda _: True, _at_given),
+)
+"""A condition on failures, and the rule class under it; the first condition that holds counts."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- keys
@@ -263,8 +281,11 @@ class Collector:
 
     def add(self, failure: Failure) -> Group:
         key = group_key(failure)
-        group = self.groups.setdefault(key, Group(key, failure, occurrences=0))
-        group.add(failure)
+        if key in self.groups:
+            self.groups[key].add(failure)
+        else:
+            self.groups[key] = Group(key, failure)
+        group = self.groups[key]
         if len(group.seen) < 12:
             rows = combination_rows(failure.trial.case, failure.trial.combination)
             whose = f"{failure.trial.case.op} on " if is_of_any_op(failure) else ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import torch
 from hypothesis.strategies import SearchStrategy
 
 from verifier.core.arguments import tensor_arguments
@@ -33,7 +32,6 @@ from verifier.oracle.verdicts import judge
 from verifier.placements.alphabet import Alphabet
 from verifier.programs import joined, simpler_calls, targets
 from verifier.records.schema import CONFIRMED, UNCONFIRMED, ConfirmationRecord
-from verifier.torch_internals.placements import Combination
 
 __all__ = [
     "Minimiser",
@@ -199,18 +197,19 @@ def _is_determined(reference: Reference) -> bool:
 
 def _fits(template: Trial, case: OpCase) -> bool:
     """Return whether the template's placements can be used for the tensors of ``case``."""
-    if not _admitted(tensor_arguments(case.args, case.kwargs), template.combination):
-        return False
-    if not template.cotangents:
-        return True
-    reference = make_reference(case)
-    outputs = [reference.outputs[i] for i in reference.differentiable]
-    return all(len(one) == len(outputs) and _admitted(outputs, one) for one in template.cotangents)
-
-
-def _admitted(tensors: Sequence[torch.Tensor], combination: Combination) -> bool:
-    placed = [(tensor, p) for tensor, placements in zip(tensors, combination, strict=True) for p in placements]
-    return all(Alphabet.admits(placement, tensor.ndim, tensor.dtype) for tensor, placement in placed)
+    for tensor, placements in zip(tensor_arguments(case.args, case.kwargs), template.combination, strict=True):
+        if not all(Alphabet.admits(placement, tensor.ndim, tensor.dtype) for placement in placements):
+            return False
+    if template.cotangents:
+        reference = make_reference(case)
+        outputs = [reference.outputs[i] for i in reference.differentiable]
+        for cotangents in template.cotangents:
+            if len(cotangents) != len(outputs):
+                return False
+            for output, placements in zip(outputs, cotangents, strict=True):
+                if not all(Alphabet.admits(placement, output.ndim, output.dtype) for placement in placements):
+                    return False
+    return True
 
 
 def confirm(failure: Failure, minimiser: Minimiser) -> tuple[Failure, ConfirmationRecord]:
