@@ -68,11 +68,15 @@ def _leave_out_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _put_together(items: list[pytest.Item]) -> None:
-    """Sort modules, but not the tests in them, by the session's pools that any of their tests needs."""
+    """Sort modules by the pools of the session that their tests ask for; within a module the order stays.
+
+    Modules with a test that takes long come first, so that no worker waits for such a test in the end.
+    """
     shared: dict[object, set[str]] = {}
     for item in items:
         shared.setdefault(item.path, set()).update({*_POOLS[:2]} & set(item.fixturenames))  # type: ignore[attr-defined]
-    items.sort(key=lambda item: [name in shared[item.path] for name in _POOLS[:2]])
+    long = {item.path for item in items if item.get_closest_marker("long") is not None}
+    items.sort(key=lambda item: [item.path not in long, *(name in shared[item.path] for name in _POOLS[:2])])
 
 
 def pytest_configure(config: pytest.Config) -> None:

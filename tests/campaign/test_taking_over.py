@@ -31,7 +31,7 @@ from verifier.records.schema import RunHeader
 from verifier.runs.journal import read_journal
 from verifier.runs.store import RunStore
 
-pytestmark = [pytest.mark.ranks, pytest.mark.cli]
+pytestmark = [pytest.mark.ranks, pytest.mark.cli, pytest.mark.long]
 
 END = "\nexit statuses: "
 """Stands before the exit statuses of commands, behind all that they print."""

@@ -11,7 +11,7 @@ from forked_commands import run_module
 
 from verifier.cli.main import main
 
-pytestmark = [pytest.mark.ranks, pytest.mark.cli]
+pytestmark = [pytest.mark.ranks, pytest.mark.cli, pytest.mark.long]
 
 Gate = Callable[..., tuple[int, str]]
 

@@ -80,6 +80,7 @@ def torchrun(folder: Path, nodes: int, per_node: int, arguments: Sequence[str]) 
         return [(process.returncode, text) for process, text in zip(started, printed, strict=True)]
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_torchrun_on_two_nodes_finds_what_an_ordinary_run_finds(tmp_path: Path) -> None:
     """A wrong rule among them, for which every torchrun ends with an error."""
