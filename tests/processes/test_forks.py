@@ -47,7 +47,7 @@ def main():
             case "forked":
                 connection.send(os.getpid() != LOADED_BY)
             case "exit", status:
-                print("said to the log")
+                print("said to the log", flush=True)
                 sys.exit(status)
             case "raise":
                 raise ValueError("raised here")
@@ -159,7 +159,12 @@ def test_servers_differ_by_hash_seed() -> None:
 
 def test_a_process_that_is_killed_before_the_server_has_loaded_does_not_live(program: Path) -> None:
     (program / "slow_program.py").write_text(
-        "import pathlib, time\ntime.sleep(1)\ndef main():\n    pathlib.Path('ran').touch()\n    time.sleep(300)\n"
+        "import os, pathlib, time\n"
+        "time.sleep(1)\n"
+        "def main():\n"
+        "    with open(pathlib.Path(__file__).with_name('ran'), 'a') as file:\n"
+        "        print(os.getpid(), file=file)\n"
+        "    time.sleep(300)\n"
     )
     with nothing_left_behind():
         one = Running("slow_program")
@@ -168,7 +173,8 @@ def test_a_process_that_is_killed_before_the_server_has_loaded_does_not_live(pro
         assert one.child.ending() == "signal SIGKILL"
         one.close()
         with running("slow_program") as other:  # the server gets to it after the other one
-            assert other.child.pid
+            wait_until(lambda: (program / "ran").exists() and (program / "ran").read_text(), "the start of the other")
+            assert (program / "ran").read_text().split() == [str(other.child.pid)]
 
 
 def test_without_its_server_a_process_goes_on_and_others_start_in_the_usual_way() -> None:

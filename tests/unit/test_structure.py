@@ -136,6 +136,13 @@ def test_rooms_are_small() -> None:
     assert {str(f): size for f, size in sizes.items() if size > most.get(f, MOST_IN_A_ROOM)} == {}
 
 
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports a test file by its base name, and refuses a second file of that name."""
+    names = [path.name for path in python_files("tests") if path.name.startswith("test_")]
+    assert len(names) > 100
+    assert sorted(name for name in {*names} if names.count(name) > 1) == []
+
+
 def test_verifier_imports_neither_families_nor_tests() -> None:
     names = [(path, name) for path in python_files("verifier") for name in imports_of(path)]
     assert len(names) > 1000
