@@ -36,9 +36,6 @@ from verifier.records.values import load_trial
 
 __all__ = ["Diagnosis", "Investigation"]
 
-MINIMISING_LIMIT = 20.0
-"""Seconds after which minimising stops; the smallest failure by then is reported."""
-
 
 class Diagnosis(Protocol):
     """A cause that failures of an op may share, and that its calls and placements do not show.
@@ -221,7 +218,7 @@ class Investigation:
     def _look_into(self, group: Group) -> None:
         """Minimise and confirm the smallest failure of ``group``, and report what the group is."""
         failure = self._marked(group.smallest)
-        until = min(self.until, self._clock() + MINIMISING_LIMIT)
+        until = min(self.until, self._clock() + self.plan.minimising)
         minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until, self._clock)
         known = bool(self._diagnosis(failure)) and self._is_handled(failure)
         smallest, minimised = (failure, True) if known else self._minimised(failure, minimiser)

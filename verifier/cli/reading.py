@@ -82,12 +82,16 @@ def gate(
     rank_memory: RankMemory,
 ) -> None:
     parse_rank_memory(rank_memory)
-    cluster = cluster_of(context, fresh)
+    cluster = cluster_of(context, fresh or bool(imports and not patterns))
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     store = RunStore(out)
     asked = tuple(patterns or ())
     evidence = None
-    if not fresh:
+    if imports and not asked:
+        with Loading():
+            from verifier.cli.own_rules import verify_own_rules
+        evidence = verify_own_rules(imports, mesh or (), store, known, baseline, rank_memory, cluster)
+    elif not fresh:
         evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
     if evidence is None or evidence.nothing_recorded:
         with Loading():

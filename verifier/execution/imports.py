@@ -17,6 +17,7 @@ from types import ModuleType
 import verifier
 from verifier.execution.registrations import (
     Lacking,
+    Registered,
     as_option,
     changes,
     defining_modules,
@@ -35,6 +36,8 @@ __all__ = [
     "is_importing",
     "modules_of_rules",
     "own_rules",
+    "patterns_of_imports",
+    "registered_by",
     "rules_of_the_user",
     "run_file",
     "run_imports",
@@ -43,6 +46,8 @@ __all__ = [
 
 _OWN = f"{Path(verifier.__file__).resolve().parent}{os.sep}"
 _running: list[str] = []
+_registered: dict[str, tuple[str, ...]] = {}
+"""The ops for which each import has registered a rule in this process."""
 
 
 class ImportFailedError(ValueError):
@@ -71,8 +76,11 @@ def run_imports(names: Sequence[str]) -> list[str]:
     with let_new_rules_win() as helped:
         for name in names:
             _running.append(name)
+            before = registered_rules()
             try:
                 _import(name)
+                if new := _changed(before, registered_rules()):
+                    _registered[name] = tuple(sorted({*_registered.get(name, ()), *new}))
             except KeyboardInterrupt:
                 raise
             # The user's own code may raise anything. What ends it with sys.exit must not end us, with its status.
@@ -83,6 +91,33 @@ def run_imports(names: Sequence[str]) -> list[str]:
             finally:
                 _running.pop()
     return helped
+
+
+def _changed(before: Mapping[str, Registered], after: Mapping[str, Registered]) -> list[str]:
+    """Return the ops that have other rules than before; a user may register a function of torch, too."""
+    ops = [op for op in changes(before, after) if op in after]
+    # torch itself registers rules of prims, once its compiler is imported
+    return [op for op in ops if after[op].sources or not op.startswith("prims.")]
+
+
+def registered_by(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the ops for which the imports ``names`` have registered rules, handlers or strategies, sorted."""
+    return tuple(sorted({op for name in names for op in _registered.get(name, ())}))
+
+
+def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str]) -> Sequence[str]:
+    """Return ``patterns``, or if there is none, the ops for which ``imports`` have registered rules.
+
+    A warning is given if nothing was asked for and the imports have registered nothing.
+    """
+    if patterns or not imports:
+        return patterns
+    ops = registered_by(imports)
+    if not ops:
+        warnings.warn(
+            f"{', '.join(imports)}: registers no sharding rule, so it does not say what to verify", stacklevel=3
+        )
+    return ops
 
 
 def _where(error: BaseException) -> str:
@@ -167,8 +202,9 @@ def _runs(op: str, text: str) -> bool:
 
 
 def own_rules() -> list[str]:
-    """Return the ops that this process runs by rules that are not torch's own."""
-    return sorted(op for op, rule in registered_rules().items() if rule.sources)
+    """Return the ops that this process runs by rules that are not torch's own, or that an import registered."""
+    own = {op for op, rule in registered_rules().items() if rule.sources}
+    return sorted(own.union(*_registered.values()))
 
 
 def modules_of_rules() -> list[ModuleType]:
