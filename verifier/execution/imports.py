@@ -37,6 +37,7 @@ __all__ = [
     "modules_of_rules",
     "own_rules",
     "patterns_of_imports",
+    "places_of_rules",
     "registered_by",
     "rules_of_the_user",
     "run_file",
@@ -205,6 +206,17 @@ def own_rules() -> list[str]:
     """Return the ops that this process runs by rules that are not torch's own, or that an import registered."""
     own = {op for op, rule in registered_rules().items() if rule.sources}
     return sorted(own.union(*_registered.values()))
+
+
+def places_of_rules() -> dict[str, tuple[str, int]]:
+    """Return the file and the line of the user's own strategy of each op; files in this folder are relative to it."""
+    found = {}
+    for op, rule in registered_rules().items():
+        source = next((one for one in rule.sources if one.file and one.line), None)
+        if source is not None:
+            relative = os.path.relpath(source.file)
+            found[op] = (source.file if relative.startswith(os.pardir) else relative, source.line)
+    return found
 
 
 def modules_of_rules() -> list[ModuleType]:
