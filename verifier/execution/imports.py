@@ -47,8 +47,8 @@ __all__ = [
 
 _OWN = f"{Path(verifier.__file__).resolve().parent}{os.sep}"
 _running: list[str] = []
-_registered: dict[str, tuple[str, ...]] = {}
-"""The ops for which each import has registered a rule in this process."""
+_registered: dict[str, dict[str, str]] = {}
+"""By import, the ops for which it has registered a rule in this process, and the rule as text."""
 
 
 class ImportFailedError(ValueError):
@@ -80,8 +80,7 @@ def run_imports(names: Sequence[str]) -> list[str]:
             before = registered_rules()
             try:
                 _import(name)
-                if new := _changed(before, registered_rules()):
-                    _registered[name] = tuple(sorted({*_registered.get(name, ()), *new}))
+                _registered.setdefault(name, {}).update(_changed(before, registered_rules()))
             except KeyboardInterrupt:
                 raise
             # The user's own code may raise anything. What ends it with sys.exit must not end us, with its status.
@@ -94,16 +93,18 @@ def run_imports(names: Sequence[str]) -> list[str]:
     return helped
 
 
-def _changed(before: Mapping[str, Registered], after: Mapping[str, Registered]) -> list[str]:
+def _changed(before: Mapping[str, Registered], after: Mapping[str, Registered]) -> dict[str, str]:
     """Return the ops that have other rules than before; a user may register a function of torch, too."""
-    ops = [op for op in changes(before, after) if op in after]
+    ops = {op: text for op, text in changes(before, after).items() if op in after}
     # torch itself registers rules of prims, once its compiler is imported
-    return [op for op in ops if after[op].sources or not op.startswith("prims.")]
+    return {op: text for op, text in ops.items() if after[op].sources or not op.startswith("prims.")}
 
 
 def registered_by(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the ops for which the imports ``names`` have registered rules, handlers or strategies, sorted."""
-    return tuple(sorted({op for name in names for op in _registered.get(name, ())}))
+    """Return the ops that have rules, handlers or strategies of the imports ``names``, sorted."""
+    now = registered_rules()
+    given = [item for name in names for item in _registered.get(name, {}).items()]
+    return tuple(sorted({op for op, text in given if op in now and now[op].text == text}))
 
 
 def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str]) -> Sequence[str]:
@@ -205,7 +206,7 @@ def _runs(op: str, text: str) -> bool:
 def own_rules() -> list[str]:
     """Return the ops that this process runs by rules that are not torch's own, or that an import registered."""
     own = {op for op, rule in registered_rules().items() if rule.sources}
-    return sorted(own.union(*_registered.values()))
+    return sorted(own.union(registered_by([*_registered])))
 
 
 def places_of_rules() -> dict[str, tuple[str, int]]:
