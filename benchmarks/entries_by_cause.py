@@ -1,18 +1,19 @@
 """A table of every entry of a baseline and the remedies that mend its trial, made by running it.
 
-    python benchmarks/entries_by_cause.py reports/baseline.toml --only aten.cumsum
+python benchmarks/entries_by_cause.py reports/baseline.toml --only aten.cumsum
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
-from verifier.core.remedies import installed_remedies
+from verifier.execution.remedies import installed_remedies
 from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Failure
-from verifier.gate.baseline import load_baseline
+from verifier.gate.baseline import BaselineEntry, Cause, load_baseline
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.oracle.reference import make_reference
@@ -29,9 +30,12 @@ def main() -> None:
     parser.add_argument("--family", default="opinfo", help="the family of the entries; empty for all")
     options = parser.parse_args()
     pools = PoolSet(lambda key: Pool(key, trial_limit=TRIAL_LIMIT), keep=2)
-    attribution = Attribution(lambda trial, names: run_remedied(pools, trial, names), [*installed_remedies().values()])
     entries = [e for e in load_baseline(options.baseline).entries if e.op.startswith(options.only)]
     entries = [e for e in entries if options.family in ("", e.family)]
+    # a cause for each remedy, known or not
+    like = {f.name: getattr(entries[0], f.name) for f in fields(BaselineEntry)} if entries else {}
+    causes = [Cause(**like, remedy=name, title="", where=()) for name in installed_remedies()]
+    attribution = Attribution(lambda trial, names: run_remedied(pools, trial, names), causes, installed_remedies())
     counts: Counter[str] = Counter()
     try:
         for entry in sorted(entries, key=lambda one: (load_trial(one.trial()).mesh.world_size, one.op)):
@@ -42,7 +46,7 @@ def main() -> None:
                 found = f"does not fail: {verdict.kind}"
             else:
                 mending = attribution.explain(Failure(trial, observation, verdict))
-                found = ", ".join(remedy.name for remedy in mending) or "no remedy"
+                found = ", ".join(cause.remedy for cause in mending) or "no remedy"
             counts[found] += 1
             print(f"{entry.fingerprint} {entry.op} {entry.verdict}: {found}", flush=True)
     finally:

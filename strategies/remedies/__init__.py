@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategies.remedies import embeddings, losses, reductions, registrations, shards, views, writes
-from verifier.core.remedies import Remedies
+from verifier.execution.remedies import Remedies
 
 __all__ = ["REMEDIES"]
 

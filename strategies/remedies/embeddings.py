@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from strategies.remedies.placing import is_partial, is_sharded, shard_dims
-from verifier.core.remedies import Remedy
-from verifier.torch_internals.amending import Decision, vetoed
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, vetoed
 
 __all__ = ["REMEDIES"]
 
@@ -20,8 +20,10 @@ def _counts_some_of_the_ids(decision: Decision) -> bool:
 def _masks_before_redistributing(decision: Decision) -> bool:
     """Return whether one mesh dim shards the rows, and the ids are redistributed or sharded on another one."""
     weight, given = decision.args[0], decision.given[1]
-    return 0 in shard_dims(weight.placements) and len(decision.mesh_shape) > 1 and not all(
-        placement.is_replicate() for placement in given.placements
+    return (
+        0 in shard_dims(weight.placements)
+        and len(decision.mesh_shape) > 1
+        and not all(placement.is_replicate() for placement in given.placements)
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from strategies.remedies.placing import has_uneven_shards, is_sharded, partials
-from verifier.core.remedies import Remedy
-from verifier.torch_internals.amending import Decision, vetoed
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, vetoed
 
 __all__ = ["REMEDIES"]
 
@@ -22,7 +22,7 @@ _WEIGHTED = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 
 def _is_mean(decision: Decision) -> bool:
     position = _REDUCTION[decision.op.split(".")[1]]
-    return decision.argument(position, "reduction", _MEAN) == _MEAN
+    return bool(decision.argument(position, "reduction", _MEAN) == _MEAN)
 
 
 def _averages(decision: Decision) -> bool:

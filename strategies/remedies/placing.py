@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from verifier.placements.algebra import coordinates, local_shape, sharded_dim
-from verifier.torch_internals.amending import Decision, Placed
+from verifier.torch_internals.amending.propagation import Decision, Placed
 from verifier.torch_internals.placements import Placements
 
 __all__ = ["has_uneven_shards", "is_partial", "is_sharded", "local_shapes", "partials", "shard_dims"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from strategies.remedies.placing import is_partial, is_sharded
-from verifier.core.remedies import Remedy
-from verifier.torch_internals.amending import Decision, Placed, normalised, vetoed
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, Placed, normalised, vetoed
 
 __all__ = ["REMEDIES"]
 
@@ -42,7 +42,11 @@ def _dim_from_the_front(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | Non
 
 def _is_infinite_norm_of_partial(decision: Decision) -> bool:
     order = decision.argument(1, "ord", 2)
-    return isinstance(order, int | float) and math.isinf(order) and any(is_partial(x, "max", "min") for x in decision.inputs)
+    return (
+        isinstance(order, int | float)
+        and math.isinf(order)
+        and any(is_partial(x, "max", "min") for x in decision.inputs)
+    )
 
 
 def _is_partial(decision: Decision) -> bool:
@@ -134,6 +138,7 @@ REMEDIES = (
         "take threshold from the list of non-decreasing ops (_ops/_pointwise_ops.py)",
         lambda: vetoed(_names("threshold.*", "threshold_.*"), _is_extreme),
         _names("threshold.*", "threshold_.*"),
+        refuses=True,
     ),
     Remedy(
         "scalars-added-to-parts",
@@ -146,5 +151,6 @@ REMEDIES = (
         "pass no P(product) of complex numbers through view_as_real",
         lambda: vetoed(_names("view_as_real.default"), _splits_complex),
         _names("view_as_real.default"),
+        refuses=True,
     ),
 )

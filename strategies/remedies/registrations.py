@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 
-from verifier.core.remedies import Remedy
-from verifier.torch_internals.amending import (
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.registrations import (
     adjusted_like,
     cached_by,
     handled,
@@ -72,6 +72,13 @@ REMEDIES = (
         "strategies for one mesh dim in _ops/_conv_ops.py are right",
         lambda: without_handler(aten.convolution.default, aten.convolution_backward.default),
         ("aten.convolution*", "aten.conv*", "aten.*conv*"),
+    ),
+    Remedy(
+        "argmax-handler",
+        "remove argminmax_handler from _custom_op_handlers (_dispatch.py): argmax_argmin_strategy in _ops/_math_ops.py "
+        "is right",
+        lambda: without_handler(aten.argmax.default, aten.argmin.default),
+        ("aten.argmax.default", "aten.argmin.default"),
     ),
     Remedy(
         "sizes-of-out-variants",

@@ -7,15 +7,16 @@ import math
 import torch
 
 from strategies.remedies.placing import is_sharded, local_shapes, shard_dims
-from verifier.core.remedies import Remedy
-from verifier.torch_internals.amending import Decision, Placed, vetoed
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, Placed, vetoed
 
 __all__ = ["REMEDIES"]
 
 
 def _leaves_a_rank_empty(decision: Decision) -> bool:
     return any(
-        math.prod(one.shape) > 0 and not all(map(math.prod, local_shapes(one.shape, one.placements, decision.mesh_shape)))
+        math.prod(one.shape) > 0
+        and not all(map(math.prod, local_shapes(one.shape, one.placements, decision.mesh_shape)))
         for one in decision.inputs
         if is_sharded(one)
     )
@@ -94,6 +95,7 @@ REMEDIES = (
         "do not shard an index that is a mask (index in _ops/_tensor_ops.py)",
         lambda: vetoed(("aten.index.Tensor", "aten.index.Tensor_out"), _cuts_a_mask),
         ("aten.index.*",),
+        refuses=True,
     ),
     Remedy(
         "batches-of-solvers",

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from strategies.remedies.placing import local_shapes, shard_dims
-from verifier.core.remedies import Remedy
-from verifier.torch_internals.amending import Decision, normalised, replicated_first, vetoed
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, normalised, replicated_first, vetoed
 
 __all__ = ["REMEDIES"]
 
@@ -48,6 +48,7 @@ REMEDIES = (
         lambda: vetoed(_VIEWS, _sizes_do_not_fit),
         (*_VIEWS, "aten.max_unpool*", "aten._embedding_bag*"),
         frozenset({"CRASH", "WRONG_VALUE", "WRONG_SHAPE"}),
+        refuses=True,
     ),
     Remedy(
         "expanded-shards",

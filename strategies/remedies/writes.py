@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from strategies.remedies.placing import is_partial
-from verifier.core.remedies import Remedy
-from verifier.torch_internals.amending import Decision, Placed, refused
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, Placed, refused
 
 __all__ = ["REMEDIES"]
 

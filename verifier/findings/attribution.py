@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verifier.core.case import Trial
-from verifier.core.observation import Observation
-from verifier.core.remedies import Remedy
+from verifier.core.observation import Fate, Observation
 from verifier.core.verdict import VerdictKind
+from verifier.core.wording import did_you_mean
+from verifier.execution.remedies import Remedy, installed_remedies
 from verifier.findings.failures import Failure
+from verifier.gate.baseline import Baseline, BaselineError, Cause
 from verifier.oracle.reference import make_reference
-from verifier.oracle.verdicts import judge
+from verifier.oracle.verdicts import judge, vacuous
 
 __all__ = ["Attribution", "RemediedRunner", "ops_of"]
 
@@ -33,51 +35,81 @@ class Attribution:
     ----------
     run
         Runs a trial with remedies in force.
+    causes
+        The known causes.
     remedies
-        Those of known causes.
+        Those of the causes, by name.
     """
 
     run: RemediedRunner
-    remedies: Sequence[Remedy]
+    causes: Sequence[Cause]
+    remedies: Mapping[str, Remedy]
+
+    @classmethod
+    def of(cls, baseline: Baseline, run: RemediedRunner) -> Attribution:
+        """Return the attribution to the causes of ``baseline``.
+
+        Raises
+        ------
+        BaselineError
+            If no installed package declares the remedy of a cause.
+        """
+        installed = installed_remedies() if baseline.causes else {}
+        for cause in baseline.causes:
+            if cause.remedy not in installed:
+                hint = (
+                    did_you_mean(cause.remedy, installed) or "; install the package that declares it, and ours, again"
+                )
+                raise BaselineError(f"no installed package declares the remedy {cause.remedy!r} of the baseline{hint}")
+        return cls(run, baseline.causes, installed)
 
     def shows_alone(self, failure: Failure) -> bool:
         """Return whether the trial fails again without a remedy, and so can show what a remedy changes.
 
         A hang is not repeated, because it costs the time limit of a trial.
         """
-        return failure.verdict.kind is VerdictKind.HANG or self._verdict(failure.trial, ()).bad
+        if failure.verdict.kind is VerdictKind.HANG:
+            return True
+        return judge(self.run(failure.trial, ()), make_reference(failure.trial.case)).kind.bad
 
-    def explain(self, failure: Failure) -> tuple[Remedy, ...]:
-        """Return the fewest remedies found under which the trial passes; none if it fails under all of them.
+    def explain(self, failure: Failure) -> tuple[Cause, ...]:
+        """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
 
-        A trial counts as passed if DTensor refuses the call because of a remedy that says so.
+        Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
+        left out as can be.
         """
-        likely, others = self._in_order(failure)
-        able = [*likely, *others]
-        # most failures have one likely cause, most others no cause at all
-        for remedy in likely[:1]:
-            if self._mends(failure, [remedy]):
-                return (remedy,)
-        if not able or not self._mends(failure, able):
-            return next(((remedy,) for remedy in likely[1:] if self._mends(failure, [remedy])), ())
-        for remedy in likely[1:]:
-            if self._mends(failure, [remedy]):
-                return (remedy,)
-        return tuple(self._fewest(failure, able))
-
-    def is_mended(self, failure: Failure, remedies: Sequence[Remedy]) -> bool:
-        """Return whether the trial passes under exactly these remedies."""
-        return self._mends(failure, list(remedies))
-
-    def _in_order(self, failure: Failure) -> tuple[list[Remedy], list[Remedy]]:
-        """Return the remedies that are likely to mend ``failure``, the most special first, and those that may."""
-        may = [one for one in self.remedies if not one.verdicts or failure.verdict.kind in one.verdicts]
+        may = [cause for cause in self.causes if self._may_mend(cause, failure)]
         ops = ops_of(failure)
-        likely = [one for one in may if one.is_likely(ops)]
-        likely.sort(key=lambda one: "*" in one.ops)
-        return likely, [one for one in may if one not in likely]
+        likely = [cause for cause in may if self.remedies[cause.remedy].is_likely(ops)]
+        for cause in sorted(likely, key=lambda one: "*" in self.remedies[one.remedy].ops):
+            if self.is_mended(failure, (cause,)):
+                return (cause,)
+        if len(may) < 2 or not self.is_mended(failure, may):
+            return ()
+        return tuple(self._fewest(failure, may))
 
-    def _fewest(self, failure: Failure, mending: list[Remedy]) -> list[Remedy]:
+    def is_mended(self, failure: Failure, causes: Sequence[Cause]) -> bool:
+        """Return whether the trial passes under the remedies of exactly these causes.
+
+        It counts as passed if the results are now right, be they all zero: the trial itself has shown what is wrong
+        without the remedies. It also counts if DTensor refuses the call, and the only remedy in force says that it may.
+        """
+        reference = make_reference(failure.trial.case)
+        observation = self.run(failure.trial, tuple(cause.remedy for cause in causes))
+        match judge(observation, reference).kind:
+            case VerdictKind.PASS:
+                return True
+            case VerdictKind.INCONCLUSIVE:
+                return observation.fate is Fate.COMPLETED and bool(vacuous(reference))
+            case VerdictKind.UNSUPPORTED:
+                return len(causes) == 1 and self.remedies[causes[0].remedy].refuses
+        return False
+
+    def _may_mend(self, cause: Cause, failure: Failure) -> bool:
+        verdicts = self.remedies[cause.remedy].verdicts
+        return not verdicts or failure.verdict.kind in verdicts
+
+    def _fewest(self, failure: Failure, mending: list[Cause]) -> list[Cause]:
         """Return a smallest subset of ``mending`` that still mends: leave out halves, then quarters, and so on."""
         size = len(mending)
         while size > 1:
@@ -85,15 +117,8 @@ class Attribution:
             start = 0
             while start < len(mending) > 1:
                 fewer = mending[:start] + mending[start + size :]
-                if fewer and self._mends(failure, fewer):
+                if fewer and self.is_mended(failure, fewer):
                     mending = fewer
                 else:
                     start += size
         return mending
-
-    def _mends(self, failure: Failure, remedies: list[Remedy]) -> bool:
-        kind = self._verdict(failure.trial, tuple(remedy.name for remedy in remedies))
-        return kind is VerdictKind.PASS or (kind is VerdictKind.UNSUPPORTED and any(one.refuses for one in remedies))
-
-    def _verdict(self, trial: Trial, remedies: tuple[str, ...]) -> VerdictKind:
-        return judge(self.run(trial, remedies), make_reference(trial.case)).kind

@@ -12,7 +12,7 @@ from verifier.meshes.tasks import Task
 
 __all__ = ["run_remedied"]
 
-_PUT_IN_FORCE = "verifier.execution.remedying.put_in_force"
+_PUT_IN_FORCE = "verifier.execution.remedies.put_in_force"
 
 
 def run_remedied(pools: PoolSet, trial: Trial, remedies: tuple[str, ...] = ()) -> Observation:

@@ -1,4 +1,4 @@
-"""Amendments to how DTensor decides, which remedies are made of: each is a context that takes itself back.
+"""Amendments around sharding propagation: what the rules are asked, and which of their decisions count.
 
 An amendment concerns torch's own rules only. An op whose rules someone else has registered runs by those alone.
 """
@@ -15,31 +15,15 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor import _decompositions as decompositions
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
-from torch.distributed.tensor._ops import single_dim_strategy as single_dim
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.utils import _pytree as pytree
 
-from verifier.torch_internals.placements import Placements
+from verifier.torch_internals.placements import Placements, placements_of_spec
 from verifier.torch_internals.registries import registries_of_rules
 
-__all__ = [
-    "Decision",
-    "Placed",
-    "adjusted_like",
-    "cached_by",
-    "handled",
-    "normalised",
-    "ordered_rules",
-    "refused",
-    "replicated_first",
-    "rule_function",
-    "shape_argument",
-    "vetoed",
-    "without_handler",
-]
+__all__ = ["Decision", "Placed", "is_torchs", "normalised", "refused", "replicated_first", "rule_function", "vetoed"]
 
 
 @dataclass(frozen=True)
@@ -104,17 +88,17 @@ def rule_function(op: OpOverload) -> Callable[..., object] | None:
     found = single[op].func if op in single else strategies.get(op) or rules.get(op)
     while isinstance(found, functools.partial):
         found = found.func
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def _is_torchs(op: OpOverload) -> bool:
+def is_torchs(op: OpOverload) -> bool:
     """Return whether the rules of ``op`` are torch's own; what ``register_sharding`` makes is not."""
     function = rule_function(op)
     module = "torch" if function is None else str(getattr(function, "__module__", ""))
     return module.partition(".")[0] == "torch" and ".experimental." not in module
 
 
-# ------------------------------------------------------------------------------------------------ around the propagation
+# ----------------------------------------------------------------------------------------------- around the propagation
 @dataclass(eq=False)
 class _Amendment:
     ops: tuple[str, ...]
@@ -125,7 +109,7 @@ class _Amendment:
 
     def concerns(self, op: OpOverload) -> bool:
         name = str(op)
-        return any(fnmatchcase(name, pattern) for pattern in self.ops) and _is_torchs(op)
+        return any(fnmatchcase(name, pattern) for pattern in self.ops) and is_torchs(op)
 
 
 _amendments: list[_Amendment] = []
@@ -175,17 +159,16 @@ def _placed(tree: Any) -> Any:
 def _specs(args: tuple[Any, ...], schema: OpSchema) -> tuple[Any, ...]:
     """Return ``args`` with the specs of ``schema`` in the place of the tensors, in order."""
     specs = iter([leaf for leaf in pytree.tree_leaves(schema.args_schema) if isinstance(leaf, DTensorSpec)])
-    placed = pytree.tree_map_only(Placed, lambda _: next(specs), args, is_leaf=_is_placed)
-    return placed  # type: ignore[no-any-return]
+    return pytree.tree_map_only(Placed, lambda _: next(specs), args, is_leaf=_is_placed)  # type: ignore[no-any-return]
 
 
 def _decision(schema: OpSchema, sharding: OutputSharding | None) -> Decision:
-    runs, outputs = schema, ()
+    runs = schema
+    outputs: tuple[Placements | None, ...] = ()
     if sharding is not None:
         if sharding.needs_redistribute and sharding.redistribute_schema is not None:
             runs = sharding.redistribute_schema
-        specs = sharding.output_spec if isinstance(sharding.output_spec, list | tuple) else (sharding.output_spec,)
-        outputs = tuple(None if one is None else tuple(one.placements) for one in specs)  # type: ignore[assignment]
+        outputs = placements_of_spec(sharding.output_spec) or ()
     mesh = next(leaf.mesh for leaf in _all_specs(schema))
     given = _placed(schema.args_schema)
     # sizes that were rewritten for one rank are not the call's
@@ -237,7 +220,7 @@ def _is_replicated(spec: DTensorSpec) -> bool:
 
 # ----------------------------------------------------------------------------------------------------- the amendments
 def vetoed(ops: Sequence[str], wrong: Veto) -> contextlib.AbstractContextManager[None]:
-    """Let DTensor replicate the arguments of ``ops`` where it has decided on a rule for which ``wrong`` returns True."""
+    """Let DTensor replicate the arguments of ``ops`` where it has decided on a rule that is ``wrong``."""
     return _amended(_Amendment(tuple(ops), after=wrong))
 
 
@@ -257,105 +240,3 @@ def refused(ops: Sequence[str], wrong: Veto, why: str) -> contextlib.AbstractCon
 def normalised(ops: Sequence[str], change: Normaliser) -> contextlib.AbstractContextManager[None]:
     """Let the rules of ``ops`` see the arguments that ``change`` returns; the ops run with the given ones."""
     return _amended(_Amendment(tuple(ops), change=change))
-
-
-_ABSENT = object()
-
-
-@contextlib.contextmanager
-def _edited(registry: dict[Any, Any], key: object, value: object) -> Iterator[None]:
-    """Have ``registry`` hold ``value`` under ``key``, or nothing, if ``value`` is :data:`_ABSENT`."""
-    before = registry.pop(key, _ABSENT)
-    if value is not _ABSENT:
-        registry[key] = value
-    try:
-        yield
-    finally:
-        registry.pop(key, None)
-        if before is not _ABSENT:
-            registry[key] = before
-
-
-@contextlib.contextmanager
-def without_handler(*ops: OpOverload) -> Iterator[None]:
-    """Let DTensor run ``ops`` by their rules instead of torch's handlers for them."""
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
-    with contextlib.ExitStack() as stack:
-        for op in ops:
-            if str(getattr(handlers.get(op), "__module__", "")).startswith("torch."):
-                stack.enter_context(_edited(handlers, op, _ABSENT))
-        yield
-
-
-@contextlib.contextmanager
-def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
-    """Let DTensor call ``handler(*args, **kwargs)`` instead of ``op``, where torch has no handler of its own."""
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
-    if op in handlers or not _is_torchs(op):
-        yield
-        return
-    with _edited(handlers, op, lambda _op, args, kwargs: handler(*args, **kwargs)):
-        yield
-
-
-@contextlib.contextmanager
-def shape_argument(op: OpOverload, position: int) -> Iterator[None]:
-    """Let DTensor rewrite the argument at ``position``, the shape of the result, for each rank's shard."""
-    propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    with _edited(propagator.op_to_shape_and_stride_idx, op, position):
-        yield
-
-
-@contextlib.contextmanager
-def adjusted_like(op: OpOverload, other: OpOverload) -> Iterator[None]:
-    """Let DTensor rewrite the sizes among the arguments of ``op`` for each rank's shard as it does for ``other``."""
-    propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    adjusters = propagator.op_to_scalar_shape_adjuster
-    with _edited(adjusters, op, adjusters.get(other, _ABSENT)):
-        yield
-
-
-@contextlib.contextmanager
-def cached_by(op: OpOverload, static_argnum: int) -> Iterator[None]:
-    """Let the key of DTensor's cache hold the arguments of ``op`` from ``static_argnum`` on."""
-    propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    if not _is_torchs(op):
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        for infos in (propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy):
-            if (info := infos.get(op)) is not None:
-                key = RuntimeSchemaInfo(static_argnum, info.static_kwargkey, info.needs_pytree)
-                stack.enter_context(_edited(infos, op, key))
-        yield
-
-
-@contextlib.contextmanager
-def ordered_rules() -> Iterator[None]:
-    """Let DTensor enumerate placements in the order of their texts, which is the same in every process."""
-    tracing: Any = decompositions.DecompShardingStrategy
-    candidates, neighbors = tracing._get_candidate_placements, single_dim._get_neighbor_placements
-    unique = single_dim._get_unique_placements
-
-    def ordered_candidates(schema: OpSchema) -> list[Any]:
-        return sorted(candidates(schema), key=str)
-
-    def ordered_neighbors(sharding: Any, partial: Any, *rest: Any) -> Any:
-        return neighbors(sorted(sharding, key=str), sorted(partial, key=str), *rest)  # type: ignore[arg-type]
-
-    def ordered_unique(schema: OpSchema) -> Any:
-        return sorted(unique(schema), key=str)
-
-    changes: tuple[tuple[Any, str, object], ...] = (
-        (tracing, "_get_candidate_placements", staticmethod(ordered_candidates)),
-        (single_dim, "_get_neighbor_placements", ordered_neighbors),
-        (single_dim, "_get_unique_placements", ordered_unique),
-    )
-    kept = [vars(holder)[name] for holder, name, _ in changes]
-    try:
-        for holder, name, new in changes:
-            setattr(holder, name, new)
-        yield
-    finally:
-        for (holder, name, _), old in zip(changes, kept, strict=True):
-            setattr(holder, name, old)
