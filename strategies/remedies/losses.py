@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategies.remedies.placing import has_uneven_shards, is_sharded, partials
+from strategies.remedies.placing import VALUES, has_uneven_shards, is_sharded, partials
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, vetoed
 
@@ -45,17 +45,20 @@ REMEDIES = (
         "divides by the number of elements of the shard",
         lambda: vetoed(_BACKWARD, _divides_by_the_shard),
         (*_BACKWARD, *_FORWARD),
+        VALUES,
     ),
     Remedy(
         "means-of-uneven-shards",
         "claim P(avg) for the mean of a loss only if all shards have the same size",
         lambda: vetoed(_FORWARD, _averages_unevenly),
         (*_FORWARD, *_BACKWARD),
+        VALUES,
     ),
     Remedy(
         "means-by-weight",
         "do not claim P(avg) for the mean of nll_loss, which divides by the weights of the targets that count",
         lambda: vetoed(_WEIGHTED, _averages),
         ("aten.nll_loss*",),
+        VALUES,
     ),
 )

@@ -9,7 +9,10 @@ from verifier.placements.algebra import coordinates, local_shape, sharded_dim
 from verifier.torch_internals.amending.propagation import Decision, Placed
 from verifier.torch_internals.placements import Placements
 
-__all__ = ["has_uneven_shards", "is_partial", "is_sharded", "local_shapes", "partials", "shard_dims"]
+__all__ = ["VALUES", "has_uneven_shards", "is_partial", "is_sharded", "local_shapes", "partials", "shard_dims"]
+
+VALUES = frozenset({"WRONG_VALUE", "WRONG_GRADIENT"})
+"""The verdicts of a rule that is right about shapes and placements, and wrong about values."""
 
 
 def local_shapes(shape: Sequence[int], placements: Placements, mesh_shape: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from strategies.remedies.placing import is_partial, is_sharded
+from strategies.remedies.placing import VALUES, is_partial, is_sharded
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, normalised, vetoed
 
@@ -96,48 +96,56 @@ REMEDIES = (
         "normalise the dim in scan_strategy (_ops/_math_ops.py)",
         lambda: normalised(_SCANS, _dim_from_the_front),
         _SCANS,
+        VALUES,
     ),
     Remedy(
         "infinite-norms-of-parts",
         "pass no P(max) or P(min) through a norm of infinite order, which takes absolute values first",
         lambda: vetoed(_names("linalg_vector_norm.*", "_foreach_norm.*"), _is_infinite_norm_of_partial),
         _names("linalg_vector_norm.*", "_foreach_norm.*"),
+        VALUES,
     ),
     Remedy(
         "powers-of-parts",
         "pass no partial placement through a sum of powers, which is not linear",
         lambda: vetoed(_names("linalg__powsum.*", "_foreach_powsum.*"), _is_partial),
         _names("linalg__powsum.*", "_foreach_powsum.*"),
+        VALUES,
     ),
     Remedy(
         "any-of-parts",
         "pass P(sum) through any only for bools, whose sum is OR (linear_reduction_strategy in _ops/_math_ops.py)",
         lambda: vetoed(_names("any.*"), _is_any_of_parts),
         _names("any.*"),
+        VALUES,
     ),
     Remedy(
         "sums-of-bools",
         "pass no P(sum) of bools through a sum, which counts (linear_reduction_strategy in _ops/_math_ops.py)",
         lambda: vetoed(_names("sum.*"), _sums_bools),
         _names("sum.*"),
+        VALUES,
     ),
     Remedy(
         "casts-of-bools",
         "pass no P(sum) of bools through a cast to numbers (_to_copy_single_dim_strategy in _ops/_tensor_ops.py)",
         lambda: vetoed(_names("_to_copy.default"), _counts_bools),
         _names("_to_copy.default"),
+        VALUES,
     ),
     Remedy(
         "casts-to-unsigned",
         "pass no P(max) or P(min) through a cast to an unsigned integer, which wraps negative numbers",
         lambda: vetoed(_names("_to_copy.default"), _wraps),
         _names("_to_copy.default"),
+        VALUES,
     ),
     Remedy(
         "threshold-of-extremes",
         "take threshold from the list of non-decreasing ops (_ops/_pointwise_ops.py)",
         lambda: vetoed(_names("threshold.*", "threshold_.*"), _is_extreme),
         _names("threshold.*", "threshold_.*"),
+        VALUES,
         refuses=True,
     ),
     Remedy(
@@ -145,12 +153,14 @@ REMEDIES = (
         "pass no partial placement through _foreach_add with a replicated scalar tensor",
         lambda: vetoed(_names("_foreach_add.Tensor"), _is_partial),
         _names("_foreach_add.Tensor"),
+        VALUES,
     ),
     Remedy(
         "products-of-complex-parts",
         "pass no P(product) of complex numbers through view_as_real",
         lambda: vetoed(_names("view_as_real.default"), _splits_complex),
         _names("view_as_real.default"),
+        VALUES,
         refuses=True,
     ),
 )

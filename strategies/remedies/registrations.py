@@ -65,6 +65,7 @@ REMEDIES = (
         "sort the sets of placements in DecompShardingStrategy._get_candidate_placements (_decompositions.py), and in "
         "_get_unique_placements and _get_neighbor_placements (_ops/single_dim_strategy.py), before they are enumerated",
         ordered_rules,
+        refuses=True,  # as a rule does that some ranks chose before, and others did not
     ),
     Remedy(
         "convolution-handler",

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from strategies.remedies.placing import is_sharded, local_shapes, shard_dims
+from strategies.remedies.placing import VALUES, is_sharded, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, vetoed
 
@@ -82,6 +82,7 @@ REMEDIES = (
         "along its height",
         lambda: vetoed(("aten._adaptive_avg_pool2d_backward.default",), _cuts_rows_of_images),
         ("aten._adaptive_avg_pool2d*",),
+        VALUES,
     ),
     Remedy(
         "squeeze-copy-of-shards",
@@ -92,7 +93,7 @@ REMEDIES = (
     ),
     Remedy(
         "masks-as-indices",
-        "do not shard an index that is a mask (index in _ops/_tensor_ops.py)",
+        "do not shard an index that is a mask (index_single_dim_strategy in _ops/_tensor_ops.py)",
         lambda: vetoed(("aten.index.Tensor", "aten.index.Tensor_out"), _cuts_a_mask),
         ("aten.index.*",),
         refuses=True,
@@ -100,7 +101,7 @@ REMEDIES = (
     Remedy(
         "batches-of-solvers",
         "shard a batch dim of a linear system only if both operands have it, counted from the end "
-        "(linalg_batch_dim_strategy in _ops/_matrix_ops.py)",
+        "(linalg_batch_dim_strategy in _ops/_math_ops.py)",
         lambda: vetoed(("aten.linalg_ldl_solve.*", "aten.linalg_solve_triangular.*"), _batches_differ),
         ("aten.linalg_ldl_solve.*", "aten.linalg_solve_triangular.*"),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategies.remedies.placing import is_partial
+from strategies.remedies.placing import VALUES, is_partial
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, refused
 
@@ -37,6 +37,7 @@ REMEDIES = (
         "refuse to redistribute an argument that the op writes to, whatever the op is called",
         lambda: refused(_WRITING, _writes_to_a_copy, "is not supported where what it writes to is redistributed"),
         _WRITING,
+        VALUES,
         refuses=True,
     ),
     Remedy(
@@ -51,6 +52,7 @@ REMEDIES = (
         "claim no partial placement for fill_, because every rank's part would be the whole value",
         lambda: refused(("aten.fill_.*",), _fills_parts, "is not supported on parts of a reduction"),
         ("aten.fill_.*", "aten.lerp.*"),
+        VALUES,
         refuses=True,
     ),
 )
