@@ -195,11 +195,14 @@ class Confirmer:
         return next((name for name in names if name in self._defects), names[0])
 
     def _mending(self, key: str, failure: Failure) -> tuple[Cause, ...]:
-        """Return the causes that explain ``failure``; those that explained the last one with its key come first."""
+        """Return the causes that explain ``failure``; those that explained the last one with its key come first.
+
+        If none explained the last one, it is a new finding, and this rule is part of it.
+        """
         if self.attribution is None:
             return ()
-        before = self._causes.get(key, ())
-        if not (before and self.attribution.is_mended(failure, before)):
+        before = self._causes.get(key)
+        if before is None or (before and not self.attribution.is_mended(failure, before)):
             self._causes[key] = self.attribution.explain(failure)
         return self._causes[key]
 
