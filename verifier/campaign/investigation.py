@@ -206,7 +206,7 @@ class Investigation:
                 merged = Group(group_key(failure), failure, count, seen)
                 found = self._record(merged, failure, where, True, defect.entry)
                 self._emit(FindingReported(replace(found, groups=keys)))
-            elif defect.finding is not None and (more := count - defect.reported):
+            elif defect.finding is not None and (more := count - defect.reported) > 0:  # none beside a cause
                 found = replace(defect.finding, occurrences=more, also=list(seen), groups=keys)
                 self._emit(FindingReported(found))
 
