@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategies.remedies import embeddings, losses, reductions, registrations, shards, views, writes
+from strategies.remedies import embeddings, losses, redistributing, reductions, registrations, shards, views, writes
 from verifier.execution.remedies import Remedies
 
 __all__ = ["REMEDIES"]
@@ -17,5 +17,6 @@ REMEDIES = Remedies(
         *views.REMEDIES,
         *embeddings.REMEDIES,
         *writes.REMEDIES,
+        *redistributing.REMEDIES,
     ),
 )

@@ -101,6 +101,20 @@ def test_two_causes_may_be_needed_and_no_more_are_named() -> None:
     assert Tried(all_of("r2", "r5"), *remedies).explain() == ["r2", "r5"]
 
 
+def test_a_remedy_may_let_the_trial_get_as_far_as_another_cause() -> None:
+    """The remedy of a wrong value is not tried on a crash, but on what is left once the crash is mended."""
+    tried = Tried(
+        all_of("crash", "value"), remedy("crash", verdicts=["CRASH"]), remedy("value", verdicts=["WRONG_VALUE"])
+    )
+    raised = Raised(Phase.FORWARD, "RuntimeError", "no")
+    reports = tuple(ProcessReport((rank,), Phase.FORWARD, raised) for rank in (0, 1))
+    observation = Observation(TRIAL, Fate.COMPLETED, reports)
+    failure = Failure(TRIAL, observation, judge(observation, make_reference(TRIAL.case)))
+    assert failure.verdict.kind is VerdictKind.CRASH
+    assert [one.remedy for one in tried.it.explain(failure)] == ["crash", "value"]
+    assert tried.runs == [("crash",), ("crash", "value")]
+
+
 def test_what_no_remedy_mends_is_unexplained_however_familiar() -> None:
     tried = Tried(lambda _: False, remedy("a"), remedy("b"))
     assert tried.explain() == []

@@ -76,17 +76,25 @@ class Attribution:
         """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
 
         Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
-        left out as can be.
+        left out as can be. At last, causes are added one by one, as each shows the next.
         """
-        may = [cause for cause in self.causes if self._may_mend(cause, failure)]
+        may = [cause for cause in self.causes if self._may_have(cause, failure.verdict.kind)]
         ops = ops_of(failure)
-        likely = [cause for cause in may if self.remedies[cause.remedy].is_likely(ops)]
-        for cause in sorted(likely, key=lambda one: "*" in self.remedies[one.remedy].ops):
-            if self.is_mended(failure, (cause,)):
+        likely = [cause for cause in self.causes if self.remedies[cause.remedy].is_likely(ops)]
+        likely.sort(key=lambda one: "*" in self.remedies[one.remedy].ops)
+        changed: list[tuple[Cause, VerdictKind]] = []
+        for cause in (one for one in likely if one in may):
+            if (left := self._left(failure, (cause,))) is None:
                 return (cause,)
-        if len(may) < 2 or not self.is_mended(failure, may):
-            return ()
-        return tuple(self._fewest(failure, may))
+            if left is not failure.verdict.kind:
+                changed.append((cause, left))
+        if len(may) > 1 and self.is_mended(failure, may):
+            return tuple(self._fewest(failure, may))
+        for cause, left in changed:  # under its remedy, the trial gets as far as another defect
+            for further in likely:
+                if self._may_have(further, left) and self.is_mended(failure, (cause, further)):
+                    return cause, further
+        return ()
 
     def is_mended(self, failure: Failure, causes: Sequence[Cause]) -> bool:
         """Return whether the trial passes under the remedies of exactly these causes.
@@ -94,20 +102,25 @@ class Attribution:
         It counts as passed if the results are now right, be they all zero: the trial itself has shown what is wrong
         without the remedies. It also counts if DTensor refuses the call, and the only remedy in force says that it may.
         """
+        return self._left(failure, causes) is None
+
+    def _left(self, failure: Failure, causes: Sequence[Cause]) -> VerdictKind | None:
+        """Return the verdict on the trial under the remedies of ``causes``; None if they mend it."""
         reference = make_reference(failure.trial.case)
         observation = self.run(failure.trial, tuple(cause.remedy for cause in causes))
-        match judge(observation, reference).kind:
+        kind = judge(observation, reference).kind
+        match kind:
             case VerdictKind.PASS:
-                return True
-            case VerdictKind.INCONCLUSIVE:
-                return observation.fate is Fate.COMPLETED and bool(vacuous(reference))
-            case VerdictKind.UNSUPPORTED:
-                return len(causes) == 1 and self.remedies[causes[0].remedy].refuses
-        return False
+                return None
+            case VerdictKind.INCONCLUSIVE if observation.fate is Fate.COMPLETED and vacuous(reference):
+                return None
+            case VerdictKind.UNSUPPORTED if len(causes) == 1 and self.remedies[causes[0].remedy].refuses:
+                return None
+        return kind
 
-    def _may_mend(self, cause: Cause, failure: Failure) -> bool:
+    def _may_have(self, cause: Cause, verdict: VerdictKind) -> bool:
         verdicts = self.remedies[cause.remedy].verdicts
-        return not verdicts or failure.verdict.kind in verdicts
+        return not verdicts or verdict in verdicts
 
     def _fewest(self, failure: Failure, mending: list[Cause]) -> list[Cause]:
         """Return a smallest subset of ``mending`` that still mends: leave out halves, then quarters, and so on."""

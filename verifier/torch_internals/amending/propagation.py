@@ -23,7 +23,17 @@ from torch.utils import _pytree as pytree
 from verifier.torch_internals.placements import Placements, placements_of_spec
 from verifier.torch_internals.registries import registries_of_rules
 
-__all__ = ["Decision", "Placed", "is_torchs", "normalised", "refused", "replicated_first", "rule_function", "vetoed"]
+__all__ = [
+    "Decision",
+    "Placed",
+    "is_torchs",
+    "normalised",
+    "refused",
+    "replicated_first",
+    "rule_function",
+    "tensors",
+    "vetoed",
+]
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Decision:
     @property
     def inputs(self) -> list[Placed]:
         """The tensors among the arguments, on the placements on which the op runs."""
-        return _tensors((self.args, self.kwargs))
+        return tensors((self.args, self.kwargs))
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return the argument at ``position``, or the keyword argument ``name``, or ``default``."""
@@ -73,7 +83,8 @@ Normaliser = Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None]
 Veto = Callable[[Decision], bool]
 
 
-def _tensors(tree: object) -> list[Placed]:
+def tensors(tree: object) -> list[Placed]:
+    """Return the tensors among arguments, in order."""
     return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_placed) if isinstance(leaf, Placed)]
 
 
