@@ -58,7 +58,8 @@ class Attribution:
         for cause in baseline.causes:
             if cause.remedy not in installed:
                 hint = (
-                    did_you_mean(cause.remedy, installed) or "; install the package that declares it, and ours, again"
+                    did_you_mean(cause.remedy, installed)
+                    or "; install the package that declares it again, so that its entry points are read"
                 )
                 raise BaselineError(f"no installed package declares the remedy {cause.remedy!r} of the baseline{hint}")
         return cls(run, baseline.causes, installed)
