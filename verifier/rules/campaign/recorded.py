@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import NO_SAMPLES
+from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
 from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
     UNCONFIRMED,
     ConfirmationRecord,
@@ -157,7 +159,10 @@ class _RulesRun:
         tried = {report.op for op in self.ops for report in op.reports}
         header = self.plan.header
         pools = PoolSet(lambda key: Pool(key, tuple(header.imports), TRIAL_LIMIT))
-        self.findings = Confirmer(pools.run_alone, self.plan.baseline, header.families, tuple(header.imports))
+        baseline, attribution = self.plan.baseline, None
+        if baseline.causes:
+            attribution = Attribution.of(baseline, lambda trial, remedies: run_remedied(pools, trial, remedies))
+        self.findings = Confirmer(pools.run_alone, baseline, header.families, tuple(header.imports), attribution)
         try:
             self.findings.replay_known(tried)
             records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
