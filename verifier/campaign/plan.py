@@ -31,7 +31,7 @@ class Plan:
     time_limit
         Seconds for the whole campaign, or None.
     minimising
-        Seconds after which minimising a failure stops; the smallest failure by then is reported.
+        Seconds after which minimising a failure stops, with the smallest failure by then; None for the usual.
     shard
         The part of the cases to try; None for all.
     rank_memory
@@ -56,4 +56,4 @@ class Plan:
     rank_memory: int | None = None
     cluster: Cluster | None = None
     without_samples: tuple[str, ...] = ()
-    minimising: float = 20.0
+    minimising: float | None = None
