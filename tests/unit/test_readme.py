@@ -349,15 +349,15 @@ def generate() -> Any:
 def test_the_page_of_commands_is_the_programs_own_help() -> None:
     page = generate().commands_page()
     assert page == PAGES["docs/reference/commands.md"], "the help has changed: run python docs/generate.py"
+    for name, command in CLI.commands.items():
+        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        assert all(f"`{option}" in section for option in options), name
 
 
 def test_the_page_of_causes_is_that_of_the_baseline_and_the_remedies() -> None:
     page = generate().causes_page()
     assert page == PAGES["docs/reference/causes.md"], "a cause or remedy has changed: run python docs/generate.py"
-    for name, command in CLI.commands.items():
-        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
-        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
-        assert all(f"`{option}" in section for option in options), name
 
 
 def test_the_map_of_rooms_is_the_table_of_floors() -> None:
