@@ -172,6 +172,9 @@ def gate(
     All recorded runs are judged, or those that the pattern, --mesh and --import select.
 
     If no such run was recorded, the gate makes a run.
+
+    With --import and without a pattern, the gate verifies all that the imports register at both levels, and nothing
+    else.
     """
     log_to_stderr(log_level)
     with Loading():
