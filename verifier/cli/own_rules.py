@@ -11,8 +11,7 @@ from verifier.campaign.plan import Plan
 from verifier.campaign.recorded import record
 from verifier.campaign.request import Request, make_plan
 from verifier.cli.common import command_line, consoles
-from verifier.cli.progress import ProgressDisplay
-from verifier.cli.rules_progress import RulesProgress
+from verifier.cli.progress import ProgressDisplay, RulesProgress
 from verifier.core.wording import NO_SAMPLES
 from verifier.execution.imports import registered_by, run_imports_with_warnings
 from verifier.findings.script.render import run_script, without_imports

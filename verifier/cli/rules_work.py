@@ -16,7 +16,7 @@ from verifier.cli.common import (
     write_run,
 )
 from verifier.cli.options import BaselineOption, FailOn, Format, Out
-from verifier.cli.rules_progress import RulesProgress
+from verifier.cli.progress import RulesProgress
 from verifier.core.wording import plain_text
 from verifier.execution.imports import places_of_rules
 from verifier.report.github import github_lines
