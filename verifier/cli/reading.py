@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import typer
@@ -13,7 +14,7 @@ from verifier.cli.common import (
     exit_status,
     load_given_baseline,
     page_written,
-    write_out,
+    write_decision,
 )
 from verifier.cli.loading import Loading
 from verifier.cli.options import (
@@ -22,24 +23,23 @@ from verifier.cli.options import (
     AskedMeshes,
     AskedPatterns,
     BaselineOption,
-    Format,
     FormatOption,
     Out,
     RankMemory,
 )
-from verifier.core.wording import plural
+from verifier.core.case import DEFAULT_MESHES
+from verifier.core.wording import NO_SAMPLES, plural
 from verifier.gate.baseline import load_baseline
 from verifier.gate.decision import decide_all
 from verifier.gate.evidence import collect, refuse_unfinished
 from verifier.gate.question import Question, asked_by
-from verifier.gate.text import as_json, render
 from verifier.processes.limits import parse_rank_memory
 from verifier.records.schema import RunRecord
 from verifier.report.terminal import print_summary
 from verifier.runs.merging import join_levels
 from verifier.runs.store import RunStore
 
-__all__ = ["gate", "report"]
+__all__ = ["gate", "names_to_verify", "report"]
 
 
 def report(
@@ -82,12 +82,16 @@ def gate(
     rank_memory: RankMemory,
 ) -> None:
     parse_rank_memory(rank_memory)
-    cluster = cluster_of(context, fresh)
+    cluster = cluster_of(context, fresh or bool(imports and not patterns))
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     store = RunStore(out)
     asked = tuple(patterns or ())
     evidence = None
-    if not fresh:
+    if imports and not asked:
+        with Loading():
+            from verifier.cli.own_rules import verify_own_rules
+        evidence = verify_own_rules(imports, mesh or (), store, known, baseline, rank_memory, cluster)
+    elif not fresh:
         evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
     if evidence is None or evidence.nothing_recorded:
         with Loading():
@@ -109,8 +113,7 @@ def gate(
         consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )
-    said = as_json(decision) if output is Format.JSON else render(decision, out)
-    write_out(said.rstrip() + "\n", output)
+    write_decision(decision, output, out)
     raise typer.Exit(decision.exit_status)
 
 
@@ -122,3 +125,25 @@ def _newest_run(store: RunStore) -> RunRecord | None:
     if meshes.header.versions != rules.header.versions:
         return max(meshes, rules, key=lambda run: run.header.id)
     return join_levels(meshes, rules)
+
+
+def names_to_verify(patterns: Sequence[str], imports: Sequence[str]) -> Iterator[str]:
+    """Yield lines on what can be named on the command line: families, ops that match ``patterns``, meshes.
+
+    With ``imports`` and no pattern, the ops are those for which the imports register rules.
+    """
+    from verifier.execution.imports import registered_by, run_imports
+    from verifier.planning.families import installed_families, select_ops, select_registered
+
+    run_imports(imports)
+    families = installed_families()
+    left: tuple[str, ...] = ()
+    if imports and not patterns:
+        selected, left = select_registered(registered_by(imports), families)
+    else:
+        selected = select_ops(patterns or tuple(families), families)
+    for name, ops in selected.items():
+        yield f"family {name}: {plural(len(ops), 'op')}" + ("" if not families[name].broad else ", each drawn if named")
+        yield from (f"  {op}" for op in ops)
+    yield from (f"{op} {NO_SAMPLES}" for op in left)
+    yield f"meshes by default: {' '.join(DEFAULT_MESHES)}; any shape of 1 to 3 dims, as 4, 2x2 or simulated:8"

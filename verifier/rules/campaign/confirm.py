@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from verifier.core.case import Trial
 from verifier.core.verdict import LOUD, Phase, VerdictKind
+from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure, Runner, first_error
-from verifier.findings.grouping import Group, group_key
+from verifier.findings.grouping import Group, group_key, unlike
 from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
-from verifier.gate.baseline import Baseline
+from verifier.gate.baseline import Baseline, Cause
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
@@ -97,16 +98,28 @@ class Confirmer:
         Those whose entries in the baseline are run again.
     imports
         The user's files, for the command that reproduces a finding.
+    attribution
+        Tries the remedies of known causes; None if the baseline has none.
     """
 
-    def __init__(self, run: Runner, baseline: Baseline, families: Sequence[str], imports: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        run: Runner,
+        baseline: Baseline,
+        families: Sequence[str],
+        imports: tuple[str, ...] = (),
+        attribution: Attribution | None = None,
+    ) -> None:
         self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
+        self.attribution = attribution
         self.statuses: list[KnownRecord] = []
         self.findings: list[FindingRecord] = []
         self.errors: list[str] = []
         self.withdrawn: set[str] = set()
         """Names of what level 2 showed and the script that needs torch alone did not: no accusation."""
         self._defects: dict[str, _Defect] = {}
+        self._causes: dict[str, tuple[Cause, ...]] = {}
+        """What mended the last wrong rule with a key."""
 
     def replay_known(self, ops: set[str]) -> None:
         """Run the baseline's entries again whose op is among ``ops``, to see which still fail."""
@@ -122,7 +135,10 @@ class Confirmer:
                 continue
             failure = self._run(trial)
             if not failure.verdict.kind.bad:
-                self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+                self.statuses.append(passed_again(entry, self.imports))
+            elif isinstance(entry, Cause) and not (self.attribution and self.attribution.is_mended(failure, (entry,))):
+                detail = f"its trial fails, and remedy {entry.remedy} does not mend it"
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", detail))
             else:
                 self._defects[entry.fingerprint] = _Defect(failure, entry.family, None)
                 self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
@@ -158,7 +174,7 @@ class Confirmer:
     def _accuse(
         self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
     ) -> WrongRuleRecord:
-        name, size = self._name(wrong), _size(wrong, failure)
+        name, size = self._name(wrong, failure), _size(wrong, failure)
         defect = self._defects.setdefault(name, _Defect(failure, family, size))
         if defect.size is not None and size < defect.size:
             defect.failure, defect.size = failure, size
@@ -166,11 +182,29 @@ class Confirmer:
         defect.also[f"{wrong.rule} on mesh {wrong.mesh}"] = None
         return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
 
-    def _name(self, wrong: WrongRule) -> str:
-        """Return the fingerprint of the defect; of a product, that of a rule in it that is wrong by itself."""
+    def _name(self, wrong: WrongRule, failure: Failure) -> str:
+        """Return the fingerprint of the cause whose remedy mends the rule, or else of the defect that it looks like.
+
+        A product looks like a rule in it that is wrong by itself.
+        """
         key = defect_key(wrong)
+        if causes := self._mending(key.fingerprint, failure):
+            return causes[0].fingerprint
         names = [key.fingerprint, *(replace(key, rules=(rule,)).fingerprint for rule in key.rules)]
+        names = [unlike(name) if isinstance(self.baseline.get(name), Cause) else name for name in names]
         return next((name for name in names if name in self._defects), names[0])
+
+    def _mending(self, key: str, failure: Failure) -> tuple[Cause, ...]:
+        """Return the causes that explain ``failure``; those that explained the last one with its key come first.
+
+        If none explained the last one, it is a new finding, and this rule is part of it.
+        """
+        if self.attribution is None:
+            return ()
+        before = self._causes.get(key)
+        if before is None or (before and not self.attribution.is_mended(failure, before)):
+            self._causes[key] = self.attribution.explain(failure)
+        return self._causes[key]
 
     def settle(self) -> None:
         """Make a finding of each defect: those of the baseline that still fail, and what is new."""

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
 from verifier.core.verdict import VerdictKind
+from verifier.core.wording import NO_SAMPLES
+from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
 from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
     UNCONFIRMED,
     ConfirmationRecord,
@@ -102,6 +105,8 @@ class _RulesRun:
             for part in range(self.parts)
         ]
         began = time.monotonic()
+        if not items:
+            return
         with WorkerSet(min(plan.jobs, len(items)), plan.header.imports, prepare=prepare) as workers:
             workers.start()
             ready = time.monotonic()
@@ -154,7 +159,10 @@ class _RulesRun:
         tried = {report.op for op in self.ops for report in op.reports}
         header = self.plan.header
         pools = PoolSet(lambda key: Pool(key, tuple(header.imports), TRIAL_LIMIT))
-        self.findings = Confirmer(pools.run_alone, self.plan.baseline, header.families, tuple(header.imports))
+        baseline, attribution = self.plan.baseline, None
+        if baseline.causes:
+            attribution = Attribution.of(baseline, lambda trial, remedies: run_remedied(pools, trial, remedies))
+        self.findings = Confirmer(pools.run_alone, baseline, header.families, tuple(header.imports), attribution)
         try:
             self.findings.replay_known(tried)
             records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
@@ -202,7 +210,7 @@ class _RulesRun:
         counts = sum(by_op.values(), Counter[str]())
         untested = sum((Counter(record.untested) for record in records.values()), Counter[str]())
         not_reached = [target.name for target in plan.targets if target.name not in records]
-        skipped = [UntestedRecord(name, "no call of it reaches a rule", 1) for name in not_reached]
+        skipped = [UntestedRecord(name, NO_SAMPLES, 1) for name in (*not_reached, *plan.without_samples)]
         return RunRecord(
             header=header,
             seconds=round(seconds, 3),
