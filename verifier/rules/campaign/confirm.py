@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from verifier.core.case import Trial
 from verifier.core.verdict import LOUD, Phase, VerdictKind
-from verifier.findings.attribution import Attribution
+from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure, Runner, first_error
 from verifier.findings.grouping import Group, group_key, unlike
 from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
@@ -141,7 +141,7 @@ class Confirmer:
                 continue
             failure = self._run(trial)
             if not failure.verdict.kind.bad:
-                self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+                self.statuses.append(passed_again(entry, self.imports))
             elif isinstance(entry, Cause) and not (self.attribution and self.attribution.is_mended(failure, (entry,))):
                 detail = f"its trial fails, and remedy {entry.remedy} does not mend it"
                 self.statuses.append(KnownRecord(entry.fingerprint, "untested", detail))
