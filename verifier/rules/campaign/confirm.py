@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
 from verifier.gate.baseline import Baseline, Cause
+from verifier.meshes.lanes import Lanes
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
@@ -100,6 +102,8 @@ class Confirmer:
         The user's files, for the command that reproduces a finding.
     attribution
         Tries the remedies of known causes; None if the baseline has none.
+    lanes
+        Run the counterexamples of several wrong rules at a time; without them, ``run`` runs one after the other.
     """
 
     def __init__(
@@ -109,7 +113,9 @@ class Confirmer:
         families: Sequence[str],
         imports: tuple[str, ...] = (),
         attribution: Attribution | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
+        self._lanes, self._judging = lanes, threading.Lock()
         self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
         self.attribution = attribution
         self.statuses: list[KnownRecord] = []
@@ -143,21 +149,37 @@ class Confirmer:
                 self._defects[entry.fingerprint] = _Defect(failure, entry.family, None)
                 self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
 
-    def confirm(self, wrongs: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
+    def confirm(self, wrongs: Sequence[tuple[WrongRule, str]]) -> list[WrongRuleRecord]:
         """Return the record of each wrong rule, which says whether real processes show it as well.
 
-        Findings are filed under ``family``. Rules of one mesh dim come before the products that they make wrong.
+        Findings are filed under the family beside the rule. Rules of one mesh dim come before the products that they
+        make wrong. The records do not depend on the number of lanes.
         """
-        return [self._confirm(wrong, family) for wrong in wrongs]
+        rules = [wrong for wrong, _ in wrongs]
+        if self._lanes is None:
+            attempts = [self._attempts(self.run, wrong) for wrong in rules]
+        else:
+            attempts = self._lanes.map(self._attempts, rules)
+        return [self._confirm(wrong, family, tried) for (wrong, family), tried in zip(wrongs, attempts, strict=True)]
 
-    def _confirm(self, wrong: WrongRule, family: str) -> WrongRuleRecord:
+    def _attempts(self, run: Runner, wrong: WrongRule) -> list[Failure]:
+        """Return the outcomes of the attempts to show a wrong rule, up to and including the first that shows it."""
         trial = load_trial(wrong.trial)
         trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
-        ranks = trial.mesh.world_size
+        tried: list[Failure] = []
         for attempt in range(ATTEMPTS):
-            failure = self._run(replace(trial, seed=trial.seed + 7919 * attempt))
-            if failure.verdict.kind.bad and agrees(wrong, failure):
-                return self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
+            tried.append(self._outcome(run, replace(trial, seed=trial.seed + 7919 * attempt)))
+            if _shows(wrong, tried[-1]):
+                break
+        return tried
+
+    def _confirm(self, wrong: WrongRule, family: str, tried: Sequence[Failure]) -> WrongRuleRecord:
+        for failure in tried:
+            self._note_error(failure)
+        failure = tried[-1]
+        ranks = failure.trial.mesh.world_size
+        if _shows(wrong, failure):
+            return self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
@@ -165,11 +187,19 @@ class Confirmer:
 
     def _run(self, trial: Trial) -> Failure:
         """Run ``trial`` and return what came of it, which need not be a failure."""
-        observation = self.run(trial)
-        verdict = judge(observation, make_reference(trial.case))
+        failure = self._outcome(self.run, trial)
+        self._note_error(failure)
+        return failure
+
+    def _outcome(self, run: Runner, trial: Trial) -> Failure:
+        observation = run(trial)
+        with self._judging:  # references are local calls, some of which change what all threads share
+            return Failure(trial, observation, judge(observation, make_reference(trial.case)))
+
+    def _note_error(self, failure: Failure) -> None:
+        verdict, trial = failure.verdict, failure.trial
         if verdict.kind is VerdictKind.TOOL_ERROR:
             self.errors.append(f"{trial.case.op} on mesh {trial.mesh}: {verdict.message}\n{verdict.detail}".strip())
-        return Failure(trial, observation, verdict)
 
     def _accuse(
         self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
@@ -233,6 +263,11 @@ class Confirmer:
     def _script_status(self, failure: Failure) -> str:
         source, no_script = written_script(failure, imports=self.imports)
         return no_script or run_script(source)[0]
+
+
+def _shows(wrong: WrongRule, failure: Failure) -> bool:
+    """Return whether real processes show the wrong rule."""
+    return failure.verdict.kind.bad and agrees(wrong, failure)
 
 
 def agrees(wrong: WrongRule, failure: Failure) -> bool:
