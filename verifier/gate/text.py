@@ -18,6 +18,9 @@ __all__ = [
     "render",
 ]
 
+MOST_UNTESTED = 8
+"""Entries that were not tried again and have a line each, so that the end of the text fits a screen."""
+
 
 def as_json(decision: GateDecision) -> str:
     """Return the decision as JSON: ``format_version``, ``exit_status``, ``unverified``, then its fields."""
@@ -45,11 +48,13 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
     for title, items in (("known", decision.known), ("fixed", decision.fixed), ("untested", decision.untested)):
         if items:
             lines.append("")
-        for item in items:
+        for item in items if title != "untested" else items[:MOST_UNTESTED]:
             reason = f"; {item.reason}" if title == "known" else ""
             lines.append(
                 f"{title} {item.fingerprint} {item.verdict} in {item.op} on mesh {item.mesh}: {item.note}{reason}"
             )
+    if (more := len(decision.untested) - MOST_UNTESTED) > 0:
+        lines.append(f"untested: {plural(more, 'more entry', 'more entries')}, which `--format json` lists")
     if decision.errors:
         lines += ["", *(f"TOOL_ERROR {error}" for error in decision.errors)]
     for one in decision.unanswered:
