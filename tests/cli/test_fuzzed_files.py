@@ -300,7 +300,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         return Verdict(VerdictKind.PASS), False
 
     commands = typer.main.get_command(cli.app)  # which takes a tenth of a second, and so is made once
-    patch.setattr(entry, "app", lambda obj: commands(obj=obj))
+    patch.setattr(entry, "get_command", lambda app: commands)
     patch.setattr(html, "page_environment", functools.cache(html.page_environment))  # or templates are compiled again
     patch.setattr(work, "replay_trial", replayed_trial)
     patch.setattr(work, "record", mark("record"))

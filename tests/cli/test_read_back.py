@@ -41,7 +41,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.setattr(entry, "app", lambda obj: COMMANDS(obj=obj))
+    monkeypatch.setattr(entry, "get_command", lambda app: COMMANDS)
     monkeypatch.setattr(work, "replay_trial", lambda *_: (Verdict(VerdictKind.PASS, OBEYED), False))
 
     def typed(*words: object) -> tuple[int, str, str]:

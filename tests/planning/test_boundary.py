@@ -171,7 +171,7 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     monkeypatch.setattr(work, "replay_trial", run_here)
-    monkeypatch.setattr(entry, "app", lambda obj: COMMANDS(obj=obj))
+    monkeypatch.setattr(entry, "get_command", lambda app: COMMANDS)
 
     def typed(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["verifier", *map(str, words)])
