@@ -11,6 +11,7 @@ from itertools import chain, islice, zip_longest
 
 import torch
 
+import strategies.opinfo.second_calls  # noqa: F401 - declares the second calls of an op
 from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
 from strategies.opinfo.calls.call import quiet
 from strategies.opinfo.calls.capture import captured, entries_of, hidden, sharded

@@ -37,6 +37,8 @@ __all__ = ["Confirmer", "base_op", "defect_key"]
 
 ATTEMPTS = 16
 """Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
+STALE_ATTEMPTS = 3
+"""Splits to try of each stale decision; there may be many, and most do no harm."""
 
 
 def base_op(op: str) -> str:
@@ -53,8 +55,10 @@ def defect_key(wrong: WrongRule) -> GroupKey:
     """Return what wrong rules have in common that one defect makes wrong: op, verdict, and the kind of rule.
 
     Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
-    everything is replicated.
+    everything is replicated. Stale decisions are told apart by the argument that the key of the cache leaves out.
     """
+    if wrong.left_out:
+        return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=wrong.left_out))
     read = wrong.rule.inputs[: wrong.read]
     columns = ByMeshDim.of((*read, *wrong.rule.outputs)).columns
     kinds = {Change(_kinds(column[: len(read)]), _kinds(column[len(read) :])) for column in columns}
@@ -80,6 +84,8 @@ class _Defect:
     failure: Failure
     family: str
     size: tuple[int, int, int] | None
+    cause: str = ""
+    """What the key of DTensor's cache leaves out, if that is the defect."""
     occurrences: int = 0
     also: dict[str, None] = field(default_factory=dict)
 
@@ -135,8 +141,7 @@ class Confirmer:
         return [self._confirm(wrong, family) for wrong in wrongs]
 
     def _confirm(self, wrong: WrongRule, family: str) -> WrongRuleRecord:
-        trial = load_trial(wrong.trial)
-        trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+        trial = _on_gloo(load_trial(wrong.trial))
         ranks = trial.mesh.world_size
         for attempt in range(ATTEMPTS):
             failure = self._run(replace(trial, seed=trial.seed + 7919 * attempt))
@@ -146,6 +151,31 @@ class Confirmer:
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
         )
+
+    def confirm_stale(self, stale: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
+        """Return the record of each stale decision that does harm on real processes, one for each argument left out.
+
+        Most do none: two decisions may differ and both be right for both calls. These are no accusations, so they have
+        no record.
+        """
+        records: dict[tuple[str, str], WrongRuleRecord] = {}
+        for wrong in stale:
+            key = wrong.rule.op, wrong.left_out
+            if key not in records and (failure := self._harm(wrong)) is not None:
+                ranks = failure.trial.mesh.world_size
+                records[key] = self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
+        return list(records.values())
+
+    def _harm(self, wrong: WrongRule) -> Failure | None:
+        """Return the failure of two calls in a row that both pass if each of them is made twice; None if they pass."""
+        both, *controls = (_on_gloo(load_trial(record)) for record in (wrong.trial, *wrong.controls))
+        for attempt in range(STALE_ATTEMPTS):
+            seed = both.seed + 7919 * attempt
+            failure = self._run(replace(both, seed=seed))
+            if failure.verdict.kind.bad:
+                passes = all(self._run(replace(one, seed=seed)).verdict.kind is VerdictKind.PASS for one in controls)
+                return failure if passes else None
+        return None
 
     def _run(self, trial: Trial) -> Failure:
         """Run ``trial`` and return what came of it, which need not be a failure."""
@@ -159,7 +189,8 @@ class Confirmer:
         self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
     ) -> WrongRuleRecord:
         name, size = self._name(wrong), _size(wrong, failure)
-        defect = self._defects.setdefault(name, _Defect(failure, family, size))
+        cause = wrong.message if wrong.left_out else ""
+        defect = self._defects.setdefault(name, _Defect(failure, family, size, cause))
         if defect.size is not None and size < defect.size:
             defect.failure, defect.size = failure, size
         defect.occurrences += wrong.draws
@@ -191,14 +222,21 @@ class Confirmer:
         seen = dict.fromkeys(list(defect.also)[:12])
         group = Group(group_key(failure), failure, max(1, defect.occurrences), seen)
         confirmed = ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size)
-        return finding_record(
-            group, failure, confirmed, False, self.baseline.get(name), defect.family, "", False, self.imports,
+        entry = self.baseline.get(name)
+        record = finding_record(
+            group, failure, confirmed, False, entry, defect.family, defect.cause, False, self.imports,
             level=1, name=name, script_status=status,
         )  # fmt: skip
+        is_stale = bool(defect.cause) or (entry is not None and entry.verdict == VerdictKind.STALE_CACHE)
+        return replace(record, verdict=VerdictKind.STALE_CACHE) if is_stale else record
 
     def _script_status(self, failure: Failure) -> str:
         source, no_script = written_script(failure, imports=self.imports)
         return no_script or run_script(source)[0]
+
+
+def _on_gloo(trial: Trial) -> Trial:
+    return replace(trial, mesh=replace(trial.mesh, backend="gloo"))
 
 
 def agrees(wrong: WrongRule, failure: Failure) -> bool:

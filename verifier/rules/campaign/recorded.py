@@ -22,7 +22,7 @@ from verifier.records.schema import (
     UntestedRecord,
     WrongRuleRecord,
 )
-from verifier.rules.campaign.collect import op_record, wrong_rules
+from verifier.rules.campaign.collect import op_record, stale_decisions, wrong_rules
 from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.request import Progress, RulesPlan
 from verifier.rules.campaign.work import WorkItem, check_target, prepare
@@ -162,6 +162,8 @@ class _RulesRun:
             for flat in (True, False):
                 for target, found, own in zip(self.plan.targets, wrong, records, strict=True):
                     own += self.findings.confirm([one for one in found if ("x" not in one.mesh) is flat], target.source)
+            for op, target, own in zip(self.ops, self.plan.targets, records, strict=True):
+                own += self.findings.confirm_stale(stale_decisions(op.reports), target.source)
             self.findings.settle()
             for op, own in zip(self.ops, records, strict=True):
                 op.record = self._op_record(op, [self._withdrawn(record) for record in own])
@@ -236,5 +238,7 @@ def _counts_by_op(records: Iterable[OpRulesRecord]) -> dict[str, Counter[str]]:
                 seen[text.partition(":")[0]].setdefault(text, kind)
         for wrong in [*record.wrong, *record.unconfirmed]:
             text = f"{wrong.input_placements} -> {wrong.output_placements} {wrong.mesh}"
+            if wrong.verdict == VerdictKind.STALE_CACHE:
+                text = wrong.message  # the rule itself is true
             seen[wrong.op][text] = VerdictKind.INCONCLUSIVE if wrong.confirmed.unsure else wrong.verdict
     return {op: Counter(rules.values()) for op, rules in seen.items()}

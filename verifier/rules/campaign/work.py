@@ -76,6 +76,9 @@ def check_target(
                 continue
             done += 1
             if done > resume_at:
-                with_products = seen[sample.op] <= item.check.samples_with_products
-                options = item.check if with_products else replace(item.check, products=0)
+                options = item.check
+                if seen[sample.op] > options.samples_with_products:
+                    options = replace(options, products=0)
+                if seen[sample.op] > options.samples_called_again:
+                    options = replace(options, samples_called_again=0)
                 yield check_sample(sample, options, number, in_flight.enter, skip)
