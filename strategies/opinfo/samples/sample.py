@@ -47,8 +47,8 @@ class _Prepared:
 class OpInfoSample:
     """A captured call, perhaps changed by ``changes``; see :class:`verifier.rules.samples.Sample`."""
 
-    def __init__(self, row: Row, template: Template, changes: tuple[Variation, ...] = ()) -> None:
-        self._row, self._template, self._changes = row, template, changes
+    def __init__(self, row: Row, template: Template, changes: tuple[Variation, ...] = (), rare: bool = False) -> None:
+        self._row, self._template, self._changes, self.rare = row, template, changes, rare
         self._prepared: dict[int, _Prepared | None] = {}
         self._wide: dict[int, _Prepared | None] = {}
         self._takes_specials: bool | None = None
@@ -127,11 +127,14 @@ class OpInfoSample:
                         leaves[place] = with_specials(leaf, thresholds_of(prepared.call), generator, draw)
         return leaves
 
-    def varied(self, variation: Variation) -> OpInfoSample | None:
-        """Return the sample with one more change; None if the change does not apply."""
+    def varied(self, variation: Variation, rare: bool = False) -> OpInfoSample | None:
+        """Return the sample with one more change; None if the change does not apply.
+
+        Of a ``rare`` sample only what DTensor claims is tried.
+        """
         if variation.apply(self.first) is None:
             return None
-        return OpInfoSample(self._row, self._template, (*self._changes, variation))
+        return OpInfoSample(self._row, self._template, (*self._changes, variation), rare)
 
     # ------------------------------------------------------------------------------------------------------ preparing
     def _changed(self, call: Call | None) -> Call | None:

@@ -81,4 +81,6 @@ def check_target(
                     options = replace(options, products=0)
                 if seen[sample.op] > options.samples_called_again:
                     options = replace(options, samples_called_again=0)
+                if getattr(sample, "rare", False):
+                    options = replace(options, claims_only=True, products=0)
                 yield check_sample(sample, options, number, in_flight.enter, skip)
