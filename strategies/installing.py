@@ -11,7 +11,9 @@ from strategies.embedding.ops import ROW_POWERS
 from strategies.embedding_bag import sharding as embedding_bag
 from strategies.embedding_bag.ops import BAG_OPS
 from strategies.fill_rules import FILLING_OPS
+from strategies.remedies import REMEDIES
 from strategies.reshape_rules import GUARDS, install_embedding_bag, replaced_embedding_bag
+from verifier.execution.remedies import remedied
 from verifier.torch_internals.registries import (
     guarded,
     install_guard,
@@ -21,7 +23,7 @@ from verifier.torch_internals.registries import (
     replaced_sharded_op,
 )
 
-__all__ = ["HANDLERS", "SHARDED_OPS", "install", "installed"]
+__all__ = ["HANDLERS", "SHARDED_OPS", "install", "install_remedies", "installed", "take_back_remedies"]
 
 SHARDED_OPS = (embedding.LOOKUP, embedding.GRADIENT, ROW_POWERS, *BAG_OPS, *FILLING_OPS)
 """The ops that DTensor runs by our own rules and kernels."""
@@ -38,6 +40,23 @@ def install() -> None:
     for op, guard in GUARDS.items():
         install_guard(op, guard)
     install_embedding_bag()
+
+
+_remedies = ExitStack()
+_in_force: list[str] = []
+
+
+def install_remedies() -> None:
+    """Put all our remedies in force for good. A second call changes nothing."""
+    if not _in_force:
+        _in_force.extend(remedy.name for remedy in REMEDIES.remedies)
+        _remedies.enter_context(remedied(_in_force))
+
+
+def take_back_remedies() -> None:
+    """Take back what :func:`install_remedies` has put in force."""
+    _remedies.close()
+    _in_force.clear()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from hypothesis.internal.conjecture import providers
 
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.planning.profiles import register_profiles
-from verifier.processes import child
+from verifier.processes import child, scripts
 from verifier.processes.forks import FORKS, shared_servers
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.registries import registries_of_rules
@@ -105,6 +105,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         patch.setattr(subprocess.Popen, "__init__", _refuse)
         patch.setattr(subprocess.Popen, "__del__", lambda self: None)
         patch.setattr(child, "fork", _refuse)
+        patch.setattr(scripts, "fork", _refuse)
         patch.setattr(multiprocessing.process.BaseProcess, "start", _refuse)
         for name in ("fork", "posix_spawn", "posix_spawnp", "system"):
             patch.setattr(os, name, _refuse)
@@ -117,14 +118,6 @@ def our_pools() -> Iterator[PoolSet]:
     pools = PoolSet(lambda key: Pool(key, ["strategies.install"]), keep=4)
     yield pools
     pools.close()
-
-
-@pytest.fixture
-def forked_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the scripts of findings in forked processes."""
-    import forked_scripts
-
-    monkeypatch.setattr("verifier.findings.script.render.run_to_end", forked_scripts.run_to_end)
 
 
 # -------------------------------------------------------------------------------------------------------------- rules

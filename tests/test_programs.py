@@ -149,7 +149,6 @@ def script(case: OpCase, source: Placements) -> str:
 
 
 @pytest.mark.ranks
-@pytest.mark.usefixtures("forked_scripts")
 def test_script_has_targets_as_literals_and_shows_nothing_where_nothing_is_wrong() -> None:
     source = script(chain([STRIDED], [Partial("max")]), (ROWS,))
     assert 'chain(input, [[_StridedShard(0, split_factor=2)], [Partial("max")]])' in source
@@ -163,7 +162,6 @@ def test_script_without_a_strided_shard_imports_nothing_private() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.usefixtures("forked_scripts")
 def test_script_shows_a_result_that_is_placed_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module._asked, CHAIN, lambda case: ((ROWS,),))
     status, output = run_script(script(chain([Shard(1)]), (R,)))
@@ -172,7 +170,6 @@ def test_script_shows_a_result_that_is_placed_otherwise(monkeypatch: pytest.Monk
 
 
 @pytest.mark.ranks
-@pytest.mark.usefixtures("forked_scripts")
 def test_script_checks_the_ranks_of_a_strided_shard() -> None:
     tensor = torch.arange(1.0, 5.0, dtype=torch.float64)
     source = script(replace(chain(), args=(tensor, [[STRIDED]])), (R,))

@@ -14,7 +14,8 @@ from verifier.findings.script.render import render_script, run_script
 from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FAILS, GONE
 
-pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("forked_scripts")]
+pytestmark = pytest.mark.ranks
+
 
 ONE_RANK = MeshSpec((1,))
 """Enough for all that a rank decides by what it has itself."""

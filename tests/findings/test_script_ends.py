@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from verifier.findings.script.render import run_script
+from verifier.processes.forks import FORKS, Forked
 
 pytestmark = pytest.mark.processes
 
@@ -36,9 +37,14 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("finding.py", 90.0), KeyboardInterrupt()])
-def test_ranks_end_with_the_script(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("forks", [True, False], ids=["forked", "in the usual way"])
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("finding.py", 90.0), KeyboardInterrupt()], ids=repr)
+def test_ranks_end_with_the_script(
+    error: BaseException, forks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noted = tmp_path / "pid"
+    if not forks:
+        monkeypatch.setenv(FORKS, "off")
 
     def cut_short(*_: object, **__: object) -> None:
         until = time.monotonic() + LIMIT
@@ -46,7 +52,7 @@ def test_ranks_end_with_the_script(error: BaseException, tmp_path: Path, monkeyp
             time.sleep(0.01)
         raise error
 
-    monkeypatch.setattr(subprocess.Popen, "communicate", cut_short)
+    monkeypatch.setattr(Forked if forks else subprocess.Popen, "wait", cut_short)
     source = SCRIPT.format(path=str(noted))
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):

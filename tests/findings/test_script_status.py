@@ -11,16 +11,10 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import render_script, run_script
-from verifier.gate.baseline import load_baseline
 from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FAILS
-from verifier.records.values import load_trial
 
 pytestmark = pytest.mark.ranks
-
-BASELINE = Path(__file__).parents[2] / "reports" / "baseline.toml"
-VARIANCE = "0fdc4a43fb82"
-"""Of a tensor of one dim: the result has none, and is placed as S(0)."""
 
 DOUBLED = """
 import torch
@@ -59,10 +53,11 @@ def test_a_script_runs_the_imports_that_its_finding_needs(tmp_path: Path, rules_
 
 
 def test_placements_that_no_tensor_of_so_few_dims_has_are_the_defect() -> None:
-    entry = load_baseline(BASELINE).get(VARIANCE)
-    assert entry is not None
-    verdict = Verdict(VerdictKind(entry.verdict), entry.summary, Phase.FORWARD, "output")
-    status, output = run_script(render_script(load_trial(entry.trial()), verdict))
+    tensor = torch.tensor([-2.0, 2.0, 1.0], dtype=torch.float64)
+    case = OpCase("aten.var.correction", "torch.ops.aten.var.correction", (tensor, []), {"correction": 0})
+    trial = Trial(case, MeshSpec((2,)), (parse_placements("S(0)"),))
+    verdict = Verdict(VerdictKind.WRONG_PLACEMENT, "output on rank 0: placement got S(0)", Phase.FORWARD, "output")
+    status, output = run_script(render_script(trial, verdict))
     assert status == FAILS, output
     assert "placed as (Shard(dim=0),), expected placements of a tensor with 0 dims" in output
 

@@ -82,10 +82,10 @@ def test_what_is_read_is_what_was_written_and_order_does_not_matter(
 
 def test_file_reads_as_a_page_for_people(tmp_path: Path) -> None:
     lines = written(tmp_path, a_finding("b2"), a_finding("a1")).read_text().splitlines()
-    assert lines[0] == "# Known findings of `python -m verifier`. The gate fails on every finding that is not in here."
+    assert lines[0] == "# What `python -m verifier` knows. The gate fails on every finding that is not in here."
     start = lines.index("[[finding]]")
     assert lines[start - 2 : start + 11] == [
-        "format_version = 1",
+        "format_version = 2",
         "",
         "[[finding]]",
         'fingerprint = "a1"',
@@ -187,15 +187,15 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("format_version = 1", "format_version = 2", r":13: format_version is 2; this version of the verifier reads 1"),
-        ("format_version = 1", "", r":1: has no format_version"),
-        ('mesh = "4"', 'mesh = "4', r":21: not TOML: .*line 21"),
-        ("expires = 2026-11-16", "expires = 2026-13-16", r":25: not TOML: "),
-        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":15: finding 1 \(a1\): expires is '2026-11-16', but has"),
+        ("format_version = 2", "format_version = 3", r":18: format_version is 3; this version of the verifier reads 2"),
+        ("format_version = 2", "", r":1: has no format_version"),
+        ('mesh = "4"', 'mesh = "4', r":26: not TOML: .*line 26"),
+        ("expires = 2026-11-16", "expires = 2026-13-16", r":30: not TOML: "),
+        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":20: finding 1 \(a1\): expires is '2026-11-16', but has"),
         ("expires = 2026-11-16", "expires = 2026-11-16T00:00:00", r"expires is '2026-11-16 00:00:00', but has to be"),
         ("expires = 2026-11-16", "expire = 2026-11-16", r"unknown field 'expire'; did you mean 'expires'\?"),
-        ("reason =", "#", r":15: finding 1 \(a1\): has no reason"),
-        ('fingerprint = "a1"', "", r":15: finding 1 \(without a fingerprint\): has no fingerprint"),
+        ("reason =", "#", r":20: finding 1 \(a1\): has no reason"),
+        ('fingerprint = "a1"', "", r":20: finding 1 \(without a fingerprint\): has no fingerprint"),
         ('fingerprint = "a1"', 'fingerprint = ""', r"its fingerprint is empty"),
         ('mesh = "4"', "mesh = 4", r"mesh is 4, but has to be a string"),
         ('["2.13.0"]', '"2.13.0"', r"torch is '2\.13\.0', but has to be a list of versions"),
@@ -203,8 +203,12 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
         ('verdict = "WRONG_GRADIENT"', 'verdict = "PASS"', r"verdict 'PASS' is none of a finding"),
         ("torch.nn", "\\u0000 \\\\", r"replay is no trial that can be run again"),
         ('S(0)\\"', 'S(x)\\"', r"replay is no trial that can be run again: placement 'S\(x\)'"),
-        ("[[finding]]", "[[findings]]", r":15: unknown key 'findings'; findings are \[\[finding\]\]"),
-        ("[[finding]]", "[finding]", r":15: findings are written as \[\[finding\]\]"),
+        (
+            "[[finding]]",
+            "[[findings]]",
+            r":20: unknown key 'findings'; causes are \[\[cause\]\], findings \[\[finding\]\]",
+        ),
+        ("[[finding]]", "[finding]", r":20: findings are written as \[\[finding\]\]"),
     ],
 )
 def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -219,7 +223,7 @@ def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, 
 def test_repeated_fingerprint_names_both_lines(tmp_path: Path) -> None:
     path = written(tmp_path, a_finding("a1"), a_finding("b2"))
     path.write_text(path.read_text().replace('"b2"', '"a1"'))
-    with pytest.raises(BaselineError, match=r"baseline\.toml:28: fingerprint a1 stands in line 15 already"):
+    with pytest.raises(BaselineError, match=r"baseline\.toml:33: fingerprint a1 stands in line 20 already"):
         load_baseline(path)
 
 

@@ -227,8 +227,9 @@ def test_a_rank_killed_at_any_moment_of_a_batch(
     "delay", [0.05, *(pytest.param(delay, marks=pytest.mark.nightly) for delay in (0.02, 0.1, 0.2))]
 )
 def test_a_rank_killed_while_the_ranks_start(
-    delay: float, faultless: dict[str, VerdictKind], nothing_left: None
+    delay: float, faultless: dict[str, VerdictKind], nothing_left: None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The others do not wait for it, and meet its successor at the next attempt."""
     before = children()
 
     def kill() -> None:
@@ -242,6 +243,7 @@ def test_a_rank_killed_while_the_ranks_start(
         pool.start()
         killer.join()
         assert kinds(list(pool.run([wide(weight) for weight in WEIGHTS]))) == list(faultless.values())
+    assert "no answer" not in caplog.text
 
 
 def test_a_new_process_takes_the_seat() -> None:

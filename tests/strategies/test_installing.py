@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import strategies
 from strategies.embedding.sharding import LOOKUP, check_ids, count_ids, owned_ids
-from strategies.installing import SHARDED_OPS
+from strategies.installing import SHARDED_OPS, take_back_remedies
 from verifier.core.case import MeshSpec
 from verifier.execution.imports import run_imports
 from verifier.placements.algebra import local_shape
@@ -59,6 +59,27 @@ def test_install_is_for_good_and_has_a_name_for_the_command_line() -> None:
         strategies.install()
         assert row_wise() == ("Partial", False)
     assert row_wise() == ("_MaskPartial", True)
+
+
+def test_install_all_puts_every_remedy_in_force_once() -> None:
+    tensor = torch.ones(4, 6)
+    reader = ClaimReader(torch.ops.aten.cumsum.default, (tensor, -1), {}, tensor)
+
+    def inputs() -> tuple[Placements, ...]:
+        found = reader.at(((Shard(1),),), (2,))
+        assert found is not None
+        return found.inputs
+
+    with strategies.installed():
+        try:
+            assert run_imports(["strategies.install_all"]) == []
+            strategies.install("all")
+            assert (inputs(), row_wise()) == (((Replicate(),),), ("Partial", False))
+        finally:
+            take_back_remedies()
+    assert inputs() == ((Shard(1),),)
+    with pytest.raises(ValueError, match="install\\('al'\\): expected 'embeddings' or 'all'"):
+        strategies.install("al")
 
 
 def test_every_op_is_installed_once() -> None:

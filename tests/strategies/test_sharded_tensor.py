@@ -175,7 +175,6 @@ def test_a_campaign_finds_a_discrepancy_and_shrinks_its_table_to_one_element(mon
     assert (weight.shape, ids.tolist(), case.kwargs.keys()) == ((1, 1), [0, 0], {"max_norm"})
 
 
-@pytest.mark.usefixtures("forked_scripts")
 def test_a_script_has_the_helpers_of_its_program(verify_legacy: Verifier) -> None:
     case, _ = DISCREPANCIES["bag: mean of padding alone, rows"]
     with pytest.raises(WrongValue) as caught:

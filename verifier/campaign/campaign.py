@@ -20,9 +20,11 @@ from verifier.campaign.plan import Plan
 from verifier.campaign.remembering import RememberingPool
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.events import CaseSkipped, CaseStarted, Listener, MeshStarted, RulesClaimed, RunFinished
+from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Drawn
 from verifier.findings.shrinking import DRAWING, current_choices
 from verifier.meshes.pool import PoolSet
+from verifier.meshes.remedied import run_remedied
 from verifier.oracle.reference import Reference, make_reference
 from verifier.placements.alphabet import Alphabet
 from verifier.planning.families import DrawContext, Family
@@ -72,7 +74,12 @@ class Campaign:
         self._pool = RememberingPool(pools, self._past, emit)
         self._outcomes = Outcomes(emit)
         diagnoses = [] if alike is None else [HashSeed(pools.run_alone, alike.run_alone)]
-        self._investigation = Investigation(plan, self._past, self._outcomes, pools.run_alone, emit, diagnoses, clock)
+        attribution = None
+        if plan.baseline.causes:
+            attribution = Attribution.of(plan.baseline, lambda trial, remedies: run_remedied(pools, trial, remedies))
+        self._investigation = Investigation(
+            plan, self._past, self._outcomes, pools.run_alone, emit, diagnoses, clock, attribution
+        )
         self._steering = Steering(plan.combinations // 2)
         self._until = float("inf")
         self._case_number = self._drawn = 0

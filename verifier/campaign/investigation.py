@@ -16,11 +16,12 @@ from verifier.core.case import MOST_RANKS, MeshSpec, OpCase, Trial
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import plural
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
+from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Failure, Runner
-from verifier.findings.grouping import Group, fingerprint, group_key
+from verifier.findings.grouping import Group, fingerprint, group_key, unlike
 from verifier.findings.minimising import Minimiser, confirm
 from verifier.findings.record import finding_record
-from verifier.gate.baseline import BaselineEntry
+from verifier.gate.baseline import BaselineEntry, Cause
 from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext
 from verifier.records.schema import (
@@ -36,6 +37,8 @@ from verifier.records.values import load_trial
 
 __all__ = ["Diagnosis", "Investigation"]
 
+_BESIDE = " | beside what remedies mend"
+"""Marks the key of the failures in a group that remedies do not mend, where they mend others."""
 MINIMISING_LIMIT = 20.0
 """Seconds after which minimising stops; the smallest failure by then is reported."""
 
@@ -61,7 +64,7 @@ class Diagnosis(Protocol):
 
 @dataclass
 class Defect:
-    """A defect behind groups of failures: an ``entry`` of the baseline, or a ``finding`` of this run.
+    """A defect behind groups of failures: an ``entry`` of the baseline, a cause or not, or a ``finding`` of this run.
 
     Parameters
     ----------
@@ -76,9 +79,14 @@ class Defect:
     finding: FindingRecord | None = None
     reported: int = 0
 
+    @property
+    def explains_by_looks(self) -> bool:
+        """Whether failures that look like it are the same defect; a cause explains only what its remedy mends."""
+        return self.entry is not None and not isinstance(self.entry, Cause)
+
 
 class Investigation:
-    """Compares the failures of a campaign with the baseline, and makes findings of the others.
+    """Attributes the failures of a campaign to causes and entries of the baseline, and makes findings of the others.
 
     Parameters
     ----------
@@ -90,6 +98,8 @@ class Investigation:
         Runs one trial, with DTensor's caches empty.
     diagnoses
         The first diagnosis that applies marks a failure.
+    attribution
+        Tries the remedies of known causes; None if the baseline has none.
     clock
         Returns seconds, as ``time.monotonic`` does.
 
@@ -110,12 +120,13 @@ class Investigation:
         emit: Listener,
         diagnoses: Sequence[Diagnosis] = (),
         clock: Callable[[], float] = time.monotonic,
+        attribution: Attribution | None = None,
     ) -> None:
         self.plan = plan
         self.known: list[KnownRecord] = []
         self.until = float("inf")
         self._past, self._outcomes, self._run, self._emit = past, outcomes, run, emit
-        self._diagnoses, self._clock = diagnoses, clock
+        self._diagnoses, self._clock, self._attribution = diagnoses, clock, attribution
         self._defects: dict[str, Defect] = {}
         """By fingerprint."""
         self._of_key: dict[str, Defect] = {}
@@ -159,13 +170,24 @@ class Investigation:
             self.known.append(KnownRecord(entry.fingerprint, "untested", replayed, self._is_selected(entry)))
             return
         verdict, failure = replayed
-        if failure is not None and failure.verdict.kind == entry.verdict:
+        if failure is not None and isinstance(entry, Cause):
+            self._take_in_cause(entry, failure)
+        elif failure is not None and failure.verdict.kind == entry.verdict:
             self._is_shown(entry, failure, *entry.groups, group_key(failure))
         elif verdict.kind is VerdictKind.PASS:
             self.known.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
         else:
             detail = f"was {verdict.kind} and not {entry.verdict} when it was run again: {verdict.message}"
             self.known.append(KnownRecord(entry.fingerprint, "untested", detail))
+
+    def _take_in_cause(self, cause: Cause, failure: Failure) -> None:
+        """Learn whether the remedy of ``cause`` still mends the failure of its trial; the failure is new if not."""
+        if self._attribution is not None and self._attribution.is_mended(failure, (cause,)):
+            self._is_shown(cause, failure, group_key(failure))
+            self._outcomes.failures.groups[group_key(failure)].unexplained.clear()
+        else:
+            detail = f"its trial fails, and remedy {cause.remedy} does not mend it"
+            self.known.append(KnownRecord(cause.fingerprint, "untested", detail))
 
     def _is_selected(self, entry: BaselineEntry) -> bool:
         ops = self.plan.selected.get(entry.family)
@@ -184,7 +206,7 @@ class Investigation:
                 merged = Group(group_key(failure), failure, count, seen)
                 found = self._record(merged, failure, where, True, defect.entry)
                 self._emit(FindingReported(replace(found, groups=keys)))
-            elif defect.finding is not None and (more := count - defect.reported):
+            elif defect.finding is not None and (more := count - defect.reported) > 0:  # none beside a cause
                 found = replace(defect.finding, occurrences=more, also=list(seen), groups=keys)
                 self._emit(FindingReported(found))
 
@@ -192,49 +214,104 @@ class Investigation:
         """Return whether ``failure`` is an entry of the baseline or looks like a minimised failure."""
         name = fingerprint(failure)
         looks_like, named = self._of_key.get(group_key(failure), Defect()), self._defects.get(name, Defect())
-        known = bool(self._diagnosis(failure)) and self.plan.baseline.get(name) is not None
-        return known or looks_like.entry is not None or named.finding is not None
+        known = bool(self._diagnosis(failure)) and self.plan.baseline.looks_like(name) is not None
+        return known or looks_like.explains_by_looks or named.finding is not None
 
     def investigate(self) -> None:
-        """Turn each group of failures that is not known into a finding."""
+        """Turn each group of failures that no cause and no entry explains into a finding."""
         in_order = sorted(
             self._outcomes.failures.groups.values(), key=lambda group: (group.smallest.size[:2], len(group.key))
         )
         for group in in_order:  # simple groups first: more complicated ones often turn out to be the same defect
-            if group.key not in self._of_key and not self._recall(group):
+            defect = self._of_key.get(group.key)
+            if defect is None and self._recall(group):
+                group.unexplained.clear()
+            elif defect is None or isinstance(defect.entry, Cause):
+                self._attribute(group)
+
+    def _attribute(self, group: Group) -> None:
+        """Settle the failures of ``group`` that remedies mend, and look into the others.
+
+        Failures that look alike may have different causes. If the smallest one has none, the group is one finding.
+        """
+        failures, attribution = [*group.unexplained.values()], self._attribution
+        group.unexplained.clear()
+        if group.key not in self._of_key:
+            failures = [group.smallest, *(one for one in failures if one is not group.smallest)]
+        rest: list[tuple[Failure, bool]] = []
+        before: tuple[Cause, ...] = ()
+        for failure in failures:
+            causes: tuple[Cause, ...] = ()
+            if (alone := attribution is not None and attribution.shows_alone(failure)) and attribution is not None:
+                causes = before if before and attribution.is_mended(failure, before) else attribution.explain(failure)
+            if causes:
+                before = causes
+                self._settle_group(causes[0], failure, group.key)
+            elif not before:
                 self._emit(GroupStarted(group.key))
-                self._look_into(group)
+                self._look_into(group, failure, alone)
+                return
+            else:
+                rest.append((failure, alone))
+        if rest:
+            smallest, alone = min(rest, key=lambda one: one[0].size)
+            others = Group(f"{group.key}{_BESIDE}", smallest, len(rest), dict(group.seen))
+            if others.key not in self._of_key:
+                self._emit(GroupStarted(others.key))
+                self._look_into(others, smallest, alone)
+
+    def _settle_group(self, entry: BaselineEntry, failure: Failure, key: str) -> None:
+        """Assign the failures with ``key`` to a known finding or cause that ``failure`` shows."""
+        new = self._of_key.get(key, Defect()).entry is not entry
+        self._is_shown(entry, failure, key)
+        if new:
+            self._emit(GroupSettled(key, entry.fingerprint))
 
     def _recall(self, group: Group) -> bool:
         """Take the settlement of ``group`` from the past; return whether there is one."""
-        match self._past.groups.get(group.key):
-            case None:
-                return False
-            case GroupSettled(key, name):
-                entry = self.plan.baseline.get(name)
-                assert entry is not None, f"{name} is not in the baseline that the run began with"
-                self._is_shown(entry, group.smallest, key)
-            case FindingReported() as reported:
-                self._report(replace(reported, recalled=True))
-        return True
+        found = False
+        for past in (self._past.groups.get(key) for key in (group.key, f"{group.key}{_BESIDE}")):
+            match past:
+                case GroupSettled(key, name):
+                    entry = self.plan.baseline.get(name)
+                    assert entry is not None, f"{name} is not in the baseline that the run began with"
+                    self._is_shown(entry, group.smallest, key)
+                case FindingReported() as reported:
+                    self._report(replace(reported, recalled=True))
+            found |= past is not None
+        return found
 
-    def _look_into(self, group: Group) -> None:
-        """Minimise and confirm the smallest failure of ``group``, and report what the group is."""
-        failure = self._marked(group.smallest)
+    def _look_into(self, group: Group, failure: Failure, alone: bool) -> None:
+        """Minimise and confirm ``failure``, which no remedy mends, and report what the group is.
+
+        A failure that does not show ``alone`` may become one of two calls, which a remedy mends.
+        """
+        given, failure = failure, self._marked(failure)
         until = min(self.until, self._clock() + MINIMISING_LIMIT)
-        minimiser = Minimiser(self._run, self._generator(group.smallest), self.plan.seed, until, self._clock)
+        minimiser = Minimiser(self._run, self._generator(given), self.plan.seed, until, self._clock)
         known = bool(self._diagnosis(failure)) and self._is_handled(failure)
         smallest, minimised = (failure, True) if known else self._minimised(failure, minimiser)
+        if self._attribution is not None and smallest.trial is not given.trial:
+            if (causes := self._attribution.explain(smallest)) and not alone:
+                self._settle_group(causes[0], smallest, group.key)
+                return
+            if causes:
+                smallest, minimised = failure, False  # minimising has come to another defect, which is known
         if self._clock() > self.until:
             self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
         smallest, confirmed = (smallest, ConfirmationRecord(NOT_TRIED)) if known else confirm(smallest, minimiser)
         name, became = fingerprint(smallest), group_key(smallest)
-        if (entry := self.plan.baseline.get(name) or self._of_key.get(became, Defect()).entry) is not None:
+        looks = self._of_key.get(became, Defect())
+        if (
+            entry := self.plan.baseline.looks_like(name) or (looks.entry if looks.explains_by_looks else None)
+        ) is not None:
             self._is_shown(entry, smallest, group.key)
             self._emit(GroupSettled(group.key, entry.fingerprint))
             return
+        if self.plan.baseline.get(name) is not None:
+            name = unlike(name)
         if (found := self._defects.get(name, Defect()).finding) is None:
-            found = self._record(group, smallest, confirmed, minimised, None)
+            found = self._record(group, smallest, confirmed, minimised, None, name)
         else:  # the same defect in another group
             found = replace(found, occurrences=group.occurrences, also=list(group.seen), groups=[group.key])
         self._report(FindingReported(found, group.key, became))
@@ -292,6 +369,7 @@ class Investigation:
         confirmed: ConfirmationRecord,
         minimised: bool,
         entry: BaselineEntry | None,
+        name: str = "",
     ) -> FindingRecord:
         family = self.plan.families[smallest.trial.case.family]
         diagnosis = self._diagnosis(smallest)
@@ -299,7 +377,7 @@ class Investigation:
         in_time = self._clock() < self.until
         return finding_record(
             group, smallest, confirmed, minimised, entry, family.name, cause, in_time, self.plan.imports,
-            memory_limit=self.plan.rank_memory,
+            name=name, memory_limit=self.plan.rank_memory,
         )  # fmt: skip
 
     def _generator(self, failure: Failure) -> Callable[[MeshSpec], SearchStrategy[OpCase]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ __all__ = [
     "is_of_several_ranks",
     "shows_on_some_ranks",
     "symptom",
+    "unlike",
     "unlike_rules",
 ]
 
@@ -257,15 +259,20 @@ def case_flags(case: OpCase) -> frozenset[str]:
     return flags | {name for name, value in scalars.items() if value is not False}
 
 
+_MOST_SEEN = 12
+
+
 @dataclass
 class Group:
-    """Failures with one key; only the smallest is kept."""
+    """Failures with one key."""
 
     key: str
     smallest: Failure
     occurrences: int = 1
     seen: dict[str, None] = field(default_factory=dict)
     """The first twelve combinations in which the failure occurred, as text."""
+    unexplained: dict[str, Failure] = field(default_factory=dict)
+    """Failures for which no cause has been looked for yet: of up to twelve combinations, the first of each."""
 
     def add(self, failure: Failure) -> None:
         self.occurrences += 1
@@ -286,13 +293,22 @@ class Collector:
         else:
             self.groups[key] = Group(key, failure)
         group = self.groups[key]
-        if len(group.seen) < 12:
+        if len(group.seen) < _MOST_SEEN or len(group.unexplained) < _MOST_SEEN:
             rows = combination_rows(failure.trial.case, failure.trial.combination)
             whose = f"{failure.trial.case.op} on " if is_of_any_op(failure) else ""
-            group.seen[f"{whose}{failure.trial.mesh}: " + ", ".join(f"{n}={p}" for n, p in rows)] = None
+            where = f"{whose}{failure.trial.mesh}: " + ", ".join(f"{n}={p}" for n, p in rows)
+            if len(group.seen) < _MOST_SEEN:
+                group.seen[where] = None
+            if len(group.unexplained) < _MOST_SEEN:
+                group.unexplained.setdefault(where, failure)
         return group
 
 
 def fingerprint(failure: Failure) -> str:
     """Return twelve hex digits: a hash of a minimised failure's structure, without values, shapes or messages."""
     return structure(failure).fingerprint
+
+
+def unlike(name: str) -> str:
+    """Return the fingerprint of a finding that looks like the known cause ``name``, whose remedy does not mend it."""
+    return hashlib.sha256(f"{name} is not mended".encode()).hexdigest()[:12]

@@ -124,6 +124,7 @@ def finding_record(
         script=script,
         script_status=status,
         reason=entry.reason if entry is not None else "",
+        explained=entry.explains if entry is not None else "",
         also=list(group.seen),
         cotangent=cotangent_text(smallest),
         imports=list(imports),

@@ -1,7 +1,8 @@
-"""The baseline: known findings, each with a reason and a day on which it expires and has to be reviewed.
+"""The baseline: causes and findings that are known, each with a day on which it expires and has to be reviewed.
 
-It is a TOML file under version control. A line changes only if its finding changes, so a review of the file's diff is a
-review of the findings that are accepted.
+A cause has a remedy, and explains the failures that the remedy mends. A finding without a remedy explains the failures
+that look like it. The baseline is a TOML file under version control. A line changes only if its cause or finding
+changes, so a review of the file's diff is a review of what is accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import tomli_w
@@ -25,27 +26,32 @@ from verifier.records.files import write_atomically
 from verifier.records.schema import FindingRecord, RunRecord, TrialRecord
 from verifier.records.trials import check_trial
 
-__all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "load_baseline"]
+__all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "Cause", "load_baseline"]
 
 NOT_EXPLAINED = "not explained yet"
 """The placeholder for the reason that a person has to write. It does not count as a reason: the finding stays new."""
 
-FORMAT_VERSION = 1
-"""Of the file; records have a version of their own."""
+FORMAT_VERSION = 2
+"""Of the file; records have a version of their own. Since version 2 there are causes. Files of version 1 are read."""
 
 VALID_DAYS = 180
 """Days from the day on which a finding enters the baseline to the one on which it expires."""
 
 _HEADER = """\
-# Known findings of `python -m verifier`. The gate fails on every finding that is not in here.
+# What `python -m verifier` knows. The gate fails on every finding that is not in here.
 #
+# A cause explains every failure that its remedy mends, whatever the failure looks like, and no other failure.
+# A finding has no remedy, and explains the failures that look like it.
+#
+# remedy   the code that mends the cause in a process (strategies/remedies)
 # reason   why the finding is accepted; without a person's reason it counts as new
+# why_none why there is no remedy (optional)
 # link     where it is being dealt with (optional)
 # expires  after this day a finding that still fails counts against the gate again
 # torch    versions of torch on which it was seen
 # imports  the finding is about the rules that these imports register, not about torch's own (optional)
 # groups   what its failures look like before they are minimised: a failure that looks so is this finding
-# replay   the trial by value; the verifier runs it again to see whether the finding is fixed
+# replay   the smallest trial by value; the verifier runs it again to see whether it is fixed
 #
 # reason, link and expires are yours to edit; an update keeps them. It does not keep comments, and writes
 # "not explained yet" where a reason is missing.
@@ -66,6 +72,7 @@ class BaselineEntry:
     ``summary`` is the first line of the finding's message. ``torch`` has the versions on which it was seen, ``expires``
     the last day on which it is accepted. ``groups`` has the symptoms of its failures before they are minimised.
     ``imports`` registered its rules; it is empty for torch's own. ``replay`` is a TrialRecord as JSON on one line.
+    ``why_none`` says why there is no remedy.
     """
 
     fingerprint: str
@@ -81,7 +88,14 @@ class BaselineEntry:
     expires: date
     imports: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    why_none: str = ""
     replay: str
+
+    @property
+    def explains(self) -> str:
+        """How the entry explains a failure, for the report."""
+        why = self.why_none or "none has been written"
+        return f"looks like entry {self.fingerprint}, which has no remedy: {why}"
 
     @property
     def explained(self) -> bool:
@@ -110,9 +124,30 @@ class BaselineEntry:
         return msgspec.json.decode(self.replay, type=TrialRecord)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cause(BaselineEntry):
+    """What one change to torch would mend, in whatever ops it shows; the other fields are of its smallest finding.
+
+    ``where`` has the places in torch, each a file and a function. ``remedy`` is the name of a
+    :class:`verifier.execution.remedies.Remedy`, and of this cause.
+    """
+
+    remedy: str
+    title: str
+    where: tuple[str, ...]
+
+    @property
+    def explains(self) -> str:
+        return f"mended by remedy {self.remedy}"
+
+    def applies(self, imports: Collection[str], own_rules: Collection[str]) -> bool:
+        """Return whether the cause may show: a remedy changes what is torch's own, whatever else is registered."""
+        return True
+
+
 @dataclass(frozen=True)
 class Baseline:
-    """Known findings, in the order of op, verdict and fingerprint. An empty one knows nothing."""
+    """Known causes and findings, in the order of op, verdict and fingerprint. An empty one knows nothing."""
 
     entries: tuple[BaselineEntry, ...] = ()
 
@@ -125,6 +160,16 @@ class Baseline:
         return next((entry for entry in self.entries if entry.fingerprint == fingerprint), None)
 
     @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The entries that have a remedy."""
+        return tuple(entry for entry in self.entries if isinstance(entry, Cause))
+
+    def looks_like(self, fingerprint: str) -> BaselineEntry | None:
+        """Return the entry of a finding that explains by looks, or None; causes do not."""
+        entry = self.get(fingerprint)
+        return None if isinstance(entry, Cause) else entry
+
+    @property
     def digest(self) -> str:
         """A digest of the findings and their trials, as sixteen hex digits; reasons and other notes do not count.
 
@@ -132,7 +177,8 @@ class Baseline:
         'e3b0c44298fc1c14'
         """
         decisive = "".join(
-            f"{entry.fingerprint}{entry.verdict}{entry.groups}{entry.imports or ''}{entry.replay}"
+            f"{entry.fingerprint}{entry.verdict}{entry.groups}{entry.imports or ''}{getattr(entry, 'remedy', '')}"
+            f"{entry.replay}"
             for entry in self.entries
         )
         return hashlib.sha256(decisive.encode()).hexdigest()[:16]
@@ -168,7 +214,7 @@ class Baseline:
                         entry,
                         reason=entry.reason if entry.reason.strip() else NOT_EXPLAINED,
                         torch=tuple(sorted({*entry.torch, *seen}, key=_version_key)),
-                        groups=tuple(sorted({*entry.groups, *groups})),
+                        groups=() if isinstance(entry, Cause) else tuple(sorted({*entry.groups, *groups})),
                     )
                 )
             elif "fixed" not in status and keep_untested:
@@ -184,10 +230,14 @@ class Baseline:
     def to_toml(self) -> str:
         """Return the text of the file: the same entries always give the same text."""
         parts = [_HEADER, f"format_version = {FORMAT_VERSION}\n"]
-        for entry in self.entries:
-            parts.append("\n[[finding]]\n")
+        by_name = sorted(self.causes, key=lambda cause: cause.remedy)
+        for entry in (*by_name, *(entry for entry in self.entries if not isinstance(entry, Cause))):
+            table = _TABLES[type(entry)]
+            parts.append(f"\n[[{table.name}]]\n")
             parts.extend(
-                _line(name, getattr(entry, name)) for name in _FIELDS if name not in _OPTIONAL or getattr(entry, name)
+                _line(name, getattr(entry, name))
+                for name in table.fields
+                if name not in _OPTIONAL or getattr(entry, name)
             )
         return "".join(parts)
 
@@ -202,9 +252,21 @@ class Baseline:
         write_atomically(path, self.to_toml().encode(), "the baseline is as it was before")
 
 
-_FIELDS = tuple(field.name for field in fields(BaselineEntry))
-_OPTIONAL = ("link", "imports", "groups")
-_LISTS = {"groups": "strings", "imports": "strings", "torch": 'versions such as ["2.13.0"]'}
+class _Table(NamedTuple):
+    """A kind of table of the file."""
+
+    name: str
+    fields: tuple[str, ...]
+
+
+_ENTRY = tuple(field.name for field in fields(BaselineEntry))
+_OWN = ("remedy", "title", "where")
+_TABLES: dict[type[BaselineEntry], _Table] = {
+    Cause: _Table("cause", (*_OWN, *(name for name in _ENTRY if name not in ("groups", "why_none")))),
+    BaselineEntry: _Table("finding", _ENTRY),
+}
+_OPTIONAL = ("link", "imports", "groups", "why_none")
+_LISTS = {"groups": "strings", "imports": "strings", "torch": 'versions such as ["2.13.0"]', "where": "strings"}
 
 
 def _torch(run: RunRecord) -> str:
@@ -288,34 +350,50 @@ def load_baseline(path: Path, missing_ok: bool = False) -> Baseline:
     except RecursionError as error:
         raise BaselineError(f"{path}: not a baseline: tables and lists are nested too deep in it") from error
     version = content.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in (1, FORMAT_VERSION):
         what = "has no format_version" if version is None else f"format_version is {version!r}"
         raise BaselineError(
             f"{path}:{_line_of(text, 'format_version')}: {what}; this version of the verifier reads {FORMAT_VERSION}"
         )
+    tables = {table.name: kind for kind, table in _TABLES.items()}
     for name in content:
-        if name not in ("format_version", "finding"):
-            raise BaselineError(f"{path}:{_line_of(text, name)}: unknown key {name!r}; findings are [[finding]]")
-    raw = content.get("finding", [])
-    if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
-        raise BaselineError(f"{path}:{_line_of(text, 'finding')}: findings are written as [[finding]]")
-    lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*finding\s*\]\]", line)]
+        if name not in ("format_version", *tables):
+            what = "causes are [[cause]], findings [[finding]]"
+            raise BaselineError(f"{path}:{_line_of(text, name)}: unknown key {name!r}; {what}")
     seen: dict[tuple[str, tuple[str, ...]], int] = {}
     entries: list[BaselineEntry] = []
+    for table, kind in tables.items():
+        entries += _read_table(path, text, table, content.get(table, []), kind, seen)
+    return Baseline(tuple(entries))
+
+
+def _read_table(
+    path: Path,
+    text: str,
+    table: str,
+    raw: object,
+    kind: type[BaselineEntry],
+    seen: dict[tuple[str, tuple[str, ...]], int],
+) -> list[BaselineEntry]:
+    """Return the entries of all tables of one name; ``seen`` has the lines of those that were read before."""
+    if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
+        raise BaselineError(f"{path}:{_line_of(text, table)}: {table}s are written as [[{table}]]")
+    head = re.compile(rf"\s*\[\[\s*{table}\s*\]\]")
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if head.match(line)]
+    entries = []
     for position, values in enumerate(raw):
         line = lines[position] if position < len(lines) else 1
         try:
-            entry = _read_entry(values)
+            entry = _read_entry(values, kind)
         except BaselineError as error:
             named = values.get("fingerprint") or "without a fingerprint"
-            raise BaselineError(f"{path}:{line}: finding {position + 1} ({named}): {error}") from error
+            raise BaselineError(f"{path}:{line}: {table} {position + 1} ({named}): {error}") from error
         key = (entry.fingerprint, tuple(sorted(entry.imports)))
         if key in seen:
-            first = seen[key]
-            raise BaselineError(f"{path}:{line}: fingerprint {entry.fingerprint} stands in line {first} already")
+            raise BaselineError(f"{path}:{line}: fingerprint {entry.fingerprint} stands in line {seen[key]} already")
         seen[key] = line
         entries.append(entry)
-    return Baseline(tuple(entries))
+    return entries
 
 
 def _line_of(text: str, key: str) -> int:
@@ -324,16 +402,18 @@ def _line_of(text: str, key: str) -> int:
     return next(found, 1)
 
 
-def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
+def _read_entry(values: Mapping[str, Any], kind: type[BaselineEntry]) -> BaselineEntry:
+    names = _TABLES[kind].fields
     for name in values:
-        if name not in _FIELDS:
-            raise BaselineError(f"unknown field {name!r}{did_you_mean(name, _FIELDS)}")
-    if missing := [name for name in _FIELDS if name not in values and name not in _OPTIONAL]:
+        if name not in names:
+            raise BaselineError(f"unknown field {name!r}{did_you_mean(name, names)}")
+    if missing := [name for name in names if name not in values and name not in _OPTIONAL]:
         raise BaselineError(f"has no {', '.join(missing)}")
-    for name in _FIELDS:
+    for name in names:
         if name not in (*_LISTS, "expires") and not isinstance(values.get(name, ""), str):
             raise BaselineError(f"{name} is {values[name]!r}, but has to be a string")
-    for name, wanted in _LISTS.items():
+    lists = {name: wanted for name, wanted in _LISTS.items() if name in names}
+    for name, wanted in lists.items():
         texts = values.get(name, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise BaselineError(f"{name} is {texts!r}, but has to be a list of {wanted}")
@@ -350,7 +430,7 @@ def _read_entry(values: Mapping[str, Any]) -> BaselineEntry:
     if values["verdict"] not in accusing:
         hint = did_you_mean(values["verdict"], accusing, 0.0)
         raise BaselineError(f"verdict {values['verdict']!r} is none of a finding{hint}")
-    entry = BaselineEntry(**{**values, **{name: tuple(values.get(name, ())) for name in _LISTS}})
+    entry = kind(**{**values, **{name: tuple(values.get(name, ())) for name in lists}})
     try:
         check_trial(entry.trial())
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

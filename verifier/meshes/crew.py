@@ -236,21 +236,18 @@ class Crew:
                     self._starter.store_host, port, self._epoch, meeting))  # fmt: skip
             except Gone:
                 failed[index] = self._end_of(process)
-        failed |= self._collect("built", self._epoch, BUILD_LIMIT, failed)
+        failed = failed or self._collect("built", self._epoch, BUILD_LIMIT)
         for index, process in self._present():
             if index in failed and not process.running:
                 self._dismiss(index, failed[index])
         return failed
 
-    def _collect(self, kind: str, token: int, limit: float, gone: Collection[int] = ()) -> dict[int, str]:
+    def _collect(self, kind: str, token: int, limit: float) -> dict[int, str]:
         """Wait until all ranks have sent ``kind`` with ``token``; return the ranks that have not, and why.
 
         A rank that fails to meet the others ends the wait, because the others would wait for it in vain.
         """
-        awaited: dict[Connection, tuple[int, RankProcess]] = {}
-        for index, process in self._present():
-            if index not in gone:
-                awaited[process.connection] = index, process
+        awaited = {process.connection: (index, process) for index, process in self._present()}
         deadline = time.monotonic() + limit
         while awaited:
             ready = wait(list(awaited), max(0.0, deadline - time.monotonic()))

@@ -47,7 +47,7 @@ from verifier.oracle.reference import Reference, make_reference
 from verifier.processes.child import begin
 from verifier.processes.limits import limit_memory
 from verifier.torch_internals.caches import clear_caches
-from verifier.torch_internals.groups import mesh_of_world, release_groups, stage_through_host
+from verifier.torch_internals.groups import leave_world, mesh_of_world, release_groups, stage_through_host
 from verifier.torch_internals.recording import forget_calls
 from verifier.torch_internals.refusals import is_refusal
 from verifier.torch_internals.simulation import simulated_mode, start_simulated_world
@@ -208,8 +208,7 @@ class _Ranks:
             self._exchange = Exchange(self.messages.announce, lambda failed, _digest: not failed, self.messages.enter)
             return
         self.ranks = (seat.index,)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_world()
         if self.breaker.agreement is not None:
             self.breaker.agreement.close()
             self.breaker.agreement = None

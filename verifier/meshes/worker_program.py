@@ -12,6 +12,7 @@ import msgspec
 from verifier.meshes import worker
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
 from verifier.processes.child import Child
+from verifier.processes.scripts import TORCH_ALONE
 
 __all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
 
@@ -125,7 +126,7 @@ class WorkerProgram(Child):
         steps = [(_PRELOAD, *imports) for imports in ((), *filter(None, [spec.imports]))]
         arguments = [msgspec.json.encode(config).decode()]
         try:
-            super().__init__(_MODULE, connection_fd, arguments, [breaker], _environment(spec), steps)
+            super().__init__(_MODULE, connection_fd, arguments, [breaker], _environment(spec), steps, TORCH_ALONE)
         finally:
             os.close(breaker)
 

@@ -20,6 +20,7 @@ from verifier.placements.parsing import parse_placements
 
 __all__ = [
     "judge",
+    "vacuous",
 ]
 
 

@@ -10,11 +10,9 @@ import contextlib
 import mmap
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,12 +23,10 @@ from verifier.processes.fork_server import start
 from verifier.processes.forks import Forked, Step, fork
 from verifier.processes.limits import die_with
 
-__all__ = ["Child", "begin", "run_to_end"]
+__all__ = ["Child", "begin"]
 
 ENDING_LIMIT = 30.0
 """Seconds that a process gets to end after it was killed or its connection was closed."""
-GROUP_ENDING_LIMIT = 2.0
-"""Seconds that processes get to end after each signal."""
 _LOG_READ = 8192
 
 
@@ -51,6 +47,8 @@ class Child:
         The child's environment, without the variables that every child gets.
     steps
         What fork servers do before they start the child; a process that is not forked must do this itself.
+    base
+        See :func:`verifier.processes.forks.fork`.
 
     Attributes
     ----------
@@ -66,6 +64,7 @@ class Child:
         fds: Sequence[int] = (),
         environment: Mapping[str, str] = os.environ,
         steps: Sequence[Step] = (),
+        base: str = "",
     ) -> None:
         lifeline, self._lifeline = os.pipe()
         memory_fd = os.memfd_create("memory")  # nothing on disk to be left behind
@@ -77,7 +76,7 @@ class Child:
         given = {**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path or [""])}
         log = self._log.fileno()
         try:
-            forked = fork(module, arguments, log, own, given, path, steps)
+            forked = fork(module, arguments, log, own, given, path, steps, base)
             self._process: Forked | subprocess.Popen[bytes] = forked or start(module, own, arguments, log, given)
         except BaseException:
             self._release()
@@ -153,44 +152,3 @@ def begin() -> tuple[Connection, mmap.mmap, list[int], list[str]]:
     die_with(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # crashes are expected
     return Connection(connection_fd), mmap.mmap(memory_fd, 0), fds, sys.argv[2:]
-
-
-def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:
-    """Run a script in its folder, and end all processes that it started.
-
-    Return the exit status (None after ``limit`` seconds) and the output, stderr first.
-    """
-    with subprocess.Popen(
-        [sys.executable, str(path)],
-        cwd=path.parent,
-        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a group with its own processes, which could outlive it
-    ) as script:
-        try:
-            said, errors = script.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            return None, ""
-        finally:  # after a Ctrl-C as well
-            _end_group(script)
-    return script.returncode, errors + said
-
-
-def _end_group(leader: subprocess.Popen[str]) -> None:
-    """End the processes of a group, first with SIGTERM.
-
-    The process that unlinks their semaphores ignores SIGTERM, and ends after them.
-    """
-    for asked in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + GROUP_ENDING_LIMIT
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(leader.pid, asked)
-            while time.monotonic() < until:
-                leader.poll()
-                os.killpg(leader.pid, 0)
-                time.sleep(0.02)
-            continue
-        return

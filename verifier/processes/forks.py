@@ -1,9 +1,10 @@
 """The client of fork servers, which have loaded torch so that processes start at once.
 
 A program has one server for each hash seed and each module whose ``main`` its processes run, and shares it among all
-pools. A second server, which the first one forks, loads the user's imports. ``DTENSOR_VERIFIER_FORKS=off`` turns
-servers off. Several programs, such as those of a test session, share the servers of the program that sets the variable
-by :func:`shared_servers`; each program has its own imports.
+pools. A server may be forked from another one, which has loaded torch alone. A further server, which that one forks,
+loads the user's imports. ``DTENSOR_VERIFIER_FORKS=off`` turns servers off. Several programs, such as those of a test
+session, share the servers of the program that sets the variable by :func:`shared_servers`; each program has its own
+imports.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import TypeAlias
 
 from verifier.processes.fork_server import ENDED, STARTED, Request, of_this_user, send_request, start
 
-__all__ = ["FORKS", "Forked", "Step", "fork", "server_pids", "shared_servers"]
+__all__ = ["FORKS", "Forked", "Step", "fork", "server_pids", "servers_name", "shared_servers"]
 
 FORKS = "DTENSOR_VERIFIER_FORKS"
 """Environment variable: ``off``, or the name under which programs share servers."""
@@ -37,7 +38,7 @@ MOST_OF_IMPORTS = 8
 """Most servers with imports of the user's that a process has."""
 LISTEN_LIMIT = 2.0
 """Seconds to wait for a server that another process is starting."""
-_AT_LOAD = ("ATEN_", "CUDA_", "GLOO_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH")
+_AT_LOAD = ("ATEN_", "CUDA_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH")
 """Prefixes of environment variables that torch may read while loading; each set of values gets its own server."""
 
 
@@ -133,6 +134,7 @@ def fork(
     environment: Mapping[str, str],
     path: Sequence[str],
     steps: Sequence[Step] = (),
+    base: str = "",
 ) -> Forked | None:
     """Have a fork server start a process when it has loaded torch; return None if there is no server.
 
@@ -150,11 +152,13 @@ def fork(
         Its environment and its ``sys.path``.
     steps
         What the server does before it forks. Programs share the first step, but not others.
+    base
+        A module that is loaded in a server of its own, from which the server is forked; empty for none.
     """
     if os.environ.get(FORKS) == "off":
         return None
     try:
-        connection = _server(module, steps, environment, path)
+        connection = _server(module, steps, environment, path, base)
     except OSError:
         return None
     if connection is None:
@@ -168,7 +172,7 @@ def fork(
 
 
 def _server(
-    module: str, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str]
+    module: str, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str], base: str = ""
 ) -> socket.socket | None:
     """Return a connection to a server that has done ``steps``, or is about to; None if it has ended."""
     own = len(steps) > 1
@@ -179,8 +183,8 @@ def _server(
     name = f"{owner}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
     connection = _connect(name)
     if connection is not None or name in _started:
-        if own:
-            _started[name] = _started.pop(name)  # the one that was used last is the last
+        if name in _with_imports:  # the one that was used last is the last
+            _with_imports.append(_with_imports.pop(_with_imports.index(name)))
         return connection
     lifeline = _connect(owner)  # its end tells the server that its owner has ended
     if lifeline is None:
@@ -195,15 +199,19 @@ def _server(
         listener.listen(128)
         fds = listener.fileno(), lifeline.fileno()
         arguments = [module, json.dumps(steps[-1:])]
-        if own:
-            parent = _server(module, steps[:-1], environment, path)
+        if own or base:
+            parent = (
+                _server(module, steps[:-1], environment, path, base) if own else _server(base, (), environment, path)
+            )
             if parent is None:
                 return None
             request = Request("verifier.processes.fork_server", arguments, {**environment}, os.getcwd(), [*path])
             with open(os.devnull, "wb") as log:
                 send_request(parent, request, [log.fileno(), *fds])
             _started[name] = Forked(parent)
-            _retire_all_but(MOST_OF_IMPORTS)
+            if own:
+                _with_imports.append(name)
+                _retire_all_but(MOST_OF_IMPORTS)
         else:
             given = {**environment, "PYTHONPATH": os.pathsep.join(path or [""])}
             _started[name] = start("verifier.processes.fork_server", fds, arguments, subprocess.DEVNULL, given)
@@ -240,8 +248,8 @@ def _installed_in(path: Sequence[str]) -> list[str]:
 
 def _retire_all_but(most: int) -> None:
     """Have the servers with imports that were used longest ago end, once their processes have ended."""
-    with_imports = [name for name, server in _started.items() if isinstance(server, Forked)]
-    for name in with_imports[:-most]:
+    retired, _with_imports[:-most] = _with_imports[:-most], []
+    for name in retired:
         del _started[name]
         if (connection := _connect(name)) is not None:
             with connection:
@@ -257,6 +265,8 @@ def _await(server: str) -> socket.socket | None:
 
 
 _started: dict[str, subprocess.Popen[bytes] | Forked] = {}
+_with_imports: list[str] = []
+"""The servers with imports of the user's, by the time of their last use."""
 _listeners: list[socket.socket] = []
 
 
@@ -269,6 +279,11 @@ def _own_name(pid: int) -> str:
     listener.listen(128)
     _listeners.append(listener)  # open as long as this process lives
     return name
+
+
+def servers_name() -> str:
+    """Return the name under which other processes share the servers of this process; ``off`` if it has none."""
+    return os.environ.get(FORKS) or _own_name(os.getpid())
 
 
 def server_pids() -> list[int]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from verifier.core.wording import plural
 
-FORMAT_VERSION = 2
-"""Version of records, journals and findings. Since version 2, findings say what confirmed and what reproduces them."""
+FORMAT_VERSION = 3
+"""Version of records, journals and findings. Since version 3, known findings say how they were explained."""
 
 
 NOT_SELECTED = "is not selected"
@@ -144,6 +144,8 @@ class FindingRecord:
     rank_memory: str = ""
     groups: list[str] = field(default_factory=list)
     """The keys, before minimising, of failures that turned out to be this defect: op, verdict, place, rule."""
+    explained: str = ""
+    """How a known finding was explained: the remedy that mends it, or the entry that it looks like."""
     format_version: int = FORMAT_VERSION
 
 

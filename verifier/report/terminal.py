@@ -176,6 +176,8 @@ def _say_findings(run: RunRecord, say: _Say, folder: Path) -> None:
     for finding in known:
         reason = finding.reason or "no reason is recorded"
         say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}: {reason}")
+        if finding.explained:
+            say(f"    {finding.explained}", "dim")
     others = [entry for entry in run.baseline if entry.status != "known"]
     # entries of ops that the run did not select take only one line together
     beside = [entry for entry in others if entry.status == "untested" and not entry.selected]

@@ -56,6 +56,8 @@ class WrongRule:
     """In how many draws it failed."""
     raised: str = ""
     """The type of the exception, if the local op raised one."""
+    special: bool = False
+    """Whether only special values refute the claim."""
     left_out: str = ""
     """The argument that the key of DTensor's cache leaves out, if the verdict is STALE_CACHE."""
     controls: tuple[TrialRecord, ...] = ()

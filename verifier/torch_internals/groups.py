@@ -15,6 +15,7 @@ from verifier.torch_internals.watching import FUNCTIONAL_COLLECTIVES
 
 __all__ = [
     "chunk_sharded",
+    "leave_world",
     "mesh_of_world",
     "release_groups",
     "stage_through_host",
@@ -28,6 +29,17 @@ def release_groups(mesh: DeviceMesh) -> None:
     The mesh itself may stay alive in one of DTensor's caches.
     """
     mesh._pg_registry.clear()
+
+
+def leave_world() -> None:
+    """Leave the default process group, so that this process can meet the others as a new process would.
+
+    torch numbers groups, and ranks meet under the number of their group. An ``init_process_group`` that fails uses a
+    number up, and the ranks would then wait for each other under different numbers.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.distributed_c10d._world.group_count = 0
 
 
 def mesh_of_world(

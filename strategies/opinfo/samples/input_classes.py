@@ -27,6 +27,12 @@ def _is_trusting(call: Call) -> bool:
     return helper or base.startswith(TRUSTING)
 
 
+def _has_fixed_sizes(call: Call) -> bool:
+    """Return whether sizes stay: the kernel may not check them, or each tensor of a list is a call by itself."""
+    base = base_of(str(call.op))
+    return _is_trusting(call) or "backward" in base or base.startswith(("_foreach", "_amp_foreach"))
+
+
 # -------------------------------------------------------------------------------------------------------------- numbers
 def numbers(call: Call) -> Iterator[Variation]:
     """Yield Python numbers in place of tensors, and other scales."""
@@ -100,7 +106,7 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 # ---------------------------------------------------------------------------------------------------------------- sizes
 def broadcasts(call: Call) -> Iterator[Variation]:
     """Yield operands of which one has an extent of 1, or fewer dims."""
-    if _is_trusting(call):
+    if _has_fixed_sizes(call):
         return
     for number in reversed(range(len(call.tensors))):
         for dim in range(call.tensors[number].ndim):
@@ -111,23 +117,26 @@ def broadcasts(call: Call) -> Iterator[Variation]:
 
 def narrower(call: Call) -> Iterator[Variation]:
     """Yield operands of which one, or all but the first, are narrower than the others, or the last one wider."""
-    if _is_trusting(call):
+    if _has_fixed_sizes(call):
         return
     count = len(call.tensors)
     if count < 2:
         return
-    for dim in reversed(range(call.tensors[-1].ndim)):
+    dims = range(call.tensors[-1].ndim)
+    for dim in dims:
+        yield _resized(count - 1, dim, "is wider", _wider)
         if count > 2:
             change = partial(_changed, tuple(range(1, count)), partial(_narrower, dim=dim))
             yield Variation(f"dim {dim} of all but the first is narrower", change)
-        yield _resized(count - 1, dim, "is wider", _wider)
-        for number in reversed(range(count)):
+        yield _resized(count - 1, dim, "is narrower", _narrower)
+    for number in range(count - 1):
+        for dim in dims:
             yield _resized(number, dim, "is narrower", _narrower)
 
 
 def empty(call: Call) -> Iterator[Variation]:
     """Yield operands of which one, or all, have an empty dim."""
-    if _is_trusting(call):
+    if _has_fixed_sizes(call):
         return
     for dim in range(max(tensor.ndim for tensor in call.tensors)):
         change = partial(_changed, tuple(range(len(call.tensors))), partial(_empty, dim=dim))
@@ -150,8 +159,8 @@ def _narrower(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
 
 
 def _wider(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
-    extent = tensor.shape[dim] if tensor.ndim > dim else 0
-    return torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim) if extent > 1 else None
+    """Return a tensor twice as wide; one more would often be cut at the same places."""
+    return torch.cat([tensor, tensor], dim) if tensor.ndim > dim and tensor.shape[dim] > 1 else None
 
 
 def _empty(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
@@ -190,9 +199,9 @@ def _changed(which: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tens
 
 # ----------------------------------------------------------------------------------------------------------------- dims
 def negative_dims(call: Call) -> Iterator[Variation]:
-    """Yield dims counted from the end, also in helper ops, which autograd hands on the dims that users give."""
-    if base_of(str(call.op)).startswith(TRUSTING):
-        return
+    """Yield dims counted from the end, also in backward ops, to which autograd hands on the dims that users give."""
+    if _is_trusting(call):
+        return  # _fft_c2r ends the process
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
         if "dim" not in parameter.name or "int" not in parameter.type or parameter.out:
@@ -256,7 +265,7 @@ INPUT_CLASSES = (
     InputClass("numbers", numbers, 4),
     InputClass("dtypes", dtypes, 4),
     InputClass("broadcasts", broadcasts, 4),
-    InputClass("narrower", narrower, 8),
+    InputClass("narrower", narrower, 9),
     InputClass("empty", empty, 2),
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("negative dims", negative_dims, 3),

@@ -24,14 +24,13 @@ from strategies.opinfo.samples.fill_plans import (
     why_not_testable,
     widened,
 )
-from strategies.opinfo.samples.fills import Chosen, Fill, Palette, with_specials
+from strategies.opinfo.samples.fills import SPECIAL_DRAWS, Chosen, Fill, Palette, with_specials
 from verifier.core.case import OpCase
 from verifier.rules.samples import Values
 
 __all__ = ["OpInfoSample"]
 
 _DIMS = ("dim", "dims", "dim0", "dim1", "axis")
-_SPECIAL_DRAWS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +188,7 @@ class OpInfoSample:
             )
             self._takes_specials = prepared is not None and filled and base not in KEEP_VALUES
             with quiet():
-                for number in range(_SPECIAL_DRAWS if self._takes_specials else 0):
+                for number in range(SPECIAL_DRAWS if self._takes_specials else 0):
                     assert prepared is not None
                     call = prepared.call.with_leaves(self._leaves(prepared, 0, number, True))
                     self._takes_specials = self._takes_specials and attempt(call) is not None

@@ -29,7 +29,7 @@ from verifier.oracle.comparison import Spot
 from verifier.oracle.reference import Reference, make_reference, output_names
 from verifier.oracle.tolerance import accepted_error, case_tolerance
 from verifier.placements.algebra import split
-from verifier.processes.child import run_to_end
+from verifier.processes.scripts import run_to_end
 from verifier.programs import asked_placements
 from verifier.records.schema import FAILS, GONE
 from verifier.torch_internals.placements import Placements, strides_of

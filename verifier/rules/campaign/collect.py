@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from verifier.core.verdict import VerdictKind
 from verifier.records.schema import (
-    NOT_TRIED,
     ConfirmationRecord,
     MissingRuleRecord,
     OpRulesRecord,
@@ -16,7 +15,7 @@ from verifier.records.schema import (
 )
 from verifier.rules.results import Rule, SampleReport, WrongRule
 
-__all__ = ["op_record", "stale_decisions", "wrong_record", "wrong_rules"]
+__all__ = ["op_record", "special_rules", "stale_decisions", "wrong_record", "wrong_rules"]
 
 STALE_TRIED = 16
 """So many stale decisions of an overload and an argument are tried on real processes, until one is confirmed."""
@@ -47,6 +46,13 @@ def stale_decisions(reports: Iterable[SampleReport]) -> list[WrongRule]:
     return kept
 
 
+def special_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
+    """Return the rules in ``reports`` that special values refute and no ordinary ones, each once, smallest first."""
+    wrong = {wrong.rule for report in reports for wrong in report.wrong}
+    found = _smallest(one for report in reports for one in report.special if one.rule not in wrong)
+    return sorted(found, key=lambda one: (one.elements, one.rule))
+
+
 def _by_size(stale: WrongRule) -> tuple[bool, int, Rule]:
     return stale.elements < _TELLING, stale.elements, stale.rule
 
@@ -65,12 +71,16 @@ def _smallest(wrongs: Iterable[WrongRule]) -> list[WrongRule]:
 
 
 def op_record(
-    reports: Sequence[SampleReport], wrong: Sequence[WrongRuleRecord], given_up: Sequence[str], died: Sequence[str]
+    reports: Sequence[SampleReport],
+    wrong: Sequence[WrongRuleRecord],
+    special: Sequence[WrongRuleRecord],
+    given_up: Sequence[str],
+    died: Sequence[str],
 ) -> OpRulesRecord:
     """Return what ``reports`` say of one op.
 
-    ``wrong`` are its wrong rules after an attempt to confirm each; ``given_up`` says why samples are missing, ``died``
-    what ended a worker.
+    ``wrong`` are its wrong rules, and ``special`` those that only special values refute, after an attempt to confirm
+    each; ``given_up`` says why samples are missing, ``died`` what ended a worker.
     """
     untested = sum((report.untested for report in reports), Counter(given_up))
     refuted = {
@@ -90,10 +100,7 @@ def op_record(
         wrong=[w for w in wrong if not w.confirmed.unsure],
         unconfirmed=[w for w in wrong if w.confirmed.unsure],
         missing=_missing(reports),
-        special=[
-            wrong_record(w, ConfirmationRecord(NOT_TRIED, why="special values"), "", False)
-            for w in _smallest(w for report in reports for w in report.special)
-        ],
+        special=list(special),
         inconclusive=[str(rule) for rule in sorted(inconclusive)],
         untested=dict(sorted(untested.items())),
         not_testable={report.op: report.not_testable for report in reports if report.not_testable},

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from verifier.core.case import Trial
 from verifier.core.verdict import LOUD, Phase, VerdictKind
+from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Failure, Runner, first_error
-from verifier.findings.grouping import Group, group_key
+from verifier.findings.grouping import Group, group_key, unlike
 from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
-from verifier.gate.baseline import Baseline
+from verifier.gate.baseline import Baseline, Cause
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
@@ -23,6 +25,7 @@ from verifier.records.schema import (
     GONE,
     NOT_RUN,
     NOT_SELECTED,
+    NOT_TRIED,
     UNCONFIRMED,
     ConfirmationRecord,
     FindingRecord,
@@ -35,8 +38,14 @@ from verifier.rules.results import WrongRule
 
 __all__ = ["Confirmer", "base_op", "defect_key"]
 
+_KINDS = (VerdictKind.STALE_CACHE, VerdictKind.SPECIAL_VALUE)
+_MOST_SPECIAL = 4
+"""So many rules of an op are tried on real processes, until special values refute one there."""
+_SPECIAL_SCRIPTS = 4
+"""The scripts of so many new findings about special values are run; there may be one for most ops."""
 ATTEMPTS = 16
 """Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
+SPECIAL_ATTEMPTS = 4
 STALE_ATTEMPTS = 3
 """Splits to try of each stale decision; there may be many, and most do no harm."""
 
@@ -55,10 +64,13 @@ def defect_key(wrong: WrongRule) -> GroupKey:
     """Return what wrong rules have in common that one defect makes wrong: op, verdict, and the kind of rule.
 
     Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
-    everything is replicated. Stale decisions are told apart by the argument that the key of the cache leaves out.
+    everything is replicated. Stale decisions are told apart by the argument that the key of the cache leaves out. The
+    rules of an op that special values refute are one.
     """
     if wrong.left_out:
         return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=wrong.left_out))
+    if wrong.special:
+        return GroupKey(base_op(wrong.rule.op), Symptom(VerdictKind.SPECIAL_VALUE))
     read = wrong.rule.inputs[: wrong.read]
     columns = ByMeshDim.of((*read, *wrong.rule.outputs)).columns
     kinds = {Change(_kinds(column[: len(read)]), _kinds(column[len(read) :])) for column in columns}
@@ -84,8 +96,10 @@ class _Defect:
     failure: Failure
     family: str
     size: tuple[int, int, int] | None
-    cause: str = ""
-    """What the key of DTensor's cache leaves out, if that is the defect."""
+    kind: VerdictKind | None = None
+    """STALE_CACHE or SPECIAL_VALUE, if the defect is one; else the verdict of the failure says what it is."""
+    likely: str = ""
+    """What a finding of this kind says of its cause."""
     occurrences: int = 0
     also: dict[str, None] = field(default_factory=dict)
 
@@ -103,16 +117,28 @@ class Confirmer:
         Those whose entries in the baseline are run again.
     imports
         The user's files, for the command that reproduces a finding.
+    attribution
+        Tries the remedies of known causes; None if the baseline has none.
     """
 
-    def __init__(self, run: Runner, baseline: Baseline, families: Sequence[str], imports: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        run: Runner,
+        baseline: Baseline,
+        families: Sequence[str],
+        imports: tuple[str, ...] = (),
+        attribution: Attribution | None = None,
+    ) -> None:
         self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
+        self.attribution = attribution
         self.statuses: list[KnownRecord] = []
         self.findings: list[FindingRecord] = []
         self.errors: list[str] = []
         self.withdrawn: set[str] = set()
         """Names of what level 2 showed and the script that needs torch alone did not: no accusation."""
         self._defects: dict[str, _Defect] = {}
+        self._causes: dict[str, tuple[Cause, ...]] = {}
+        """What mended the last wrong rule with a key."""
 
     def replay_known(self, ops: set[str]) -> None:
         """Run the baseline's entries again whose op is among ``ops``, to see which still fail."""
@@ -129,6 +155,9 @@ class Confirmer:
             failure = self._run(trial)
             if not failure.verdict.kind.bad:
                 self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+            elif isinstance(entry, Cause) and not (self.attribution and self.attribution.is_mended(failure, (entry,))):
+                detail = f"its trial fails, and remedy {entry.remedy} does not mend it"
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", detail))
             else:
                 self._defects[entry.fingerprint] = _Defect(failure, entry.family, None)
                 self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
@@ -140,10 +169,10 @@ class Confirmer:
         """
         return [self._confirm(wrong, family) for wrong in wrongs]
 
-    def _confirm(self, wrong: WrongRule, family: str) -> WrongRuleRecord:
+    def _confirm(self, wrong: WrongRule, family: str, attempts: int = ATTEMPTS) -> WrongRuleRecord:
         trial = _on_gloo(load_trial(wrong.trial))
         ranks = trial.mesh.world_size
-        for attempt in range(ATTEMPTS):
+        for attempt in range(attempts):
             failure = self._run(replace(trial, seed=trial.seed + 7919 * attempt))
             if failure.verdict.kind.bad and agrees(wrong, failure):
                 return self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
@@ -165,6 +194,23 @@ class Confirmer:
                 ranks = failure.trial.mesh.world_size
                 records[key] = self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
         return list(records.values())
+
+    def confirm_special(self, special: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
+        """Return the record of each rule that special values refute, of which a few of each op are tried on ranks."""
+        tried: Counter[str] = Counter()
+        shown: set[str] = set()
+        records = []
+        for wrong in special:
+            op = base_op(wrong.rule.op)
+            if op in shown or tried[op] >= _MOST_SPECIAL:
+                confirmed = ConfirmationRecord(NOT_TRIED, why="special values")
+                records.append(wrong_record(wrong, confirmed, "", False))
+                continue
+            tried[op] += 1
+            records.append(self._confirm(wrong, family, SPECIAL_ATTEMPTS))
+            if records[-1].fingerprint:
+                shown.add(op)
+        return records
 
     def _harm(self, wrong: WrongRule) -> Failure | None:
         """Return the failure of two calls in a row that both pass if each of them is made twice; None if they pass."""
@@ -188,24 +234,47 @@ class Confirmer:
     def _accuse(
         self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
     ) -> WrongRuleRecord:
-        name, size = self._name(wrong), _size(wrong, failure)
-        cause = wrong.message if wrong.left_out else ""
-        defect = self._defects.setdefault(name, _Defect(failure, family, size, cause))
+        name, size = self._name(wrong, failure), _size(wrong, failure)
+        kind, likely = _class_of(wrong)
+        if isinstance(self.baseline.get(name), Cause):  # what one change to torch mends is that cause
+            kind, likely = None, ""
+        defect = self._defects.setdefault(name, _Defect(failure, family, size, kind, likely))
         if defect.size is not None and size < defect.size:
             defect.failure, defect.size = failure, size
         defect.occurrences += wrong.draws
         defect.also[f"{wrong.rule} on mesh {wrong.mesh}"] = None
         return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
 
-    def _name(self, wrong: WrongRule) -> str:
-        """Return the fingerprint of the defect; of a product, that of a rule in it that is wrong by itself."""
+    def _name(self, wrong: WrongRule, failure: Failure) -> str:
+        """Return the fingerprint of the cause whose remedy mends the rule, or else of the defect that it looks like.
+
+        A product looks like a rule in it that is wrong by itself.
+        """
         key = defect_key(wrong)
+        if causes := self._mending(key.fingerprint, failure):
+            return causes[0].fingerprint
         names = [key.fingerprint, *(replace(key, rules=(rule,)).fingerprint for rule in key.rules)]
+        names = [unlike(name) if isinstance(self.baseline.get(name), Cause) else name for name in names]
         return next((name for name in names if name in self._defects), names[0])
+
+    def _mending(self, key: str, failure: Failure) -> tuple[Cause, ...]:
+        """Return the causes that explain ``failure``; those that explained the last one with its key come first.
+
+        If none explained the last one, it is a new finding, and this rule is part of it.
+        """
+        if self.attribution is None:
+            return ()
+        before = self._causes.get(key)
+        if before is None or (before and not self.attribution.is_mended(failure, before)):
+            self._causes[key] = self.attribution.explain(failure)
+        return self._causes[key]
 
     def settle(self) -> None:
         """Make a finding of each defect: those of the baseline that still fail, and what is new."""
         new = [name for name in self._defects if self.baseline.get(name) is None]
+        special = [name for name in new if self._defects[name].kind is VerdictKind.SPECIAL_VALUE]
+        left_out = {*special[_SPECIAL_SCRIPTS:]}
+        new = [name for name in new if name not in left_out]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             failures = [self._defects[name].failure for name in new]
             statuses = dict(zip(new, pool.map(self._script_status, failures), strict=True))
@@ -224,15 +293,26 @@ class Confirmer:
         confirmed = ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size)
         entry = self.baseline.get(name)
         record = finding_record(
-            group, failure, confirmed, False, entry, defect.family, defect.cause, False, self.imports,
+            group, failure, confirmed, False, entry, defect.family, defect.likely, False, self.imports,
             level=1, name=name, script_status=status,
         )  # fmt: skip
-        is_stale = bool(defect.cause) or (entry is not None and entry.verdict == VerdictKind.STALE_CACHE)
-        return replace(record, verdict=VerdictKind.STALE_CACHE) if is_stale else record
+        kind = defect.kind
+        if kind is None and entry is not None and entry.verdict in _KINDS:
+            kind = VerdictKind(entry.verdict)
+        return record if kind is None else replace(record, verdict=kind)
 
     def _script_status(self, failure: Failure) -> str:
         source, no_script = written_script(failure, imports=self.imports)
         return no_script or run_script(source)[0]
+
+
+def _class_of(wrong: WrongRule) -> tuple[VerdictKind | None, str]:
+    """Return the verdict of a finding of a class of its own, and what it says of the cause; None for any other."""
+    if wrong.left_out:
+        return VerdictKind.STALE_CACHE, wrong.message
+    if wrong.special:
+        return VerdictKind.SPECIAL_VALUE, "the rule holds for ordinary values, and not for these"
+    return None, ""
 
 
 def _on_gloo(trial: Trial) -> Trial:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
 from verifier.core.verdict import VerdictKind
+from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
 from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
     UNCONFIRMED,
     ConfirmationRecord,
@@ -22,7 +24,7 @@ from verifier.records.schema import (
     UntestedRecord,
     WrongRuleRecord,
 )
-from verifier.rules.campaign.collect import op_record, stale_decisions, wrong_rules
+from verifier.rules.campaign.collect import op_record, special_rules, stale_decisions, wrong_rules
 from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.request import Progress, RulesPlan
 from verifier.rules.campaign.work import WorkItem, check_target, prepare
@@ -136,7 +138,7 @@ class _RulesRun:
         if op.unfinished:
             return
         self.done += 1
-        op.record = self._op_record(op, [])
+        op.record = self._op_record(op, [], [])
         self.writer.append({
             "event": "OpChecked", "op": name, "combinations": op.record.combinations,
             "confirmed": len(op.record.confirmed), "wrong": len(wrong_rules(op.reports)),
@@ -145,8 +147,8 @@ class _RulesRun:
         self.progress(self.done, len(self.ops), name, op.record)
 
     @staticmethod
-    def _op_record(op: _Op, wrong: Sequence[WrongRuleRecord]) -> OpRulesRecord:
-        return op_record(op.reports, wrong, op.given_up, op.died)
+    def _op_record(op: _Op, wrong: Sequence[WrongRuleRecord], special: Sequence[WrongRuleRecord]) -> OpRulesRecord:
+        return op_record(op.reports, wrong, special, op.given_up, op.died)
 
     # ------------------------------------------------------------------------------------------------------- confirming
     def _confirm(self) -> None:
@@ -154,7 +156,10 @@ class _RulesRun:
         tried = {report.op for op in self.ops for report in op.reports}
         header = self.plan.header
         pools = PoolSet(lambda key: Pool(key, tuple(header.imports), TRIAL_LIMIT))
-        self.findings = Confirmer(pools.run_alone, self.plan.baseline, header.families, tuple(header.imports))
+        baseline, attribution = self.plan.baseline, None
+        if baseline.causes:
+            attribution = Attribution.of(baseline, lambda trial, remedies: run_remedied(pools, trial, remedies))
+        self.findings = Confirmer(pools.run_alone, baseline, header.families, tuple(header.imports), attribution)
         try:
             self.findings.replay_known(tried)
             records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
@@ -164,9 +169,14 @@ class _RulesRun:
                     own += self.findings.confirm([one for one in found if ("x" not in one.mesh) is flat], target.source)
             for op, target, own in zip(self.ops, self.plan.targets, records, strict=True):
                 own += self.findings.confirm_stale(stale_decisions(op.reports), target.source)
+            special = [
+                self.findings.confirm_special(special_rules(op.reports), target.source)
+                for op, target in zip(self.ops, self.plan.targets, strict=True)
+            ]
             self.findings.settle()
-            for op, own in zip(self.ops, records, strict=True):
-                op.record = self._op_record(op, [self._withdrawn(record) for record in own])
+            for op, own, other in zip(self.ops, records, special, strict=True):
+                kept = [[self._withdrawn(record) for record in each] for each in (own, other)]
+                op.record = self._op_record(op, *kept)
         except Exception:  # noqa: BLE001 - what has been checked must not be lost; becomes an error of ours
             self.errors.append(traceback.format_exc().strip())
         finally:
@@ -184,7 +194,7 @@ class _RulesRun:
     def finish(self, complete: bool, seconds: float) -> RunRecord:
         plan, header = self.plan, self.plan.header
         records = {
-            target.name: op.record if op.record is not None else self._op_record(op, [])
+            target.name: op.record if op.record is not None else self._op_record(op, [], [])
             for target, op in zip(plan.targets, self.ops, strict=True)
             if op.reports or op.record is not None
         }

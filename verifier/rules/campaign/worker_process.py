@@ -20,6 +20,7 @@ import torch
 from verifier.execution.imports import follow, rules_of_the_user, run_imports
 from verifier.processes.child import Child, begin
 from verifier.processes.limits import limit_memory
+from verifier.processes.scripts import TORCH_ALONE
 from verifier.rules.options import Position
 
 __all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
@@ -119,7 +120,7 @@ class WorkerProcess:
         self.connection, theirs = Pipe()
         try:
             steps = [(f"{prepare.__module__}:{prepare.__qualname__}",)] if prepare is not None else []
-            self._child = Child(__name__, theirs.fileno(), steps=steps)
+            self._child = Child(__name__, theirs.fileno(), steps=steps, base=TORCH_ALONE)
         finally:
             theirs.close()
         self.in_flight = InFlight(self._child.memory)

@@ -1,0 +1,54 @@
+"""Remedies that veto a rule because of the redistribution that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.remedies.placing import VALUES, partials, shard_dims
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, Placed, tensors, vetoed
+
+__all__ = ["REMEDIES"]
+
+
+def _changes(decision: Decision) -> Iterator[tuple[Placed, list[tuple[Placement, Placement]]]]:
+    """Yield each tensor argument as it is given, and its placements before and after, by mesh dim."""
+    for given, placed in zip(tensors(decision.given), tensors(decision.args), strict=True):
+        yield given, list(zip(given.placements, placed.placements, strict=True))
+
+
+def _divides_products(decision: Decision) -> bool:
+    """Return whether a replica becomes a part of a sum on one mesh dim while another waits for a product."""
+    for _, changes in _changes(decision):
+        divided = any(before.is_replicate() and partials((after,)) & {"sum", "avg"} for before, after in changes)
+        if divided and any(partials((before,)) == {"product"} for before, _ in changes):
+            return True
+    return False
+
+
+def _scatters_complex_products(decision: Decision) -> bool:
+    return any(
+        given.dtype.is_complex and partials((before,)) == {"product"} and bool(shard_dims((after,)))
+        for given, changes in _changes(decision)
+        for before, after in changes
+    )
+
+
+REMEDIES = (
+    Remedy(
+        "products-divided-for-sums",
+        "reduce what is pending before a replica is divided for P(sum) (_gen_transform_infos in _redistribute.py)",
+        lambda: vetoed(("aten.*",), _divides_products),
+        verdicts=VALUES,
+    ),
+    Remedy(
+        "complex-products-scattered",
+        "refuse a reduce-scatter of complex numbers by product, as the all-reduce does (Partial._reduce_shard_value in "
+        "placement_types.py)",
+        lambda: vetoed(("aten.*",), _scatters_complex_products),
+        verdicts=VALUES,
+        refuses=True,
+    ),
+)

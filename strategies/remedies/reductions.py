@@ -1,0 +1,166 @@
+"""Remedies for the rules of reductions, scans and casts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from strategies.remedies.placing import VALUES, is_partial, is_sharded
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, Placed, normalised, vetoed
+
+__all__ = ["REMEDIES"]
+
+_DIMS = {
+    "sum.dim_IntList": 1, "mean.dim": 1, "nansum.default": 1, "amax.default": 1, "amin.default": 1, "amax.out": 1,
+    "amin.out": 1, "aminmax.default": 1, "logsumexp.default": 1, "std.correction": 1, "var.correction": 1,
+    "var_mean.correction": 1, "std_mean.correction": 1, "linalg_vector_norm.default": 2, "linalg__powsum.default": 2,
+}  # fmt: skip
+"""Reductions over a list of dims, and the position of the list."""
+_SCANS = ("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
+
+def _names(*ops: str) -> tuple[str, ...]:
+    return tuple(f"aten.{op}" for op in ops)
+
+
+def _has_no_dims(decision: Decision) -> bool:
+    """Return whether the list of dims is empty or missing, and the tensor is sharded."""
+    position = _DIMS[decision.op.removeprefix("aten.")]
+    dims = decision.argument(position, "dim")
+    return dims in (None, [], ()) and is_sharded(decision.args[0])
+
+
+def _dim_from_the_front(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return the arguments of a scan with its dim counted from the front."""
+    ndim = max(1, len(args[0].shape))
+    return (args[0], args[1] + ndim, *args[2:]) if isinstance(args[1], int) and args[1] < 0 else None
+
+
+def _is_infinite_norm_of_partial(decision: Decision) -> bool:
+    order = decision.argument(1, "ord", 2)
+    return (
+        isinstance(order, int | float)
+        and math.isinf(order)
+        and any(is_partial(x, "max", "min") for x in decision.inputs)
+    )
+
+
+def _is_partial(decision: Decision) -> bool:
+    return any(map(is_partial, decision.inputs))
+
+
+def _is_extreme(decision: Decision) -> bool:
+    return any(is_partial(one, "max", "min") for one in decision.inputs)
+
+
+def _wraps(decision: Decision) -> bool:
+    """Return whether a cast makes unsigned numbers of the parts of a maximum or minimum."""
+    source, dtype = decision.args[0], decision.kwargs.get("dtype")
+    return dtype in _UNSIGNED and source.dtype not in (*_UNSIGNED, torch.bool) and is_partial(source, "max", "min")
+
+
+def _counts_bools(decision: Decision) -> bool:
+    """Return whether the parts of a sum of bools, which is OR, are made numbers before it is taken."""
+    source, dtype = decision.args[0], decision.kwargs.get("dtype")
+    return source.dtype == torch.bool and dtype not in (None, torch.bool) and is_partial(source, "sum")
+
+
+def _sums_bools(decision: Decision) -> bool:
+    source = decision.args[0]
+    return source.dtype == torch.bool and is_partial(source, "sum")
+
+
+def _is_any_of_parts(decision: Decision) -> bool:
+    source = decision.args[0]
+    return source.dtype != torch.bool and is_partial(source, "sum")
+
+
+def _splits_complex(decision: Decision) -> bool:
+    source = decision.args[0]
+    return isinstance(source, Placed) and source.dtype.is_complex and is_partial(source, "product")
+
+
+REMEDIES = (
+    Remedy(
+        "empty-lists-of-dims",
+        "take an empty or missing list of dims for all dims in the reductions of _ops/_math_ops.py",
+        lambda: vetoed(_names(*_DIMS), _has_no_dims),
+        _names(*_DIMS),
+    ),
+    Remedy(
+        "negative-dim-of-scans",
+        "normalise the dim in scan_strategy (_ops/_math_ops.py)",
+        lambda: normalised(_SCANS, _dim_from_the_front),
+        _SCANS,
+        VALUES,
+    ),
+    Remedy(
+        "infinite-norms-of-parts",
+        "pass no P(max) or P(min) through a norm of infinite order, which takes absolute values first",
+        lambda: vetoed(_names("linalg_vector_norm.*", "_foreach_norm.*"), _is_infinite_norm_of_partial),
+        _names("linalg_vector_norm.*", "_foreach_norm.*"),
+        VALUES,
+    ),
+    Remedy(
+        "powers-of-parts",
+        "pass no partial placement through a sum of powers, which is not linear",
+        lambda: vetoed(_names("linalg__powsum.*", "_foreach_powsum.*"), _is_partial),
+        _names("linalg__powsum.*", "_foreach_powsum.*"),
+        VALUES,
+    ),
+    Remedy(
+        "any-of-parts",
+        "pass P(sum) through any only for bools, whose sum is OR (linear_reduction_strategy in _ops/_math_ops.py)",
+        lambda: vetoed(_names("any.*"), _is_any_of_parts),
+        _names("any.*"),
+        VALUES,
+    ),
+    Remedy(
+        "sums-of-bools",
+        "pass no P(sum) of bools through a sum, which counts (linear_reduction_strategy in _ops/_math_ops.py)",
+        lambda: vetoed(_names("sum.*"), _sums_bools),
+        _names("sum.*"),
+        VALUES,
+    ),
+    Remedy(
+        "casts-of-bools",
+        "pass no P(sum) of bools through a cast to numbers (_to_copy_single_dim_strategy in _ops/_tensor_ops.py)",
+        lambda: vetoed(_names("_to_copy.default"), _counts_bools),
+        _names("_to_copy.default"),
+        VALUES,
+    ),
+    Remedy(
+        "casts-to-unsigned",
+        "pass no P(max) or P(min) through a cast to an unsigned integer, which wraps negative numbers",
+        lambda: vetoed(_names("_to_copy.default"), _wraps),
+        _names("_to_copy.default"),
+        VALUES,
+    ),
+    Remedy(
+        "threshold-of-extremes",
+        "take threshold from the list of non-decreasing ops (_ops/_pointwise_ops.py)",
+        lambda: vetoed(_names("threshold.*", "threshold_.*"), _is_extreme),
+        _names("threshold.*", "threshold_.*"),
+        VALUES,
+        refuses=True,
+    ),
+    Remedy(
+        "scalars-added-to-parts",
+        "pass no partial placement through _foreach_add with a replicated scalar tensor",
+        lambda: vetoed(_names("_foreach_add.Tensor"), _is_partial),
+        _names("_foreach_add.Tensor"),
+        VALUES,
+    ),
+    Remedy(
+        "products-of-complex-parts",
+        "pass no P(product) of complex numbers through view_as_real",
+        lambda: vetoed(_names("view_as_real.default"), _splits_complex),
+        _names("view_as_real.default"),
+        VALUES,
+        refuses=True,
+    ),
+)

@@ -1,0 +1,111 @@
+"""Remedies that register something else: handlers, cache keys, arguments that are sizes, an order of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import torch
+
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.registrations import (
+    adjusted_like,
+    cached_by,
+    handled,
+    ordered_rules,
+    shape_argument,
+    without_handler,
+)
+
+__all__ = ["REMEDIES"]
+
+aten = torch.ops.aten
+
+_UPSAMPLING = tuple(
+    f"{name}_backward"
+    for name in (
+        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+        "_upsample_lanczos2d_aa", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
+        "upsample_trilinear3d",
+    )
+)  # fmt: skip
+
+
+def _all(*contexts: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+    @contextmanager
+    def together() -> Iterator[None]:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            yield
+
+    return together
+
+
+def _out_sizes() -> AbstractContextManager[None]:
+    upsampling = [(getattr(aten, name).grad_input, 2) for name in _UPSAMPLING if hasattr(aten, name)]
+    shaped = [lambda op=op, n=n: shape_argument(op, n) for op, n in upsampling]
+    return _all(*shaped, lambda: adjusted_like(aten.native_group_norm.out, aten.native_group_norm.default))()
+
+
+def _shifts() -> AbstractContextManager[None]:
+    ops = (
+        (aten.__lshift__.Tensor, torch.bitwise_left_shift),
+        (aten.__lshift__.Scalar, torch.bitwise_left_shift),
+        (aten.__rshift__.Tensor, torch.bitwise_right_shift),
+        (aten.__rshift__.Scalar, torch.bitwise_right_shift),
+    )
+    return _all(*(lambda op=op, by=by: handled(op, by) for op, by in ops))()
+
+
+REMEDIES = (
+    Remedy(
+        "order-of-equal-rules",
+        "sort the sets of placements in DecompShardingStrategy._get_candidate_placements (_decompositions.py), and in "
+        "_get_unique_placements and _get_neighbor_placements (_ops/single_dim_strategy.py), before they are enumerated",
+        ordered_rules,
+        refuses=True,  # as a rule does that some ranks chose before, and others did not
+    ),
+    Remedy(
+        "convolution-handler",
+        "remove convolution_handler and convolution_backward_handler from _custom_op_handlers (_dispatch.py): the "
+        "strategies for one mesh dim in _ops/_conv_ops.py are right",
+        lambda: without_handler(aten.convolution.default, aten.convolution_backward.default),
+        ("aten.convolution*", "aten.conv*", "aten.*conv*"),
+    ),
+    Remedy(
+        "argmax-handler",
+        "remove argminmax_handler from _custom_op_handlers (_dispatch.py): argmax_argmin_strategy in _ops/_math_ops.py "
+        "is right",
+        lambda: without_handler(aten.argmax.default, aten.argmin.default),
+        ("aten.argmax.default", "aten.argmin.default"),
+    ),
+    Remedy(
+        "sizes-of-out-variants",
+        "add the overloads grad_input of the upsampling backward ops to op_to_shape_and_stride_idx, and "
+        "native_group_norm.out to op_to_scalar_shape_adjuster (_sharding_prop.py)",
+        _out_sizes,
+        ("aten.*upsample_*.grad_input", "aten.native_group_norm.out"),
+        frozenset({"CRASH", "WRONG_VALUE", "WRONG_SHAPE"}),
+    ),
+    Remedy(
+        "names-in-place",
+        "ask the schema, not the last character of the name, whether an op writes in place (is_inplace_op in "
+        "_op_schema.py, and its counterpart in C++)",
+        _shifts,
+        ("aten.__lshift__.*", "aten.__rshift__.*"),
+    ),
+    Remedy(
+        "histc-bins-cached",
+        "register histc_strategy with RuntimeSchemaInfo(1) (_ops/_math_ops.py)",
+        lambda: cached_by(aten.histc.default, 1),
+        ("aten.histc.default",),
+    ),
+    Remedy(
+        "multinomial-samples-cached",
+        "register the rule of multinomial with RuntimeSchemaInfo(1)",
+        lambda: cached_by(aten.multinomial.default, 1),
+        ("aten.multinomial.default",),
+    ),
+)

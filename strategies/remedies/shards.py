@@ -1,0 +1,108 @@
+"""Remedies that veto a rule because of the shards that some rank would get."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from strategies.remedies.placing import VALUES, is_sharded, local_shapes, shard_dims
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, Placed, vetoed
+
+__all__ = ["REMEDIES"]
+
+
+def _leaves_a_rank_empty(decision: Decision) -> bool:
+    return any(
+        math.prod(one.shape) > 0
+        and not all(map(math.prod, local_shapes(one.shape, one.placements, decision.mesh_shape)))
+        for one in decision.inputs
+        if is_sharded(one)
+    )
+
+
+def _splits_blocks(decision: Decision) -> bool:
+    """Return whether some rank's channels, height or width are no multiple of what the op divides them by."""
+    tensor, factor = decision.args[0], decision.args[1]
+    *_, channels, height, width = range(len(tensor.shape)) if len(tensor.shape) > 2 else (0, 0, 1, 2)
+    match decision.op.split(".")[1]:
+        case "pixel_shuffle":
+            blocks = {channels: factor * factor}
+        case "pixel_unshuffle":
+            blocks = {height: factor, width: factor}
+        case _:
+            blocks = {1: factor}
+    shapes = list(local_shapes(tensor.shape, tensor.placements, decision.mesh_shape))
+    return any(shape[dim] % block for shape in shapes for dim, block in blocks.items() if dim < len(shape))
+
+
+def _cuts_rows_of_images(decision: Decision) -> bool:
+    """Return whether dim 1 of a tensor without batch is sharded, which is the height."""
+    return any(len(one.shape) == 3 and 1 in shard_dims(one.placements) for one in decision.inputs)
+
+
+def _shrinks_to_one(decision: Decision) -> bool:
+    """Return whether a rank's shard has size 1 where the tensor has not."""
+    (tensor,) = decision.inputs
+    shapes = local_shapes(tensor.shape, tensor.placements, decision.mesh_shape)
+    return any(size == 1 != whole for shape in shapes for size, whole in zip(shape, tensor.shape, strict=True))
+
+
+def _cuts_a_mask(decision: Decision) -> bool:
+    indices = decision.args[1]
+    masks = [one for one in indices if isinstance(one, Placed) and one.dtype in (torch.bool, torch.uint8)]
+    return any(map(is_sharded, masks))
+
+
+def _batches_differ(decision: Decision) -> bool:
+    """Return whether operands with batch dims of their own are not sharded in the same way."""
+    sharded = [one for one in decision.inputs if is_sharded(one)]
+    return bool(sharded) and len({(len(one.shape), one.placements) for one in decision.inputs}) > 1
+
+
+REMEDIES = (
+    Remedy(
+        "empty-shards",
+        "claim no shard of a tensor dim that leaves a rank empty, for ops whose local kernel refuses empty tensors",
+        lambda: vetoed(("aten.*",), _leaves_a_rank_empty),
+        verdicts=frozenset({"CRASH", "DIED"}),
+    ),
+    Remedy(
+        "blocks-of-pixels",
+        "claim a shard for pixel_shuffle, pixel_unshuffle and channel_shuffle only if the size of every rank's shard "
+        "is a multiple of what the op divides it by",
+        lambda: vetoed(("aten.pixel_shuffle.*", "aten.pixel_unshuffle.*", "aten.channel_shuffle.*"), _splits_blocks),
+        ("aten.pixel_shuffle.*", "aten.pixel_unshuffle.*", "aten.channel_shuffle.*"),
+        frozenset({"CRASH"}),
+    ),
+    Remedy(
+        "images-without-batch",
+        "count the channels of _adaptive_avg_pool2d_backward from the end, so that an image without batch is not cut "
+        "along its height",
+        lambda: vetoed(("aten._adaptive_avg_pool2d_backward.default",), _cuts_rows_of_images),
+        ("aten._adaptive_avg_pool2d*",),
+        VALUES,
+    ),
+    Remedy(
+        "squeeze-copy-of-shards",
+        "rewrite squeeze_copy as squeeze is, so that only dims of global size 1 go (squeeze_op_to_dims_variant in "
+        "_sharding_prop.py)",
+        lambda: vetoed(("aten.squeeze_copy.*",), _shrinks_to_one),
+        ("aten.squeeze_copy.*",),
+    ),
+    Remedy(
+        "masks-as-indices",
+        "do not shard an index that is a mask (index_single_dim_strategy in _ops/_tensor_ops.py)",
+        lambda: vetoed(("aten.index.Tensor", "aten.index.Tensor_out"), _cuts_a_mask),
+        ("aten.index.*",),
+        refuses=True,
+    ),
+    Remedy(
+        "batches-of-solvers",
+        "shard a batch dim of a linear system only if both operands have it, counted from the end "
+        "(linalg_batch_dim_strategy in _ops/_math_ops.py)",
+        lambda: vetoed(("aten.linalg_ldl_solve.*", "aten.linalg_solve_triangular.*"), _batches_differ),
+        ("aten.linalg_ldl_solve.*", "aten.linalg_solve_triangular.*"),
+    ),
+)

@@ -1,0 +1,72 @@
+"""Remedies for the rules of views and of their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from strategies.remedies.placing import local_shapes, shard_dims
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, normalised, replicated_first, vetoed
+
+__all__ = ["REMEDIES"]
+
+_VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.view_copy.default", "aten.reshape.default")
+_INSERTING = ("aten.select_backward.default",)
+_SLICING = ("aten.slice_backward.default",)
+
+
+def _sizes_do_not_fit(decision: Decision) -> bool:
+    """Return whether the local shape that is promised has another number of elements than the local tensor."""
+    tensor, sizes, placements = decision.args[0], list(decision.args[1]), decision.outputs[0]
+    if placements is None or 0 in tensor.shape:
+        return False
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = math.prod(tensor.shape) // -math.prod(sizes)
+    before = local_shapes(tensor.shape, tensor.placements, decision.mesh_shape)
+    after = local_shapes(sizes, placements, decision.mesh_shape)
+    return any(math.prod(one) != math.prod(other) for one, other in zip(before, after, strict=True))
+
+
+def _expands_a_shard(decision: Decision) -> bool:
+    """Return whether a sharded dim of size 1 is expanded."""
+    tensor, sizes = decision.args[0], decision.args[1]
+    new = len(sizes) - len(tensor.shape)
+    return any(tensor.shape[dim] == 1 and sizes[new + dim] not in (1, -1) for dim in shard_dims(tensor.placements))
+
+
+def _dim_of_sizes(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return the arguments of a gradient of select or slice with the dim counted from the front."""
+    return (*args[:2], args[2] + len(args[1]), *args[3:]) if args[2] < 0 else None
+
+
+REMEDIES = (
+    Remedy(
+        "local-sizes-of-views",
+        "redistribute before a view if the local sizes of its result do not fit every rank's local tensor "
+        "(_ops/_view_ops.py, and _adjust_shape_and_stride_args in _sharding_prop.py)",
+        lambda: vetoed(_VIEWS, _sizes_do_not_fit),
+        (*_VIEWS, "aten.max_unpool*", "aten._embedding_bag*"),
+        frozenset({"CRASH", "WRONG_VALUE", "WRONG_SHAPE"}),
+        refuses=True,
+    ),
+    Remedy(
+        "expanded-shards",
+        "redistribute a sharded dim of size 1 before it is expanded (_ops/_view_ops.py)",
+        lambda: replicated_first(("aten.expand.default", "aten.expand_copy.default"), _expands_a_shard),
+        ("aten.expand*", "aten.sum.dim_IntList"),
+        frozenset({"CRASH"}),
+    ),
+    Remedy(
+        "negative-dim-of-select-backward",
+        "normalise the dim that shift_shard_dims_after_insert is given (_ops/_tensor_ops.py)",
+        lambda: normalised(_INSERTING, _dim_of_sizes),
+        (*_INSERTING, "aten.select.*"),
+    ),
+    Remedy(
+        "negative-dim-of-slice-backward",
+        "normalise the dim in slice_backward_rules (_ops/_tensor_ops.py)",
+        lambda: normalised(_SLICING, _dim_of_sizes),
+        (*_SLICING, "aten.slice.*"),
+    ),
+)

@@ -1,0 +1,58 @@
+"""Remedies by which DTensor refuses to write where the caller would not see it."""
+
+from __future__ import annotations
+
+from strategies.remedies.placing import VALUES, is_partial
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, Placed, refused
+
+__all__ = ["REMEDIES"]
+
+_WRITTEN = {"rrelu_with_noise": (1,), "_batch_norm_with_update": (3, 4), "_native_batch_norm_legit": (3, 4)}
+"""The positions of the tensors that these ops write to, though their names do not say so."""
+_WRITING = tuple(f"aten.{op}.default" for op in _WRITTEN)
+
+
+def _writes_to_a_copy(decision: Decision) -> bool:
+    positions = _WRITTEN[decision.op.split(".")[1]]
+    pairs = [(decision.given[n], decision.args[n]) for n in positions if n < len(decision.args)]
+    return any(isinstance(given, Placed) and given != placed for given, placed in pairs)
+
+
+def _changes_its_shape(decision: Decision) -> bool:
+    tensor = decision.args[0]
+    if 1 not in tensor.shape:
+        return False
+    dims = decision.args[1] if len(decision.args) > 1 else range(len(tensor.shape))
+    return any(tensor.shape[dim] == 1 for dim in ([dims] if isinstance(dims, int) else dims))
+
+
+def _fills_parts(decision: Decision) -> bool:
+    return is_partial(decision.args[0])
+
+
+REMEDIES = (
+    Remedy(
+        "writes-to-copies",
+        "refuse to redistribute an argument that the op writes to, whatever the op is called",
+        lambda: refused(_WRITING, _writes_to_a_copy, "is not supported where what it writes to is redistributed"),
+        _WRITING,
+        VALUES,
+        refuses=True,
+    ),
+    Remedy(
+        "squeeze-in-place",
+        "give the DTensor the shape of the result as well, or refuse (dispatch of ops in place in _dispatch.py)",
+        lambda: refused(("aten.squeeze_.*",), _changes_its_shape, "is not supported in place where it drops dims"),
+        ("aten.squeeze_.*",),
+        refuses=True,
+    ),
+    Remedy(
+        "filled-parts",
+        "claim no partial placement for fill_, because every rank's part would be the whole value",
+        lambda: refused(("aten.fill_.*",), _fills_parts, "is not supported on parts of a reduction"),
+        ("aten.fill_.*", "aten.lerp.*"),
+        VALUES,
+        refuses=True,
+    ),
+)

@@ -1,0 +1,148 @@
+"""A failure is explained by what mends it, tried on ranks that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from datetime import date
+
+import msgspec
+import pytest
+import torch
+
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, VerdictKind
+from verifier.execution.remedies import Remedy
+from verifier.findings.attribution import Attribution
+from verifier.findings.failures import Failure
+from verifier.gate.baseline import Baseline, BaselineError, Cause
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
+from verifier.records.values import trial_record
+
+OP = "aten.neg.default"
+WRONG = Difference(DifferenceKind.VALUE, Phase.FORWARD, "output", 0, "1.0", "-1.0", (0,))
+
+
+def trial_of(*values: float) -> Trial:
+    case = OpCase(OP, "torch.neg", (torch.tensor(values),), family="family")
+    return Trial(case, MeshSpec((2,)), (parse_placements("S(0)"),))
+
+
+TRIAL = trial_of(1.0, 2.0)
+
+
+def observed(trial: Trial, wrong: bool, refused: bool = False) -> Observation:
+    raised = Raised(Phase.FORWARD, "NotImplementedError", "no", refusal=True) if refused else None
+    reached = Phase.FORWARD if refused else Phase.DONE
+    reports = [ProcessReport((rank,), reached, raised, differences=(WRONG,) * wrong) for rank in (0, 1)]
+    return Observation(trial, Fate.COMPLETED, tuple(reports))
+
+
+def cause(name: str) -> Cause:
+    return Cause(
+        fingerprint=name, op=OP, family="family", verdict="WRONG_VALUE", rule="", mesh="2", summary="", reason="a test",
+        torch=("2.13.0",), expires=date(2099, 1, 1), replay=msgspec.json.encode(trial_record(TRIAL)).decode(),
+        remedy=name, title="", where=(),
+    )  # fmt: skip
+
+
+def remedy(name: str, ops: str = "aten.*", verdicts: Collection[str] = (), refuses: bool = False) -> Remedy:
+    return Remedy(name, "", nullcontext, (ops,), frozenset(verdicts), refuses)
+
+
+Mends = Callable[[frozenset[str]], bool]
+
+
+class Tried:
+    """An attribution whose ranks pass where ``mends`` says so of the remedies in force, and what it tried."""
+
+    def __init__(self, mends: Mends, *remedies: Remedy, refused: bool = False) -> None:
+        self.runs: list[tuple[str, ...]] = []
+
+        def run(trial: Trial, names: tuple[str, ...]) -> Observation:
+            self.runs.append(names)
+            mended = mends(frozenset(names))
+            return observed(trial, not mended, mended and refused)
+
+        self.it = Attribution(run, [cause(one.name) for one in remedies], {one.name: one for one in remedies})
+
+    def explain(self, trial: Trial = TRIAL) -> list[str]:
+        observation = observed(trial, wrong=True)
+        failure = Failure(trial, observation, judge(observation, make_reference(trial.case)))
+        assert failure.verdict.kind is VerdictKind.WRONG_VALUE
+        return [one.remedy for one in self.it.explain(failure)]
+
+
+def all_of(*names: str) -> Mends:
+    return lambda in_force: in_force >= set(names)
+
+
+def test_the_cause_whose_remedy_mends_it() -> None:
+    tried = Tried(all_of("b"), remedy("a"), remedy("b"), remedy("c"))
+    assert tried.explain() == ["b"]
+    assert tried.runs == [("a",), ("b",)]
+
+
+def test_a_cause_of_one_op_is_tried_before_one_of_any_op() -> None:
+    tried = Tried(lambda names: bool(names), remedy("any", "*"), remedy("own", OP))
+    assert tried.explain() == ["own"]
+
+
+def test_what_is_not_likely_is_found_by_leaving_out() -> None:
+    others = [remedy(f"r{n}", "aten.other") for n in range(9)]
+    assert Tried(all_of("r6"), *others).explain() == ["r6"]
+
+
+def test_two_causes_may_be_needed_and_no_more_are_named() -> None:
+    remedies = [remedy(f"r{n}") for n in range(7)]
+    assert Tried(all_of("r2", "r5"), *remedies).explain() == ["r2", "r5"]
+
+
+def test_a_remedy_may_let_the_trial_get_as_far_as_another_cause() -> None:
+    """The remedy of a wrong value is not tried on a crash, but on what is left once the crash is mended."""
+    tried = Tried(
+        all_of("crash", "value"), remedy("crash", verdicts=["CRASH"]), remedy("value", verdicts=["WRONG_VALUE"])
+    )
+    raised = Raised(Phase.FORWARD, "RuntimeError", "no")
+    reports = tuple(ProcessReport((rank,), Phase.FORWARD, raised) for rank in (0, 1))
+    observation = Observation(TRIAL, Fate.COMPLETED, reports)
+    failure = Failure(TRIAL, observation, judge(observation, make_reference(TRIAL.case)))
+    assert failure.verdict.kind is VerdictKind.CRASH
+    assert [one.remedy for one in tried.it.explain(failure)] == ["crash", "value"]
+    assert tried.runs == [("crash",), ("crash", "value")]
+
+
+def test_what_no_remedy_mends_is_unexplained_however_familiar() -> None:
+    tried = Tried(lambda _: False, remedy("a"), remedy("b"))
+    assert tried.explain() == []
+    assert tried.runs[-1] == ("a", "b")
+
+
+def test_a_remedy_of_other_verdicts_is_not_tried() -> None:
+    tried = Tried(all_of("a"), remedy("a", verdicts=["CRASH"]))
+    assert (tried.explain(), tried.runs) == ([], [])
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_refusal_mends_only_under_a_remedy_that_refuses(refuses: bool) -> None:
+    tried = Tried(all_of("a"), remedy("a", refuses=refuses), refused=True)
+    assert tried.explain() == ["a"] * refuses
+
+
+def test_zeros_that_were_wrong_before_are_mended() -> None:
+    """Alone, agreement on zeros proves nothing; here the same trial has shown the difference."""
+    assert Tried(all_of("a"), remedy("a")).explain(trial_of(0.0, 0.0)) == ["a"]
+
+
+def test_what_passes_without_a_remedy_shows_nothing() -> None:
+    failure = Failure(TRIAL, observed(TRIAL, True), judge(observed(TRIAL, True), make_reference(TRIAL.case)))
+    assert not Tried(lambda _: True, remedy("a")).it.shows_alone(failure)
+    assert Tried(lambda _: False, remedy("a")).it.shows_alone(failure)
+
+
+def test_a_cause_without_an_installed_remedy_is_named() -> None:
+    with pytest.raises(BaselineError, match="declares the remedy 'empty-shard' of the baseline; did you mean"):
+        Attribution.of(Baseline((cause("empty-shard"),)), lambda trial, names: observed(trial, True))

@@ -1,0 +1,94 @@
+"""A script that is forked, and its ranks, are as those that start in the usual way."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leftovers import nothing_left_behind
+
+from verifier.processes.forks import FORKS
+from verifier.processes.scripts import run_to_end
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import json, multiprocessing, os, signal, sys
+
+def about():
+    handlers = [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    given = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+    return [sys.argv, os.getcwd(), sys.path, handlers, given, __name__, sys.modules["__main__"].__file__]
+
+HIDDEN = ("DTENSOR_VERIFIER_FORKS", "PYTHONHASHSEED", "OMP_NUM_THREADS")
+
+def rank(number, connection):
+    connection.send([about(), hash("text"), connection.recv()])
+    print("rank", number, file=sys.stderr, flush=True)
+    sys.exit(number)
+
+if __name__ == "__main__":
+    context, told, ranks = multiprocessing.get_context("spawn"), [], []
+    for number in range(2):
+        ours, theirs = context.Pipe()
+        os.environ["PYTHONHASHSEED"] = str(number)
+        ranks.append(context.Process(target=rank, args=(number, theirs), daemon=True))
+        ranks[-1].start()
+        theirs.close()
+        ours.send(f"to {number}")
+        told.append(ours.recv())
+        ranks[-1].join()
+    print(json.dumps([about(), told, [one.exitcode for one in ranks]]))
+    sys.exit(3)
+"""
+HANGS = """
+import multiprocessing, time
+
+if __name__ == "__main__":
+    rank = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(300,))
+    rank.start()
+    print("started", rank.pid, flush=True)
+    rank.join()
+"""
+
+
+def ran(path: Path) -> tuple[list[str], Any]:
+    status, said = run_to_end(path, 60.0)
+    assert status == 3, said
+    *errors, told = said.splitlines()
+    return errors, json.loads(told)
+
+
+def test_a_script_and_its_ranks_are_the_same_in_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "finding.py"
+    path.write_text(SCRIPT)
+    (tmp_path / "only_here").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "only_here")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "only_here"))
+    forked = ran(path)
+    monkeypatch.setenv(FORKS, "off")
+    assert forked == ran(path)
+    errors, (script, told, codes) = forked
+    assert errors == ["rank 0", "rank 1"]
+    assert codes == [0, 1]
+    assert [answer for _, _, answer in told] == ["to 0", "to 1"]
+    assert told[0][1] != told[1][1], "ranks have hash seeds of their own"
+    assert script[1] == str(tmp_path)
+    assert str(tmp_path / "only_here") not in script[2], "a user who runs the script does not have the folder"
+
+
+def test_ranks_end_with_a_script_that_takes_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "finding.py"
+    path.write_text(HANGS)
+    with nothing_left_behind():
+        assert run_to_end(path, 3.0) == (None, "")
+
+
+def test_without_a_server_a_script_is_run_in_the_usual_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORKS, "off")
+    path = tmp_path / "finding.py"
+    path.write_text(f"import os, sys\nprint(os.getppid() == {os.getpid()}, 'torch' in sys.modules)\n")
+    assert run_to_end(path, 60.0) == (0, "True False\n")

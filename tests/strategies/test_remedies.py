@@ -1,0 +1,118 @@
+"""Remedies mend torch's own rules, are taken back, and hide no rule that someone else has registered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from rule_mutants import MUTANTS, RuleMutant, check, short
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.execution.remedies import installed_remedies, remedied
+from verifier.gate.baseline import load_baseline
+from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.placements import Placements
+from verifier.torch_internals.registries import registries_of_rules, replaced_strategy
+
+BASELINE = Path(__file__).resolve().parents[2] / "reports" / "baseline.toml"
+REMEDIES = installed_remedies()
+aten = torch.ops.aten
+
+
+def decided(op: object, args: tuple[object, ...], result: object, *given: Placements) -> Propagation | None:
+    mesh = (2,) * len(given[0])
+    return ClaimReader(op, args, {}, result).at(given, mesh)  # type: ignore[arg-type]
+
+
+def scan(dim: int) -> tuple[Placements, ...]:
+    """Return the placements on which DTensor runs a cumsum along ``dim`` of a tensor of two dims, the last one cut."""
+    tensor = torch.ones(4, 6)
+    found = decided(aten.cumsum.default, (tensor, dim), tensor, (Shard(1),))
+    assert found is not None
+    return found.inputs
+
+
+def state() -> list[object]:
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    held = [*registries_of_rules(), propagator.op_to_schema_info, propagator.op_to_shape_and_stride_idx]
+    return [dict(one) for one in held]  # type: ignore[call-overload]
+
+
+def test_every_cause_has_a_remedy_and_every_remedy_a_cause() -> None:
+    assert sorted(cause.remedy for cause in load_baseline(BASELINE).causes) == sorted(REMEDIES)
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_remedy_is_taken_back(name: str) -> None:
+    before = state()
+    with remedied([name]):
+        pass
+    assert state() == before
+    assert "propagate_op_sharding_non_cached" not in vars(DTensor._op_dispatcher.sharding_propagator)
+    assert scan(-1) == ((Shard(1),),)
+
+
+def test_an_unknown_remedy_is_named() -> None:
+    unknown = pytest.raises(ValueError, match="remedy 'negative-dim-of-scan' is not installed; did you mean")
+    with unknown, remedied(["negative-dim-of-scan"]):
+        pass
+
+
+def test_a_negative_dim_of_a_scan_is_mended_and_nothing_else_changes() -> None:
+    assert (scan(-1), scan(1)) == (((Shard(1),),), ((Replicate(),),))
+    with remedied(["negative-dim-of-scans"]):
+        assert (scan(-1), scan(1), scan(0)) == (((Replicate(),),), ((Replicate(),),), ((Shard(1),),))
+
+
+def everything(*args: object) -> list[list[Placement | None]]:
+    """Return rules of a scan that leave every dim cut, whichever is summed over."""
+    return [[Replicate(), Replicate()], [Shard(0), Shard(0)], [Shard(1), Shard(1)]]
+
+
+def test_a_user_s_scan_that_leaves_its_dim_cut_stays_wrong_under_all_remedies() -> None:
+    with replaced_strategy(aten.cumsum.default, everything), remedied(REMEDIES):
+        assert (scan(1), scan(-1)) == (((Shard(1),),), ((Shard(1),),))
+
+
+def weight_gradient() -> Placements | None:
+    """Return how DTensor places the gradient of the weight, if the batch of a convolution is cut."""
+    images, weight, cotangent = torch.ones(4, 1, 5, 5), torch.ones(2, 1, 3, 3), torch.ones(4, 2, 3, 3)
+    args = (cotangent, images, weight, [2], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True])
+    result = (images, weight, torch.ones(2))
+    found = decided(aten.convolution_backward.default, args, result, (Shard(0),), (Shard(0),), (Replicate(),))
+    assert found is not None
+    assert found.outputs is not None
+    return found.outputs[1]
+
+
+def replicated_gradient(op: object, args: tuple[object, ...], kwargs: object) -> list[list[Placement | None]]:
+    bias = None if args[3] is None else Replicate()
+    return [[Shard(0), Replicate(), bias, Shard(0), Shard(0), Replicate()]]
+
+
+def test_a_convolution_whose_gradient_is_called_replicated_stays_wrong_under_all_remedies() -> None:
+    with remedied(REMEDIES):
+        assert weight_gradient() == (Partial("sum"),)
+    with replaced_strategy(aten.convolution_backward.default, replicated_gradient), remedied(REMEDIES):
+        assert weight_gradient() == (Replicate(),)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_no_remedy_concerns_the_rules_of_a_mutant(mutant: RuleMutant) -> None:
+    """A remedy asks whose rules they are before it changes anything, so the mutant is wrong under all of them."""
+    with mutant.registered():
+        assert not is_torchs(mutant.overload)
+        rules = [registry.get(mutant.overload) for registry in registries_of_rules()]
+        with remedied(REMEDIES):
+            assert [registry.get(mutant.overload) for registry in registries_of_rules()] == rules
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_level_1_accuses_every_mutant_under_all_remedies(mutant: RuleMutant) -> None:
+    with mutant.registered(), remedied(REMEDIES):
+        reports = check(mutant.op, mutant.most, mutant.claims_only)
+    assert mutant.wrong <= {short(wrong.rule) for report in reports for wrong in report.wrong}

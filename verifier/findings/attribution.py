@@ -1,0 +1,138 @@
+"""Explains a failure by the causes whose remedies mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from verifier.core.case import Trial
+from verifier.core.observation import Fate, Observation
+from verifier.core.verdict import VerdictKind
+from verifier.core.wording import did_you_mean
+from verifier.execution.remedies import Remedy, installed_remedies
+from verifier.findings.failures import Failure
+from verifier.gate.baseline import Baseline, BaselineError, Cause
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge, vacuous
+
+__all__ = ["Attribution", "RemediedRunner", "ops_of"]
+
+RemediedRunner = Callable[[Trial, tuple[str, ...]], Observation]
+"""Runs one trial, alone, with the named remedies in force."""
+
+
+def ops_of(failure: Failure) -> frozenset[str]:
+    """Return the ops that the failed trial is known to have run: its own, and those with redistributed arguments."""
+    reports = [report for report in failure.observation.reports if report is not None]
+    return frozenset({failure.trial.case.op, *(one.op for report in reports for one in report.executed)})
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Tries remedies on failures.
+
+    Parameters
+    ----------
+    run
+        Runs a trial with remedies in force.
+    causes
+        The known causes.
+    remedies
+        Those of the causes, by name.
+    """
+
+    run: RemediedRunner
+    causes: Sequence[Cause]
+    remedies: Mapping[str, Remedy]
+
+    @classmethod
+    def of(cls, baseline: Baseline, run: RemediedRunner) -> Attribution:
+        """Return the attribution to the causes of ``baseline``.
+
+        Raises
+        ------
+        BaselineError
+            If no installed package declares the remedy of a cause.
+        """
+        installed = installed_remedies() if baseline.causes else {}
+        for cause in baseline.causes:
+            if cause.remedy not in installed:
+                hint = (
+                    did_you_mean(cause.remedy, installed)
+                    or "; install the package that declares it again, so that its entry points are read"
+                )
+                raise BaselineError(f"no installed package declares the remedy {cause.remedy!r} of the baseline{hint}")
+        return cls(run, baseline.causes, installed)
+
+    def shows_alone(self, failure: Failure) -> bool:
+        """Return whether the trial fails again without a remedy, and so can show what a remedy changes.
+
+        A hang is not repeated, because it costs the time limit of a trial.
+        """
+        if failure.verdict.kind is VerdictKind.HANG:
+            return True
+        return judge(self.run(failure.trial, ()), make_reference(failure.trial.case)).kind.bad
+
+    def explain(self, failure: Failure) -> tuple[Cause, ...]:
+        """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
+
+        Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
+        left out as can be. At last, causes are added one by one, as each shows the next.
+        """
+        may = [cause for cause in self.causes if self._may_have(cause, failure.verdict.kind)]
+        ops = ops_of(failure)
+        likely = [cause for cause in self.causes if self.remedies[cause.remedy].is_likely(ops)]
+        likely.sort(key=lambda one: "*" in self.remedies[one.remedy].ops)
+        changed: list[tuple[Cause, VerdictKind]] = []
+        for cause in (one for one in likely if one in may):
+            if (left := self._left(failure, (cause,))) is None:
+                return (cause,)
+            if left is not failure.verdict.kind:
+                changed.append((cause, left))
+        if len(may) > 1 and self.is_mended(failure, may):
+            return tuple(self._fewest(failure, may))
+        for cause, left in changed:  # under its remedy, the trial gets as far as another defect
+            for further in likely:
+                if self._may_have(further, left) and self.is_mended(failure, (cause, further)):
+                    return cause, further
+        return ()
+
+    def is_mended(self, failure: Failure, causes: Sequence[Cause]) -> bool:
+        """Return whether the trial passes under the remedies of exactly these causes.
+
+        It counts as passed if the results are now right, be they all zero: the trial itself has shown what is wrong
+        without the remedies. It also counts if DTensor refuses the call, and the only remedy in force says that it may.
+        """
+        return self._left(failure, causes) is None
+
+    def _left(self, failure: Failure, causes: Sequence[Cause]) -> VerdictKind | None:
+        """Return the verdict on the trial under the remedies of ``causes``; None if they mend it."""
+        reference = make_reference(failure.trial.case)
+        observation = self.run(failure.trial, tuple(cause.remedy for cause in causes))
+        kind = judge(observation, reference).kind
+        match kind:
+            case VerdictKind.PASS:
+                return None
+            case VerdictKind.INCONCLUSIVE if observation.fate is Fate.COMPLETED and vacuous(reference):
+                return None
+            case VerdictKind.UNSUPPORTED if len(causes) == 1 and self.remedies[causes[0].remedy].refuses:
+                return None
+        return kind
+
+    def _may_have(self, cause: Cause, verdict: VerdictKind) -> bool:
+        verdicts = self.remedies[cause.remedy].verdicts
+        return not verdicts or verdict in verdicts
+
+    def _fewest(self, failure: Failure, mending: list[Cause]) -> list[Cause]:
+        """Return a smallest subset of ``mending`` that still mends: leave out halves, then quarters, and so on."""
+        size = len(mending)
+        while size > 1:
+            size = (size + 1) // 2
+            start = 0
+            while start < len(mending) > 1:
+                fewer = mending[:start] + mending[start + size :]
+                if fewer and self.is_mended(failure, fewer):
+                    mending = fewer
+                else:
+                    start += size
+        return mending

@@ -1,0 +1,93 @@
+"""Runs scripts of findings to their end, in processes forked from one that has loaded torch alone.
+
+What a script and its ranks import, they import themselves; only torch is loaded already. Without fork servers they are
+started in the usual way, as in a user's hands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from verifier.processes.forks import FORKS, Forked, fork, servers_name
+
+__all__ = ["TORCH_ALONE", "run_to_end"]
+
+TORCH_ALONE = "verifier.processes.script_process"
+"""The module of the servers that have loaded torch alone."""
+ENDING_LIMIT = 2.0
+"""Seconds that processes get to end after each signal."""
+
+
+def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:
+    """Run a script in its folder, and end all processes that it started.
+
+    Return the exit status (None after ``limit`` seconds) and the output, stderr first.
+    """
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as out:
+        process = _start(path, out, errors)
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None, ""
+        finally:  # after a Ctrl-C as well
+            _end_group(process)
+        said = ""
+        for file in (errors, out):
+            file.seek(0)
+            said += file.read().decode(errors="replace")
+    return status, said
+
+
+def _start(path: Path, out: IO[bytes], errors: IO[bytes]) -> Forked | subprocess.Popen[bytes]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    known = {**environment, FORKS: servers_name(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    arguments = [json.dumps([str(path.parent), *_usual_path()]), str(path)]
+    with contextlib.chdir(path.parent):
+        forked = fork(TORCH_ALONE, arguments, errors.fileno(), [out.fileno()], known, [p for p in sys.path if p])
+    return forked or subprocess.Popen(
+        [sys.executable, str(path)],
+        cwd=path.parent,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=errors,
+        start_new_session=True,  # a group with its own processes, which could outlive it
+    )
+
+
+@functools.cache
+def _usual_path() -> tuple[str, ...]:
+    """Return ``sys.path`` of a new interpreter, without the folder of what it runs and without PYTHONPATH."""
+    given = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    program = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
+    said = subprocess.run(program, env=given, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    return tuple(json.loads(said.stdout.splitlines()[-1]))
+
+
+def _end_group(leader: Forked | subprocess.Popen[bytes]) -> None:
+    """End the processes of a group, first with SIGTERM.
+
+    The process that unlinks their semaphores ignores SIGTERM, and ends after them.
+    """
+    if not leader.pid:  # it was never started
+        return
+    for asked in (signal.SIGTERM, signal.SIGKILL):
+        until = time.monotonic() + ENDING_LIMIT
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader.pid, asked)
+            while time.monotonic() < until:
+                leader.poll()
+                os.killpg(leader.pid, 0)
+                time.sleep(0.02)
+            continue
+        return

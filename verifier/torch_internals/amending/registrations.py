@@ -1,0 +1,120 @@
+"""Amendments to what DTensor has registered, and to the order in which it enumerates rules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _decompositions as decompositions
+from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
+from torch.distributed.tensor._ops import single_dim_strategy as single_dim
+
+from verifier.torch_internals.amending.propagation import is_torchs
+
+__all__ = ["adjusted_like", "cached_by", "handled", "ordered_rules", "shape_argument", "without_handler"]
+
+_ABSENT = object()
+
+
+@contextlib.contextmanager
+def _edited(registry: dict[Any, Any], key: object, value: object) -> Iterator[None]:
+    """Have ``registry`` hold ``value`` under ``key``, or nothing, if ``value`` is :data:`_ABSENT`."""
+    before = registry.pop(key, _ABSENT)
+    if value is not _ABSENT:
+        registry[key] = value
+    try:
+        yield
+    finally:
+        registry.pop(key, None)
+        if before is not _ABSENT:
+            registry[key] = before
+
+
+@contextlib.contextmanager
+def without_handler(*ops: OpOverload) -> Iterator[None]:
+    """Let DTensor run ``ops`` by their rules instead of torch's handlers for them."""
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    with contextlib.ExitStack() as stack:
+        for op in ops:
+            if str(getattr(handlers.get(op), "__module__", "")).startswith("torch."):
+                stack.enter_context(_edited(handlers, op, _ABSENT))
+        yield
+
+
+@contextlib.contextmanager
+def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
+    """Let DTensor call ``handler(*args, **kwargs)`` instead of ``op``, where torch has no handler of its own."""
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    if op in handlers or not is_torchs(op):
+        yield
+        return
+    with _edited(handlers, op, lambda _op, args, kwargs: handler(*args, **kwargs)):
+        yield
+
+
+@contextlib.contextmanager
+def shape_argument(op: OpOverload, position: int) -> Iterator[None]:
+    """Let DTensor rewrite the argument at ``position``, the shape of the result, for each rank's shard."""
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    with _edited(propagator.op_to_shape_and_stride_idx, op, position):
+        yield
+
+
+@contextlib.contextmanager
+def adjusted_like(op: OpOverload, other: OpOverload) -> Iterator[None]:
+    """Let DTensor rewrite the sizes among the arguments of ``op`` for each rank's shard as it does for ``other``."""
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    adjusters = propagator.op_to_scalar_shape_adjuster
+    with _edited(adjusters, op, adjusters.get(other, _ABSENT)):
+        yield
+
+
+@contextlib.contextmanager
+def cached_by(op: OpOverload, static_argnum: int) -> Iterator[None]:
+    """Let the key of DTensor's cache hold the arguments of ``op`` from ``static_argnum`` on."""
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    if not is_torchs(op):
+        yield
+        return
+    infos = propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy
+    held = [one for one in infos if op in one] or [infos[0]]
+    with contextlib.ExitStack() as stack:
+        for one in held:
+            info = one.get(op) or RuntimeSchemaInfo()
+            key = RuntimeSchemaInfo(static_argnum, info.static_kwargkey, info.needs_pytree)
+            stack.enter_context(_edited(one, op, key))
+        yield
+
+
+@contextlib.contextmanager
+def ordered_rules() -> Iterator[None]:
+    """Let DTensor enumerate placements in the order of their texts, which is the same in every process."""
+    tracing: Any = decompositions.DecompShardingStrategy
+    candidates, neighbors = tracing._get_candidate_placements, single_dim._get_neighbor_placements
+    unique = single_dim._get_unique_placements
+
+    def ordered_candidates(schema: OpSchema) -> list[Any]:
+        return sorted(candidates(schema), key=str)
+
+    def ordered_neighbors(sharding: Any, partial: Any, *rest: Any) -> Any:
+        return neighbors(sorted(sharding, key=str), sorted(partial, key=str), *rest)  # type: ignore[arg-type]
+
+    def ordered_unique(schema: OpSchema) -> Any:
+        return sorted(unique(schema), key=str)
+
+    changes: tuple[tuple[Any, str, object], ...] = (
+        (tracing, "_get_candidate_placements", staticmethod(ordered_candidates)),
+        (single_dim, "_get_neighbor_placements", ordered_neighbors),
+        (single_dim, "_get_unique_placements", ordered_unique),
+    )
+    kept = [vars(holder)[name] for holder, name, _ in changes]
+    try:
+        for holder, name, new in changes:
+            setattr(holder, name, new)
+        yield
+    finally:
+        for (holder, name, _), old in zip(changes, kept, strict=True):
+            setattr(holder, name, old)
