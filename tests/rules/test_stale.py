@@ -128,7 +128,7 @@ def test_only_calls_that_pass_when_made_twice_blame_the_cache(
     for finding in confirmer.findings:
         assert finding.verdict == VerdictKind.STALE_CACHE
         assert "the key of DTensor's cache leaves out dims" in finding.message
-    record = op_record([checked(RuntimeSchemaInfo())], records, [], [])
+    record = op_record([checked(RuntimeSchemaInfo())], records, [], [], [])
     assert "aten.flip.default: S(1) -> S(1)" in record.confirmed, "a stale decision refuted a true rule"
 
 
