@@ -21,6 +21,7 @@ __all__ = [
     "Target",
     "Values",
     "installed_sources",
+    "is_rare",
     "names_overload",
 ]
 
@@ -110,6 +111,14 @@ class Sample(Protocol):
 
         Shapes and arguments that are not tensors depend on ``size`` alone.
         """
+
+
+def is_rare(sample: Sample) -> bool:
+    """Return whether a sample is of a class of input that is drawn beside usual calls, so that claims alone are tried.
+
+    A sample says so by an attribute ``rare``, which it need not have.
+    """
+    return bool(getattr(sample, "rare", False))
 
 
 @runtime_checkable

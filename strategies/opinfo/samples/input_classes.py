@@ -28,9 +28,14 @@ def _is_trusting(call: Call) -> bool:
 
 
 def _has_fixed_sizes(call: Call) -> bool:
-    """Return whether sizes stay: the kernel may not check them, or each tensor of a list is a call by itself."""
+    """Return whether sizes stay: values depend on them, no kernel checks them, or a list's tensors are separate calls."""
     base = base_of(str(call.op))
-    return _is_trusting(call) or "backward" in base or base.startswith(("_foreach", "_amp_foreach"))
+    return (
+        base.rstrip("_") in KEEP_VALUES
+        or _is_trusting(call)
+        or "backward" in base
+        or base.startswith(("_foreach", "_amp_foreach"))
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
@@ -93,14 +98,15 @@ def _cast(which: tuple[int, ...], dtype: torch.dtype) -> Variation:
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return a tensor of another dtype with different values: small integers, or bools of both kinds."""
+    """Return a tensor of another dtype with different values: small integers but 0, or bools of both kinds."""
     if not tensor.is_floating_point():
         return None
     if dtype == torch.bool:
         return tensor > tensor.nan_to_num().mean()
     if dtype.is_floating_point:
         return tensor.to(dtype)
-    return (3 * tensor.nan_to_num(0.0, 3.0, -3.0)).round().clamp(-4, 4).to(dtype)
+    whole = (3 * tensor.nan_to_num(0.0, 3.0, -3.0)).round().clamp(-4, 4).to(dtype)
+    return torch.where(whole == 0, torch.ones_like(whole), whole)  # a division by 0 is a special value
 
 
 # ---------------------------------------------------------------------------------------------------------------- sizes

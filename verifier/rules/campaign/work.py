@@ -14,7 +14,7 @@ from verifier.rules.campaign.worker_process import InFlight, Position
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
-from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources
+from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources, is_rare
 
 __all__ = ["WorkItem", "check_target", "prepare"]
 
@@ -81,6 +81,6 @@ def check_target(
                     options = replace(options, products=0)
                 if seen[sample.op] > options.samples_called_again:
                     options = replace(options, samples_called_again=0)
-                if getattr(sample, "rare", False):
+                if is_rare(sample):
                     options = replace(options, claims_only=True, products=0)
                 yield check_sample(sample, options, number, in_flight.enter, skip)
