@@ -28,7 +28,7 @@ def _is_trusting(call: Call) -> bool:
 
 
 def _has_fixed_sizes(call: Call) -> bool:
-    """Return whether sizes stay: values depend on them, no kernel checks them, or a list's tensors are separate calls."""
+    """Return whether sizes stay: values depend on them, no kernel checks them, or a list has separate calls."""
     base = base_of(str(call.op))
     return (
         base.rstrip("_") in KEEP_VALUES
