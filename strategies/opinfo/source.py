@@ -196,17 +196,22 @@ def _with_spellings(
                 other.poison_only(common)
                 left -= 1
                 yield other
-        yield from _of_input_classes(testable, seen, options)
+        own = row.overload is not None or any(row.name in home_rows(sample.first.op) for sample in testable)
+        yield from _of_input_classes(testable, seen, options, own)
 
 
 def _of_input_classes(
-    samples: Sequence[OpInfoSample], seen: set[str], options: SampleOptions
+    samples: Sequence[OpInfoSample], seen: set[str], options: SampleOptions, own: bool
 ) -> Iterator[OpInfoSample]:
-    """Yield variations of ``samples`` of each class of input, from the samples in turn and up to a limit."""
+    """Yield variations of ``samples`` of each class of input, from the samples in turn and up to a limit.
+
+    Of calls that do not belong to their row, one of each class is enough: other rows have the same.
+    """
     # calls of several dims tell more, and two of them are enough to be in turn
     samples = sorted(samples, key=lambda sample: min(2, max((t.ndim for t in sample.first.tensors), default=0)))[::-1]
     for one in INPUT_CLASSES:
-        left = one.most if options.max_samples is not None else 4 * one.most
+        left = one.most if own else 1
+        left *= 1 if options.max_samples is not None else 4
         tries = _TRIES_OF_ONE_CLASS
         with quiet():
             # from each sample in turn, with another first change, so that a limit keeps changes of every kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from verifier.execution.imports import (
     command_names,
     follow,
     imports_beside,
+    own_rules,
+    places_of_rules,
+    registered_by,
     rules_of_the_user,
     run_imports,
 )
@@ -214,3 +218,43 @@ def test_modules_are_named_as_a_command_finds_them(package: Path) -> None:
     found = command_names(names[:2], [], folder / "elsewhere")
     assert found == [str(folder / "my_module.py"), str(package / "kernels" / "rows.py")]
     assert command_names(names[:2], [], folder.parent)[0] == f"{folder.name}/my_module.py"
+
+
+WAYS = """
+import torch
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor._ops._matrix_ops import mm_single_dim_strategy, mm_strategy
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+from torch.distributed.tensor._ops.utils import register_op_strategy
+from torch.distributed.tensor.experimental import register_sharding
+
+aten = torch.ops.aten
+register_single_dim_strategy(aten.sub.Tensor)(mm_single_dim_strategy)  # functions of torch's own, of another op
+register_op_strategy(aten.bmm.default)(mm_strategy)
+
+
+@register_sharding([aten.neg.default, torch.ops.prims.neg.default])
+def neg(x):
+    return [([Replicate()], [Replicate()])]
+"""
+
+
+def test_an_import_has_registered_what_it_registers_in_whatever_way(tmp_path: Path) -> None:
+    aten = torch.ops.aten
+    ops = [aten.bmm.default, aten.neg.default, aten.sub.Tensor, torch.ops.prims.neg.default]
+    (tmp_path / "ways.py").write_text(WAYS)
+    (tmp_path / "nothing.py").touch()
+    names = [str(tmp_path / "nothing.py"), str(tmp_path / "ways.py")]
+    with contextlib.ExitStack() as stack:
+        for op in ops:
+            stack.enter_context(replaced_strategy(op))
+        run_imports(names)
+        assert registered_by(names) == tuple(map(str, ops))
+        assert registered_by(names[:1]) == ()
+        assert {*map(str, ops)} <= {*own_rules()}
+        places = places_of_rules()
+        assert places["aten.neg.default"][1] == 1 + WAYS.splitlines().index(
+            "@register_sharding([aten.neg.default, torch.ops.prims.neg.default])"
+        )
+        assert "aten.bmm.default" not in places
+    assert registered_by(names) == (), "the rules are no longer there"

@@ -19,6 +19,7 @@ from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
 from verifier.campaign.remembering import RememberingPool
 from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.wording import NO_SAMPLES
 from verifier.events import CaseSkipped, CaseStarted, Listener, MeshStarted, RulesClaimed, RunFinished
 from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Drawn
@@ -98,6 +99,8 @@ class Campaign:
             self._investigation.until = started + self.plan.time_limit * MOST_FOR_KNOWN
         for event in self._past.opening(self.plan.header):
             self.emit(event)
+        for op in self.plan.without_samples:
+            self.emit(CaseSkipped(op, NO_SAMPLES, recalled=self._past.resumed))
         try:
             self._investigation.replay_known()
             for number, mesh in enumerate(self.plan.meshes):

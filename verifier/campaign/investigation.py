@@ -40,7 +40,7 @@ __all__ = ["Diagnosis", "Investigation"]
 _BESIDE = " | beside what remedies mend"
 """Marks the key of the failures in a group that remedies do not mend, where they mend others."""
 MINIMISING_LIMIT = 20.0
-"""Seconds after which minimising stops; the smallest failure by then is reported."""
+"""Seconds after which minimising stops, if the plan does not say; the smallest failure by then is reported."""
 
 
 class Diagnosis(Protocol):
@@ -287,7 +287,8 @@ class Investigation:
         A failure that does not show ``alone`` may become one of two calls, which a remedy mends.
         """
         given, failure = failure, self._marked(failure)
-        until = min(self.until, self._clock() + MINIMISING_LIMIT)
+        limit = MINIMISING_LIMIT if self.plan.minimising is None else self.plan.minimising
+        until = min(self.until, self._clock() + limit)
         minimiser = Minimiser(self._run, self._generator(given), self.plan.seed, until, self._clock)
         known = bool(self._diagnosis(failure)) and self._is_handled(failure)
         smallest, minimised = (failure, True) if known else self._minimised(failure, minimiser)

@@ -24,10 +24,14 @@ class Plan:
     ----------
     selected
         The ops to draw, by family name.
+    without_samples
+        Ops that were to be verified and that no family draws.
     combinations
         The most combinations of a case; if there are more, a pairwise sample is taken.
     time_limit
         Seconds for the whole campaign, or None.
+    minimising
+        Seconds after which minimising a failure stops, with the smallest failure by then; None for the usual.
     shard
         The part of the cases to try; None for all.
     rank_memory
@@ -51,3 +55,5 @@ class Plan:
     shard: RunPart | None = None
     rank_memory: int | None = None
     cluster: Cluster | None = None
+    without_samples: tuple[str, ...] = ()
+    minimising: float | None = None

@@ -15,12 +15,18 @@ from verifier.core.case import BACKENDS, DEFAULT_MESHES, MOST_RANKS, Backend, Me
 from verifier.core.parts import RunPart
 from verifier.core.versions import versions
 from verifier.core.wording import unknown_name
-from verifier.execution.imports import imports_beside, modules_of_rules, own_rules, run_imports_with_warnings
+from verifier.execution.imports import (
+    imports_beside,
+    modules_of_rules,
+    own_rules,
+    patterns_of_imports,
+    run_imports_with_warnings,
+)
 from verifier.gate.baseline import Baseline
 from verifier.meshes.hosts import Place, gpu_problem, gpus_shared, local_places
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.budgets import CAMPAIGN_PROFILES
-from verifier.planning.families import Family, installed_families, select_ops
+from verifier.planning.families import Family, installed_families, select_ops, select_registered
 from verifier.processes.limits import parse_rank_memory
 from verifier.records.files import new_run_id
 from verifier.records.schema import RunHeader
@@ -71,7 +77,12 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         families = installed_families()
     if not families:
         raise ValueError("no family is installed; install the distribution (pip install -e .), not the folder alone")
-    selected = select_ops(request.patterns, families)
+    asked = patterns_of_imports(request.patterns, request.imports)
+    without_samples: tuple[str, ...] = ()
+    if asked and not request.patterns:
+        selected, without_samples = select_registered(asked, families)
+    else:
+        selected = select_ops(asked, families)
     if request.profile not in CAMPAIGN_PROFILES:
         raise ValueError(unknown_name("profile", request.profile, CAMPAIGN_PROFILES))
     if request.device not in ("cpu", "cuda"):
@@ -127,6 +138,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         shard=shard,
         rank_memory=rank_memory,
         cluster=cluster,
+        without_samples=without_samples,
     )
 
 

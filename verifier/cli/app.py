@@ -7,11 +7,15 @@ A command's modules are imported when it runs, so that help and usage errors do 
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from verifier.cli.commands import COMMANDS, Command
+from verifier.cli.config import configured, settings
 from verifier.cli.loading import Loading
 from verifier.cli.options import (
     DEFAULT_BASELINE,
@@ -38,6 +42,7 @@ from verifier.cli.options import (
 from verifier.cli.rules import rules as check_rules
 from verifier.core.entry_points import load_entry_points
 from verifier.core.logs import LogLevel, log_to_stderr
+from verifier.core.wording import plain_text
 from verifier.records.files import DEFAULT_REPORTS
 
 __all__ = ["app"]
@@ -45,10 +50,39 @@ __all__ = ["app"]
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Prove or refute DTensor's sharding strategies on real meshes.",
     epilog="Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.",
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dtensor-verifier {version('dtensor-verifier')}, torch {version('torch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    asked: Annotated[
+        bool, typer.Option("--version", help="Print the versions.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def config(context: typer.Context) -> None:
+    """Print what holds for each option, and from where: pyproject.toml, the environment, or the default."""
+    group = context.find_root().command
+    assert isinstance(group, TyperGroup)
+    by_setting: dict[tuple[str, str, str], list[str]] = {}
+    for one in settings(group, configured(group)):
+        value = one.value if isinstance(one.value, str) else json.dumps(one.value, default=str)
+        by_setting.setdefault((one.name, value, one.source), []).append(one.command)
+    for (name, value, source), commands in sorted(by_setting.items()):
+        typer.echo(plain_text(f"{name:<14} {value or '-':<32} {source}, of {' '.join(commands)}"))
 
 
 @app.command()
@@ -175,6 +209,9 @@ def gate(
     All recorded runs are judged, or those that the pattern, --mesh and --import select.
 
     If no such run was recorded, the gate makes a run.
+
+    With --import and without a pattern, the gate verifies all that the imports register at both levels, and nothing
+    else.
     """
     log_to_stderr(log_level)
     with Loading():

@@ -14,11 +14,13 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from verifier.cli.options import DEFAULT_BASELINE
+from verifier.cli.options import DEFAULT_BASELINE, Format
 from verifier.core.interrupts import ReportInterrupted
 from verifier.core.wording import plain_json, plain_text
 from verifier.gate.baseline import Baseline, load_baseline
-from verifier.gate.decision import decide
+from verifier.gate.decision import GateDecision, decide
+from verifier.gate.formats import Place, render_github, render_junit, render_markdown, render_sarif
+from verifier.gate.text import as_json, render
 from verifier.records.files import RunStoreError
 from verifier.records.schema import RunRecord
 from verifier.runs.store import RunStore
@@ -34,7 +36,9 @@ __all__ = [
     "load_given_baseline",
     "page_written",
     "refuse_cluster",
+    "write_decision",
     "write_out",
+    "write_run",
 ]
 
 
@@ -105,6 +109,36 @@ def refuse_cluster(context: typer.Context) -> None:
     """Refuse to run under torchrun, whose ranks the command would not use."""
     if context.obj is not None:
         raise ValueError(f"{context.command.name} uses no ranks; run it by itself, without torchrun")
+
+
+def write_decision(decision: GateDecision, output: Format, folder: Path) -> None:
+    """Write a decision to stdout in the format ``output``; the runs are recorded in ``folder``."""
+    writers = {
+        Format.GITHUB: render_github,
+        Format.JUNIT: render_junit,
+        Format.MARKDOWN: render_markdown,
+        Format.SARIF: render_sarif,
+    }
+    if output in writers:
+        places = {op: Place(*place) for op, place in _places().items()}
+        write_out(writers[output](decision, folder, places), "json" if output is Format.SARIF else output)
+    else:
+        said = as_json(decision) if output is Format.JSON else render(decision, folder)
+        write_out(said.rstrip() + "\n", output)
+
+
+def _places() -> dict[str, tuple[str, int]]:
+    """Return the places of the user's strategies; none in a process that has imported nothing."""
+    if "verifier.execution.imports" not in sys.modules:  # it loads torch
+        return {}
+    from verifier.execution.imports import places_of_rules
+
+    return places_of_rules()
+
+
+def write_run(run: RunRecord, baseline: Path, output: Format, folder: Path) -> None:
+    """Write what the gate decides on a run alone, today, in the format ``output``."""
+    write_decision(decide(run, load_given_baseline(baseline), datetime.now(UTC).date()), output, folder)
 
 
 def exit_status(run: RunRecord, baseline: Path) -> int:

@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from typer.core import TyperGroup
+from typer.main import get_command
+
 import verifier
 from verifier.cli.app import app
+from verifier.cli.config import configured
 from verifier.cli.loading import Loading
 from verifier.core.errors import ReportedError
 from verifier.core.interrupts import (
@@ -155,7 +159,9 @@ def _run_app(cluster: Cluster | None) -> None:
     """Run the command line, on the ranks of ``cluster`` if torchrun started us."""
     try:
         with _whole_output(), _plain_notices():
-            app(obj=cluster)
+            command = get_command(app)
+            assert isinstance(command, TyperGroup)
+            command(obj=cluster, default_map=configured(command).values)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this status
             raise KeyboardInterrupt from ended

@@ -32,7 +32,6 @@ __all__ = [
     "Patterns",
     "Profile",
     "RankMemory",
-    "RulesFormat",
     "Seed",
     "TimeLimit",
 ]
@@ -40,12 +39,6 @@ __all__ = [
 DEFAULT_BASELINE = DEFAULT_REPORTS / "baseline.toml"
 DRAWN_UNASKED = ("embedding", "redistribution")
 """The families that a run without a pattern draws. They are listed here, because loading all families takes seconds."""
-
-
-class RulesFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
 
 
 class FailOn(StrEnum):
@@ -56,6 +49,10 @@ class FailOn(StrEnum):
 class Format(StrEnum):
     TEXT = "text"
     JSON = "json"
+    GITHUB = "github"
+    JUNIT = "junit"
+    SARIF = "sarif"
+    MARKDOWN = "markdown"
 
 
 def _folder(text: str | Path) -> Path | None:

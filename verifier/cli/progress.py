@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a table on a terminal, otherwise a line per mesh."""
+"""Shows the progress of a run or of a rule check: a table or a bar on a terminal, otherwise a few lines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
@@ -23,8 +24,10 @@ from verifier.events import (
     TrialFinished,
     TrialRepeated,
 )
+from verifier.records.schema import OpRulesRecord
+from verifier.rules.campaign.request import RulesPlan
 
-__all__ = ["ProgressDisplay"]
+__all__ = ["ProgressDisplay", "RulesProgress"]
 
 RATE_WINDOW = 10.0
 """Seconds over which trials per second are counted."""
@@ -169,3 +172,39 @@ class ProgressDisplay:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class RulesProgress:
+    """Says on stderr what is about to be done, and shows a bar on a terminal."""
+
+    def __init__(self, console: Console, plan: RulesPlan) -> None:
+        header = plan.header
+        console.print(
+            f"run {header.id}: level 1, seed {header.seed}, torch {header.versions['torch']}, "
+            f"meshes {' '.join(header.meshes)}, dtype {header.dtypes[0]}, {plural(len(plan.targets), 'op')}, "
+            f"{plural(plan.jobs, 'job')}",
+            highlight=False,
+            markup=False,
+        )
+        self._bar = Progress(
+            TextColumn("{task.completed:.0f}/{task.total:.0f} ops"),
+            BarColumn(),
+            TextColumn("{task.fields[combinations]:,} combinations, {task.fields[missing]} missing {task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=len(plan.targets), combinations=0, missing=0)
+        self._combinations = self._missing = 0
+        self._bar.start()
+
+    def __call__(self, done: int, total: int, name: str, record: OpRulesRecord | None) -> None:
+        if record is not None:
+            self._combinations += record.combinations
+            self._missing += len(record.missing)
+        self._bar.update(
+            self._task, completed=done, description=name, combinations=self._combinations, missing=self._missing
+        )
+        if done == total:
+            self._bar.stop()

@@ -13,7 +13,7 @@ from verifier.cli.common import (
     exit_status,
     load_given_baseline,
     page_written,
-    write_out,
+    write_decision,
 )
 from verifier.cli.loading import Loading
 from verifier.cli.options import (
@@ -22,7 +22,6 @@ from verifier.cli.options import (
     AskedMeshes,
     AskedPatterns,
     BaselineOption,
-    Format,
     FormatOption,
     Out,
     RankMemory,
@@ -32,7 +31,6 @@ from verifier.gate.baseline import load_baseline
 from verifier.gate.decision import decide_all, without_special
 from verifier.gate.evidence import collect, refuse_unfinished
 from verifier.gate.question import Question, asked_by
-from verifier.gate.text import as_json, render
 from verifier.processes.limits import parse_rank_memory
 from verifier.records.schema import RunRecord
 from verifier.report.terminal import print_summary
@@ -83,12 +81,16 @@ def gate(
     rank_memory: RankMemory,
 ) -> None:
     parse_rank_memory(rank_memory)
-    cluster = cluster_of(context, fresh)
+    cluster = cluster_of(context, fresh or bool(imports and not patterns))
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     store = RunStore(out)
     asked = tuple(patterns or ())
     evidence = None
-    if not fresh:
+    if imports and not asked:
+        with Loading():
+            from verifier.cli.own_rules import verify_own_rules
+        evidence = verify_own_rules(imports, mesh or (), store, known, baseline, rank_memory, cluster)
+    elif not fresh:
         evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
     if evidence is None or evidence.nothing_recorded:
         with Loading():
@@ -110,8 +112,7 @@ def gate(
         consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )
-    said = as_json(decision) if output is Format.JSON else render(decision, out)
-    write_out(said.rstrip() + "\n", output)
+    write_decision(decision, output, out)
     raise typer.Exit(decision.exit_status)
 
 

@@ -11,10 +11,11 @@ from verifier.cli.options import (
     DEFAULT_BASELINE,
     BaselineOption,
     FailOn,
+    Format,
+    FormatOption,
     Imports,
     LogLevelOption,
     Out,
-    RulesFormat,
     Seed,
 )
 from verifier.core.logs import LogLevel, log_to_stderr
@@ -64,7 +65,7 @@ def rules(
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Worker processes.", show_default="one for each core")
     ] = None,
-    output: Annotated[RulesFormat, typer.Option("--format", help="What to print on stdout.")] = RulesFormat.TEXT,
+    output: FormatOption = Format.TEXT,
     out: Out = DEFAULT_REPORTS,
     baseline: BaselineOption = DEFAULT_BASELINE,
     log_level: LogLevelOption = LogLevel.WARNING,

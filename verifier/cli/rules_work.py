@@ -13,10 +13,12 @@ from verifier.cli.common import (
     page_written,
     refuse_cluster,
     write_out,
+    write_run,
 )
-from verifier.cli.options import BaselineOption, FailOn, Out, RulesFormat
-from verifier.cli.rules_progress import RulesProgress
+from verifier.cli.options import BaselineOption, FailOn, Format, Out
+from verifier.cli.progress import RulesProgress
 from verifier.core.wording import plain_text
+from verifier.execution.imports import places_of_rules
 from verifier.report.github import github_lines
 from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, total_lines
@@ -31,7 +33,7 @@ def check(
     context: typer.Context,
     request: RulesRequest,
     fail_on: FailOn,
-    output: RulesFormat,
+    output: Format,
     out: Out,
     baseline: BaselineOption,
 ) -> None:
@@ -43,10 +45,12 @@ def check(
     made = record_rules(plan, store, RulesProgress(consoles()[1], plan))
     with page_written(made, store):
         assert made.rules is not None
-        if output is RulesFormat.JSON:
+        if output is Format.JSON:
             write_out(render_rules_json(made) + "\n", output)
-        elif output is RulesFormat.GITHUB:
-            write_out("".join(f"{line}\n" for line in github_lines(made, out)))
+        elif output is Format.GITHUB:
+            write_out("".join(f"{line}\n" for line in github_lines(made, out, places_of_rules())))
+        elif output is not Format.TEXT:
+            write_run(made, baseline, output, out)
         else:
             ops, imported = made.rules.ops, made.header.imports
             lines = [

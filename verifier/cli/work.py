@@ -22,6 +22,7 @@ from verifier.cli.common import (
     page_written,
     refuse_cluster,
     write_out,
+    write_run,
 )
 from verifier.cli.options import (
     BackendOption,
@@ -169,6 +170,8 @@ def _say_run(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoRe
     with page_written(made, RunStore(out)) as page:
         if output is Format.JSON:
             write_out(render_json(made) + "\n", output)
+        elif output is not Format.TEXT:
+            write_run(made, baseline, output, out)
         else:
             print_summary(made, consoles()[0], page, out)
     raise typer.Exit(exit_status(made, baseline))

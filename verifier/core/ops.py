@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
 
 from verifier.core.case import OpCase
+from verifier.core.wording import NO_SAMPLES
 from verifier.torch_internals.names import OpOverload, pytree
 
 __all__ = [
     "argument_names",
     "is_view",
+    "of_ones_own",
     "parameter_names",
     "promises_strides",
     "resolve",
@@ -49,6 +51,22 @@ def resolve(path: str) -> Callable[..., object]:
             raise ValueError(f"{path!r} is a {type(target).__name__}, not a callable")
         return target
     raise ValueError(f"no module in {path!r} can be imported")
+
+
+def of_ones_own(pattern: str, known: Iterable[str]) -> str:
+    """Return what to say of an unknown op whose namespace is none of torch's; empty for other patterns.
+
+    Parameters
+    ----------
+    known
+        The names of ops and families that a pattern may match.
+    """
+    namespace, _, name = pattern.removeprefix("torch.ops.").replace("::", ".").partition(".")
+    if not name or not namespace.isidentifier() or any(one.startswith(f"{namespace}.") for one in known):
+        return ""
+    if hasattr(getattr(torch.ops, namespace), name.partition(".")[0]):
+        return f"{pattern} {NO_SAMPLES}"
+    return f"no op {pattern} is registered; --import the file or module that defines it"
 
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)

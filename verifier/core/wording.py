@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "NO_SAMPLES",
     "did_you_mean",
     "import_options",
     "nearest",
@@ -19,6 +20,12 @@ __all__ = [
     "signal_name",
     "unknown_name",
 ]
+
+NO_SAMPLES = (
+    "has no samples, so nothing was tried; verify calls of it in a test (docs/guides/pytest.md) or give samples of it "
+    "(docs/guides/samples.md)"
+)
+"""What is said of an op, after its name, that no family and no source of samples draws."""
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from types import ModuleType
 import verifier
 from verifier.execution.registrations import (
     Lacking,
+    Registered,
     as_option,
     changes,
     defining_modules,
@@ -35,6 +36,9 @@ __all__ = [
     "is_importing",
     "modules_of_rules",
     "own_rules",
+    "patterns_of_imports",
+    "places_of_rules",
+    "registered_by",
     "rules_of_the_user",
     "run_file",
     "run_imports",
@@ -43,6 +47,8 @@ __all__ = [
 
 _OWN = f"{Path(verifier.__file__).resolve().parent}{os.sep}"
 _running: list[str] = []
+_registered: dict[str, dict[str, str]] = {}
+"""By import, the ops for which it has registered a rule in this process, and the rule as text."""
 
 
 class ImportFailedError(ValueError):
@@ -71,8 +77,10 @@ def run_imports(names: Sequence[str]) -> list[str]:
     with let_new_rules_win() as helped:
         for name in names:
             _running.append(name)
+            before = registered_rules()
             try:
                 _import(name)
+                _registered.setdefault(name, {}).update(_changed(before, registered_rules()))
             except KeyboardInterrupt:
                 raise
             # The user's own code may raise anything. What ends it with sys.exit must not end us, with its status.
@@ -83,6 +91,35 @@ def run_imports(names: Sequence[str]) -> list[str]:
             finally:
                 _running.pop()
     return helped
+
+
+def _changed(before: Mapping[str, Registered], after: Mapping[str, Registered]) -> dict[str, str]:
+    """Return the ops that have other rules than before; a user may register a function of torch, too."""
+    ops = {op: text for op, text in changes(before, after).items() if op in after}
+    # torch itself registers rules of prims, once its compiler is imported
+    return {op: text for op, text in ops.items() if after[op].sources or not op.startswith("prims.")}
+
+
+def registered_by(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the ops that have rules, handlers or strategies of the imports ``names``, sorted."""
+    now = registered_rules()
+    given = [item for name in names for item in _registered.get(name, {}).items()]
+    return tuple(sorted({op for op, text in given if op in now and now[op].text == text}))
+
+
+def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str]) -> Sequence[str]:
+    """Return ``patterns``, or if there is none, the ops for which ``imports`` have registered rules.
+
+    A warning is given if nothing was asked for and the imports have registered nothing.
+    """
+    if patterns or not imports:
+        return patterns
+    ops = registered_by(imports)
+    if not ops:
+        warnings.warn(
+            f"{', '.join(imports)}: registers no sharding rule, so it does not say what to verify", stacklevel=3
+        )
+    return ops
 
 
 def _where(error: BaseException) -> str:
@@ -167,8 +204,20 @@ def _runs(op: str, text: str) -> bool:
 
 
 def own_rules() -> list[str]:
-    """Return the ops that this process runs by rules that are not torch's own."""
-    return sorted(op for op, rule in registered_rules().items() if rule.sources)
+    """Return the ops that this process runs by rules that are not torch's own, or that an import registered."""
+    own = {op for op, rule in registered_rules().items() if rule.sources}
+    return sorted(own.union(registered_by([*_registered])))
+
+
+def places_of_rules() -> dict[str, tuple[str, int]]:
+    """Return the file and the line of the user's own strategy of each op; files in this folder are relative to it."""
+    found = {}
+    for op, rule in registered_rules().items():
+        source = next((one for one in rule.sources if one.file and one.line), None)
+        if source is not None:
+            relative = os.path.relpath(source.file)
+            found[op] = (source.file if relative.startswith(os.pardir) else relative, source.line)
+    return found
 
 
 def modules_of_rules() -> list[ModuleType]:

@@ -27,6 +27,7 @@ __all__ = [
     "installed_families",
     "matches",
     "select_ops",
+    "select_registered",
 ]
 
 ENTRY_POINT_GROUP = "dtensor_verifier.families"
@@ -197,10 +198,31 @@ def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str
             broad = {name: family for name, family in families.items() if family.broad}
             found |= {name: family.select("*" if pattern == name else pattern) for name, family in broad.items()}
         if not any(found.values()):
+            from verifier.core.ops import of_ones_own  # loads torch
+
             known = [*families, *(op for family in families.values() for op in family.select("*"))]
+            if own := of_ones_own(pattern, [*known, "prims."]):
+                raise ValueError(own)
             hint = did_you_mean(pattern, known) or f"; families are {', '.join(families) or 'none'}"
             raise ValueError(f"no family and no op matches {pattern!r}{hint}")
         for name, ops in found.items():
             if ops:
                 selected.setdefault(name, {}).update(dict.fromkeys(ops))
     return {name: tuple(ops) for name, ops in selected.items()}
+
+
+def select_registered(
+    ops: Sequence[str], families: dict[str, Family]
+) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Return which of the overloads ``ops`` each family draws, and those that no family draws."""
+    selected: dict[str, dict[str, None]] = {}
+    left = []
+    for op in ops:
+        try:
+            found = select_ops((op,), families)
+        except ValueError:
+            left.append(op)
+            continue
+        for name, drawn in found.items():
+            selected.setdefault(name, {}).update(dict.fromkeys(drawn))
+    return {name: tuple(drawn) for name, drawn in selected.items()}, tuple(left)

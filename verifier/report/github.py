@@ -1,16 +1,11 @@
-"""The rule check (level 1) as workflow commands of GitHub Actions, which shows them as annotations of a check.
-
-The syntax follows "Workflow commands for GitHub Actions" in GitHub's documentation, and escaping follows the module
-``command`` of ``actions/toolkit``. Annotations have no file and line, because it is not known where a rule is
-registered.
-"""
+"""The rule check (level 1) as workflow commands of GitHub Actions, which shows them as annotations of a check."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from verifier.records.commands import replay_text
+from verifier.records.commands import github_command, replay_text
 from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import MissingRuleRecord, RunRecord, WrongRuleRecord
 from verifier.report.rules_text import (
@@ -31,28 +26,40 @@ MOST_MISSING = 50
 """Number of missing rules with their own annotation: the rules that save most."""
 
 
-def github_lines(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> list[str]:
+def github_lines(
+    run: RunRecord, folder: Path = DEFAULT_REPORTS, places: Mapping[str, tuple[str, int]] | None = None
+) -> list[str]:
     """Return one line for each annotation; no lines for a run without level 1.
+
+    ``places`` has the file and line of the user's own strategies, by op.
 
     Errors of the verifier and new wrong rules are errors. Unconfirmed rules are warnings, missing rules are notices.
     The last line is a notice with the totals, also of untested combinations. A rule of several ops is annotated once.
     """
     if run.rules is None:
         return []
-    ops, imports = run.rules.ops.values(), run.header.imports
-    lines = [_command("error", "the verifier itself failed", error) for error in run.tool_errors]
+    ops, imports, at = run.rules.ops.values(), run.header.imports, places or {}
+    lines = [github_command("error", "the verifier itself failed", error) for error in run.tool_errors]
     wrong = {_identity(rule): rule for op in ops for rule in op.wrong if not rule.known}.values()
-    lines += [_command("error", f"wrong rule in {rule.op}", _wrong_text(rule, imports, folder)) for rule in wrong]
+    lines += [
+        github_command("error", f"wrong rule in {rule.op}", _wrong_text(rule, imports, folder), at.get(rule.op))
+        for rule in wrong
+    ]
     unsure = {_identity(rule): rule for op in ops for rule in op.unconfirmed}.values()
     lines += [
-        _command("warning", f"unconfirmed: rule of {rule.op}", _wrong_text(rule, imports, folder)) for rule in unsure
+        github_command(
+            "warning", f"unconfirmed: rule of {rule.op}", _wrong_text(rule, imports, folder), at.get(rule.op)
+        )
+        for rule in unsure
     ]
     missing = by_worth({_identity(rule): rule for op in ops for rule in op.missing}.values())
-    lines += [_command("notice", f"missing rule in {rule.op}", _missing_text(rule)) for rule in missing[:MOST_MISSING]]
+    lines += [
+        github_command("notice", f"missing rule in {rule.op}", _missing_text(rule)) for rule in missing[:MOST_MISSING]
+    ]
     summary = totals_block(run.rules)
     if len(missing) > MOST_MISSING:
         summary.append(f"{len(missing) - MOST_MISSING:,} more missing rules in run.json")
-    return [*lines, _command("notice", "rule check (level 1)", "\n".join(summary))]
+    return [*lines, github_command("notice", "rule check (level 1)", "\n".join(summary))]
 
 
 def _identity(rule: WrongRuleRecord | MissingRuleRecord) -> tuple[str, ...]:
@@ -72,13 +79,3 @@ def _wrong_text(rule: WrongRuleRecord, imports: Sequence[str], folder: Path) -> 
 
 def _missing_text(rule: MissingRuleRecord) -> str:
     return f"{rule_text(rule)}; {evidence_for(rule)}; {saves_text(rule)}\nin {call_text(rule)}"
-
-
-def _command(kind: str, title: str, message: str) -> str:
-    escaped = _escape(title).replace(":", "%3A").replace(",", "%2C")
-    return f"::{kind} title={escaped}::{_escape(message)}"
-
-
-def _escape(text: str) -> str:
-    # Per cent signs first, so that the other escapes are not escaped again.
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

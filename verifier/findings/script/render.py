@@ -34,7 +34,7 @@ from verifier.programs import asked_placements
 from verifier.records.schema import FAILS, GONE
 from verifier.torch_internals.placements import Placements, strides_of
 
-__all__ = ["FAILS", "GONE", "NoScriptError", "render_script", "run_script"]
+__all__ = ["FAILS", "GONE", "NoScriptError", "render_script", "run_script", "without_imports"]
 
 TIME_LIMIT = 90.0
 
@@ -301,6 +301,11 @@ def _folders(imports: Sequence[str]) -> list[str]:
     """Return the folders that Python's path needs for the modules in ``imports``, wherever the script is run."""
     folders = [source_folder(name) for name in imports if not name.endswith(".py")]
     return [folder for folder in dict.fromkeys(folders) if folder]
+
+
+def without_imports(source: str) -> str:
+    """Return a script that was just rendered as one that imports nothing of the user's."""
+    return re.sub(r"^IMPORTS = \[.*\]$", "IMPORTS: list[str] = []", source, count=1, flags=re.MULTILINE)
 
 
 def run_script(source: str) -> tuple[str, str]:

@@ -33,6 +33,7 @@ def first_import(name: str, number: int) -> None:
         spec: Any = importlib.util.spec_from_file_location(f"imported_{number}", name)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
+        sys.path.append(os.path.dirname(name))  # it may import modules beside it
         spec.loader.exec_module(module)
         return
     try:

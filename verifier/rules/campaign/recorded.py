@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
 from verifier.core.verdict import VerdictKind
+from verifier.core.wording import NO_SAMPLES
 from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
 from verifier.meshes.pool import Pool, PoolSet
@@ -104,6 +105,8 @@ class _RulesRun:
             for part in range(self.parts)
         ]
         began = time.monotonic()
+        if not items:
+            return
         with WorkerSet(min(plan.jobs, len(items)), plan.header.imports, prepare=prepare) as workers:
             workers.start()
             ready = time.monotonic()
@@ -214,7 +217,7 @@ class _RulesRun:
         counts = sum(by_op.values(), Counter[str]())
         untested = sum((Counter(record.untested) for record in records.values()), Counter[str]())
         not_reached = [target.name for target in plan.targets if target.name not in records]
-        skipped = [UntestedRecord(name, "no call of it reaches a rule", 1) for name in not_reached]
+        skipped = [UntestedRecord(name, NO_SAMPLES, 1) for name in (*not_reached, *plan.without_samples)]
         return RunRecord(
             header=header,
             seconds=round(seconds, 3),

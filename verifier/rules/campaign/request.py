@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import torch
 
 from verifier.core.case import MeshSpec
+from verifier.core.ops import of_ones_own
 from verifier.core.versions import versions
 from verifier.core.wording import did_you_mean
-from verifier.execution.imports import imports_beside, modules_of_rules, own_rules, run_imports_with_warnings
+from verifier.execution.imports import (
+    imports_beside,
+    modules_of_rules,
+    own_rules,
+    patterns_of_imports,
+    run_imports_with_warnings,
+)
 from verifier.gate.baseline import Baseline
 from verifier.records.files import new_run_id
 from verifier.records.schema import OpRulesRecord, RunHeader
 from verifier.rules.options import CheckOptions
-from verifier.rules.samples import SampleOptions, Target, installed_sources
+from verifier.rules.samples import SampleOptions, SampleSource, Target, installed_sources
 from verifier.runs.revision import BASELINE, revision
 
 __all__ = [
@@ -65,6 +73,8 @@ class RulesPlan:
     check: CheckOptions
     jobs: int
     baseline: Baseline = field(default_factory=Baseline)
+    without_samples: tuple[str, ...] = ()
+    """Ops that were to be checked and of which no source has samples."""
 
 
 def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
@@ -95,7 +105,9 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     if request.products is not None:
         check = replace(check, products=request.products, samples_with_products=request.max_samples)
     with imports_beside(request.imports) as imports:
-        targets = _targets(request.patterns)
+        asked = patterns_of_imports(request.patterns, request.imports)
+        registered = bool(asked) and not request.patterns
+        targets, without_samples = _targets_of_ops(asked) if registered else (_targets(asked), ())
     own = own_rules()
     header = RunHeader(
         id=new_run_id(),
@@ -121,6 +133,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         check=check,
         jobs=request.jobs if request.jobs is not None else len(os.sched_getaffinity(0)),
         baseline=baseline.about(imports, own),
+        without_samples=without_samples,
     )
 
 
@@ -162,6 +175,30 @@ def _targets(patterns: Sequence[str]) -> tuple[Target, ...]:
                 targets |= dict.fromkeys(source.select((pattern,)))
             except ValueError as error:
                 errors[name] = error
-        if len(errors) == len(sources):  # a source that has the name of a namespace knows best what is in that
+        if len(errors) == len(sources):
+            if own := of_ones_own(pattern, [*_names(sources), "aten.", "prims."]):
+                raise ValueError(own)
+            # a source that has the name of a namespace knows best what is in that
             raise errors.get(pattern.partition(".")[0]) or next(iter(errors.values()))
     return tuple(targets)
+
+
+def _targets_of_ops(ops: Sequence[str]) -> tuple[tuple[Target, ...], tuple[str, ...]]:
+    """Return the targets of overloads that were registered, and the overloads without a target."""
+    targets: dict[Target, None] = {}
+    left = []
+    for op in ops:
+        try:
+            targets |= dict.fromkeys(_targets((op,)))
+        except ValueError:
+            left.append(op)
+    return tuple(targets), tuple(left)
+
+
+def _names(sources: Mapping[str, SampleSource]) -> list[str]:
+    """Return the names of all targets; a source may have none as yet."""
+    names = []
+    for source in sources.values():
+        with contextlib.suppress(ValueError):
+            names += [target.name for target in source.select(("*",))]
+    return names

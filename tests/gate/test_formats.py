@@ -1,0 +1,118 @@
+"""Formats of the decision for continuous integration, read as their readers read them."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from verifier.gate.decision import GateDecision, GateItem
+from verifier.gate.evidence import NoEvidence
+from verifier.gate.formats import Place, render_github, render_junit, render_markdown, render_sarif
+
+GREEN = GateDecision(
+    question="aten.cumsum.default", runs=("one",), revision="torch 2.13.0", new=(), known=(), fixed=(), expired=(),
+    untested=(), trials=12, evidence=10, complete=True, errors=(),
+)  # fmt: skip
+ITEM = GateItem(
+    fingerprint="0b4a15ec4750",
+    op="aten.cumsum.default",
+    family="opinfo",
+    verdict="WRONG_VALUE",
+    mesh="2",
+    message="output [0]: got 1 | 2 <b> & \x1b[31m\n  in aten.cumsum.default, 100%",
+    note="not in the baseline",
+    imports=("my_rules.py",),
+)
+RED = replace(GREEN, new=(ITEM,), known=(replace(ITEM, fingerprint="ffff15ec4750", reason="is accepted"),))
+UNSURE = replace(GREEN, trials=0, evidence=0, unanswered=(NoEvidence("mylib.op has no samples", "give some"),))
+PLACES = {"aten.cumsum.default": Place("rules/my, rules.py", 7)}
+
+
+def junit(decision: GateDecision) -> ElementTree.Element:
+    (suite,) = ElementTree.fromstring(render_junit(decision, places=PLACES))
+    assert suite.get("tests") == str(len(suite))
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        assert suite.get(name) == str(len(suite.findall(f"testcase/{tag}")))
+    return suite
+
+
+def test_junit_has_a_case_for_each_finding_and_one_for_the_whole() -> None:
+    assert [len(case) for case in junit(GREEN)] == [0]
+    new, known, whole = junit(RED)
+    failure = new.find("failure")
+    assert failure is not None
+    assert failure.get("type") == "WRONG_VALUE"
+    assert "replay 0b4a15ec4750 --import my_rules.py" in (failure.text or "")
+    assert "\x1b" not in (failure.text or "")
+    assert (new.get("file"), new.get("line")) == ("rules/my, rules.py", "7")
+    assert known.find("skipped") is not None
+    assert len(whole) == 0
+    assert junit(UNSURE).find("testcase/error") is not None, "what could not be verified is not green"
+
+
+def sarif(decision: GateDecision) -> dict[str, Any]:
+    """Return the only run of a SARIF log that has what the schema of 2.1.0 requires, and no property that it lacks."""
+    log = json.loads(render_sarif(decision, places=PLACES))
+    assert log["version"] == "2.1.0"
+    assert log.keys() == {"$schema", "version", "runs"}
+    (run,) = log["runs"]
+    assert run.keys() == {"tool", "invocations", "results"}
+    driver = run["tool"]["driver"]
+    assert isinstance(driver["name"], str)
+    assert [rule.keys() for rule in driver["rules"]] == [{"id", "shortDescription"}] * len(driver["rules"])
+    assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"])
+    for invocation in run["invocations"]:
+        assert isinstance(invocation["executionSuccessful"], bool)
+        assert isinstance(invocation["exitCode"], int)
+        for notice in invocation["toolExecutionNotifications"]:
+            assert notice["level"] in ("none", "note", "warning", "error")
+            assert isinstance(notice["message"]["text"], str)
+    for result in run["results"]:
+        assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("none", "note", "warning", "error")
+        assert isinstance(result["message"]["text"], str)
+        assert all(isinstance(value, str) for value in result["partialFingerprints"].values())
+        for location in result.get("locations", []):
+            assert location["physicalLocation"]["region"]["startLine"] >= 1
+            uri = location["physicalLocation"]["artifactLocation"]["uri"]
+            assert re.fullmatch(r"[\w\-./%:]+", uri), uri
+        for suppression in result.get("suppressions", []):
+            assert suppression["kind"] in ("inSource", "external")
+    return dict(run)
+
+
+def test_sarif_has_the_line_of_the_strategy_and_suppresses_what_is_known() -> None:
+    assert sarif(GREEN)["results"] == []
+    new, known = sarif(RED)["results"]
+    assert new["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "rules/my%2C%20rules.py"
+    assert "suppressions" not in new
+    assert known["suppressions"] == [{"kind": "external", "justification": "is accepted"}]
+    (invocation,) = sarif(UNSURE)["invocations"]
+    assert not invocation["executionSuccessful"]
+    assert invocation["toolExecutionNotifications"][0]["message"]["text"] == "mylib.op has no samples; give some"
+
+
+def test_annotations_of_github_stand_on_the_line_of_the_strategy() -> None:
+    error, notice = render_github(RED, places=PLACES).splitlines()
+    assert error.startswith("::error file=rules/my%2C rules.py,line=7,title=WRONG_VALUE in aten.cumsum.default::output")
+    assert "100%25%0A" in error
+    assert notice.startswith("::notice ")
+    assert render_github(UNSURE).startswith("::error title=could not verify::mylib.op has no samples")
+    assert len(render_github(GREEN).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("decision", "says"), [(RED, "failed"), (UNSURE, "could not verify")])
+def test_markdown_is_one_line_when_it_is_green(decision: GateDecision, says: str) -> None:
+    (line,) = render_markdown(GREEN).splitlines()
+    assert "passed" in line
+    text = render_markdown(decision, places=PLACES)
+    assert says in text.splitlines()[0]
+    assert "\x1b" not in text
+    if decision is RED:
+        assert "got 1 \\| 2 &lt;b>" in text
+        assert "rules/my, rules.py:7" in text

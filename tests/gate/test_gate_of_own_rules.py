@@ -1,0 +1,81 @@
+"""``gate --import FILE`` without a pattern verifies all that the file registers at both levels, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from forked_commands import run_module
+
+from verifier.core.wording import NO_SAMPLES
+from verifier.records.files import read_record
+
+pytestmark = [pytest.mark.ranks, pytest.mark.cli, pytest.mark.long]
+
+HEAD = """
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._ops._math_ops import linear_reduction_strategy
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+from torch.distributed.tensor._ops.utils import register_op_strategy
+from torch.distributed.tensor.experimental import register_sharding
+
+aten = torch.ops.aten
+"""
+WRONG = """
+@register_single_dim_strategy(aten.exp.default)
+def exp(op, args, kwargs):
+    return [[Partial(), Partial()]]
+
+"""
+RIGHT = """
+@register_sharding(aten.relu.default)
+def relu(x):
+    return [([Replicate()], [Replicate()]), *(([Shard(d)], [Shard(d)]) for d in range(x.ndim))]
+"""
+CUSTOM = """
+@torch.library.custom_op("gate_of_own_rules::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+register_op_strategy(torch.ops.gate_of_own_rules.double.default)(linear_reduction_strategy)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def gate(project: Path, text: str, *arguments: str) -> tuple[int, str]:
+    (project / "my_rules.py").write_text(HEAD + text)
+    made = run_module("verifier", "gate", "--import", "my_rules.py", *arguments)
+    assert "Traceback" not in made.stderr
+    return made.returncode, made.stdout + made.stderr
+
+
+def test_a_wrong_rule_is_found_and_nothing_else_is_verified(project: Path) -> None:
+    status, said = gate(project, WRONG)
+    assert status == 1, said
+    new = [line for line in said.splitlines() if line.startswith("    in aten.")]
+    assert any("aten.exp.default" in line for line in new), said
+    verified = {op for path in project.glob("reports/runs/*/run.json") for op in read_record(path).counts_by_op}
+    assert verified == {"aten.exp.default"}
+
+
+def test_true_rules_pass_and_an_op_without_samples_is_named(project: Path) -> None:
+    status, said = gate(project, RIGHT + CUSTOM)
+    assert status == 0, said
+    assert f"gate_of_own_rules.double.default {NO_SAMPLES}" in said
+
+
+def test_nothing_is_verified_of_an_op_without_samples_or_of_a_file_that_registers_nothing(project: Path) -> None:
+    status, said = gate(project, CUSTOM)
+    assert status == 2, said
+    assert f"NO EVIDENCE gate_of_own_rules.double.default {NO_SAMPLES}" in said
+
+    status, said = gate(project, "")
+    assert status == 2, said
+    assert "error: --import my_rules.py registers no sharding rule" in said

@@ -1,0 +1,132 @@
+"""The gate on one's own strategies: verify at both levels what the imports register, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from verifier.campaign.plan import Plan
+from verifier.campaign.recorded import record
+from verifier.campaign.request import Request, make_plan
+from verifier.cli.common import command_line, consoles
+from verifier.cli.progress import ProgressDisplay, RulesProgress
+from verifier.core.wording import NO_SAMPLES
+from verifier.execution.imports import registered_by, run_imports_with_warnings
+from verifier.findings.script.render import run_script, without_imports
+from verifier.gate.baseline import Baseline
+from verifier.gate.evidence import Evidence, NoEvidence, proves
+from verifier.gate.question import Question, imports_text
+from verifier.meshes.torchrun.controller import Cluster
+from verifier.records.schema import FAILS, FindingRecord, RunRecord
+from verifier.rules.campaign.recorded import record_rules
+from verifier.rules.campaign.request import RulesRequest, make_rules_plan
+from verifier.runs.store import RunStore
+
+__all__ = ["verify_own_rules"]
+
+MESHES = ("2", "2x2")
+"""The meshes of level 2: level 1 tries three ranks, too."""
+CASES, CASES_ACCUSED = 6, 2
+"""Cases on each mesh for each op: enough for each claimed rule of most ops; and those if level 1 has found failures."""
+MINIMISING, MINIMISING_ACCUSED = 4.0, 0.5
+"""Seconds for minimising a failure at level 2, in the same two situations."""
+MOST_ALONE = 6
+"""The most findings that are tried without the imports."""
+
+
+def verify_own_rules(
+    imports: Sequence[str],
+    meshes: Sequence[str],
+    store: RunStore,
+    known: Baseline,
+    path: Path,
+    rank_memory: str | None,
+    cluster: Cluster | None,
+) -> Evidence:
+    """Verify every op for which ``imports`` register a rule; return the two runs that were made as evidence.
+
+    A finding of level 2 is left out if torch alone shows it, too: then it is no doing of the imports.
+
+    Parameters
+    ----------
+    known
+        The baseline, which was read from ``path``.
+
+    Raises
+    ------
+    ValueError
+        If the imports register nothing.
+    """
+    run_imports_with_warnings(imports)
+    ops = registered_by(imports)
+    if not ops:
+        raise ValueError(
+            f"{imports_text(imports)} registers no sharding rule, so there is nothing to verify; to judge what was "
+            "recorded with it, name the ops: gate OP"
+        )
+    console = consoles()[1]
+    request = RulesRequest(imports=imports, command=command_line(), claims_only=True)
+    plan = make_rules_plan(request, known)
+    rules = record_rules(plan, store, RulesProgress(console, plan)) if plan.targets else None
+    accused = rules is not None and any(not finding.known for finding in rules.findings)
+    campaign = _plan(imports, meshes, known, path, rank_memory, cluster, accused)
+    on_meshes = record(campaign, store, [ProgressDisplay(console)]) if campaign.selected else None
+    runs = [run for run in (on_meshes, rules) if run is not None]
+    left_out: tuple[str, ...] = ()
+    if on_meshes is not None and not accused:
+        runs[0], left_out = _without_those_of_torch(on_meshes)
+    question = Question(ops, tuple(map(str, campaign.meshes)), tuple(imports))
+    unproved = [f"{op} {why}" for op in ops if (why := _why_unproved(op, runs))]
+    if len(unproved) == len(ops):
+        remedy = "nothing that the imports register was verified"
+        return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), left_out)
+    return Evidence(question, tuple(runs), (), (*unproved, *left_out))
+
+
+def _plan(
+    imports: Sequence[str],
+    meshes: Sequence[str],
+    known: Baseline,
+    path: Path,
+    rank_memory: str | None,
+    cluster: Cluster | None,
+    accused: bool,
+) -> Plan:
+    request = Request(
+        meshes=meshes or (() if cluster else MESHES), imports=imports, command=command_line(), baseline=str(path),
+        max_examples=CASES_ACCUSED if accused else CASES, rank_memory=rank_memory,
+    )  # fmt: skip
+    plan = make_plan(request, known, cluster)
+    return replace(plan, minimising=MINIMISING_ACCUSED if accused else MINIMISING)
+
+
+def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
+    """Return why no run proves anything about an op; empty if one does."""
+    counts = [run.counts_by_op.get(op, {}) for run in runs]
+    if any(map(proves, counts)):
+        return ""
+    tried = sum(sum(one.values()) for one in counts)
+    if tried:
+        return f"is not verified: all of its {tried} trials and rules are unsupported or inconclusive"
+    reasons = {rules.not_testable[op]: None for run in runs if run.rules for rules in run.rules.ops.values()
+               if op in rules.not_testable}  # fmt: skip
+    return f"is not verified: {next(iter(reasons))}" if reasons else NO_SAMPLES
+
+
+def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]:
+    """Return the run without the new findings that torch alone shows, without the imports, and a line on each."""
+    new = [finding for finding in run.findings if not finding.known]
+    with ThreadPoolExecutor(2) as pool:
+        alone = [one for one, same in zip(new, pool.map(_fails_alone, new[:MOST_ALONE]), strict=False) if same]
+    if not alone:
+        return run, ()
+    lines = tuple(
+        f"finding {one.fingerprint}, {one.verdict} in {one.op}: torch's own rules fail in the same way" for one in alone
+    )
+    return replace(run, findings=[one for one in run.findings if one not in alone]), lines
+
+
+def _fails_alone(finding: FindingRecord) -> bool:
+    return bool(finding.script) and run_script(without_imports(finding.script))[0] == FAILS

@@ -1,0 +1,170 @@
+"""The gate's decision for continuous integration: JUnit, SARIF, annotations of GitHub, and Markdown."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from verifier.core.wording import plain_json, plain_text
+from verifier.gate.decision import GateDecision, GateItem
+from verifier.records.commands import github_command, replay_text
+from verifier.records.files import DEFAULT_REPORTS
+
+__all__ = ["Place", "render_github", "render_junit", "render_markdown", "render_sarif"]
+
+NAME = "dtensor-verifier"
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+class Place(NamedTuple):
+    """Where the strategy of an op is defined: a path, relative to this folder where it can be, and a line from 1."""
+
+    file: str
+    line: int
+
+
+Places = Mapping[str, Place]
+"""The places of the user's own strategies, by op."""
+
+
+def _place(item: GateItem, places: Places) -> Place | None:
+    """Return the place of the strategy that an item accuses: that of its op, or else the only one there is."""
+    return places.get(item.op) or (next(iter(places.values())) if len({*places.values()}) == 1 else None)
+
+
+def _text(item: GateItem, folder: Path) -> str:
+    replay = replay_text(item.fingerprint, item.imports, item.rank_memory, folder)
+    return f"{item.message}\n{item.note}\nreproduce: {replay}"
+
+
+def _failing(decision: GateDecision) -> list[GateItem]:
+    return [*decision.new, *decision.expired]
+
+
+def _problems(decision: GateDecision) -> list[str]:
+    """Return why the decision is not whole: errors of ours, and what has no evidence."""
+    problems = [f"error of the verifier: {error}" for error in decision.errors]
+    problems += [f"{one.why}; {one.remedy}" for one in decision.unanswered]
+    return problems or ([decision.unverified] if decision.unverified else [])
+
+
+# ---------------------------------------------------------------------------------------------------------------- junit
+def render_junit(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places: Places | None = None) -> str:
+    """Return the decision as JUnit XML: a test case for each finding and each entry, and one for the whole."""
+    suite = ElementTree.Element("testsuite", name=NAME)
+    for item in _failing(decision):
+        place = _place(item, places or {})
+        case = _case(suite, item.op, f"{item.verdict} {item.fingerprint} on mesh {item.mesh}", place)
+        _child(case, "failure", item.message.partition("\n")[0], _text(item, folder), item.verdict)
+    for title, items in (("known", decision.known), ("untested", decision.untested), ("fixed", decision.fixed)):
+        for item in items:
+            case = _case(suite, item.op, f"{item.verdict} {item.fingerprint} on mesh {item.mesh}")
+            if title != "fixed":
+                _child(case, "skipped", f"{title}: {item.note}" + (f"; {item.reason}" if item.reason else ""))
+    whole = _case(suite, NAME, f"gate on {decision.question}")
+    for problem in _problems(decision):
+        _child(whole, "error", problem.partition("\n")[0], problem)
+    for count, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(count, str(sum(1 for _ in suite.iter(tag))))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def _case(suite: ElementTree.Element, group: str, name: str, place: Place | None = None) -> ElementTree.Element:
+    attributes = {"classname": plain_text(group), "name": plain_text(name)}
+    if place is not None:
+        attributes |= {"file": plain_text(place.file), "line": str(place.line)}
+    return ElementTree.SubElement(suite, "testcase", attributes)
+
+
+def _child(case: ElementTree.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:
+    attributes = {"message": plain_text(message), **({"type": kind} if kind else {})}
+    ElementTree.SubElement(case, tag, attributes).text = plain_text(text)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sarif
+def render_sarif(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places: Places | None = None) -> str:
+    """Return the decision as SARIF 2.1.0; a known finding is a result that the baseline suppresses."""
+    verdicts = sorted({item.verdict for item in (*_failing(decision), *decision.known)})
+    results = [_result(item, verdicts, folder, places or {}) for item in _failing(decision)]
+    for item in decision.known:
+        suppressed = {"kind": "external", "justification": item.reason}
+        results.append({**_result(item, verdicts, folder, places or {}), "suppressions": [suppressed]})
+    problems = [{"level": "error", "message": {"text": problem}} for problem in _problems(decision)]
+    invocation = {
+        "executionSuccessful": decision.exit_status != 2,
+        "exitCode": decision.exit_status,
+        "toolExecutionNotifications": problems,
+    }
+    rules = [{"id": one, "shortDescription": {"text": _meaning(one)}} for one in verdicts]
+    driver = {"name": NAME, "version": version(NAME), "rules": rules}
+    run = {"tool": {"driver": driver}, "invocations": [invocation], "results": results}
+    return plain_json(json.dumps({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n")
+
+
+def _result(item: GateItem, verdicts: Sequence[str], folder: Path, places: Places) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": item.verdict,
+        "ruleIndex": verdicts.index(item.verdict),
+        "level": "error",
+        "message": {"text": f"{item.op}: {_text(item, folder)}"},
+        "partialFingerprints": {f"{NAME}/v1": item.fingerprint},
+    }
+    if (place := _place(item, places)) is not None:
+        uri = Path(place.file).as_uri() if Path(place.file).is_absolute() else quote(Path(place.file).as_posix())
+        where = {"artifactLocation": {"uri": uri}, "region": {"startLine": place.line}}
+        result["locations"] = [{"physicalLocation": where}]
+    return result
+
+
+def _meaning(verdict: str) -> str:
+    return f"The sharded call ends otherwise than the local call: {verdict.lower().replace('_', ' ')}."
+
+
+# --------------------------------------------------------------------------------------------------- github, markdown
+def render_github(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places: Places | None = None) -> str:
+    """Return the decision as annotations, an error for each finding; the last one is a notice with the totals."""
+    lines = [
+        github_command("error", f"{item.verdict} in {item.op}", _text(item, folder), _place(item, places or {}))
+        for item in _failing(decision)
+    ]
+    lines += [github_command("error", "could not verify", problem) for problem in _problems(decision)]
+    return "\n".join([*lines, github_command("notice", NAME, _totals(decision))]) + "\n"
+
+
+def render_markdown(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places: Places | None = None) -> str:
+    """Return the decision as Markdown: one line if it is green, else a table of what is new, and each finding."""
+    if decision.exit_status == 0:
+        return f"**{NAME} passed**: {_totals(decision)}\n"
+    failed = "failed" if decision.exit_status == 1 else "could not verify"
+    lines = [f"**{NAME} {failed}**: {_totals(decision)}", ""]
+    lines += [f"- {_cell(problem)}" for problem in _problems(decision)]
+    if items := _failing(decision):
+        lines += ["", "| op | verdict | mesh | difference | strategy |", "| --- | --- | --- | --- | --- |"]
+    for item in items:
+        place = _place(item, places or {})
+        cells = (item.op, item.verdict, item.mesh, item.message.partition("\n")[0])
+        lines.append(f"| {' | '.join(map(_cell, cells))} | {f'{place.file}:{place.line}' if place else ''} |")
+    for item in items:
+        lines += ["", f"<details><summary>{item.fingerprint} {item.verdict} in {item.op}</summary>", ""]
+        lines += ["```text", _text(item, folder).replace("```", "'''"), "```", "", "</details>"]
+    return plain_text("\n".join(lines) + "\n")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _totals(decision: GateDecision) -> str:
+    counts = (
+        f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
+        f"{len(decision.fixed)} fixed, {len(decision.untested)} untested"
+    )
+    return f"{decision.evidence} of {decision.trials} trials and rules proved something; {counts}"
