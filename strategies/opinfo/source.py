@@ -197,7 +197,8 @@ def _with_spellings(
                 left -= 1
                 yield other
         own = row.overload is not None or any(row.name in home_rows(sample.first.op) for sample in testable)
-        yield from _of_input_classes(testable, seen, options, own)
+        if options.rare:
+            yield from _of_input_classes(testable, seen, options, own)
 
 
 def _of_input_classes(

@@ -49,7 +49,7 @@ from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import Rule as Claimed
 from verifier.rules.results import SampleReport
-from verifier.rules.samples import Sample, SampleOptions, is_rare
+from verifier.rules.samples import Sample, SampleOptions
 from verifier.torch_internals.registries import replaced_strategy
 
 MESHES = (MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2)))
@@ -131,10 +131,10 @@ def short(claimed: Claimed) -> str:
 
 @cache
 def samples(op: str, most: int) -> tuple[Sample, ...]:
-    """Return ``most`` samples of an overload, and at most as many in other spellings; see test_input_mutants for more."""
+    """Return ``most`` samples of an overload, and at most as many in other spellings."""
     (target,) = SOURCE.select([op])
-    found = SOURCE.samples(target, SampleOptions(max_samples=most))
-    return tuple(sample for sample in found if sample.op == op and not is_rare(sample))
+    found = SOURCE.samples(target, SampleOptions(max_samples=most, rare=False))
+    return tuple(sample for sample in found if sample.op == op)
 
 
 def check(op: str, most: int = MOST, claims_only: bool = False) -> list[SampleReport]:

@@ -67,7 +67,6 @@ class GateDecision:
     fixed: tuple[GateItem, ...]
     expired: tuple[GateItem, ...]
     untested: tuple[GateItem, ...]
-    special: tuple[GateItem, ...]
     trials: int
     evidence: int
     complete: bool
@@ -76,6 +75,7 @@ class GateDecision:
     imports: tuple[str, ...] = ()
     unanswered: tuple[NoEvidence, ...] = ()
     left_out: tuple[str, ...] = ()
+    special: tuple[GateItem, ...] = ()
 
     @property
     def _counted(self) -> str:

@@ -61,12 +61,15 @@ class SampleOptions:
         At most so many samples of one aten overload under one target; None for all.
     seed
         Fixes all values.
+    rare
+        Also draw classes of input that usual calls seldom have; see :func:`is_rare`.
     """
 
     dtype: torch.dtype = torch.float64
     sizes: int = 3
     max_samples: int | None = 8
     seed: int = 0
+    rare: bool = True
 
 
 class Values(Enum):
