@@ -1,8 +1,8 @@
 """Write the generated parts of the documents: ``python docs/generate.py``.
 
 ``docs/reference/commands.md`` is made from the program's own help. The map of rooms in ``ARCHITECTURE.md`` is made from
-the table of floors in ``tests/unit/test_structure.py`` and the first line of each room's docstring. A test compares
-both.
+the table of floors in ``tests/unit/test_structure.py`` and the first line of each room's docstring.
+``docs/reference/causes.md`` is made from the baseline and the installed remedies. A test compares all three.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
+CAUSES = ROOT / "docs" / "reference" / "causes.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 BEGIN, END = "<!-- the map of rooms: python docs/generate.py -->\n", "<!-- the end of the map -->\n"
 
@@ -28,6 +29,15 @@ INTRODUCTION = """\
 
 Every command and option, as `python -m verifier COMMAND --help` prints them. [runs.md](runs.md) explains what patterns,
 meshes and profiles select, and the [exit status](runs.md#exit-status).
+"""
+
+CAUSES_INTRODUCTION = """\
+# Known causes, and what to change in torch
+
+<!-- written by python docs/generate.py -->
+
+The causes in `reports/baseline.toml`, each with its remedy as a patch in words. `python -m verifier replay FINGERPRINT`
+runs the smallest finding of a cause. [Causes and remedies](../explanations/causes.md) explains how they are used.
 """
 
 
@@ -60,6 +70,23 @@ def _help(command: Any, context: Any) -> Iterator[tuple[str, str]]:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
+
+
+def causes_page() -> str:
+    """Return the text of ``docs/reference/causes.md``."""
+    from verifier.execution.remedies import installed_remedies  # loads torch
+    from verifier.gate.baseline import load_baseline
+
+    remedies = installed_remedies()
+    parts = [CAUSES_INTRODUCTION]
+    for cause in sorted(load_baseline(ROOT / "reports" / "baseline.toml").causes, key=lambda one: one.remedy):
+        places = "; ".join(f"`{place}`" for place in cause.where)
+        smallest = f"`{cause.fingerprint}`, {cause.verdict} in `{cause.op}` on mesh {cause.mesh}"
+        parts.append(
+            f"## {cause.remedy}\n\n{cause.title}. {cause.reason}\n\n- Patch: {remedies[cause.remedy].patch}.\n"
+            f"- Where: {places}.\n- Smallest finding: {smallest}.\n"
+        )
+    return "\n".join(parts)
 
 
 def map_of_rooms() -> str:
@@ -99,4 +126,5 @@ def with_map(text: str) -> str:
 
 if __name__ == "__main__":
     COMMANDS.write_text(commands_page(), encoding="utf-8")
+    CAUSES.write_text(causes_page(), encoding="utf-8")
     ARCHITECTURE.write_text(with_map(ARCHITECTURE.read_text(encoding="utf-8")), encoding="utf-8")

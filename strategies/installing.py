@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -51,6 +52,7 @@ def install_remedies() -> None:
     if not _in_force:
         _in_force.extend(remedy.name for remedy in REMEDIES.remedies)
         _remedies.enter_context(remedied(_in_force))
+        atexit.register(take_back_remedies)  # while modules can still be imported
 
 
 def take_back_remedies() -> None:

@@ -13,6 +13,7 @@ from verifier.torch_internals.amending.registrations import (
     cached_by,
     handled,
     ordered_rules,
+    scalars_replicated,
     shape_argument,
     without_handler,
 )
@@ -95,6 +96,14 @@ REMEDIES = (
         "_op_schema.py, and its counterpart in C++)",
         _shifts,
         ("aten.__lshift__.*", "aten.__rshift__.*"),
+    ),
+    Remedy(
+        "logsumexp-of-scalars",
+        "take None of _infer_reduction_dims for all dims in logsumexp_strategy (_ops/_math_ops.py), as the other "
+        "reductions do",
+        lambda: scalars_replicated(aten.logsumexp.default),
+        ("aten.logsumexp.default",),
+        frozenset({"CRASH"}),
     ),
     Remedy(
         "histc-bins-cached",

@@ -132,6 +132,17 @@ def test_a_refusal_mends_only_under_a_remedy_that_refuses(refuses: bool) -> None
     assert tried.explain() == ["a"] * refuses
 
 
+def test_a_refusal_after_the_phase_that_failed_comes_after_a_right_result() -> None:
+    def run(trial: Trial, names: tuple[str, ...]) -> Observation:
+        raised = Raised(Phase.BACKWARD, "NotImplementedError", "no", refusal=True)
+        return Observation(trial, Fate.COMPLETED, tuple(ProcessReport((r,), Phase.BACKWARD, raised) for r in (0, 1)))
+
+    attribution = Attribution(run, [cause("a")], {"a": remedy("a")})
+    failure = Failure(TRIAL, observed(TRIAL, True), judge(observed(TRIAL, True), make_reference(TRIAL.case)))
+    assert failure.verdict.phase is Phase.FORWARD
+    assert attribution.is_mended(failure, [cause("a")])
+
+
 def test_zeros_that_were_wrong_before_are_mended() -> None:
     """Alone, agreement on zeros proves nothing; here the same trial has shown the difference."""
     assert Tried(all_of("a"), remedy("a")).explain(trial_of(0.0, 0.0)) == ["a"]

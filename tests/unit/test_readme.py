@@ -355,6 +355,11 @@ def test_the_page_of_commands_is_the_programs_own_help() -> None:
         assert all(f"`{option}" in section for option in options), name
 
 
+def test_the_page_of_causes_is_that_of_the_baseline_and_the_remedies() -> None:
+    page = generate().causes_page()
+    assert page == PAGES["docs/reference/causes.md"], "a cause or remedy has changed: run python docs/generate.py"
+
+
 def test_the_map_of_rooms_is_the_table_of_floors() -> None:
     text = PAGES["ARCHITECTURE.md"]
     assert generate().with_map(text) == text, "a room or its docstring has changed: run python docs/generate.py"

@@ -20,6 +20,7 @@ from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Failure, Runner
 from verifier.findings.grouping import Group, fingerprint, group_key, unlike
 from verifier.findings.minimising import Minimiser, confirm
+from verifier.findings.places import place_of
 from verifier.findings.record import finding_record
 from verifier.gate.baseline import BaselineEntry, Cause
 from verifier.planning.boundary import refusal
@@ -131,6 +132,8 @@ class Investigation:
         """By fingerprint."""
         self._of_key: dict[str, Defect] = {}
         """By the key of a group. Entries and minimised failures add keys that no failure may have yet."""
+        self._of_place: dict[str, Defect] = {}
+        """New findings, by the place in torch where they come from."""
 
     def replay_known(self) -> None:
         """Run every selected entry of the baseline again, and learn what its failures look like.
@@ -277,15 +280,23 @@ class Investigation:
                     assert entry is not None, f"{name} is not in the baseline that the run began with"
                     self._is_shown(entry, group.smallest, key)
                 case FindingReported() as reported:
-                    self._report(replace(reported, recalled=True))
+                    self._report(replace(reported, recalled=True), place_of(group.smallest))
             found |= past is not None
         return found
 
     def _look_into(self, group: Group, failure: Failure, alone: bool) -> None:
         """Minimise and confirm ``failure``, which no remedy mends, and report what the group is.
 
-        A failure that does not show ``alone`` may become one of two calls, which a remedy mends.
+        A failure that does not show ``alone`` may become one of two calls, which a remedy mends. A failure that comes
+        from the same place in torch as a new finding is more of that finding.
         """
+        place = place_of(failure)
+        if (known_place := self._of_place.get(place)) is not None and known_place.finding is not None:
+            same, op = known_place.finding, failure.trial.case.op
+            also = [seen if op == same.op else f"{op} on {seen}" for seen in group.seen]
+            more = replace(same, occurrences=group.occurrences, also=also, groups=[group.key])
+            self._report(FindingReported(more, group.key, group.key), place)
+            return
         given, failure = failure, self._marked(failure)
         limit = MINIMISING_LIMIT if self.plan.minimising is None else self.plan.minimising
         until = min(self.until, self._clock() + limit)
@@ -315,7 +326,7 @@ class Investigation:
             found = self._record(group, smallest, confirmed, minimised, None, name)
         else:  # the same defect in another group
             found = replace(found, occurrences=group.occurrences, also=list(group.seen), groups=[group.key])
-        self._report(FindingReported(found, group.key, became))
+        self._report(FindingReported(found, group.key, became), place)
 
     def _minimised(self, failure: Failure, minimiser: Minimiser) -> tuple[Failure, bool]:
         """Return the smallest failure of the same kind, and whether there was time to look for one.
@@ -348,9 +359,11 @@ class Investigation:
         """Return the diagnosis that has marked ``failure``, if any."""
         return next((diagnosis for diagnosis in self._diagnoses if diagnosis.cause(failure)), None)
 
-    def _report(self, reported: FindingReported) -> None:
-        """Report a group as a finding, and remember that it is one."""
+    def _report(self, reported: FindingReported, place: str) -> None:
+        """Report a group as a finding from ``place``, and remember that it is one."""
         defect = self._defects.setdefault(reported.finding.fingerprint, Defect(finding=reported.finding))
+        if place:
+            self._of_place.setdefault(place, defect)
         for key in (reported.group, reported.became):
             self._of_key.setdefault(key, defect)
         defect.reported += reported.finding.occurrences

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from verifier.core.case import Trial
 from verifier.core.observation import Fate, Observation
-from verifier.core.verdict import VerdictKind
+from verifier.core.verdict import Phase, VerdictKind
 from verifier.core.wording import did_you_mean
 from verifier.execution.remedies import Remedy, installed_remedies
 from verifier.findings.failures import Failure
@@ -19,6 +19,8 @@ __all__ = ["Attribution", "RemediedRunner", "ops_of"]
 
 RemediedRunner = Callable[[Trial, tuple[str, ...]], Observation]
 """Runs one trial, alone, with the named remedies in force."""
+
+_PHASES = list(Phase)
 
 
 def ops_of(failure: Failure) -> frozenset[str]:
@@ -101,7 +103,8 @@ class Attribution:
         """Return whether the trial passes under the remedies of exactly these causes.
 
         It counts as passed if the results are now right, be they all zero: the trial itself has shown what is wrong
-        without the remedies. It also counts if DTensor refuses the call, and the only remedy in force says that it may.
+        without the remedies. It also counts if DTensor refuses what comes after the phase that failed, which was right
+        then, or if it refuses the call and the only remedy in force says that it may.
         """
         return self._left(failure, causes) is None
 
@@ -109,15 +112,17 @@ class Attribution:
         """Return the verdict on the trial under the remedies of ``causes``; None if they mend it."""
         reference = make_reference(failure.trial.case)
         observation = self.run(failure.trial, tuple(cause.remedy for cause in causes))
-        kind = judge(observation, reference).kind
-        match kind:
+        verdict = judge(observation, reference)
+        match verdict.kind:
             case VerdictKind.PASS:
                 return None
             case VerdictKind.INCONCLUSIVE if observation.fate is Fate.COMPLETED and vacuous(reference):
                 return None
+            case VerdictKind.UNSUPPORTED if _PHASES.index(verdict.phase) > _PHASES.index(failure.verdict.phase):
+                return None
             case VerdictKind.UNSUPPORTED if len(causes) == 1 and self.remedies[causes[0].remedy].refuses:
                 return None
-        return kind
+        return verdict.kind
 
     def _may_have(self, cause: Cause, verdict: VerdictKind) -> bool:
         verdicts = self.remedies[cause.remedy].verdicts

@@ -29,6 +29,7 @@ __all__ = [
     "replaced_handler",
     "replaced_sharded_op",
     "replaced_strategy",
+    "replicated_rule",
 ]
 
 
@@ -157,7 +158,7 @@ class _Guarded:
         given = schema.args_schema[0]
         assert isinstance(given, OpStrategy)
         if not math.prod(given.shape):
-            return _replicated(given)
+            return replicated_rule(given)
         strategy = self.rules(schema)
         args = [arg.shape if isinstance(arg, OpStrategy) else arg for arg in schema.args_schema]
         for rule in strategy.strategies:
@@ -167,7 +168,7 @@ class _Guarded:
         return strategy
 
 
-def _replicated(given: OpStrategy) -> OpStrategy:
+def replicated_rule(given: OpStrategy) -> OpStrategy:
     """Return the rule that replicates both the tensor and the result, for an op with one of each."""
     everywhere = DTensorSpec(
         given.mesh, (Replicate(),) * given.mesh.ndim, tensor_meta=given.strategies[0].output_spec.tensor_meta

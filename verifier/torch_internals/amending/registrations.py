@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +14,17 @@ from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
 from torch.distributed.tensor._ops import single_dim_strategy as single_dim
 
 from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.registries import replicated_rule
 
-__all__ = ["adjusted_like", "cached_by", "handled", "ordered_rules", "shape_argument", "without_handler"]
+__all__ = [
+    "adjusted_like",
+    "cached_by",
+    "handled",
+    "ordered_rules",
+    "scalars_replicated",
+    "shape_argument",
+    "without_handler",
+]
 
 _ABSENT = object()
 
@@ -86,6 +96,24 @@ def cached_by(op: OpOverload, static_argnum: int) -> Iterator[None]:
             info = one.get(op) or RuntimeSchemaInfo()
             key = RuntimeSchemaInfo(static_argnum, info.static_kwargkey, info.needs_pytree)
             stack.enter_context(_edited(one, op, key))
+        yield
+
+
+@contextlib.contextmanager
+def scalars_replicated(op: OpOverload) -> Iterator[None]:
+    """Let DTensor replicate a tensor without dims, the first argument of ``op``, instead of asking the strategy."""
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    rules = strategies.get(op)
+    if rules is None or not is_torchs(op):
+        yield
+        return
+
+    @functools.wraps(rules)  # so that it still counts as torch's
+    def replicating(schema: OpSchema) -> Any:
+        given: Any = schema.args_schema[0]
+        return rules(schema) if given.ndim else replicated_rule(given)
+
+    with _edited(strategies, op, replicating):
         yield
 
 

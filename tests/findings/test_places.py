@@ -1,0 +1,60 @@
+"""Failures are told apart by the place in torch where they come from."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, Verdict, VerdictKind
+from verifier.findings.failures import Failure
+from verifier.findings.places import place_of
+from verifier.placements.parsing import parse_placements
+from verifier.torch_internals.registries import replaced_strategy
+
+aten = torch.ops.aten
+
+
+def failure(op: str, kind: VerdictKind = VerdictKind.WRONG_VALUE, file: str = "", where: str = "") -> Failure:
+    case = OpCase(op, "torch.neg", (torch.ones(3),), family="family")
+    trial = Trial(case, MeshSpec((2,)), (parse_placements("S(0)"),))
+    raised = Raised(Phase.FORWARD, "RuntimeError", "no", where, file=file) if file else None
+    report = ProcessReport((0,), Phase.FORWARD if file else Phase.DONE, raised)
+    return Failure(trial, Observation(trial, Fate.COMPLETED, (report,)), Verdict(kind, "", Phase.FORWARD, "output"))
+
+
+def test_ops_whose_rules_one_function_claims_are_one_place_whatever_the_verdict() -> None:
+    place = place_of(failure("aten.cumsum.default"))
+    assert place == "torch.distributed.tensor._ops._math_ops.scan_strategy"
+    assert place_of(failure("aten.cumprod.default", VerdictKind.WRONG_SHAPE)) == place
+    assert place_of(failure("aten.median.default")) != place
+
+
+def test_ops_whose_rules_a_factory_makes_are_places_of_their_own() -> None:
+    assert place_of(failure("aten.exp.default")) != place_of(failure("aten.sin.default"))
+
+
+def test_a_function_of_dtensor_that_raises_is_the_place_and_a_kernel_is_not() -> None:
+    crash = VerdictKind.CRASH
+    raised = failure("aten.exp.default", crash, "_view_ops.py", "expand in _view_ops.py")
+    assert place_of(raised) == "expand in _view_ops.py"
+    assert place_of(failure("aten.cumsum.default", crash, "functional.py", "softmax in functional.py")) == place_of(
+        failure("aten.cumsum.default")
+    )
+
+
+def scan(*args: object) -> list[list[Placement | None]]:
+    return [[Replicate(), Replicate()]]
+
+
+def test_the_place_is_the_user_s_function_where_the_user_has_registered_one() -> None:
+    with replaced_strategy(aten.cumsum.default, scan):
+        assert place_of(failure("aten.cumsum.default")) == f"{__name__}.scan"
+
+
+def test_no_place_is_known_of_what_dtensor_decomposes_or_timing_decides() -> None:
+    assert place_of(failure("aten.mse_loss.default")) == ""
+    assert place_of(failure("dtensor.redistribute")) == ""
+    assert place_of(failure("aten.cumsum.default", VerdictKind.HANG)) == ""

@@ -1,0 +1,84 @@
+"""The causes of the committed baseline explain torch's own defects on ranks, and no wrong rule of a user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import known_cause_mutants
+import pytest
+import torch
+from torch.distributed.tensor import Replicate
+
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.findings.attribution import Attribution
+from verifier.findings.failures import Failure
+from verifier.gate.baseline import load_baseline
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.remedied import run_remedied
+from verifier.meshes.tasks import Task
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placements
+
+pytestmark = pytest.mark.ranks
+
+BASELINE = load_baseline(Path(__file__).resolve().parents[2] / "reports" / "baseline.toml")
+MESH = MeshSpec((2,))
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[PoolSet]:
+    """Ranks of this module alone, since they have wrong rules for a while."""
+    pools = PoolSet(Pool)
+    yield pools
+    pools.close()
+
+
+def scan(dim: int) -> Trial:
+    case = OpCase("aten.cumsum.default", "torch.cumsum", (torch.arange(1.0, 9.0).view(2, 4), dim))
+    return Trial(case, MESH, (parse_placements("S(1)"),))
+
+
+def convolution(weight: str) -> Trial:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (4, 1, 5, 5), (2, 1, 3, 3)
+    tensors = [torch.randint(1, 4, shape, generator=generator).double().requires_grad_() for shape in shapes]
+    case = OpCase("aten.convolution.default", "torch.nn.functional.conv2d", tuple(tensors))
+    placements = parse_placements("S(0)"), parse_placements(weight)
+    return Trial(case, MESH, placements, ((((Replicate(),),)),))
+
+
+def explained(pools: PoolSet, trial: Trial) -> list[str]:
+    """Return the causes that explain the failure of ``trial``."""
+    observation = pools.run_alone(trial)
+    failure = Failure(trial, observation, judge(observation, make_reference(trial.case)))
+    assert failure.verdict.kind.bad, failure.verdict
+    attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
+    return [cause.remedy for cause in attribution.explain(failure)]
+
+
+def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
+    assert explained(pools, scan(-1)) == ["negative-dim-of-scans"]
+    assert explained(pools, convolution("S(2)")) == ["convolution-handler"]
+    assert judge(pools.run_alone(scan(1)), make_reference(scan(1).case)).kind == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("rules", "trial"),
+    [
+        (known_cause_mutants.scan_left_cut, scan(1)),
+        (known_cause_mutants.scan_left_cut, scan(-1)),
+        (known_cause_mutants.weight_gradient_replicated, convolution("R")),
+    ],
+)
+def test_a_wrong_rule_beside_a_known_cause_is_new(rules: Callable[[], None], trial: Trial, pools: PoolSet) -> None:
+    def call(task: str, *args: str) -> None:
+        outcome = pools.of(MESH).call(Task(f"rules_in_ranks.{task}", args, MESH))
+        assert outcome.ok, outcome
+
+    call("register", f"{rules.__module__}.{rules.__name__}")
+    try:
+        assert explained(pools, trial) == []
+    finally:
+        call("take_back")

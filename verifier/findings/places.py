@@ -1,0 +1,53 @@
+"""Where in torch a failure comes from: what tells failures apart that one change to torch would mend."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch.distributed.tensor
+
+from verifier.core.ops import resolve
+from verifier.core.verdict import VerdictKind
+from verifier.findings.failures import Failure, first_error
+from verifier.findings.grouping import rule_class
+from verifier.torch_internals.amending.propagation import rule_function
+from verifier.torch_internals.names import OpOverload
+
+__all__ = ["place_of"]
+
+_BY_TIMING = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
+"""Verdicts on ranks that got apart, which say nothing about where."""
+
+
+def place_of(failure: Failure) -> str:
+    """Return the place of a failure: the function of DTensor that raised, or else the function that claims the rules.
+
+    It is empty if neither is known: for an op that DTensor decomposes, or if ranks got apart.
+    """
+    if failure.verdict.kind in _BY_TIMING:
+        return ""
+    error = first_error(failure.observation)
+    if error is not None and error.file in _dtensors_files():
+        return error.where
+    op = overload_of(rule_class(failure).op)
+    function = None if op is None else rule_function(op)
+    if function is None:
+        return ""
+    name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    # one function may make the rules of many ops, each its own
+    return f"{name} of {op}" if "<locals>" in name or "<lambda>" in name else name
+
+
+def overload_of(name: str) -> OpOverload | None:
+    """Return the overload that is called ``name``; None if it is the name of something else, as of a program."""
+    try:
+        found = resolve(f"torch.ops.{name}")
+    except ValueError:
+        return None
+    return found if isinstance(found, OpOverload) else None
+
+
+@cache
+def _dtensors_files() -> frozenset[str]:
+    return frozenset(path.name for path in Path(torch.distributed.tensor.__file__).parent.rglob("*.py"))
