@@ -198,11 +198,11 @@ def _with_spellings(
                 yield other
         own = row.overload is not None or any(row.name in home_rows(sample.first.op) for sample in testable)
         if options.rare:
-            yield from _of_input_classes(testable, seen, options, own)
+            yield from _of_input_classes(testable, seen, common, options, own)
 
 
 def _of_input_classes(
-    samples: Sequence[OpInfoSample], seen: set[str], options: SampleOptions, own: bool
+    samples: Sequence[OpInfoSample], seen: set[str], common: frozenset[str], options: SampleOptions, own: bool
 ) -> Iterator[OpInfoSample]:
     """Yield variations of ``samples`` of each class of input, from the samples in turn and up to a limit.
 
@@ -224,6 +224,7 @@ def _of_input_classes(
                 other = sample.varied(change, rare=True)
                 if other is not None and other.first.signature() not in seen and attempt(other.first) is not None:
                     seen.add(other.first.signature())
+                    other.poison_only(common)
                     left -= 1
                     yield other
 

@@ -58,7 +58,7 @@ class SampleOptions:
     sizes
         Each call is drawn at up to so many sizes.
     max_samples
-        At most so many samples of one aten overload under one target; None for all.
+        At most so many samples of one aten overload under one target, beside those of rare classes; None for all.
     seed
         Fixes all values.
     rare
