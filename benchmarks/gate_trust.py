@@ -16,8 +16,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from verifier.campaign import campaign
 from verifier.campaign.recorded import record
 from verifier.campaign.request import Request, make_plan
+from verifier.core.case import Trial
+from verifier.core.observation import Observation
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
 from verifier.gate.baseline import load_baseline
@@ -39,6 +42,20 @@ COMMON = (
     "nn.functional.mse_loss",
 )  # fmt: skip
 """Sixty ops that models are made of, as OpInfo names them."""
+
+
+class Stopwatch:
+    """Runs trials under remedies as a campaign does, and adds up the seconds: what attribution costs."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, pools: PoolSet, trial: Trial, remedies: tuple[str, ...] = ()) -> Observation:
+        began = time.monotonic()
+        try:
+            return run_remedied(pools, trial, remedies)
+        finally:
+            self.seconds += time.monotonic() - began
 
 
 def is_mended(pools: PoolSet, finding: FindingRecord) -> bool:
@@ -66,9 +83,10 @@ def main() -> int:
             ("embedding", "redistribution", *ops), tuple(options.mesh or ("2", "4", "2x2")), profile=options.profile,
             seed=seed, max_examples=options.max_examples, command="gate_trust",
         )  # fmt: skip
-        started = time.monotonic()
+        started, campaign.run_remedied = time.monotonic(), (attribution := Stopwatch())
         with tempfile.TemporaryDirectory() as folder:
             run = record(make_plan(request, baseline), RunStore(Path(folder)))
+        seconds = time.monotonic() - started
         new = [finding for finding in run.findings if not finding.known]
         pools = PoolSet(lambda key: Pool(key, trial_limit=8.0))
         try:
@@ -77,8 +95,8 @@ def main() -> int:
             pools.close()
         known = len(run.findings) - len(new)
         print(
-            f"seed {seed}: {run.trials} trials in {time.monotonic() - started:.0f} s, {known} known findings, "
-            f"{len(new)} new, {len(false)} of them false alarms",
+            f"seed {seed}: {run.trials} trials in {seconds:.0f} s, {attribution.seconds / seconds:.0%} of it "
+            f"attribution, {known} known findings, {len(new)} new, {len(false)} of them false alarms",
             flush=True,
         )
         for finding in new:

@@ -27,11 +27,23 @@ from verifier.execution import runner as runtime
 from verifier.execution import trial_log
 from verifier.meshes import agreement
 
-CLOCK = time.thread_time if os.environ.get("RANK_CLOCK") == "cpu" else time.perf_counter
+
+@functools.cache
+def _chosen() -> Callable[[], float]:
+    return time.thread_time if os.environ.get("RANK_CLOCK") == "cpu" else time.perf_counter
+
+
+def CLOCK() -> float:  # noqa: N802 - as a constant
+    """Return the seconds of the clock that this rank's environment names.
+
+    The clock is chosen at the first call: a fork server may import this module before it forks ranks of either clock.
+    """
+    return _chosen()()
+
 
 _spent: Counter[str] = Counter()
 _inside = False
-_last = CLOCK()
+_last = 0.0
 
 
 def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,3 +93,45 @@ def test_an_empty_folder_of_pytest_is_a_mistake(pytester: pytest.Pytester) -> No
     result = pytester.runpytest_inprocess("--verifier-out", "")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--verifier-out '' names no folder; give a path, as . for this one"])
+
+
+def test_what_can_be_named_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(monkeypatch, capsys, "list", "embedding", "aten.cumsum.default")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("family embedding: ")
+    assert "  aten.embedding.default" in lines
+    assert lines[-2:][0] == "  aten.cumsum.default"
+    assert "2x2" in lines[-1]
+    status, out, err = run(monkeypatch, capsys, "list", "cumsun")
+    assert (status, out) == (2, "")
+    assert "did you mean 'cumsum'?" in err
+
+
+@pytest.mark.parametrize("command", ["run", "rules", "list"])
+def test_an_op_of_ones_own_without_its_import_is_a_line_that_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    status, out, err = run(monkeypatch, capsys, command, "no_such_library.double")
+    assert (status, out) == (2, "")
+    assert err == "error: no op no_such_library.double is registered; --import the file or module that defines it\n"
+
+
+def test_an_op_of_ones_own_without_samples_says_how_to_give_some(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "library_of_usage.py"
+    file.write_text(
+        "import torch\nOWN = torch.library.Library('of_usage', 'DEF')\nOWN.define('twice(Tensor x) -> Tensor')\n"
+    )
+    status, out, err = run(monkeypatch, capsys, "run", "of_usage.twice", "--import", str(file))
+    assert (status, out) == (2, "")
+    assert err.startswith("error: of_usage.twice has no samples")
+    assert "docs/guides/samples.md" in err
+    assert err.count("\n") == 1
+
+
+def test_the_versions_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(monkeypatch, capsys, "--version")
+    assert (status, err) == (0, "")
+    assert out.startswith("dtensor-verifier 0.1.0, torch 2.")

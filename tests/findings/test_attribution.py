@@ -14,7 +14,7 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.execution.remedies import Remedy
-from verifier.findings.attribution import Attribution
+from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure
 from verifier.gate.baseline import Baseline, BaselineError, Cause
 from verifier.oracle.reference import make_reference
@@ -152,6 +152,11 @@ def test_what_passes_without_a_remedy_shows_nothing() -> None:
     failure = Failure(TRIAL, observed(TRIAL, True), judge(observed(TRIAL, True), make_reference(TRIAL.case)))
     assert not Tried(lambda _: True, remedy("a")).it.shows_alone(failure)
     assert Tried(lambda _: False, remedy("a")).it.shows_alone(failure)
+
+
+def test_a_cause_is_not_fixed_by_what_a_run_imports() -> None:
+    assert passed_again(cause("a"), []).status == "fixed"
+    assert passed_again(cause("a"), ["strategies.install_all"]).status == "untested"
 
 
 def test_a_cause_without_an_installed_remedy_is_named() -> None:

@@ -13,6 +13,7 @@ import pytest
 from verifier.gate.decision import GateDecision, GateItem
 from verifier.gate.evidence import NoEvidence
 from verifier.gate.formats import Place, render_github, render_junit, render_markdown, render_sarif
+from verifier.gate.text import MOST_UNTESTED, render
 
 GREEN = GateDecision(
     question="aten.cumsum.default", runs=("one",), revision="torch 2.13.0", new=(), known=(), fixed=(), expired=(),
@@ -116,3 +117,11 @@ def test_markdown_is_one_line_when_it_is_green(decision: GateDecision, says: str
     if decision is RED:
         assert "got 1 \\| 2 &lt;b>" in text
         assert "rules/my, rules.py:7" in text
+
+
+def test_the_text_has_a_few_entries_that_were_not_tried_and_the_number_of_the_others() -> None:
+    many = tuple(replace(ITEM, fingerprint=f"{number:012}") for number in range(MOST_UNTESTED + 3))
+    lines = render(replace(GREEN, untested=many)).splitlines()
+    assert sum(line.startswith("untested 0") for line in lines) == MOST_UNTESTED
+    assert "untested: 3 more entries, which `--format json` lists" in lines
+    assert not any("more entr" in line for line in render(replace(GREEN, untested=many[:MOST_UNTESTED])).splitlines())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +31,12 @@ from verifier.meshes.torchrun.controller import Cluster
 from verifier.meshes.torchrun.environment import TorchrunRank
 from verifier.processes.forks import FORKS
 
-REQUEST = ["run", "embedding_dense_backward", "--mesh", "2", "--mesh", "2x2", "--max-examples", "2", "--seed", "5"]
+REQUEST = ["run", "embedding_dense_backward", "--max-examples", "2", "--seed", "5"]
+LITTLE_MINIMISING = """
+from verifier.campaign import investigation
+
+investigation.MINIMISING_LIMIT = 1.0
+"""
 
 
 def free_port() -> int:
@@ -82,26 +86,31 @@ def torchrun(folder: Path, nodes: int, per_node: int, arguments: Sequence[str]) 
 
 @pytest.mark.long
 @pytest.mark.ranks
-def test_torchrun_on_two_nodes_finds_what_an_ordinary_run_finds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("per_node", "meshes"), [(1, ("2",)), pytest.param(2, ("2", "2x2"), marks=pytest.mark.nightly)], ids=str
+)
+def test_torchrun_on_two_nodes_finds_what_an_ordinary_run_finds(
+    per_node: int, meshes: tuple[str, ...], tmp_path: Path
+) -> None:
     """A wrong rule among them, for which every torchrun ends with an error."""
-    shutil.copy(WRONG_GRADIENT_RULE, tmp_path / "rules.py")
-    request = [*REQUEST, "--import", "rules.py"]
-    ended = torchrun(tmp_path, 2, 2, [*request, "--out", "cluster"])
+    (tmp_path / "rules.py").write_text(WRONG_GRADIENT_RULE.read_text() + LITTLE_MINIMISING)
+    request = [*REQUEST, *(word for mesh in meshes for word in ("--mesh", mesh)), "--import", "rules.py"]
+    ended = torchrun(tmp_path, 2, per_node, [*request, "--out", "cluster"])
     assert [status for status, _ in ended] == [1, 1], ended
     text = "".join(printed for _, printed in ended)
-    assert text.count("torchrun: 4 ranks on 1 machine") == 1
+    assert text.count(f"torchrun: {2 * per_node} ranks on 1 machine") == 1
 
     alone = run_module("verifier", *request, "--out", "alone", folder=tmp_path)
     assert alone.returncode == 1, alone.stderr
 
     one, other = (_result(tmp_path / out) for out in ("cluster", "alone"))
-    assert one["header"].pop("places").startswith("torchrun: 4 ranks")
+    assert one["header"].pop("places").startswith(f"torchrun: {2 * per_node} ranks")
     assert other["header"].pop("places") == ""
     assert [finding["verdict"] for finding in one["findings"]] == ["WRONG_VALUE"]
     for each in (one, other):  # how small a finding becomes within its time limit depends on how busy the machine is
         each["findings"] = sorted((finding["verdict"], finding["trial"]["case"]["op"]) for finding in each["findings"])
     assert one["counts_by_mesh"] == other["counts_by_mesh"]
-    assert {"2", "2x2"} <= set(one["counts_by_mesh"])
+    assert {*meshes} <= set(one["counts_by_mesh"])
     assert one == other
 
 

@@ -193,3 +193,10 @@ def test_the_command_at_the_end_has_the_options_of_the_finding() -> None:
     command = f"python -m verifier replay {finding.fingerprint} --import 'my rules.py' --rank-memory 1GiB"
     assert replay_command(finding) == command
     assert replay_command(finding, Path("nights")) == f"{command} --out nights"
+
+
+def test_refusals_that_differ_in_numbers_only_are_one_line() -> None:
+    reasons = {"dim 0 of 3 is cut by conv2d": 2, "dim 1 of 3 is cut by conv2d": 3, "dim 1 of 3 is cut by conv1d": 1}
+    lines = [line.split() for line in printed(make_run(unsupported=reasons)).splitlines() if "unsupported:" in line]
+    assert [(line[0], line[9]) for line in lines] == [("5", "conv2d,"), ("1", "conv1d")]
+    assert " ".join(lines[0]).endswith("and 1 line like it with other numbers")

@@ -166,8 +166,10 @@ def test_a_gradient_of_weights_of_samples_that_is_even_only_when_flat(verify_our
     """Three ranks cut 6 positions evenly, and the 2 bags of 3 that they are do not have the gradient so."""
     samples = filled((2, 3), torch.float64, 1).requires_grad_()
     case = bag("sum", input=IDS[:6].reshape(2, 3), offsets=None, per_sample_weights=samples)
-    result = verify_ours(case, mesh="simulated:3", cap=None)
-    assert set(result.counts) == {VerdictKind.PASS}
+    cuts = ("R", "S(0)", "S(1)")
+    combinations = [{"input": ids, "per_sample_weights": weights} for ids in cuts for weights in cuts]
+    result = verify_ours(case, mesh="simulated:3", combinations=combinations)
+    assert result.counts == {VerdictKind.PASS: 9}
 
 
 def test_weights_of_samples_that_are_cut_unevenly(verify_ours: Verifier) -> None:

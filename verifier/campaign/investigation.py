@@ -16,7 +16,7 @@ from verifier.core.case import MOST_RANKS, MeshSpec, OpCase, Trial
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import plural
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
-from verifier.findings.attribution import Attribution
+from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure, Runner
 from verifier.findings.grouping import Group, fingerprint, group_key, unlike
 from verifier.findings.minimising import Minimiser, confirm
@@ -178,7 +178,7 @@ class Investigation:
         elif failure is not None and failure.verdict.kind == entry.verdict:
             self._is_shown(entry, failure, *entry.groups, group_key(failure))
         elif verdict.kind is VerdictKind.PASS:
-            self.known.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+            self.known.append(passed_again(entry, self.plan.imports))
         else:
             detail = f"was {verdict.kind} and not {entry.verdict} when it was run again: {verdict.message}"
             self.known.append(KnownRecord(entry.fingerprint, "untested", detail))

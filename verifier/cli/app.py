@@ -85,6 +85,18 @@ def config(context: typer.Context) -> None:
         typer.echo(plain_text(f"{name:<14} {value or '-':<32} {source}, of {' '.join(commands)}"))
 
 
+@app.command("list")
+def list_names(
+    patterns: Patterns = None,
+    imports: Imports = None,
+) -> None:
+    """Print the families with the ops that each draws, and the meshes of a run by default."""
+    with Loading():
+        from verifier.cli.reading import names_to_verify
+    for line in names_to_verify(patterns or (), imports or ()):
+        typer.echo(plain_text(line))
+
+
 @app.command()
 def run(
     context: typer.Context,

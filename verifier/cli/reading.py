@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import typer
@@ -26,7 +27,8 @@ from verifier.cli.options import (
     Out,
     RankMemory,
 )
-from verifier.core.wording import plural
+from verifier.core.case import DEFAULT_MESHES
+from verifier.core.wording import NO_SAMPLES, plural
 from verifier.gate.baseline import load_baseline
 from verifier.gate.decision import decide_all, without_special
 from verifier.gate.evidence import collect, refuse_unfinished
@@ -37,7 +39,7 @@ from verifier.report.terminal import print_summary
 from verifier.runs.merging import join_levels
 from verifier.runs.store import RunStore
 
-__all__ = ["gate", "report"]
+__all__ = ["gate", "names_to_verify", "report"]
 
 
 def report(
@@ -124,3 +126,25 @@ def _newest_run(store: RunStore) -> RunRecord | None:
     if meshes.header.versions != rules.header.versions:
         return max(meshes, rules, key=lambda run: run.header.id)
     return join_levels(meshes, rules)
+
+
+def names_to_verify(patterns: Sequence[str], imports: Sequence[str]) -> Iterator[str]:
+    """Yield lines on what can be named on the command line: families, ops that match ``patterns``, meshes.
+
+    With ``imports`` and no pattern, the ops are those for which the imports register rules.
+    """
+    from verifier.execution.imports import registered_by, run_imports
+    from verifier.planning.families import installed_families, select_ops, select_registered
+
+    run_imports(imports)
+    families = installed_families()
+    left: tuple[str, ...] = ()
+    if imports and not patterns:
+        selected, left = select_registered(registered_by(imports), families)
+    else:
+        selected = select_ops(patterns or tuple(families), families)
+    for name, ops in selected.items():
+        yield f"family {name}: {plural(len(ops), 'op')}" + ("" if not families[name].broad else ", each drawn if named")
+        yield from (f"  {op}" for op in ops)
+    yield from (f"{op} {NO_SAMPLES}" for op in left)
+    yield f"meshes by default: {' '.join(DEFAULT_MESHES)}; any shape of 1 to 3 dims, as 4, 2x2 or simulated:8"

@@ -11,11 +11,12 @@ from verifier.core.verdict import Phase, VerdictKind
 from verifier.core.wording import did_you_mean
 from verifier.execution.remedies import Remedy, installed_remedies
 from verifier.findings.failures import Failure
-from verifier.gate.baseline import Baseline, BaselineError, Cause
+from verifier.gate.baseline import Baseline, BaselineEntry, BaselineError, Cause
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge, vacuous
+from verifier.records.schema import KnownRecord
 
-__all__ = ["Attribution", "RemediedRunner", "ops_of"]
+__all__ = ["Attribution", "RemediedRunner", "ops_of", "passed_again"]
 
 RemediedRunner = Callable[[Trial, tuple[str, ...]], Observation]
 """Runs one trial, alone, with the named remedies in force."""
@@ -27,6 +28,13 @@ def ops_of(failure: Failure) -> frozenset[str]:
     """Return the ops that the failed trial is known to have run: its own, and those with redistributed arguments."""
     reports = [report for report in failure.observation.reports if report is not None]
     return frozenset({failure.trial.case.op, *(one.op for report in reports for one in report.executed)})
+
+
+def passed_again(entry: BaselineEntry, imports: Sequence[str]) -> KnownRecord:
+    """Return the status of an entry whose trial has passed: a cause is not fixed by what a run imports."""
+    if isinstance(entry, Cause) and imports:
+        return KnownRecord(entry.fingerprint, "untested", f"passed with {', '.join(imports)}, not with torch alone")
+    return KnownRecord(entry.fingerprint, "fixed", "passed when it was run again")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from verifier.core.call_text import describe_call
 from verifier.core.verdict import LOUD, VerdictKind, tensor_name
 from verifier.findings.failures import Failure, cotangent_text, first_report
 from verifier.findings.grouping import Group, dtype_class, fingerprint, group_key, rule_class, unlike_rules
+from verifier.findings.own_frames import own_frames
 from verifier.findings.script.render import NoScriptError, render_script, run_script
 from verifier.gate.baseline import BaselineEntry
 from verifier.processes.limits import format_size, parse_size
@@ -32,6 +33,8 @@ def message(failure: Failure, cause: str) -> str:
         lines.append(f"  with the cotangent placed as {cotangents}")
     if not trial.case.call.endswith(trial.case.op.removeprefix("aten.")):
         lines.append(f"  called as {trial.case.call}")
+    if failure.verdict.kind is VerdictKind.CRASH:
+        lines += [f"  raised at {frame}" for frame in own_frames(failure.verdict.detail)]
     if unlike := unlike_rules(failure.observation):
         lines.append(f"  ranks chose different rules: {unlike}")
     if cause:

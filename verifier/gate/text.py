@@ -19,6 +19,8 @@ __all__ = [
 ]
 
 _NEWLINE = "\n"
+MOST_UNTESTED = 8
+"""Entries that were not tried again and have a line each, so that the end of the text fits a screen."""
 
 
 def as_json(decision: GateDecision) -> str:
@@ -47,7 +49,7 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
     for title, items in (("known", decision.known), ("fixed", decision.fixed), ("untested", decision.untested)):
         if items:
             lines.append("")
-        for item in items:
+        for item in items if title != "untested" else items[:MOST_UNTESTED]:
             reason = f"; {item.reason}" if title == "known" else ""
             lines.append(
                 f"{title} {item.fingerprint} {item.verdict} in {item.op} on mesh {item.mesh}: {item.note}{reason}"
@@ -58,6 +60,8 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
         lines.append(
             f"special {item.fingerprint} in {item.op} on mesh {item.mesh}: {item.message.partition(_NEWLINE)[0]}"
         )
+    if (more := len(decision.untested) - MOST_UNTESTED) > 0:
+        lines.append(f"untested: {plural(more, 'more entry', 'more entries')}, which `--format json` lists")
     if decision.errors:
         lines += ["", *(f"TOOL_ERROR {error}" for error in decision.errors)]
     for one in decision.unanswered:

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -158,7 +159,8 @@ def fork(
     if os.environ.get(FORKS) == "off":
         return None
     try:
-        connection = _server(module, steps, environment, path, base)
+        with _starting:
+            connection = _server(module, steps, environment, path, base)
     except OSError:
         return None
     if connection is None:
@@ -264,6 +266,8 @@ def _await(server: str) -> socket.socket | None:
     return connection
 
 
+_starting = threading.Lock()
+"""Several threads may start pools at a time."""
 _started: dict[str, subprocess.Popen[bytes] | Forked] = {}
 _with_imports: list[str] = []
 """The servers with imports of the user's, by the time of their last use."""

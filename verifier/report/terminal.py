@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,8 @@ __all__ = ["next_steps", "print_summary"]
 _STYLES = {"pass": "green", "fail": "bold red", "open": "yellow", "ours": "bold magenta"}
 _MOST_IN_FULL = 20
 _MOST_RULES = 6
+_NUMBER = re.compile(r"\b\d[\dx]*\b")
+"""A number or the shape of a mesh, but not a digit within a name."""
 
 
 class _Say(Protocol):
@@ -203,7 +206,7 @@ def _say_not_tested(run: RunRecord, say: _Say) -> None:
     lines = [(entry.count, f"not reached: {entry.what}: {entry.reason}") for entry in untested_beside_rules(run)]
     lines += [(count, f"unsupported: {reason}") for reason, count in sorted(run.unsupported.items(), key=_largest)]
     lines += [(count, f"inconclusive: {reason}") for reason, count in sorted(run.inconclusive.items(), key=_largest)]
-    if lines:
+    if lines := _alike(lines):
         say()
         say("not tested", "bold yellow")
         width = max(len(f"{count:,}") for count, _ in lines)
@@ -215,6 +218,23 @@ def _say_not_tested(run: RunRecord, say: _Say) -> None:
         for error in run.tool_errors:
             for line in error.splitlines():
                 say(f"  {line}")
+
+
+def _alike(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the lines with one for those that differ in numbers only, with the sum of their counts.
+
+    >>> _alike([(2, "dim 0 of conv2d"), (1, "refused"), (3, "dim 1 of conv2d")])
+    [(5, 'dim 0 of conv2d, and 1 line like it with other numbers'), (1, 'refused')]
+    """
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for count, text in lines:
+        groups.setdefault(_NUMBER.sub("#", text), []).append((count, text))
+    said = []
+    for group in groups.values():
+        others = len({text for _, text in group}) - 1
+        more = f", and {plural(others, 'line')} like it with other numbers" if others else ""
+        said.append((sum(count for count, _ in group), f"{group[0][1]}{more}"))
+    return said
 
 
 def _largest(item: tuple[str, int]) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import date
 
 import msgspec
@@ -13,6 +14,8 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.meshes.lanes import Lanes
+from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import FAILS, GONE
 from verifier.records.values import trial_record
 from verifier.rules.campaign import confirm
@@ -53,7 +56,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def fingerprints(*wrongs: WrongRule) -> list[str]:
     confirmer = Confirmer(fails, Baseline(), ["opinfo"])
-    records = confirmer.confirm(wrongs, "opinfo")
+    records = confirmer.confirm([(one, "opinfo") for one in wrongs])
     assert all(record.fingerprint for record in records), "not confirmed"
     confirmer.settle()
     assert {finding.fingerprint for finding in confirmer.findings} == {record.fingerprint for record in records}
@@ -114,7 +117,7 @@ def test_an_entry_whose_call_is_outside_the_boundary_is_not_run() -> None:
 def test_what_its_script_did_is_said_of_a_finding(scripts: list[str], imports: tuple[str, ...]) -> None:
     scripts.insert(0, "broke with exit status 2")
     confirmer = Confirmer(fails, Baseline(), ["opinfo"], imports)
-    confirmer.confirm([ROWS], "opinfo")
+    confirmer.confirm([(ROWS, "opinfo")])
     confirmer.settle()
     (finding,) = confirmer.findings
     assert finding.script_status == "broke with exit status 2"
@@ -124,7 +127,25 @@ def test_what_its_script_did_is_said_of_a_finding(scripts: list[str], imports: t
 def test_what_its_script_does_not_show_is_withdrawn(scripts: list[str]) -> None:
     scripts.insert(0, GONE)
     confirmer = Confirmer(fails, Baseline(), ["opinfo"])
-    (record,) = confirmer.confirm([ROWS], "opinfo")
+    (record,) = confirmer.confirm([(ROWS, "opinfo")])
     confirmer.settle()
     assert not confirmer.findings
     assert confirmer.withdrawn == {record.fingerprint}
+
+
+def test_records_and_findings_do_not_depend_on_the_number_of_lanes() -> None:
+    class Scripted(PoolSet):
+        def run_alone(self, trial: Trial) -> Observation:
+            time.sleep(0.02 if trial.case.op == "aten.neg.default" else 0.0)  # others overtake it
+            return fails(trial)
+
+    ops = ("neg.default", "abs.default", "sin.default", "neg.default")
+    rules = [wrong(op, "S(0)", f"S({n})", FLAT, ((Shard(0),),)) for n, op in enumerate(ops)]
+    told = []
+    for lanes in (None, *(Lanes(lambda: Scripted(Pool), count) for count in (1, 2, 3))):
+        confirmer = Confirmer(fails, Baseline(), ["opinfo"], lanes=lanes)
+        records = confirmer.confirm([(one, "opinfo") for one in rules])
+        confirmer.settle()
+        told.append((records, confirmer.findings, confirmer.errors))
+    assert all(each == told[0] for each in told)
+    assert len({record.fingerprint for record in told[0][0]}) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from verifier.core.case import Trial
 from verifier.core.verdict import LOUD, Phase, VerdictKind
-from verifier.findings.attribution import Attribution
+from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure, Runner, first_error
 from verifier.findings.grouping import Group, group_key, unlike
 from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
 from verifier.gate.baseline import Baseline, Cause
+from verifier.meshes.lanes import Lanes
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
@@ -119,6 +121,8 @@ class Confirmer:
         The user's files, for the command that reproduces a finding.
     attribution
         Tries the remedies of known causes; None if the baseline has none.
+    lanes
+        Run the counterexamples of several wrong rules at a time; without them, ``run`` runs one after the other.
     """
 
     def __init__(
@@ -128,7 +132,9 @@ class Confirmer:
         families: Sequence[str],
         imports: tuple[str, ...] = (),
         attribution: Attribution | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
+        self._lanes, self._judging = lanes, threading.Lock()
         self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
         self.attribution = attribution
         self.statuses: list[KnownRecord] = []
@@ -154,7 +160,7 @@ class Confirmer:
                 continue
             failure = self._run(trial)
             if not failure.verdict.kind.bad:
-                self.statuses.append(KnownRecord(entry.fingerprint, "fixed", "passed when it was run again"))
+                self.statuses.append(passed_again(entry, self.imports))
             elif isinstance(entry, Cause) and not (self.attribution and self.attribution.is_mended(failure, (entry,))):
                 detail = f"its trial fails, and remedy {entry.remedy} does not mend it"
                 self.statuses.append(KnownRecord(entry.fingerprint, "untested", detail))
@@ -162,20 +168,36 @@ class Confirmer:
                 self._defects[entry.fingerprint] = _Defect(failure, entry.family, None)
                 self.statuses.append(KnownRecord(entry.fingerprint, "known", "still fails"))
 
-    def confirm(self, wrongs: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
+    def confirm(self, wrongs: Sequence[tuple[WrongRule, str]]) -> list[WrongRuleRecord]:
         """Return the record of each wrong rule, which says whether real processes show it as well.
 
-        Findings are filed under ``family``. Rules of one mesh dim come before the products that they make wrong.
+        Findings are filed under the family beside the rule. Rules of one mesh dim come before the products that they
+        make wrong. The records do not depend on the number of lanes.
         """
-        return [self._confirm(wrong, family) for wrong in wrongs]
+        rules = [wrong for wrong, _ in wrongs]
+        if self._lanes is None:
+            attempts = [self._attempts(self.run, wrong) for wrong in rules]
+        else:
+            attempts = self._lanes.map(self._attempts, rules)
+        return [self._confirm(wrong, family, tried) for (wrong, family), tried in zip(wrongs, attempts, strict=True)]
 
-    def _confirm(self, wrong: WrongRule, family: str, attempts: int = ATTEMPTS) -> WrongRuleRecord:
+    def _attempts(self, run: Runner, wrong: WrongRule, most: int = ATTEMPTS) -> list[Failure]:
+        """Return the outcomes of the attempts to show a wrong rule, up to and including the first that shows it."""
         trial = _on_gloo(load_trial(wrong.trial))
-        ranks = trial.mesh.world_size
-        for attempt in range(attempts):
-            failure = self._run(replace(trial, seed=trial.seed + 7919 * attempt))
-            if failure.verdict.kind.bad and agrees(wrong, failure):
-                return self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
+        tried: list[Failure] = []
+        for attempt in range(most):
+            tried.append(self._outcome(run, replace(trial, seed=trial.seed + 7919 * attempt)))
+            if _shows(wrong, tried[-1]):
+                break
+        return tried
+
+    def _confirm(self, wrong: WrongRule, family: str, tried: Sequence[Failure]) -> WrongRuleRecord:
+        for failure in tried:
+            self._note_error(failure)
+        failure = tried[-1]
+        ranks = failure.trial.mesh.world_size
+        if _shows(wrong, failure):
+            return self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
@@ -207,7 +229,7 @@ class Confirmer:
                 records.append(wrong_record(wrong, confirmed, "", False))
                 continue
             tried[op] += 1
-            records.append(self._confirm(wrong, family, SPECIAL_ATTEMPTS))
+            records.append(self._confirm(wrong, family, self._attempts(self.run, wrong, SPECIAL_ATTEMPTS)))
             if records[-1].fingerprint:
                 shown.add(op)
         return records
@@ -225,11 +247,19 @@ class Confirmer:
 
     def _run(self, trial: Trial) -> Failure:
         """Run ``trial`` and return what came of it, which need not be a failure."""
-        observation = self.run(trial)
-        verdict = judge(observation, make_reference(trial.case))
+        failure = self._outcome(self.run, trial)
+        self._note_error(failure)
+        return failure
+
+    def _outcome(self, run: Runner, trial: Trial) -> Failure:
+        observation = run(trial)
+        with self._judging:  # references are local calls, some of which change what all threads share
+            return Failure(trial, observation, judge(observation, make_reference(trial.case)))
+
+    def _note_error(self, failure: Failure) -> None:
+        verdict, trial = failure.verdict, failure.trial
         if verdict.kind is VerdictKind.TOOL_ERROR:
             self.errors.append(f"{trial.case.op} on mesh {trial.mesh}: {verdict.message}\n{verdict.detail}".strip())
-        return Failure(trial, observation, verdict)
 
     def _accuse(
         self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
@@ -317,6 +347,11 @@ def _class_of(wrong: WrongRule) -> tuple[VerdictKind | None, str]:
 
 def _on_gloo(trial: Trial) -> Trial:
     return replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+
+
+def _shows(wrong: WrongRule, failure: Failure) -> bool:
+    """Return whether real processes show the wrong rule."""
+    return failure.verdict.kind.bad and agrees(wrong, failure)
 
 
 def agrees(wrong: WrongRule, failure: Failure) -> bool:

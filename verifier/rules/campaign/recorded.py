@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import NO_SAMPLES
 from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
+from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
@@ -30,7 +32,7 @@ from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.request import Progress, RulesPlan
 from verifier.rules.campaign.work import WorkItem, check_target, prepare
 from verifier.rules.campaign.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
-from verifier.rules.results import SampleReport
+from verifier.rules.results import SampleReport, WrongRule
 from verifier.runs.journal import RunWriter
 from verifier.runs.store import RunStore
 
@@ -158,18 +160,21 @@ class _RulesRun:
         """Run counterexamples, and the baseline's entries, on real processes."""
         tried = {report.op for op in self.ops for report in op.reports}
         header = self.plan.header
-        pools = PoolSet(lambda key: Pool(key, tuple(header.imports), TRIAL_LIMIT))
+        wrong = [wrong_rules(op.reports) for op in self.ops]
+        most = min(self.plan.jobs, len(os.sched_getaffinity(0)), max(map(len, self._by_dims(wrong))))
+        lanes = Lanes(lambda: PoolSet(lambda key: Pool(key, tuple(header.imports), TRIAL_LIMIT)), max(1, most))
+        pools = lanes.first
         baseline, attribution = self.plan.baseline, None
         if baseline.causes:
             attribution = Attribution.of(baseline, lambda trial, remedies: run_remedied(pools, trial, remedies))
-        self.findings = Confirmer(pools.run_alone, baseline, header.families, tuple(header.imports), attribution)
+        self.findings = Confirmer(pools.run_alone, baseline, header.families, tuple(header.imports), attribution, lanes)
         try:
             self.findings.replay_known(tried)
             records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
-            wrong = [wrong_rules(op.reports) for op in self.ops]
-            for flat in (True, False):
-                for target, found, own in zip(self.plan.targets, wrong, records, strict=True):
-                    own += self.findings.confirm([one for one in found if ("x" not in one.mesh) is flat], target.source)
+            for part in self._by_dims(wrong):
+                told = self.findings.confirm([(one, self.plan.targets[number].source) for number, one in part])
+                for (number, _), record in zip(part, told, strict=True):
+                    records[number].append(record)
             for op, target, own in zip(self.ops, self.plan.targets, records, strict=True):
                 own += self.findings.confirm_stale(stale_decisions(op.reports), target.source)
             special = [
@@ -184,7 +189,13 @@ class _RulesRun:
             self.errors.append(traceback.format_exc().strip())
         finally:
             self.errors += self.findings.errors
-            pools.close()
+            lanes.close()
+
+    @staticmethod
+    def _by_dims(wrong: Sequence[Sequence[WrongRule]]) -> tuple[list[tuple[int, WrongRule]], ...]:
+        """Return the wrong rules with the numbers of their targets: those of one mesh dim, then products."""
+        every = [(number, one) for number, found in enumerate(wrong) for one in found]
+        return [each for each in every if "x" not in each[1].mesh], [each for each in every if "x" in each[1].mesh]
 
     def _withdrawn(self, record: WrongRuleRecord) -> WrongRuleRecord:
         """Return the record without its accusation, if the script of its finding does not show the defect."""

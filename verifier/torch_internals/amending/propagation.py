@@ -119,8 +119,12 @@ class _Amendment:
     refuse: str = ""
 
     def concerns(self, op: OpOverload) -> bool:
-        name = str(op)
-        return any(fnmatchcase(name, pattern) for pattern in self.ops) and is_torchs(op)
+        return _matches(op, self.ops)
+
+
+@functools.cache
+def _matches(op: OpOverload, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(str(op), pattern) for pattern in patterns)
 
 
 _amendments: list[_Amendment] = []
@@ -146,7 +150,7 @@ def _propagate(propagator: Any, schema: OpSchema) -> OutputSharding:
     """Decide as DTensor does, with all amendments."""
     decide = functools.partial(type(propagator).propagate_op_sharding_non_cached, propagator)
     concerned = [one for one in _amendments if one.concerns(schema.op)]
-    if not concerned:
+    if not concerned or not is_torchs(schema.op):
         return decide(schema)  # type: ignore[no-any-return]
     for one in concerned:
         if one.change is not None and (args := one.change(str(schema.op), _placed(schema.args_schema))) is not None:
@@ -155,8 +159,9 @@ def _propagate(propagator: Any, schema: OpSchema) -> OutputSharding:
         if one.before is not None and one.before(_decision(schema, None)):
             return _replicated(decide, schema, one.refuse)
     sharding: OutputSharding = decide(schema)
+    decision = _decision(schema, sharding)
     for one in concerned:
-        if one.after is not None and one.after(_decision(schema, sharding)):
+        if one.after is not None and one.after(decision):
             return _replicated(decide, schema, one.refuse)
     return sharding
 

@@ -1,0 +1,1 @@
+"""Rows that are scaled, and how they are sharded."""

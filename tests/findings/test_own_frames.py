@@ -1,0 +1,45 @@
+"""A crash in a strategy of the user's shows the lines of the user's files, and no others."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+from torch.utils import _pytree as pytree
+
+from verifier.execution.imports import run_file
+from verifier.findings.own_frames import own_frames
+
+SOURCE = """
+import torch
+
+
+def dims(x):
+    return {}[x.ndim]
+
+
+def strategy(x):
+    for dim in dims(x):
+        yield dim
+"""
+
+
+def test_the_lines_of_the_users_are_shown_down_to_the_one_that_raised(tmp_path: Path) -> None:
+    file = tmp_path / "crashing_rules.py"
+    file.write_text(SOURCE)
+    rules = run_file(file)
+    try:
+        pytree.tree_map(lambda x: list(rules.strategy(x)), [torch.ones(2)])
+    except KeyError as error:
+        try:
+            raise RuntimeError("sharding propagation failed") from error  # as DTensor does
+        except RuntimeError:
+            text = traceback.format_exc()
+    frames = [frame for frame in own_frames(text) if not frame.startswith(__file__)]
+    assert frames == [f"{file}:10 in strategy: for dim in dims(x):", f"{file}:6 in dims: return {{}}[x.ndim]"]
+
+
+def test_a_crash_inside_torch_alone_shows_no_line() -> None:
+    assert own_frames(f'  File "{torch.__file__}", line 3, in op\n    raise KeyError\nKeyError') == []
+    assert own_frames("RuntimeError: no traceback") == []
