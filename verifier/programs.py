@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,11 @@ from verifier.torch_internals.placements import Combination, Placements
 
 __all__ = [
     "Move",
+    "SecondCall",
     "SimplerCall",
     "asked_placements",
     "asks",
+    "calls_again",
     "explicit_moves",
     "facts_of",
     "is_composed",
@@ -23,8 +25,11 @@ __all__ = [
     "joins",
     "keep_mesh_dims",
     "moves",
+    "needs_fresh_caches",
+    "second_calls",
     "simpler_calls",
     "simplifies",
+    "starts_afresh",
     "targets",
     "tell_apart_by",
 ]
@@ -102,6 +107,49 @@ def joined(first: OpCase, second: OpCase) -> OpCase | None:
     """Return a program that calls ``first`` and then ``second``; None if there is none for their family."""
     join = _join.get(second.family)
     return None if join is None or first.family != second.family or first.op != second.op else join(first, second)
+
+
+@dataclass(frozen=True)
+class SecondCall:
+    """Two calls of one op on the same tensors: the case of each, and the program that makes both in order.
+
+    ``changed`` is the name of the argument that differs. The program returns the results of the first call, then those
+    of the second. ``controls`` are programs that make the first call twice, and the second call twice: if they pass and
+    the program fails, then what is wrong is that one call follows the other.
+    """
+
+    changed: str
+    first: OpCase
+    second: OpCase
+    program: OpCase
+    controls: tuple[OpCase, ...]
+
+
+_again: list[Callable[[OpCase], Iterable[SecondCall]]] = []
+
+
+def calls_again(again: Callable[[OpCase], Iterable[SecondCall]]) -> None:
+    """Declare a function that returns second calls beside a plain call of any op: before it, or after it."""
+    _again.append(again)
+
+
+def second_calls(case: OpCase) -> Iterator[SecondCall]:
+    """Yield the pairs of calls, of which one is ``case``, that installed families declare."""
+    for again in _again:
+        yield from again(case)
+
+
+_afresh: set[str] = set()
+
+
+def starts_afresh(call: str) -> None:
+    """Declare that DTensor has to forget its cached decisions before the program at the dotted path ``call``."""
+    _afresh.add(call)
+
+
+def needs_fresh_caches(case: OpCase) -> bool:
+    """Return whether the case is of a program that shows what DTensor's cache keeps from one call to the next."""
+    return case.call in _afresh
 
 
 Asked = Callable[[OpCase], tuple[Placements | None, ...]]

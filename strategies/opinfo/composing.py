@@ -13,10 +13,16 @@ from typing import Any
 import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters, quiet
-from strategies.opinfo.calls.op_facts import TRUSTING
-from strategies.opinfo.calls.op_names import base_of
-from strategies.opinfo.samples.argument_spellings import spellings, with_value
+from strategies.opinfo.samples.argument_spellings import with_value
 from strategies.opinfo.samples.informative import is_finite, is_inexact, is_telling
+from strategies.opinfo.second_calls import (
+    SECOND_CALL,
+    changes,
+    checks_no_sizes,
+    exchanged,
+    holds_tensor,
+    other_arguments,
+)
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import resolve
 from verifier.programs import joins
@@ -26,7 +32,6 @@ from verifier.torch_internals.ops import is_composite
 __all__ = ["COMPOSITIONS", "SECOND_CALL", "WRITTEN_COPY", "WRITTEN_VIEW", "composed", "in_a_row"]
 
 _PROGRAMS = "strategies.opinfo.programs."
-SECOND_CALL = "second call"
 WRITTEN_COPY = "write to a copy"
 WRITTEN_VIEW = "write to a view"
 _CLEAR = 1e-3
@@ -63,13 +68,6 @@ def composed(case: OpCase, kind: str, mesh: MeshSpec, seed: int) -> OpCase | Non
 
 def _written(call: Call) -> list[Parameter]:
     return [parameter for parameter in parameters(call.op) if parameter.written]
-
-
-def _checks_no_sizes(call: Call) -> bool:
-    """Return whether the kernel may not check the sizes of its arguments, as in helper ops that users do not call."""
-    base = base_of(str(call.op))
-    helper = (base.startswith("_") and not base.startswith("_foreach")) or "backward" in base
-    return helper or base.startswith(TRUSTING)
 
 
 def _tensor_parameters(call: Call) -> list[str]:
@@ -237,21 +235,20 @@ def _called_twice(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     first = attempt(call)
     if first is None or any(parameter.out for parameter in _written(call)):
         return None
-    found: list[tuple[bool, list[list[object]]]] = []
-    for changed in _other_scalars(call):
+    swaps = [] if checks_no_sizes(call) else [pair for pair in exchanged(call) if attempt(pair[2]) is not None]
+    if swaps and rng.random() < 0.5:
+        name, also, _ = rng.choice(swaps)
+        return "called_both_ways", (str(call.op), name, also), call.values
+    found: dict[str, list[tuple[bool, list[list[object]]]]] = {}
+    for name, changed in other_arguments(call):
         second = attempt(changed)
-        given = {parameter.name: parameter.default for parameter in parameters(call.op)} | call.values
-        others = [
-            [name, value]
-            for name, value in changed.values.items()
-            if not _holds_tensor(value) and not _holds_tensor(given[name])
-            and (value != given[name] or type(value) is not type(given[name]))
-        ]  # fmt: skip
-        if second is not None and others:
-            found.append((_same(first, second), others))
+        if second is not None and (others := changes(call, changed)):
+            found.setdefault(name, []).append((_same(first, second), others))
     if not found:
         return None
-    different = [others for same, others in found if not same] or [others for _, others in found]
+    # each argument is as likely as any other, however many values it may have
+    offered = found[rng.choice(list(found))]
+    different = [others for same, others in offered if not same] or [others for _, others in offered]
     return "called_twice", (str(call.op), rng.choice(different)), call.values
 
 
@@ -271,7 +268,7 @@ def in_a_row(first: OpCase, second: OpCase) -> OpCase | None:
         return None
     defaults = {parameter.name: parameter.default for parameter in parameters(after.op) if parameter.has_default}
     old, new = (
-        {name: value for name, value in {**defaults, **call.values}.items() if not _holds_tensor(value)}
+        {name: value for name, value in {**defaults, **call.values}.items() if not holds_tensor(value)}
         for call in calls
     )
     if old.keys() != new.keys():
@@ -287,24 +284,6 @@ def in_a_row(first: OpCase, second: OpCase) -> OpCase | None:
     )  # fmt: skip
 
 
-def _other_scalars(call: Call) -> Iterator[Call]:
-    """Yield the call with other non-tensor arguments."""
-    for variation in spellings(call):
-        if (changed := variation.apply(call)) is not None:
-            yield changed
-    for parameter in parameters(call.op):
-        given = call.values.get(parameter.name, parameter.default)
-        is_number = "number" in parameter.type or "float" in parameter.type
-        if is_number and type(given) in (int, float) and not _checks_no_sizes(call):
-            changed = with_value(call, parameter.name, given + 1)  # type: ignore[operator]
-            if changed is not None:
-                yield changed
-
-
-def _holds_tensor(value: object) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
-
-
 def _same(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
     return len(these) == len(those) and all(
         a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(these, those, strict=True)
@@ -314,7 +293,7 @@ def _same(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
 # ------------------------------------------------------------------------------------------------------- an exception
 def _after_exception(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     # a kernel that does not check sizes would write out of bounds
-    if _checks_no_sizes(call) or any(parameter.out for parameter in _written(call)):
+    if checks_no_sizes(call) or any(parameter.out for parameter in _written(call)):
         return None
     offered = list(_unfit(call))
     for name, unfit in rng.sample(offered, len(offered)):

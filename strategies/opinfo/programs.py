@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from strategies.opinfo.simpler_programs import PLAINER
 from verifier.core.case import OpCase
 from verifier.planning.boundary import declares
-from verifier.programs import simplifies
+from verifier.programs import simplifies, starts_afresh
 
 __all__ = [
     "after_exception",
+    "called_both_ways",
     "called_twice",
     "consumed",
     "one_for_two",
@@ -90,14 +91,40 @@ def produced(op: str, name: str, producer: list[Any], /, **arguments: Any) -> li
     ]
 
 
-def called_twice(op: str, others: list[list[Any]], /, **arguments: Any) -> list[torch.Tensor]:
-    """Return the results of ``op``, and its results on the same tensors with ``others``, pairs ``[name, value]``."""
+def called_twice(op: str, others: list[list[Any]], cast: Any = None, /, **arguments: Any) -> list[torch.Tensor]:
+    """Return the results of ``op``, and its results on the same tensors with ``others``, pairs ``[name, value]``.
+
+    If ``cast`` is a dtype, the results of the second call follow once more, cast to it. DTensor decides how to cast by
+    the dtype that it has kept of a tensor.
+    """
     call: Any = torch.ops
     for part in op.split("."):
         call = getattr(call, part)
     made: list[torch.Tensor] = []
     for changed in ({}, dict(others)):
         result = call(**{**arguments, **changed})
+        second = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
+        made += second
+    return made if cast is None else made + [tensor.to(cast) for tensor in second]
+
+
+def called_both_ways(op: str, name: str, also: str, /, **arguments: Any) -> list[torch.Tensor]:
+    """Return the results of ``op``, and its results with the arguments ``name`` and ``also`` exchanged.
+
+    If both name one argument, it is a list. The second call has it the other way round, or behind a None if it has no
+    None.
+    """
+    call: Any = torch.ops
+    for part in op.split("."):
+        call = getattr(call, part)
+    first, second = arguments.get(name), arguments.get(also)
+    changed: dict[str, Any] = {name: second, also: first}
+    if name == also:
+        listed: Any = first
+        changed = {name: [*reversed(listed)] if any(item is None for item in listed) else [None, *listed]}
+    made: list[torch.Tensor] = []
+    for other in ({}, changed):
+        result = call(**{**arguments, **other})
         made += [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
     return made
 
@@ -240,7 +267,11 @@ def _calls(case: OpCase) -> list[str]:
     return [f"torch.ops.{name}" for name in names]
 
 
-for _program in (one_for_two, consumed, produced, called_twice, after_exception, written_copy, written_view):
+for _program in (
+    one_for_two, consumed, produced, called_twice, called_both_ways, after_exception, written_copy, written_view,
+):  # fmt: skip
     simplifies(f"{__name__}.{_program.__name__}", PLAINER[_program.__name__])
     declares(f"{__name__}.{_program.__name__}", _calls)
 declares(f"{__name__}.sampled", _calls)
+for _program in (called_twice, called_both_ways):
+    starts_afresh(f"{__name__}.{_program.__name__}")

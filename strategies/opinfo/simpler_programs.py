@@ -148,9 +148,26 @@ def _called_twice(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     case = trial.case
     op: Any
     others: Any
-    op, others = case.args
+    op, others, *_ = case.args
     first = _plain_case(case, op, case.kwargs)
     second = _plain_case(case, op, {**case.kwargs, **dict(others)})
+    count = _count(first)
+    yield from _simpler(trial, first, {}, tuple(range(count)))
+    yield from _simpler(trial, second, {}, tuple(range(count, count + _count(second))))
+
+
+def _called_both_ways(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
+    case = trial.case
+    op: Any
+    name: Any
+    also: Any
+    op, name, also = case.args
+    given: Any = case.kwargs
+    changed = {name: given.get(also), also: given.get(name)}
+    if name == also:
+        listed = given[name]
+        changed = {name: [*reversed(listed)] if any(item is None for item in listed) else [None, *listed]}
+    first, second = (_plain_case(case, op, {**given, **other}) for other in ({}, changed))
     count = _count(first)
     yield from _simpler(trial, first, {}, tuple(range(count)))
     yield from _simpler(trial, second, {}, tuple(range(count, count + _count(second))))
@@ -214,6 +231,7 @@ def _written_view(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
 
 PLAINER: dict[str, Callable[[Trial, Known], Iterator[SimplerCall]]] = {
     "after_exception": _after_exception,
+    "called_both_ways": _called_both_ways,
     "called_twice": _called_twice,
     "consumed": _consumed,
     "one_for_two": _one_for_two,

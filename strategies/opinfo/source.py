@@ -11,12 +11,14 @@ from itertools import chain, islice, zip_longest
 
 import torch
 
+import strategies.opinfo.second_calls  # noqa: F401 - declares the second calls of an op
 from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
-from strategies.opinfo.calls.call import quiet
+from strategies.opinfo.calls.call import attempt, quiet
 from strategies.opinfo.calls.capture import captured, entries_of, hidden, sharded
 from strategies.opinfo.calls.op_names import home_rows, owners, row_names
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
 from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
+from strategies.opinfo.samples.input_classes import INPUT_CLASSES, InputClass
 from strategies.opinfo.samples.sample import OpInfoSample
 from verifier.core.wording import did_you_mean
 from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
@@ -28,6 +30,8 @@ __all__ = ["SOURCE", "OpInfoSource"]
 _SCANNED = 16  # samples of each OpInfo, evenly spaced: enough to find the overloads that it dispatches to
 _PROVIDERS = 3  # OpInfos from which calls of a helper op are taken, if the helper has no OpInfo
 _SPELLINGS_OF_ONE = 6
+_TRIES_OF_ONE_CLASS = 40
+"""So many changes are tried to make calls of one class of input."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,43 @@ def _with_spellings(
                 other.poison_only(common)
                 left -= 1
                 yield other
+        own = row.overload is not None or any(row.name in home_rows(sample.first.op) for sample in testable)
+        if options.rare:
+            yield from _of_input_classes(testable, seen, common, options, own)
+
+
+def _of_input_classes(
+    samples: Sequence[OpInfoSample], seen: set[str], common: frozenset[str], options: SampleOptions, own: bool
+) -> Iterator[OpInfoSample]:
+    """Yield variations of ``samples`` of each class of input, from the samples in turn and up to a limit.
+
+    Of calls that do not belong to their row, one of each class is enough: other rows have the same.
+    """
+    # calls of several dims tell more, and two of them are enough to be in turn
+    samples = sorted(samples, key=lambda sample: min(2, max((t.ndim for t in sample.first.tensors), default=0)))[::-1]
+    for one in INPUT_CLASSES:
+        left = one.most if own else 1
+        left *= 1 if options.max_samples is not None else 4
+        tries = _TRIES_OF_ONE_CLASS
+        with quiet():
+            # from each sample in turn, with another first change, so that a limit keeps changes of every kind
+            offered = zip_longest(*(_turned(sample, place, one) for place, sample in enumerate(samples)))
+            for sample, change in (pair for round_ in offered for pair in round_ if pair is not None):
+                if not left or not tries:
+                    break
+                tries -= 1
+                other = sample.varied(change, rare=True)
+                if other is not None and other.first.signature() not in seen and attempt(other.first) is not None:
+                    seen.add(other.first.signature())
+                    other.poison_only(common)
+                    left -= 1
+                    yield other
+
+
+def _turned(sample: OpInfoSample, place: int, one: InputClass) -> list[tuple[OpInfoSample, Variation]]:
+    changes = list(one.changes(sample.first))
+    start = place % len(changes) if changes else 0
+    return [(sample, change) for change in (*changes[start:], *changes[:start])]
 
 
 def _rotated(sample: OpInfoSample, place: int) -> list[tuple[OpInfoSample, Variation]]:

@@ -133,7 +133,8 @@ def short(claimed: Claimed) -> str:
 def samples(op: str, most: int) -> tuple[Sample, ...]:
     """Return ``most`` samples of an overload, and at most as many in other spellings."""
     (target,) = SOURCE.select([op])
-    return tuple(sample for sample in SOURCE.samples(target, SampleOptions(max_samples=most)) if sample.op == op)
+    found = SOURCE.samples(target, SampleOptions(max_samples=most, rare=False))
+    return tuple(sample for sample in found if sample.op == op)
 
 
 def check(op: str, most: int = MOST, claims_only: bool = False) -> list[SampleReport]:

@@ -204,6 +204,9 @@ def gate(
         bool, typer.Option("--update", help="Rewrite the baseline so that it lists what was found.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run of what is asked, at the profile ci.")] = False,
+    special_values: Annotated[
+        bool, typer.Option("--special-values", help="Let findings that only special values show fail the gate, too.")
+    ] = False,
     out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     rank_memory: RankMemory = None,
@@ -225,7 +228,7 @@ def gate(
     log_to_stderr(log_level)
     with Loading():
         from verifier.cli import reading
-    reading.gate(context, patterns, mesh, imports, baseline, update, fresh, out, output, rank_memory)
+    reading.gate(context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory)
 
 
 @app.command()

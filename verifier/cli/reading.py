@@ -30,7 +30,7 @@ from verifier.cli.options import (
 from verifier.core.case import DEFAULT_MESHES
 from verifier.core.wording import NO_SAMPLES, plural
 from verifier.gate.baseline import load_baseline
-from verifier.gate.decision import decide_all
+from verifier.gate.decision import decide_all, without_special
 from verifier.gate.evidence import collect, refuse_unfinished
 from verifier.gate.question import Question, asked_by
 from verifier.processes.limits import parse_rank_memory
@@ -77,6 +77,7 @@ def gate(
     baseline: BaselineOption,
     update: bool,
     fresh: bool,
+    special_values: bool,
     out: Out,
     output: FormatOption,
     rank_memory: RankMemory,
@@ -103,13 +104,13 @@ def gate(
         made = make_run(request, baseline, known, out, cluster)
         evidence = collect(store, asked_by(made.header, asked), known)
     today = datetime.now(UTC).date()
-    decision = decide_all(evidence, known, today)
+    decision = decide_all(evidence, known, today, special_values)
     if update:
         if decision.unverified:
             raise ValueError(f"the baseline is left as it is: {decision.unverified}")
-        known = known.updated(evidence.runs, today)
+        known = known.updated(evidence.runs if special_values else [*map(without_special, evidence.runs)], today)
         known.save(baseline)
-        decision = decide_all(evidence, known, today)
+        decision = decide_all(evidence, known, today, special_values)
         consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )

@@ -35,7 +35,7 @@ from verifier.execution.trial_log import TrialLog
 from verifier.oracle.comparison import Spot, check_full, check_shards, have_same_strides, is_comparable
 from verifier.oracle.reference import Reference, output_names
 from verifier.oracle.tolerance import case_tolerance, unexplained
-from verifier.programs import asked_placements
+from verifier.programs import asked_placements, needs_fresh_caches
 from verifier.torch_internals.caches import cache_misses, clear_caches
 from verifier.torch_internals.dtensors import local_shards, per_rank
 from verifier.torch_internals.names import pytree
@@ -124,8 +124,8 @@ class TrialRunner:
     def run(self, trial: Trial, reference: Reference) -> ProcessReport:
         """Return what this process saw of ``trial``. Whatever the call raises is in the report."""
         log = TrialLog(self.memory_limit)
-        if writes_out(trial.case):
-            clear_caches()  # their keys leave `out` out, so that the rule of another trial would run
+        if writes_out(trial.case) or needs_fresh_caches(trial.case):
+            clear_caches()  # keys leave arguments out, such as `out`, so that the rule of another trial would run
         misses = cache_misses()
         started = time.perf_counter()
         with self.recorder.recording():

@@ -19,6 +19,7 @@ __all__ = [
     "GateItem",
     "decide",
     "decide_all",
+    "without_special",
 ]
 
 
@@ -49,6 +50,8 @@ class GateItem:
 class GateDecision:
     """What is ``new``, ``known``, ``fixed``, ``expired`` (known, still there, past its day) and ``untested``.
 
+    ``special`` has findings that only special values show, if they are not to count as new.
+
     ``runs`` describes each run that counts, newest first, ``revision`` the versions that they verified. ``trials``
     counts all trials, and the rules of level 1 if ``rules`` is true. ``evidence`` counts those that proved something:
     unsupported and inconclusive trials and our own ``errors`` prove nothing. ``unanswered`` lists the parts of
@@ -72,6 +75,7 @@ class GateDecision:
     imports: tuple[str, ...] = ()
     unanswered: tuple[NoEvidence, ...] = ()
     left_out: tuple[str, ...] = ()
+    special: tuple[GateItem, ...] = ()
 
     @property
     def _counted(self) -> str:
@@ -111,12 +115,17 @@ class GateDecision:
         return 0 if self.complete and not self.unanswered else 2
 
 
-def decide(run: RunRecord, baseline: Baseline, today: date) -> GateDecision:
+def decide(run: RunRecord, baseline: Baseline, today: date, special_values: bool = False) -> GateDecision:
     """Return the decision on one run alone, given ``baseline``; see :func:`decide_all`."""
-    return _decide(run.header.command, [run], baseline, today)
+    return _decide(run.header.command, [run], baseline, today, special_values)
 
 
-def decide_all(evidence: Evidence, baseline: Baseline, today: date) -> GateDecision:
+def without_special(run: RunRecord) -> RunRecord:
+    """Return ``run`` without the findings that only special values show."""
+    return replace(run, findings=[one for one in run.findings if one.verdict != VerdictKind.SPECIAL_VALUE])
+
+
+def decide_all(evidence: Evidence, baseline: Baseline, today: date, special_values: bool = False) -> GateDecision:
     """Return the decision on all evidence, given ``baseline``. The same arguments always give the same decision.
 
     - A finding of a run is *new* if the baseline has no entry with a reason for its fingerprint that is about the rules
@@ -124,13 +133,17 @@ def decide_all(evidence: Evidence, baseline: Baseline, today: date) -> GateDecis
     - An entry is *known* if its finding is there, or it failed when it was tried again. It is *expired* instead if
       today is after its day. Expiry is ignored for entries that were not tried again or that are fixed.
     - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*.
+    - A finding that only special values show is new with ``special_values``, and else listed as *special*.
     """
-    decision = _decide(evidence.question.describe(), evidence.runs, baseline, today)
+    decision = _decide(evidence.question.describe(), evidence.runs, baseline, today, special_values)
     return replace(decision, unanswered=evidence.unanswered, left_out=evidence.left_out)
 
 
-def _decide(question: str, runs: Sequence[RunRecord], baseline: Baseline, today: date) -> GateDecision:
+def _decide(
+    question: str, runs: Sequence[RunRecord], baseline: Baseline, today: date, special_values: bool
+) -> GateDecision:
     new: dict[tuple[str, tuple[str, ...]], GateItem] = {}
+    special: dict[tuple[str, tuple[str, ...]], GateItem] = {}
     known: list[GateItem] = []
     fixed: list[GateItem] = []
     expired: list[GateItem] = []
@@ -156,7 +169,8 @@ def _decide(question: str, runs: Sequence[RunRecord], baseline: Baseline, today:
         entries = baseline.about(run.header.imports, run.header.own_rules)
         for finding in run.findings:
             if entries.get(finding.fingerprint) is None:
-                new.setdefault(
+                aside = finding.verdict == VerdictKind.SPECIAL_VALUE and not special_values
+                (special if aside else new).setdefault(
                     (finding.fingerprint, _own(finding, run.header)), _item(finding, None, _note(finding, run))
                 )
     counts: Counter[str] = Counter()
@@ -170,6 +184,7 @@ def _decide(question: str, runs: Sequence[RunRecord], baseline: Baseline, today:
         runs=tuple(_describe(run) for run in runs),
         revision=_revision(runs),
         new=_ordered(new.values()),
+        special=_ordered(special.values()),
         known=_ordered(known),
         fixed=_ordered(fixed),
         expired=_ordered(expired),

@@ -18,6 +18,7 @@ __all__ = [
     "render",
 ]
 
+_NEWLINE = "\n"
 MOST_UNTESTED = 8
 """Entries that were not tried again and have a line each, so that the end of the text fits a screen."""
 
@@ -53,6 +54,12 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
             lines.append(
                 f"{title} {item.fingerprint} {item.verdict} in {item.op} on mesh {item.mesh}: {item.note}{reason}"
             )
+    if decision.special:
+        lines.append("")
+    for item in decision.special:
+        lines.append(
+            f"special {item.fingerprint} in {item.op} on mesh {item.mesh}: {item.message.partition(_NEWLINE)[0]}"
+        )
     if (more := len(decision.untested) - MOST_UNTESTED) > 0:
         lines.append(f"untested: {plural(more, 'more entry', 'more entries')}, which `--format json` lists")
     if decision.errors:
@@ -63,7 +70,8 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
         "",
         f"{decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
         f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
-        f"{len(decision.fixed)} fixed, {len(decision.untested)} untested",
+        f"{len(decision.fixed)} fixed, {len(decision.untested)} untested"
+        + (f", {len(decision.special)} for special values alone" if decision.special else ""),
         *_next_steps(decision, folder),
     ]
     return "\n".join(lines) + "\n"
@@ -84,6 +92,8 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
         steps.append(f"write in the baseline why what is new is accepted: {entries} without a reason; or fix it")
     if len(decision.new) > unexplained:
         steps.append(f"fix what is new, or accept it: {update}, then give each a reason")
+    if decision.special:
+        steps.append("what only special values show does not fail the gate; `--special-values` makes it count")
     if decision.expired:
         steps.append("fix what has expired, or move its `expires` in the baseline, with a reason that still holds")
     if decision.fixed:

@@ -5,6 +5,7 @@ This module belongs to the algebra in :mod:`verifier.placements.algebra` and cal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache, reduce
 
@@ -181,11 +182,18 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
     gap = _noise(value, generator, 0, round(8 / unit)) * (-unit if reduction == "max" else unit)
     pieces = []
     for rank in range(parts):
-        moved = torch.add(value, gap, alpha=1 + rank % 2)
+        moved = torch.add(_lone_infinities(value, reduction), gap, alpha=1 + rank % 2)
         if not value.dtype.is_floating_point:  # a wrapped integer would win the reduction
             moved = torch.where((moved > value) if reduction == "max" else (moved < value), value, moved)
         pieces.append(torch.where(owner == rank, value, moved))
     return pieces
+
+
+def _lone_infinities(value: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Return what other ranks than the owner hold: a number in place of an infinity that wins the reduction alone."""
+    if not value.dtype.is_floating_point:
+        return value
+    return torch.where(value == (math.inf if reduction == "max" else -math.inf), torch.zeros_like(value), value)
 
 
 def split_index(value: torch.Tensor, reduction: str, parts: int, generator: torch.Generator) -> list[torch.Tensor]:

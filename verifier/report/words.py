@@ -45,6 +45,8 @@ OUTCOMES: dict[str, Outcome] = {
         (VerdictKind.WRONG_DTYPE, "T", "fail", "an output has another dtype"),
         (VerdictKind.WRONG_PLACEMENT, "L", "fail", "an output has placements that do not fit what the ranks hold"),
         (VerdictKind.MUTATED_INPUT, "M", "fail", "an input changed that must not"),
+        (VerdictKind.STALE_CACHE, "K", "fail", "a call takes the decision that was cached for another call"),
+        (VerdictKind.SPECIAL_VALUE, "N", "fail", "wrong only for infinities, NaN, 0 or values at a threshold"),
         (VerdictKind.RANKS_DISAGREE, "R", "fail", "ranks do not agree with one another"),
         (VerdictKind.HANG, "H", "fail", "ranks waited until the time limit"),
         (VerdictKind.DIED, "X", "fail", "the process of a rank ended"),

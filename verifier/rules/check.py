@@ -22,6 +22,7 @@ from verifier.rules.products import Products
 from verifier.rules.results import Rule, SampleReport
 from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.rules.samples import Sample
+from verifier.rules.stale import stale_decisions
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 
 __all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample"]
@@ -68,6 +69,9 @@ def _check(ledger: Ledger) -> None:
                 report.untested["the local call raises"] += 1
                 continue
             place.run()
+            if isinstance(place, Exploration) and options.samples_called_again and mesh_number == size == 0:
+                place.take(case, 0)
+                report.stale = list(stale_decisions(place))
             elements = sum(tensor.numel() for tensor in place.call.tensors)
             if isinstance(place, Exploration) and (largest is None or elements >= largest[0]):
                 largest = elements, place

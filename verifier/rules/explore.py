@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.tensor.placement_types import Placement
@@ -22,6 +22,8 @@ __all__ = ["Exploration"]
 
 
 _WIDE_DRAWS = 4
+_SPECIAL_KINDS = 6
+"""Draws of special values, of which each has another kind."""
 
 
 @dataclass(slots=True)
@@ -191,21 +193,24 @@ class Exploration(SampleOnMesh):
         return masks
 
     def _try_special(self) -> None:
-        """Try the claims that held on values that a Partial cannot always carry."""
-        if self.size or not self.claims:
-            return
-        if not self.take_drawn(0, Values.SPECIAL):
-            return
-        for claim in self.claims.values():
-            if self.ledger.has_failed(claim.rule):
+        """Try the claims that held on values that a Partial cannot always carry, each kind by itself."""
+        ledger = self.ledger
+        claims = [claim for claim in self.claims.values() if not ledger.has_failed(claim.rule)]
+        # the first size has all kinds, the others a few
+        kinds = range(_SPECIAL_KINDS) if self.size == 0 else range(self.size, _SPECIAL_KINDS, 2)
+        for kind in kinds if claims else ():
+            if not self.take_drawn(kind, Values.SPECIAL):
                 continue
-            try:
-                results: list[Results] | Exception = run_claim(claim, self.call, self.cuts, self.mesh)
-            except Exception as error:  # noqa: BLE001 - as above
-                results = error
-            found = self.mismatch(claim, results)
-            if found is not None:
-                self.ledger.special.setdefault(claim.rule, self.counterexample(claim, found))
+            for claim in claims:
+                if claim.rule in ledger.special:
+                    continue
+                try:
+                    results: list[Results] | Exception = run_claim(claim, self.call, self.cuts, self.mesh)
+                except Exception as error:  # noqa: BLE001 - as above
+                    results = error
+                found = self.mismatch(claim, results)
+                if found is not None and found.clear:
+                    ledger.special[claim.rule] = replace(self.counterexample(claim, found), special=True)
 
     # --------------------------------------------------------------------------------------------------------- results
     def best_outputs(self, combination: Combination, masks: Sequence[int]) -> list[Placement] | None:

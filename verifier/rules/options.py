@@ -37,6 +37,8 @@ class CheckOptions:
         At most so many products of one-dim rules on each mesh of several dims.
     samples_with_products
         Of how many samples of each overload products are tried, the first ones: DTensor takes long to decide there.
+    samples_called_again
+        Of how many samples of each overload second calls are made, to find what DTensor's cache leaves out.
     """
 
     meshes: tuple[MeshSpec, ...]
@@ -46,6 +48,7 @@ class CheckOptions:
     cap: int = 256
     products: int = 12
     samples_with_products: int = 2
+    samples_called_again: int = 4
 
     @property
     def flat(self) -> tuple[MeshSpec, ...]:

@@ -56,6 +56,12 @@ class WrongRule:
     """In how many draws it failed."""
     raised: str = ""
     """The type of the exception, if the local op raised one."""
+    special: bool = False
+    """Whether only special values refute the claim."""
+    left_out: str = ""
+    """The argument that the key of DTensor's cache leaves out, if the verdict is STALE_CACHE."""
+    controls: tuple[TrialRecord, ...] = ()
+    """Trials that have to pass if the cache is to be blamed: each of the two calls, made twice."""
 
 
 @dataclass
@@ -70,6 +76,8 @@ class SampleReport:
         Input combinations that were run, over all draws.
     missing
         Rules that held in every draw and that DTensor does not claim.
+    stale
+        Decisions that DTensor's cache hands to a second call, which has another; see :mod:`verifier.rules.stale`.
     special
         Claims that hold on ordinary values, and not on infinities, NaN, -0.0 and values at a threshold.
     untested
@@ -84,6 +92,7 @@ class SampleReport:
     wrong: list[WrongRule] = field(default_factory=list)
     missing: dict[Rule, MissingRuleRecord] = field(default_factory=dict)
     special: list[WrongRule] = field(default_factory=list)
+    stale: list[WrongRule] = field(default_factory=list)
     inconclusive: set[Rule] = field(default_factory=set)
     untested: Counter[str] = field(default_factory=Counter)
     died: list[str] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -25,7 +26,7 @@ from verifier.rules.execute import Cuts, LocalCall, Results, holds_tensor
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
-from verifier.rules.samples import Values
+from verifier.rules.samples import Values, is_rare
 from verifier.torch_internals.claims import ClaimReader
 from verifier.torch_internals.placements import Combination, placement_text
 from verifier.torch_internals.registries import has_own_handler
@@ -33,6 +34,7 @@ from verifier.torch_internals.registries import has_own_handler
 __all__ = ["CALL_ERRORS", "IMPOSSIBLE", "SampleOnMesh"]
 
 CALL_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+_LARGE = 1 << 20
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
 
 
@@ -148,6 +150,9 @@ class SampleOnMesh:
             self._hold(claim)
         elif not found.clear:
             self.ledger.unclear.add(claim.rule)
+        elif is_rare(self.ledger.sample) and not self.finite:
+            # such as a division by a number that is 0
+            self.ledger.special.setdefault(claim.rule, replace(self.counterexample(claim, found), special=True))
         else:
             self.ledger.note(self.counterexample(claim, found), self.mesh.ndim)
 
@@ -171,7 +176,7 @@ class SampleOnMesh:
         trial = Trial(self.case, self.mesh, claim.inputs, (), self.seed)
         return WrongRule(
             claim.rule, str(self.mesh), self.shapes, self.arguments, self.ledger.sample.origin, found.kind,
-            found.message, trial_record(trial), sum(tensor.numel() for tensor in self.call.tensors), self.call.in_args,
+            found.message, trial_record(trial), _complexity(self.call.tensors), self.call.in_args,
             raised=found.raised,
         )  # fmt: skip
 
@@ -187,6 +192,11 @@ class SampleOnMesh:
         if claim is not None:
             found = Mismatch(VerdictKind.DIED, "the op ended the process of a rank")
             ledger.note(self.counterexample(claim, found), self.mesh.ndim)
+
+
+def _complexity(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the number of elements; a call with an empty tensor is no simpler than others."""
+    return sum(tensor.numel() for tensor in tensors) + _LARGE * (not all(tensor.numel() for tensor in tensors))
 
 
 def _width(tensor: torch.Tensor) -> int:

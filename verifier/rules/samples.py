@@ -21,6 +21,7 @@ __all__ = [
     "Target",
     "Values",
     "installed_sources",
+    "is_rare",
     "names_overload",
 ]
 
@@ -57,15 +58,18 @@ class SampleOptions:
     sizes
         Each call is drawn at up to so many sizes.
     max_samples
-        At most so many samples of one aten overload under one target; None for all.
+        At most so many samples of one aten overload under one target, beside those of rare classes; None for all.
     seed
         Fixes all values.
+    rare
+        Also draw classes of input that usual calls seldom have; see :func:`is_rare`.
     """
 
     dtype: torch.dtype = torch.float64
     sizes: int = 3
     max_samples: int | None = 8
     seed: int = 0
+    rare: bool = True
 
 
 class Values(Enum):
@@ -110,6 +114,14 @@ class Sample(Protocol):
 
         Shapes and arguments that are not tensors depend on ``size`` alone.
         """
+
+
+def is_rare(sample: Sample) -> bool:
+    """Return whether a sample is of a class of input that is drawn beside usual calls, so that claims alone are tried.
+
+    A sample says so by an attribute ``rare``, which it need not have.
+    """
+    return bool(getattr(sample, "rare", False))
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,12 @@ class ClaimReader:
         if not sharding.use_val_from_redistribute_schema:
             return Propagation(inputs, outputs)
         return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
+
+    def key(self, combination: Combination, mesh_shape: tuple[int, ...]) -> Hashable:
+        """Return that by which DTensor's cache knows this call at ``combination``: equal keys share a decision."""
+        mesh = _bare_mesh(mesh_shape, 0)
+        placed = zip(combination, self._metas, strict=True)
+        return self._schema([DTensorSpec(mesh, placements, tensor_meta=meta) for placements, meta in placed])
 
     def _by_kernel(
         self, ours: ShardedOp, schema: OpSchema, mesh: DeviceMesh, outputs: tuple[Placements | None, ...] | None

@@ -11,7 +11,7 @@ import torch
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_names import base_of
 
-__all__ = ["Variation", "spellings", "with_value"]
+__all__ = ["Variation", "equivalent_dim", "spellings", "with_value"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,16 @@ def _equivalent_dims(call: Call, name: str, given: int) -> Iterator[int]:
         if reference is not None and results is not None and _equal(results, reference):
             yield other
             return
+
+
+def equivalent_dim(name: str, call: Call) -> Call | None:
+    """Return ``call`` with the dim ``name`` counted from the other end; None if no such number means the same."""
+    defaults = {parameter.name: parameter.default for parameter in parameters(call.op)}
+    given = call.values.get(name, defaults[name])
+    if type(given) is not int:
+        return None
+    other = next(_equivalent_dims(call, name, given), None)
+    return None if other is None else with_value(call, name, other)
 
 
 def _equal(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 __all__ = [
+    "SPECIAL_DRAWS",
     "Chosen",
     "Constant",
     "Domain",
@@ -201,7 +202,16 @@ class Regenerated:
         return self.tensors(number).clone()
 
 
-_SPECIALS = ((float("inf"),), (float("-inf"), -0.0), (float("nan"),), (float("inf"), float("-inf"), float("nan"), -0.0))
+_SPECIALS = (
+    (float("inf"),),
+    (float("-inf"),),
+    (float("nan"),),
+    (0.0, -0.0),
+    (),  # the thresholds by themselves
+    (float("inf"), float("-inf"), float("nan"), -0.0),
+)
+SPECIAL_DRAWS = len(_SPECIALS)
+"""So many draws have special values of each kind."""
 
 
 def with_specials(
@@ -211,9 +221,10 @@ def with_specials(
 
     The draw's number selects the special values, because a NaN in every tensor would hide the effect of infinities.
     """
-    if not tensor.numel():
+    kinds = _SPECIALS[number % len(_SPECIALS)]
+    values = torch.tensor([*kinds, *(() if len(kinds) == 1 else thresholds)], dtype=tensor.dtype)
+    if not tensor.numel() or not values.numel():
         return tensor
-    values = torch.tensor([*_SPECIALS[number % len(_SPECIALS)], *thresholds], dtype=tensor.dtype)
     hit = torch.rand(tensor.shape, generator=generator) < 0.2
     hit.view(-1)[int(torch.randint(tensor.numel(), (), generator=generator))] = True
     replacements = values.take(torch.randint(len(values), tensor.shape, generator=generator))

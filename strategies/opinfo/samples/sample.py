@@ -24,14 +24,13 @@ from strategies.opinfo.samples.fill_plans import (
     why_not_testable,
     widened,
 )
-from strategies.opinfo.samples.fills import Chosen, Fill, Palette, with_specials
+from strategies.opinfo.samples.fills import SPECIAL_DRAWS, Chosen, Fill, Palette, with_specials
 from verifier.core.case import OpCase
 from verifier.rules.samples import Values
 
 __all__ = ["OpInfoSample"]
 
 _DIMS = ("dim", "dims", "dim0", "dim1", "axis")
-_SPECIAL_DRAWS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +46,8 @@ class _Prepared:
 class OpInfoSample:
     """A captured call, perhaps changed by ``changes``; see :class:`verifier.rules.samples.Sample`."""
 
-    def __init__(self, row: Row, template: Template, changes: tuple[Variation, ...] = ()) -> None:
-        self._row, self._template, self._changes = row, template, changes
+    def __init__(self, row: Row, template: Template, changes: tuple[Variation, ...] = (), rare: bool = False) -> None:
+        self._row, self._template, self._changes, self.rare = row, template, changes, rare
         self._prepared: dict[int, _Prepared | None] = {}
         self._wide: dict[int, _Prepared | None] = {}
         self._takes_specials: bool | None = None
@@ -127,11 +126,14 @@ class OpInfoSample:
                         leaves[place] = with_specials(leaf, thresholds_of(prepared.call), generator, draw)
         return leaves
 
-    def varied(self, variation: Variation) -> OpInfoSample | None:
-        """Return the sample with one more change; None if the change does not apply."""
+    def varied(self, variation: Variation, rare: bool = False) -> OpInfoSample | None:
+        """Return the sample with one more change; None if the change does not apply.
+
+        Of a ``rare`` sample only what DTensor claims is tried.
+        """
         if variation.apply(self.first) is None:
             return None
-        return OpInfoSample(self._row, self._template, (*self._changes, variation))
+        return OpInfoSample(self._row, self._template, (*self._changes, variation), rare)
 
     # ------------------------------------------------------------------------------------------------------ preparing
     def _changed(self, call: Call | None) -> Call | None:
@@ -186,7 +188,7 @@ class OpInfoSample:
             )
             self._takes_specials = prepared is not None and filled and base not in KEEP_VALUES
             with quiet():
-                for number in range(_SPECIAL_DRAWS if self._takes_specials else 0):
+                for number in range(SPECIAL_DRAWS if self._takes_specials else 0):
                     assert prepared is not None
                     call = prepared.call.with_leaves(self._leaves(prepared, 0, number, True))
                     self._takes_specials = self._takes_specials and attempt(call) is not None

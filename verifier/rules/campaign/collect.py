@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from verifier.core.verdict import VerdictKind
 from verifier.records.schema import (
-    NOT_TRIED,
     ConfirmationRecord,
     MissingRuleRecord,
     OpRulesRecord,
@@ -15,7 +15,12 @@ from verifier.records.schema import (
 )
 from verifier.rules.results import Rule, SampleReport, WrongRule
 
-__all__ = ["op_record", "wrong_record", "wrong_rules"]
+__all__ = ["op_record", "special_rules", "stale_decisions", "wrong_record", "wrong_rules"]
+
+STALE_TRIED = 16
+"""So many stale decisions of an overload and an argument are tried on real processes, until one is confirmed."""
+
+_TELLING = 8
 
 
 def wrong_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
@@ -24,6 +29,32 @@ def wrong_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
     Of several counterexamples the smallest is kept.
     """
     return _smallest(wrong for report in reports for wrong in report.wrong)
+
+
+def stale_decisions(reports: Iterable[SampleReport]) -> list[WrongRule]:
+    """Return the stale decisions in ``reports``, smallest first: at most so many of each argument left out.
+
+    Calls on few elements come last, because the same result may come of both calls by accident.
+    """
+    kept: list[WrongRule] = []
+    seen: Counter[tuple[str, str]] = Counter()
+    for stale in sorted((one for report in reports for one in report.stale), key=_by_size):
+        key = stale.rule.op, stale.left_out
+        if seen[key] < STALE_TRIED:
+            kept.append(stale)
+        seen[key] += 1
+    return kept
+
+
+def special_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
+    """Return the rules in ``reports`` that special values refute and no ordinary ones, each once, smallest first."""
+    wrong = {wrong.rule for report in reports for wrong in report.wrong}
+    found = _smallest(one for report in reports for one in report.special if one.rule not in wrong)
+    return sorted(found, key=lambda one: (one.elements, one.rule))
+
+
+def _by_size(stale: WrongRule) -> tuple[bool, int, Rule]:
+    return stale.elements < _TELLING, stale.elements, stale.rule
 
 
 def _smallest(wrongs: Iterable[WrongRule]) -> list[WrongRule]:
@@ -40,15 +71,23 @@ def _smallest(wrongs: Iterable[WrongRule]) -> list[WrongRule]:
 
 
 def op_record(
-    reports: Sequence[SampleReport], wrong: Sequence[WrongRuleRecord], given_up: Sequence[str], died: Sequence[str]
+    reports: Sequence[SampleReport],
+    wrong: Sequence[WrongRuleRecord],
+    special: Sequence[WrongRuleRecord],
+    given_up: Sequence[str],
+    died: Sequence[str],
 ) -> OpRulesRecord:
     """Return what ``reports`` say of one op.
 
-    ``wrong`` are its wrong rules after an attempt to confirm each; ``given_up`` says why samples are missing, ``died``
-    what ended a worker.
+    ``wrong`` are its wrong rules, and ``special`` those that only special values refute, after an attempt to confirm
+    each; ``given_up`` says why samples are missing, ``died`` what ended a worker.
     """
     untested = sum((report.untested for report in reports), Counter(given_up))
-    refuted = {(tuple(w.input_placements), tuple(w.output_placements), w.op) for w in wrong}
+    refuted = {
+        (tuple(w.input_placements), tuple(w.output_placements), w.op)
+        for w in wrong
+        if w.verdict != VerdictKind.STALE_CACHE  # the rule is true; it is taken for another call
+    }
     confirmed = {rule for report in reports for rule in report.confirmed}
     held = sorted(rule for rule in confirmed if (rule.inputs, rule.outputs, rule.op) not in refuted)
     inconclusive = {rule for report in reports for rule in report.inconclusive} - confirmed
@@ -61,10 +100,7 @@ def op_record(
         wrong=[w for w in wrong if not w.confirmed.unsure],
         unconfirmed=[w for w in wrong if w.confirmed.unsure],
         missing=_missing(reports),
-        special=[
-            wrong_record(w, ConfirmationRecord(NOT_TRIED, why="special values"), "", False)
-            for w in _smallest(w for report in reports for w in report.special)
-        ],
+        special=list(special),
         inconclusive=[str(rule) for rule in sorted(inconclusive)],
         untested=dict(sorted(untested.items())),
         not_testable={report.op: report.not_testable for report in reports if report.not_testable},

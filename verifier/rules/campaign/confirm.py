@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from verifier.records.schema import (
     GONE,
     NOT_RUN,
     NOT_SELECTED,
+    NOT_TRIED,
     UNCONFIRMED,
     ConfirmationRecord,
     FindingRecord,
@@ -38,8 +40,16 @@ from verifier.rules.results import WrongRule
 
 __all__ = ["Confirmer", "base_op", "defect_key"]
 
+_KINDS = (VerdictKind.STALE_CACHE, VerdictKind.SPECIAL_VALUE)
+_MOST_SPECIAL = 4
+"""So many rules of an op are tried on real processes, until special values refute one there."""
+_SPECIAL_SCRIPTS = 4
+"""The scripts of so many new findings about special values are run; there may be one for most ops."""
 ATTEMPTS = 16
 """Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
+SPECIAL_ATTEMPTS = 4
+STALE_ATTEMPTS = 3
+"""Splits to try of each stale decision; there may be many, and most do no harm."""
 
 
 def base_op(op: str) -> str:
@@ -56,8 +66,13 @@ def defect_key(wrong: WrongRule) -> GroupKey:
     """Return what wrong rules have in common that one defect makes wrong: op, verdict, and the kind of rule.
 
     Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
-    everything is replicated.
+    everything is replicated. Stale decisions are told apart by the argument that the key of the cache leaves out. The
+    rules of an op that special values refute are one.
     """
+    if wrong.left_out:
+        return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=wrong.left_out))
+    if wrong.special:
+        return GroupKey(base_op(wrong.rule.op), Symptom(VerdictKind.SPECIAL_VALUE))
     read = wrong.rule.inputs[: wrong.read]
     columns = ByMeshDim.of((*read, *wrong.rule.outputs)).columns
     kinds = {Change(_kinds(column[: len(read)]), _kinds(column[len(read) :])) for column in columns}
@@ -83,6 +98,10 @@ class _Defect:
     failure: Failure
     family: str
     size: tuple[int, int, int] | None
+    kind: VerdictKind | None = None
+    """STALE_CACHE or SPECIAL_VALUE, if the defect is one; else the verdict of the failure says what it is."""
+    likely: str = ""
+    """What a finding of this kind says of its cause."""
     occurrences: int = 0
     also: dict[str, None] = field(default_factory=dict)
 
@@ -162,12 +181,11 @@ class Confirmer:
             attempts = self._lanes.map(self._attempts, rules)
         return [self._confirm(wrong, family, tried) for (wrong, family), tried in zip(wrongs, attempts, strict=True)]
 
-    def _attempts(self, run: Runner, wrong: WrongRule) -> list[Failure]:
+    def _attempts(self, run: Runner, wrong: WrongRule, most: int = ATTEMPTS) -> list[Failure]:
         """Return the outcomes of the attempts to show a wrong rule, up to and including the first that shows it."""
-        trial = load_trial(wrong.trial)
-        trial = replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+        trial = _on_gloo(load_trial(wrong.trial))
         tried: list[Failure] = []
-        for attempt in range(ATTEMPTS):
+        for attempt in range(most):
             tried.append(self._outcome(run, replace(trial, seed=trial.seed + 7919 * attempt)))
             if _shows(wrong, tried[-1]):
                 break
@@ -184,6 +202,48 @@ class Confirmer:
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
         )
+
+    def confirm_stale(self, stale: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
+        """Return the record of each stale decision that does harm on real processes, one for each argument left out.
+
+        Most do none: two decisions may differ and both be right for both calls. These are no accusations, so they have
+        no record.
+        """
+        records: dict[tuple[str, str], WrongRuleRecord] = {}
+        for wrong in stale:
+            key = wrong.rule.op, wrong.left_out
+            if key not in records and (failure := self._harm(wrong)) is not None:
+                ranks = failure.trial.mesh.world_size
+                records[key] = self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
+        return list(records.values())
+
+    def confirm_special(self, special: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
+        """Return the record of each rule that special values refute, of which a few of each op are tried on ranks."""
+        tried: Counter[str] = Counter()
+        shown: set[str] = set()
+        records = []
+        for wrong in special:
+            op = base_op(wrong.rule.op)
+            if op in shown or tried[op] >= _MOST_SPECIAL:
+                confirmed = ConfirmationRecord(NOT_TRIED, why="special values")
+                records.append(wrong_record(wrong, confirmed, "", False))
+                continue
+            tried[op] += 1
+            records.append(self._confirm(wrong, family, self._attempts(self.run, wrong, SPECIAL_ATTEMPTS)))
+            if records[-1].fingerprint:
+                shown.add(op)
+        return records
+
+    def _harm(self, wrong: WrongRule) -> Failure | None:
+        """Return the failure of two calls in a row that both pass if each of them is made twice; None if they pass."""
+        both, *controls = (_on_gloo(load_trial(record)) for record in (wrong.trial, *wrong.controls))
+        for attempt in range(STALE_ATTEMPTS):
+            seed = both.seed + 7919 * attempt
+            failure = self._run(replace(both, seed=seed))
+            if failure.verdict.kind.bad:
+                passes = all(self._run(replace(one, seed=seed)).verdict.kind is VerdictKind.PASS for one in controls)
+                return failure if passes else None
+        return None
 
     def _run(self, trial: Trial) -> Failure:
         """Run ``trial`` and return what came of it, which need not be a failure."""
@@ -205,7 +265,10 @@ class Confirmer:
         self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
     ) -> WrongRuleRecord:
         name, size = self._name(wrong, failure), _size(wrong, failure)
-        defect = self._defects.setdefault(name, _Defect(failure, family, size))
+        kind, likely = _class_of(wrong)
+        if isinstance(self.baseline.get(name), Cause):  # what one change to torch mends is that cause
+            kind, likely = None, ""
+        defect = self._defects.setdefault(name, _Defect(failure, family, size, kind, likely))
         if defect.size is not None and size < defect.size:
             defect.failure, defect.size = failure, size
         defect.occurrences += wrong.draws
@@ -239,6 +302,9 @@ class Confirmer:
     def settle(self) -> None:
         """Make a finding of each defect: those of the baseline that still fail, and what is new."""
         new = [name for name in self._defects if self.baseline.get(name) is None]
+        special = [name for name in new if self._defects[name].kind is VerdictKind.SPECIAL_VALUE]
+        left_out = {*special[_SPECIAL_SCRIPTS:]}
+        new = [name for name in new if name not in left_out]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             failures = [self._defects[name].failure for name in new]
             statuses = dict(zip(new, pool.map(self._script_status, failures), strict=True))
@@ -255,14 +321,32 @@ class Confirmer:
         seen = dict.fromkeys(list(defect.also)[:12])
         group = Group(group_key(failure), failure, max(1, defect.occurrences), seen)
         confirmed = ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size)
-        return finding_record(
-            group, failure, confirmed, False, self.baseline.get(name), defect.family, "", False, self.imports,
+        entry = self.baseline.get(name)
+        record = finding_record(
+            group, failure, confirmed, False, entry, defect.family, defect.likely, False, self.imports,
             level=1, name=name, script_status=status,
         )  # fmt: skip
+        kind = defect.kind
+        if kind is None and entry is not None and entry.verdict in _KINDS:
+            kind = VerdictKind(entry.verdict)
+        return record if kind is None else replace(record, verdict=kind)
 
     def _script_status(self, failure: Failure) -> str:
         source, no_script = written_script(failure, imports=self.imports)
         return no_script or run_script(source)[0]
+
+
+def _class_of(wrong: WrongRule) -> tuple[VerdictKind | None, str]:
+    """Return the verdict of a finding of a class of its own, and what it says of the cause; None for any other."""
+    if wrong.left_out:
+        return VerdictKind.STALE_CACHE, wrong.message
+    if wrong.special:
+        return VerdictKind.SPECIAL_VALUE, "the rule holds for ordinary values, and not for these"
+    return None, ""
+
+
+def _on_gloo(trial: Trial) -> Trial:
+    return replace(trial, mesh=replace(trial.mesh, backend="gloo"))
 
 
 def _shows(wrong: WrongRule, failure: Failure) -> bool:

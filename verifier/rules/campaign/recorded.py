@@ -27,7 +27,7 @@ from verifier.records.schema import (
     UntestedRecord,
     WrongRuleRecord,
 )
-from verifier.rules.campaign.collect import op_record, wrong_rules
+from verifier.rules.campaign.collect import op_record, special_rules, stale_decisions, wrong_rules
 from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.request import Progress, RulesPlan
 from verifier.rules.campaign.work import WorkItem, check_target, prepare
@@ -143,7 +143,7 @@ class _RulesRun:
         if op.unfinished:
             return
         self.done += 1
-        op.record = self._op_record(op, [])
+        op.record = self._op_record(op, [], [])
         self.writer.append({
             "event": "OpChecked", "op": name, "combinations": op.record.combinations,
             "confirmed": len(op.record.confirmed), "wrong": len(wrong_rules(op.reports)),
@@ -152,8 +152,8 @@ class _RulesRun:
         self.progress(self.done, len(self.ops), name, op.record)
 
     @staticmethod
-    def _op_record(op: _Op, wrong: Sequence[WrongRuleRecord]) -> OpRulesRecord:
-        return op_record(op.reports, wrong, op.given_up, op.died)
+    def _op_record(op: _Op, wrong: Sequence[WrongRuleRecord], special: Sequence[WrongRuleRecord]) -> OpRulesRecord:
+        return op_record(op.reports, wrong, special, op.given_up, op.died)
 
     # ------------------------------------------------------------------------------------------------------- confirming
     def _confirm(self) -> None:
@@ -175,9 +175,16 @@ class _RulesRun:
                 told = self.findings.confirm([(one, self.plan.targets[number].source) for number, one in part])
                 for (number, _), record in zip(part, told, strict=True):
                     records[number].append(record)
+            for op, target, own in zip(self.ops, self.plan.targets, records, strict=True):
+                own += self.findings.confirm_stale(stale_decisions(op.reports), target.source)
+            special = [
+                self.findings.confirm_special(special_rules(op.reports), target.source)
+                for op, target in zip(self.ops, self.plan.targets, strict=True)
+            ]
             self.findings.settle()
-            for op, own in zip(self.ops, records, strict=True):
-                op.record = self._op_record(op, [self._withdrawn(record) for record in own])
+            for op, own, other in zip(self.ops, records, special, strict=True):
+                kept = [[self._withdrawn(record) for record in each] for each in (own, other)]
+                op.record = self._op_record(op, *kept)
         except Exception:  # noqa: BLE001 - what has been checked must not be lost; becomes an error of ours
             self.errors.append(traceback.format_exc().strip())
         finally:
@@ -201,7 +208,7 @@ class _RulesRun:
     def finish(self, complete: bool, seconds: float) -> RunRecord:
         plan, header = self.plan, self.plan.header
         records = {
-            target.name: op.record if op.record is not None else self._op_record(op, [])
+            target.name: op.record if op.record is not None else self._op_record(op, [], [])
             for target, op in zip(plan.targets, self.ops, strict=True)
             if op.reports or op.record is not None
         }
@@ -255,5 +262,7 @@ def _counts_by_op(records: Iterable[OpRulesRecord]) -> dict[str, Counter[str]]:
                 seen[text.partition(":")[0]].setdefault(text, kind)
         for wrong in [*record.wrong, *record.unconfirmed]:
             text = f"{wrong.input_placements} -> {wrong.output_placements} {wrong.mesh}"
+            if wrong.verdict == VerdictKind.STALE_CACHE:
+                text = wrong.message  # the rule itself is true
             seen[wrong.op][text] = VerdictKind.INCONCLUSIVE if wrong.confirmed.unsure else wrong.verdict
     return {op: Counter(rules.values()) for op, rules in seen.items()}

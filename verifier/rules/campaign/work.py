@@ -14,7 +14,7 @@ from verifier.rules.campaign.worker_process import InFlight, Position
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
-from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources
+from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources, is_rare
 
 __all__ = ["WorkItem", "check_target", "prepare"]
 
@@ -76,6 +76,11 @@ def check_target(
                 continue
             done += 1
             if done > resume_at:
-                with_products = seen[sample.op] <= item.check.samples_with_products
-                options = item.check if with_products else replace(item.check, products=0)
+                options = item.check
+                if seen[sample.op] > options.samples_with_products:
+                    options = replace(options, products=0)
+                if seen[sample.op] > options.samples_called_again:
+                    options = replace(options, samples_called_again=0)
+                if is_rare(sample):
+                    options = replace(options, claims_only=True, products=0)
                 yield check_sample(sample, options, number, in_flight.enter, skip)

@@ -1,0 +1,280 @@
+"""Classes of input that defects hide behind and that OpInfo seldom has: each is a set of changes to a call.
+
+Only what DTensor claims is tried of such calls, because a rule that is missing for them is missing for usual calls too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from strategies.opinfo.calls.call import Call, Parameter, parameters
+from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
+from strategies.opinfo.calls.op_names import base_of
+from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
+
+__all__ = ["INPUT_CLASSES", "InputClass"]
+
+
+def _is_trusting(call: Call) -> bool:
+    """Return whether the kernel may not check its arguments, as in helper ops that users do not call."""
+    base = base_of(str(call.op))
+    helper = base.startswith("_") and not base.startswith(("_foreach", "_to_copy", "_softmax", "_log_softmax"))
+    return helper or base.startswith(TRUSTING)
+
+
+def _has_fixed_sizes(call: Call) -> bool:
+    """Return whether sizes stay: values depend on them, no kernel checks them, or a list has separate calls."""
+    base = base_of(str(call.op))
+    return (
+        base.rstrip("_") in KEEP_VALUES
+        or _is_trusting(call)
+        or "backward" in base
+        or base.startswith(("_foreach", "_amp_foreach"))
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+def numbers(call: Call) -> Iterator[Variation]:
+    """Yield Python numbers in place of tensors, and other scales."""
+    if _is_trusting(call):
+        return
+    for parameter in list(parameters(call.op))[1:]:
+        given = call.values.get(parameter.name, parameter.default)
+        if parameter.out or parameter.written:
+            continue
+        if isinstance(given, torch.Tensor) and parameter.type in ("Tensor", "Optional[Tensor]"):
+            yield _value(parameter.name, 2 if given.dtype != torch.bool else True)
+            if given.is_floating_point():
+                yield _value(parameter.name, -1.5)
+        elif parameter.name in _SCALES and _is_number(parameter):
+            yield from (_value(parameter.name, value) for value in (2, -1, 0) if value != given)
+
+
+_SCALES = ("alpha", "beta", "value", "scalar", "other", "exponent", "weight", "negative_slope", "lambd")
+
+
+def _is_number(parameter: Parameter) -> bool:
+    return "number" in parameter.type or "float" in parameter.type
+
+
+def _value(name: str, value: object) -> Variation:
+    return Variation(f"{name} is {value}", partial(with_value, name=name, value=value))
+
+
+# --------------------------------------------------------------------------------------------------------------- dtypes
+def dtypes(call: Call) -> Iterator[Variation]:
+    """Yield conversions: by an argument, and by operands of different dtypes."""
+    base = base_of(str(call.op))
+    for parameter in parameters(call.op):
+        if parameter.name in ("dtype", "out_dtype") and "int" in parameter.type and not _is_trusting(call):
+            first = call.tensors[0].dtype
+            for dtype in (torch.int64, torch.bool, torch.float64):
+                if dtype != call.values.get(parameter.name, first):
+                    yield Variation(f"{parameter.name} is {dtype}", partial(_with_dtype, parameter.name, dtype))
+    if base.rstrip("_") in KEEP_VALUES or _is_trusting(call):
+        return
+    floating = [number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point()]
+    if floating:
+        yield from (_cast((number,), torch.int64) for number in floating[-1:])
+        yield _cast(tuple(floating), torch.int64)
+        if len(floating) > 1:
+            yield _cast(tuple(floating[:1]), torch.int64)
+            yield _cast(tuple(floating[1:]), torch.float32)
+        yield _cast(tuple(floating), torch.bool)
+
+
+def _with_dtype(name: str, dtype: torch.dtype, call: Call) -> Call | None:
+    return with_value(call, name, dtype)
+
+
+def _cast(which: tuple[int, ...], dtype: torch.dtype) -> Variation:
+    text = "all floats" if len(which) > 1 else f"tensor {which[0]}"
+    return Variation(f"{text} as {dtype}", partial(_changed, which, partial(_converted, dtype=dtype)))
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return a tensor of another dtype with different values: small integers but 0, or bools of both kinds."""
+    if not tensor.is_floating_point():
+        return None
+    if dtype == torch.bool:
+        return tensor > tensor.nan_to_num().mean()
+    if dtype.is_floating_point:
+        return tensor.to(dtype)
+    whole = (3 * tensor.nan_to_num(0.0, 3.0, -3.0)).round().clamp(-4, 4).to(dtype)
+    return torch.where(whole == 0, torch.ones_like(whole), whole)  # a division by 0 is a special value
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+def broadcasts(call: Call) -> Iterator[Variation]:
+    """Yield operands of which one has an extent of 1, or fewer dims."""
+    if _has_fixed_sizes(call):
+        return
+    for number in reversed(range(len(call.tensors))):
+        for dim in range(call.tensors[number].ndim):
+            yield _resized(number, dim, "is 1", _one)
+        if len(call.tensors) > 1:
+            yield Variation(f"tensor {number} without its first dim", partial(_changed, (number,), _without_first))
+
+
+def narrower(call: Call) -> Iterator[Variation]:
+    """Yield operands of which one, or all but the first, are narrower than the others, or the last one wider."""
+    if _has_fixed_sizes(call):
+        return
+    count = len(call.tensors)
+    if count < 2:
+        return
+    dims = range(call.tensors[-1].ndim)
+    for dim in dims:
+        yield _resized(count - 1, dim, "is wider", _wider)
+        if count > 2:
+            change = partial(_changed, tuple(range(1, count)), partial(_narrower, dim=dim))
+            yield Variation(f"dim {dim} of all but the first is narrower", change)
+        yield _resized(count - 1, dim, "is narrower", _narrower)
+    for number in range(count - 1):
+        for dim in dims:
+            yield _resized(number, dim, "is narrower", _narrower)
+
+
+def empty(call: Call) -> Iterator[Variation]:
+    """Yield operands of which one, or all, have an empty dim."""
+    if _has_fixed_sizes(call):
+        return
+    for dim in range(max(tensor.ndim for tensor in call.tensors)):
+        change = partial(_changed, tuple(range(len(call.tensors))), partial(_empty, dim=dim))
+        yield Variation(f"dim {dim} of all is empty", change)
+        for number in reversed(range(len(call.tensors))):
+            yield _resized(number, dim, "is empty", _empty)
+
+
+def _resized(number: int, dim: int, label: str, resize: Callable[..., torch.Tensor | None]) -> Variation:
+    return Variation(f"dim {dim} of tensor {number} {label}", partial(_changed, (number,), partial(resize, dim=dim)))
+
+
+def _one(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
+    return tensor.narrow(dim, 0, 1).clone() if tensor.ndim > dim and tensor.shape[dim] > 1 else None
+
+
+def _narrower(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
+    extent = tensor.shape[dim] if tensor.ndim > dim else 0
+    return tensor.narrow(dim, 0, extent - 1).clone() if extent > 2 else None
+
+
+def _wider(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """Return a tensor twice as wide; one more would often be cut at the same places."""
+    return torch.cat([tensor, tensor], dim) if tensor.ndim > dim and tensor.shape[dim] > 1 else None
+
+
+def _empty(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
+    return tensor.narrow(dim, 0, 0).clone() if tensor.ndim > dim and tensor.shape[dim] else None
+
+
+def _without_first(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor[0].clone() if tensor.ndim and tensor.shape[0] else None
+
+
+def factory_sizes(call: Call) -> Iterator[Variation]:
+    """Yield sizes of the results of factories: the tensor's own size, and a larger one."""
+    for parameter in parameters(call.op):
+        if parameter.name == "size" and "List[int]" in parameter.type and base_of(str(call.op)).startswith("new_"):
+            yield Variation("its own size", partial(_with_size, parameter.name, 0))
+            yield Variation("a larger size", partial(_with_size, parameter.name, 1))
+
+
+def _with_size(name: str, more: int, call: Call) -> Call | None:
+    return with_value(call, name, [extent + more for extent in call.tensors[0].shape])
+
+
+def _changed(which: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tensor | None], call: Call) -> Call | None:
+    """Return ``call`` with its tensors at the places ``which`` changed; None if one of them cannot be."""
+    leaves, number = call.leaves, -1
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            number += 1
+            if number in which:
+                changed = change(leaf)
+                if changed is None:
+                    return None
+                leaves[place] = changed
+    return call.with_leaves(leaves)
+
+
+# ----------------------------------------------------------------------------------------------------------------- dims
+def negative_dims(call: Call) -> Iterator[Variation]:
+    """Yield dims counted from the end, also in backward ops, to which autograd hands on the dims that users give."""
+    if _is_trusting(call):
+        return  # _fft_c2r ends the process
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name, parameter.default)
+        if "dim" not in parameter.name or "int" not in parameter.type or parameter.out:
+            continue
+        if type(given) is int:
+            yield Variation(f"{parameter.name} from the other end", partial(equivalent_dim, parameter.name))
+        elif isinstance(given, list | tuple) and given and call.tensors[0].ndim:
+            ndim = call.tensors[0].ndim
+            turned = [dim - ndim if dim >= 0 else dim + ndim for dim in given]
+            yield _value(parameter.name, turned)
+
+
+# ------------------------------------------------------------------------------------------------------ boundary values
+def boundaries(call: Call) -> Iterator[Variation]:
+    """Yield numbers at the boundary of their domain: orders without an ordinary norm, equal or crossed limits, 0."""
+    if _is_trusting(call):
+        return
+    for parameter in parameters(call.op):
+        if not _is_number(parameter) or "List" in parameter.type:
+            continue
+        for value in _BOUNDARIES.get(parameter.name, ()):
+            yield _value(parameter.name, value)
+    values = call.values
+    limits = [values.get(name) for name in ("min", "max")]
+    if all(isinstance(limit, int | float) for limit in limits):
+        yield _value("min", limits[1])
+        yield _value("max", limits[0] - 1)  # type: ignore[operator]
+
+
+_BOUNDARIES: dict[str, tuple[object, ...]] = {
+    "ord": (math.inf, -math.inf, 0, -1, 3),
+    "p": (math.inf, -math.inf, 0, -1, 3),
+    "posinf": (0.0, -2.0),
+    "neginf": (0.0, 2.0),
+    "nan": (2.0, -1.0),
+    "threshold": (2.0, -1.0, 0.0),
+    "value": (1.0, -2.0, 3.0),
+    "lambd": (2.0, 0.0),
+    "delta": (2.0,),
+    "beta": (2.0,),
+    "min_val": (1.0,),
+    "max_val": (-1.0,),
+    "min": (2.0, -2.0),
+    "max": (-2.0, 2.0),
+    "n": (0, 1),
+    "exponent": (0, 1, -1, 3, 0.5),
+}
+"""Numbers to try for arguments of these names."""
+
+
+@dataclass(frozen=True)
+class InputClass:
+    """A class of input: the changes that make a call one of it, and of how many samples of an overload it is tried."""
+
+    name: str
+    changes: Callable[[Call], Iterator[Variation]]
+    most: int
+
+
+INPUT_CLASSES = (
+    InputClass("numbers", numbers, 4),
+    InputClass("dtypes", dtypes, 4),
+    InputClass("broadcasts", broadcasts, 4),
+    InputClass("narrower", narrower, 9),
+    InputClass("empty", empty, 2),
+    InputClass("factory sizes", factory_sizes, 2),
+    InputClass("negative dims", negative_dims, 3),
+    InputClass("boundaries", boundaries, 4),
+)
+"""The classes, each with its most telling changes first."""

@@ -1,0 +1,192 @@
+"""Second calls of an overload: the tensors of a first call with other arguments of each kind.
+
+DTensor decides once for all calls that its cache takes for one, so a second call shows what the cache's key leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters, quiet
+from strategies.opinfo.calls.op_facts import TRUSTING
+from strategies.opinfo.calls.op_names import base_of
+from strategies.opinfo.programs import called_both_ways, called_twice
+from strategies.opinfo.samples.argument_spellings import spellings, with_value
+from verifier.core.case import OpCase
+from verifier.core.ops import resolve
+from verifier.programs import SecondCall, calls_again
+from verifier.torch_internals.names import OpOverload, pytree
+
+__all__ = [
+    "SECOND_CALL",
+    "changes",
+    "checks_no_sizes",
+    "exchanged",
+    "holds_tensor",
+    "other_arguments",
+    "second_calls",
+]
+
+SECOND_CALL = "second call"
+"""The tag of programs that call an overload twice."""
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "rounding_mode": (None, "floor", "trunc"),
+    "approximate": ("none", "tanh"),
+    "reduce": ("sum", "prod", "mean", "amax", "amin"),
+    "mode": ("reflect", "constant", "replicate"),
+}
+"""Values of arguments that are texts, by name."""
+_CODES = ("dtype", "out_dtype", "layout", "memory_format")
+"""Arguments whose type is an integer in a schema and is something else for users."""
+_DTYPES = (torch.int64, torch.bool, torch.float32, torch.float64)
+
+
+def checks_no_sizes(call: Call) -> bool:
+    """Return whether the kernel may not check the sizes of its arguments, as in helper ops that users do not call."""
+    base = base_of(str(call.op))
+    helper = (base.startswith("_") and not base.startswith(("_foreach", "_to_copy"))) or "backward" in base
+    return helper or base.startswith(TRUSTING)
+
+
+def other_arguments(call: Call) -> Iterator[tuple[str, Call]]:
+    """Yield calls with the tensors of ``call``, in each of which one other argument differs, by its name."""
+    for parameter in [] if checks_no_sizes(call) else parameters(call.op):
+        if parameter.out or holds_tensor(given := call.values.get(parameter.name, parameter.default)):
+            continue
+        for value in _others(call, parameter, given):
+            if value != given or type(value) is not type(given):
+                changed = with_value(call, parameter.name, value)
+                if changed is not None:
+                    yield parameter.name, changed
+    for variation in spellings(call):
+        changed = variation.apply(call)
+        if changed is not None:
+            yield variation.label.partition("=")[0].partition(" ")[0], changed
+
+
+def _others(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
+    """Yield other values of an argument of ``call``, of each kind that its type allows."""
+    type_, name = parameter.type, parameter.name
+    if isinstance(given, bool):
+        yield not given
+    elif isinstance(given, int | float):
+        yield given + 1
+        if "number" in type_ or "float" in type_:
+            yield from (given + 0.5, 0, float("inf"))
+        elif "int" in type_:
+            yield from (given - 1, 0)
+    elif isinstance(given, list | tuple) and given and all(type(item) is int for item in given):
+        yield [item + 1 for item in given]
+        yield list(reversed(given))
+        yield list(given[:-1])
+        yield list(call.tensors[0].shape)
+    elif given is None:
+        if "number" in type_ or "float" in type_:
+            yield from (1.0, 0.0)
+        elif "List" not in type_ and "int" in type_ and name not in _CODES:
+            yield from (0, 1)
+    yield from _CHOICES.get(name, ())
+    if name in ("dtype", "out_dtype") and "int" in type_:
+        yield from _DTYPES
+    if type_.startswith("Optional"):
+        yield None
+
+
+def exchanged(call: Call) -> Iterator[tuple[str, str, Call]]:
+    """Yield calls in which a tensor and a ``None`` have changed places: two arguments, or the ends of a list.
+
+    For a list, which both names name, that is the list the other way round, or behind a ``None`` if it has none.
+    """
+    values = {parameter.name: call.values.get(parameter.name, parameter.default) for parameter in parameters(call.op)}
+    optional = [parameter for parameter in parameters(call.op) if "Optional[Tensor]" in parameter.type]
+    for parameter in optional:
+        given = values[parameter.name]
+        if isinstance(given, list | tuple) and "List" in parameter.type:
+            turned = [*reversed(given)] if any(item is None for item in given) else [None, *given]
+            changed = with_value(call, parameter.name, turned)
+            if changed is not None:
+                yield parameter.name, parameter.name, changed
+    singles = [parameter.name for parameter in optional if "List" not in parameter.type]
+    for place, name in enumerate(singles):
+        for also in singles[place + 1 :]:
+            if (values[name] is None) != (values[also] is None):
+                changed = Call.of(call.op, {**call.values, name: values[also], also: values[name]})
+                if changed is not None:
+                    yield name, also, changed
+
+
+def second_calls(case: OpCase) -> Iterator[SecondCall]:
+    """Yield pairs of calls that torch accepts, of which one is the plain call ``case``, in both orders."""
+    op = resolve(case.call)
+    if not isinstance(op, OpOverload) or any(parameter.out for parameter in parameters(op)):
+        return
+    call = Call(op, case.args, case.kwargs)
+    with quiet():
+        made = attempt(call)
+        if made is None:
+            return
+        for name, other in other_arguments(call):
+            results = attempt(other)
+            if results is not None and changes(call, other):
+                for first, second, last in ((call, other, results), (other, call, made)):
+                    cast = _telling_cast(made, results, last)
+                    yield _pair(case, name, first, second, (changes(first, second), *cast))
+        for name, also, other in [] if checks_no_sizes(call) else exchanged(call):
+            if attempt(other) is not None:
+                yield _pair(case, name, call, other, (name, also))
+
+
+def _pair(case: OpCase, name: str, first: Call, second: Call, args: tuple[object, ...]) -> SecondCall:
+    """Return a pair whose program has ``args`` behind the overload."""
+
+    def program(of: Callable[..., object], call: Call, *given: object) -> OpCase:
+        tags = case.tags | {SECOND_CALL}
+        return replace(
+            case,
+            call=f"{of.__module__}.{of.__name__}",
+            args=(case.op, *given),
+            kwargs=call.values,
+            exact=False,
+            tags=tags,
+        )
+
+    cases = [replace(case, args=call.args, kwargs=call.kwargs) for call in (first, second)]
+    exchanges = isinstance(args[0], str)
+    both = program(called_both_ways if exchanges else called_twice, first, *args)
+    rest = () if exchanges else args[1:]
+    controls = (program(called_twice, first, []), program(called_twice, second, [], *rest))
+    return SecondCall(name, cases[0], cases[1], both, controls)
+
+
+def _telling_cast(
+    these: list[torch.Tensor], those: list[torch.Tensor], last: list[torch.Tensor]
+) -> tuple[torch.dtype, ...]:
+    """Return a dtype for which DTensor decides by the dtype of a result, if the results of the calls differ in dtype.
+
+    A pending sum of floats has to be reduced before a cast to integers, a pending sum of integers need not be.
+    """
+    if [t.dtype for t in these] == [t.dtype for t in those]:
+        return ()
+    return (torch.int64,) if all(t.is_floating_point() and bool(t.isfinite().all()) for t in last) else ()
+
+
+def changes(call: Call, other: Call) -> list[list[object]]:
+    """Return ``[name, value]`` of each argument of ``other`` that differs from ``call`` and holds no tensor."""
+    found: list[list[object]] = []
+    for parameter in parameters(call.op):
+        before, after = (each.values.get(parameter.name, parameter.default) for each in (call, other))
+        if not holds_tensor((before, after)) and (before != after or type(before) is not type(after)):
+            found.append([parameter.name, after])
+    return found
+
+
+def holds_tensor(value: object) -> bool:
+    """Return whether ``value`` is a tensor or a list with one."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+calls_again(second_calls)

@@ -1,0 +1,89 @@
+"""Wrong rules that usual calls bear out: only the class of input that is named shows each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+from strategies.opinfo.source import SOURCE
+from verifier.core.case import MeshSpec
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
+from verifier.rules.results import SampleReport
+from verifier.rules.samples import Sample, SampleOptions, is_rare
+from verifier.torch_internals.registries import replaced_strategy
+
+aten = torch.ops.aten
+SUM = Partial("sum")
+Rules = Callable[[Any, Any, Any], list[list[Any]]]
+
+
+def tensors(args: Any) -> list[Any]:
+    return [arg for arg in args if hasattr(arg, "shape")]
+
+
+def sum_passes_a_number(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a sum stays pending, also if a number is added to each part."""
+    return [[SUM] * (1 + len(tensors(args)))]
+
+
+def sum_passes(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a sum stays pending, whatever the dtypes are, and whatever the values are."""
+    return [[SUM] * (1 + len(tensors(args)))]
+
+
+def same_shards(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of all operands on any other dim than the one that is indexed, of whatever sizes they are."""
+    ndim = len(args[0].shape)
+    return [[Shard(dim)] * 3 for dim in range(ndim) if dim != args[1] % ndim and len(args[2].shape) == ndim]
+
+
+def dims_as_given(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of any dim but the one that is given, which is not counted from the other end."""
+    return [[Shard(dim), Shard(dim)] for dim in range(len(args[0].shape)) if dim != args[1]]
+
+
+@pytest.mark.parametrize(
+    ("op", "rules", "kind"),
+    [
+        ("aten.add.Tensor", sum_passes_a_number, " is "),
+        ("aten.copy_.default", sum_passes, " as torch.int64"),
+        ("aten.gather.default", same_shards, "is narrower"),
+        ("aten.cumsum.default", dims_as_given, "from the other end"),
+    ],
+)
+def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, kind: str) -> None:
+    usual, rare = checked(op, rules, lambda sample: kind in sample.origin)
+    assert not any(report.wrong for report in usual), "usual calls show it as well"
+    assert any(report.wrong for report in rare)
+
+
+def test_special_values_show_what_usual_values_do_not() -> None:
+    usual, _ = checked("aten.nan_to_num.default", sum_passes, lambda sample: False)
+    assert not any(report.wrong for report in usual)
+    assert {str(wrong.rule) for report in usual for wrong in report.special} == {
+        "aten.nan_to_num.default: P(sum) -> P(sum)"
+    }
+    assert all(wrong.special for report in usual for wrong in report.special)
+
+
+def checked(op: str, rules: Rules, wanted: Callable[[Sample], bool]) -> tuple[list[SampleReport], list[SampleReport]]:
+    """Return the reports of usual calls, and those of the rare calls that are ``wanted``, under ``rules`` alone."""
+    (target,) = SOURCE.select([op])
+    namespace, packet, name = op.split(".")
+    overload = getattr(getattr(getattr(torch.ops, namespace), packet), name)
+    options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
+    samples = list(SOURCE.samples(target, SampleOptions(max_samples=4)))
+    usual = [sample for sample in samples if not is_rare(sample) and "dim=-" not in sample.origin]
+    rare = [sample for sample in samples if is_rare(sample) and wanted(sample)]
+    with replaced_strategy(overload):
+        info = RuntimeSchemaInfo(1)
+        register_single_dim_strategy(overload, schema_info=info, allow_uneven_sharding=True)(rules)
+        usual_reports, rare_reports = ([check_sample(one, options) for one in some] for some in (usual[:4], rare[:9]))
+    return usual_reports, rare_reports

@@ -1,0 +1,137 @@
+"""Decisions that DTensor's cache hands to another call: which arguments a key leaves out, and which calls show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+import strategies.opinfo.second_calls  # noqa: F401 - declares second calls
+from strategies.opinfo.programs import called_both_ways
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Fate, Observation, ProcessReport, Raised
+from verifier.core.verdict import Phase, VerdictKind
+from verifier.gate.baseline import Baseline
+from verifier.programs import needs_fresh_caches, second_calls
+from verifier.records.schema import FAILS
+from verifier.rules.campaign import confirm
+from verifier.rules.campaign.collect import op_record, stale_decisions
+from verifier.rules.campaign.confirm import Confirmer
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
+from verifier.rules.results import SampleReport, WrongRule
+from verifier.rules.samples import Values
+from verifier.torch_internals.registries import replaced_strategy
+
+aten = torch.ops.aten
+TWO = MeshSpec((2,))
+NUMBERS = torch.arange(24.0, dtype=torch.float64).view(4, 6)
+
+
+class Called:
+    """A sample that is always the same call."""
+
+    not_testable = claims_only = ""
+
+    def __init__(self, op: str, *args: object, **kwargs: object) -> None:
+        self.op, self.origin = op, "by hand"
+        self.case = OpCase(op, f"torch.ops.{op}", args, kwargs, family="opinfo")
+
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
+        return self.case if size == 0 and values is Values.USUAL else None
+
+
+def unflipped_dims(op: object, args: Any, kwargs: object) -> list[list[Any]]:
+    """Return the true rules of a flip, which depend on its dims."""
+    ndim = len(args[0].shape)
+    flipped = {dim % ndim for dim in args[1]}
+    return [[Shard(dim), Shard(dim)] for dim in range(ndim) if dim not in flipped]
+
+
+def checked(info: RuntimeSchemaInfo) -> SampleReport:
+    with replaced_strategy(aten.flip.default):
+        register_single_dim_strategy(aten.flip.default, schema_info=info, allow_uneven_sharding=True)(unflipped_dims)
+        return check_sample(Called("aten.flip.default", NUMBERS, [0]), CheckOptions((TWO,), claims_only=True))
+
+
+def test_an_argument_that_the_key_leaves_out_is_named_and_the_rules_stay_true() -> None:
+    report = checked(RuntimeSchemaInfo())
+    assert {stale.left_out for stale in report.stale} == {"dims"}
+    assert {stale.verdict for stale in report.stale} == {VerdictKind.STALE_CACHE}
+    assert report.wrong == []
+    assert {str(rule) for rule in report.confirmed} == {"aten.flip.default: R -> R", "aten.flip.default: S(1) -> S(1)"}
+
+
+def test_with_all_arguments_in_the_key_nothing_is_stale() -> None:
+    assert checked(RuntimeSchemaInfo(static_argnum=1)).stale == []
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "kwargs", "changed"),
+    [
+        ("aten.add.Tensor", (NUMBERS, NUMBERS), {}, {"alpha"}),
+        ("aten.clamp.Tensor", (NUMBERS, None, NUMBERS), {}, {"min"}),
+        ("aten.index.Tensor", (NUMBERS, [torch.tensor([0, 2])]), {}, {"indices"}),
+        ("aten.sum.dim_IntList", (NUMBERS, [0]), {}, {"dim", "keepdim", "dtype"}),
+        ("aten.div.Tensor_mode", (NUMBERS, NUMBERS + 1), {"rounding_mode": None}, {"rounding_mode"}),
+        ("aten.topk.default", (NUMBERS, 2), {}, {"k", "dim", "largest", "sorted"}),
+        ("aten.fill_.Scalar", (NUMBERS, 2), {}, {"value"}),
+    ],
+)
+def test_arguments_of_each_kind_are_changed(op: str, args: Any, kwargs: Any, changed: set[str]) -> None:
+    case = OpCase(op, f"torch.ops.{op}", args, kwargs, family="opinfo")
+    pairs = list(second_calls(case))
+    assert {pair.changed for pair in pairs} == changed
+    for pair in pairs:
+        assert needs_fresh_caches(pair.program)
+        assert case.args in (pair.first.args, pair.second.args)
+
+
+def test_a_program_returns_the_results_of_both_calls_in_order() -> None:
+    case = OpCase("aten.index.Tensor", "torch.ops.aten.index.Tensor", (NUMBERS, [torch.tensor([2, 0])]), {}, "opinfo")
+    (pair,) = second_calls(case)
+    arguments: Any = pair.program.args
+    rows, columns = called_both_ways(*arguments, **pair.program.kwargs)
+    assert torch.equal(rows, NUMBERS[[2, 0]])
+    assert torch.equal(columns, NUMBERS[:, [2, 0]])
+
+
+# ---------------------------------------------------------------------------------------------------- on real processes
+def stale_of_flip() -> list[WrongRule]:
+    return stale_decisions([checked(RuntimeSchemaInfo())])
+
+
+def observed(trial: Trial, raises: bool) -> Observation:
+    raised = Raised(Phase.FORWARD, "RuntimeError", "no") if raises else None
+    reports = (ProcessReport((rank,), Phase.FORWARD if raises else Phase.DONE, raised) for rank in range(2))
+    return Observation(trial, Fate.COMPLETED, tuple(reports))
+
+
+@pytest.mark.parametrize("twice_fails", [False, True])
+def test_only_calls_that_pass_when_made_twice_blame_the_cache(
+    twice_fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirm, "run_script", lambda source: (FAILS, ""))
+
+    def run(trial: Trial) -> Observation:
+        changes: Any = trial.case.args[1]
+        return observed(trial, raises=bool(changes) or twice_fails)
+
+    confirmer = Confirmer(run, Baseline(), ["opinfo"])
+    records = confirmer.confirm_stale(stale_of_flip(), "opinfo")
+    confirmer.settle()
+    assert len(records) == len(confirmer.findings) == (0 if twice_fails else 1)
+    for finding in confirmer.findings:
+        assert finding.verdict == VerdictKind.STALE_CACHE
+        assert "the key of DTensor's cache leaves out dims" in finding.message
+    record = op_record([checked(RuntimeSchemaInfo())], records, [], [], [])
+    assert "aten.flip.default: S(1) -> S(1)" in record.confirmed, "a stale decision refuted a true rule"
+
+
+def test_decisions_that_do_no_harm_are_no_accusation() -> None:
+    confirmer = Confirmer(lambda trial: observed(trial, raises=False), Baseline(), ["opinfo"])
+    assert confirmer.confirm_stale(stale_of_flip(), "opinfo") == []
