@@ -28,14 +28,14 @@ def _is_trusting(call: Call) -> bool:
 
 
 def _has_fixed_sizes(call: Call) -> bool:
-    """Return whether sizes stay: values depend on them, no kernel checks them, or a list has separate calls."""
+    """Return whether sizes stay.
+
+    Values depend on them, no kernel checks them, a list has separate calls, or torch would resize an output.
+    """
     base = base_of(str(call.op))
-    return (
-        base.rstrip("_") in KEEP_VALUES
-        or _is_trusting(call)
-        or "backward" in base
-        or base.startswith(("_foreach", "_amp_foreach"))
-    )
+    writes_out = any(parameter.out for parameter in parameters(call.op))
+    fixed = writes_out or "backward" in base or base.rstrip("_") in KEEP_VALUES
+    return fixed or _is_trusting(call) or base.startswith(("_foreach", "_amp_foreach"))
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
