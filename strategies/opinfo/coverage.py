@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from strategies.opinfo.handmade import NO_CALLS
 from strategies.opinfo.source import OpInfoSource
 from verifier.rules.samples import SampleOptions
 from verifier.torch_internals.ops import registered_overloads
@@ -52,4 +53,4 @@ if __name__ == "__main__":
     for name, reason in found.not_testable.items():
         print(f"  {name}: {reason}")
     for name in found.missing:
-        print(f"  {name}: no sample")
+        print(f"  {name}: no sample: {NO_CALLS.get(name, 'reason not known')}")

@@ -16,6 +16,7 @@ from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
 from strategies.opinfo.calls.call import attempt, quiet
 from strategies.opinfo.calls.capture import captured, entries_of, hidden, sharded
 from strategies.opinfo.calls.op_names import home_rows, owners, row_names
+from strategies.opinfo.handmade import handmade_overloads, handmade_samples
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
 from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
 from strategies.opinfo.samples.input_classes import INPUT_CLASSES, InputClass
@@ -69,12 +70,16 @@ class OpInfoSource:
     def samples(self, target: Target, options: SampleOptions) -> Iterator[Sample]:
         """Yield the samples of ``target``, in the same order at each call."""
         if target.overload is None:
-            yield from _row_samples(Row(target.name, options), registered_of().get(target.name, ()), options)
+            registered = registered_of().get(target.name, ())
+            yield from _row_samples(Row(target.name, options), registered, options)
+            for each in registered:
+                yield from handmade_samples(str(each), options)
             return
         op = _overload(target.overload)
         if op is None:
             return
-        found = False
+        yield from handmade_samples(target.overload, options)
+        found = target.overload in handmade_overloads()
         for row in home_rows(op):
             for sample in _row_samples(Row(row, options, op), (op,), options, op):
                 found = True
@@ -105,6 +110,8 @@ class OpInfoSource:
             and op not in helped
             and not any(family(op) in families.get(row, ()) for row in home_rows(op))
         ]
+        tested = {str(op) for row in rows for op in registered_of().get(row, ())}
+        left += [name for name in handmade_overloads() if name not in tested and name not in left]
         return tuple(sorted((self._target(name) for name in (*rows, *left)), key=_order))
 
 

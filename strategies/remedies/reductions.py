@@ -122,8 +122,8 @@ REMEDIES = (
     Remedy(
         "sums-of-bools",
         "pass no P(sum) of bools through a sum, which counts (linear_reduction_strategy in _ops/_math_ops.py)",
-        lambda: vetoed(_names("sum.*"), _sums_bools),
-        _names("sum.*"),
+        lambda: vetoed((*_names("sum.*"), "prims.sum.*"), _sums_bools),
+        (*_names("sum.*"), "prims.sum.*"),
         VALUES,
     ),
     Remedy(

@@ -117,4 +117,10 @@ REMEDIES = (
         lambda: cached_by(aten.multinomial.default, 1),
         ("aten.multinomial.default",),
     ),
+    Remedy(
+        "dtypes-of-views-cached",
+        "register the rule of view.dtype with RuntimeSchemaInfo(1) (_ops/_tensor_ops.py)",
+        lambda: cached_by(aten.view.dtype, 1),
+        ("aten.view.dtype",),
+    ),
 )

@@ -69,6 +69,14 @@ REMEDIES = (
         verdicts=frozenset({"CRASH", "DIED"}),
     ),
     Remedy(
+        "dropout-of-empty-shards",
+        "claim no shard for native_dropout that leaves a rank empty: for an empty tensor the CPU kernel makes a "
+        "mask of the input's dtype",
+        lambda: vetoed(("aten.native_dropout.*",), _leaves_a_rank_empty),
+        ("aten.native_dropout.*",),
+        frozenset({"WRONG_DTYPE", "CRASH"}),
+    ),
+    Remedy(
         "blocks-of-pixels",
         "claim a shard for pixel_shuffle, pixel_unshuffle and channel_shuffle only if the size of every rank's shard "
         "is a multiple of what the op divides it by",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from strategies.remedies.placing import local_shapes, shard_dims
+from strategies.remedies.placing import is_partial, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, normalised, replicated_first, vetoed
 
@@ -35,6 +35,12 @@ def _expands_a_shard(decision: Decision) -> bool:
     return any(tensor.shape[dim] == 1 and sizes[new + dim] not in (1, -1) for dim in shard_dims(tensor.placements))
 
 
+def _reinterprets_parts(decision: Decision) -> bool:
+    """Return whether elements that are viewed as another dtype are parts of a reduction, or lie on several ranks."""
+    (tensor,) = decision.inputs
+    return is_partial(tensor) or len(tensor.shape) - 1 in shard_dims(tensor.placements)
+
+
 def _dim_of_sizes(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return the arguments of a gradient of select or slice with the dim counted from the front."""
     return (*args[:2], args[2] + len(args[1]), *args[3:]) if args[2] < 0 else None
@@ -49,6 +55,13 @@ REMEDIES = (
         (*_VIEWS, "aten.max_unpool*", "aten._embedding_bag*"),
         frozenset({"CRASH", "WRONG_VALUE", "WRONG_SHAPE"}),
         refuses=True,
+    ),
+    Remedy(
+        "views-as-another-dtype",
+        "replicate a tensor that is Partial or sharded in its last dim before it is viewed as another dtype "
+        "(propagate_single_input_strategy in _ops/_tensor_ops.py)",
+        lambda: replicated_first(("aten.view.dtype",), _reinterprets_parts),
+        ("aten.view.dtype",),
     ),
     Remedy(
         "expanded-shards",

@@ -1,0 +1,42 @@
+"""Calls of overloads that no OpInfo dispatches to, and of arguments that OpInfo lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from strategies.opinfo.handmade import others
+from strategies.opinfo.handmade.sample import HandmadeSample, Way
+from verifier.rules.samples import Sample, SampleOptions
+
+__all__ = ["NO_CALLS", "handmade_overloads", "handmade_samples"]
+
+NO_CALLS = {
+    "aten._amp_foreach_non_finite_check_and_unscale_.default": "DTensor runs its own handler, on plain tensors",
+    "aten.bernoulli.float_out": "random, and DTensor promises nothing of its numbers",
+    "aten.is_same_size.default": "returns no tensor; DTensor compares the global shapes itself",
+    "prims.copy_to.default": "its result is its first argument, which level 2 does not yet tell from a copy",
+    "aten.eye.m_out": "no tensor argument is read",
+    "aten.rand.default": "has no tensor argument, so that it never reaches DTensor's rules",
+    "aten.randn.default": "has no tensor argument, so that it never reaches DTensor's rules",
+}
+"""Overloads with a rule for which there is no call, and the reason."""
+
+
+@cache
+def _ways() -> dict[str, tuple[Way, ...]]:
+    found: dict[str, list[Way]] = {}
+    for way in others.WAYS:
+        found.setdefault(way.op, []).append(way)
+    return {op: tuple(ways) for op, ways in found.items()}
+
+
+def handmade_overloads() -> Sequence[str]:
+    """Return the overloads that have handmade calls, sorted."""
+    return sorted(_ways())
+
+
+def handmade_samples(op: str, options: SampleOptions) -> Iterator[Sample]:
+    """Yield the handmade samples of an overload, in the same order at each call."""
+    for way in _ways().get(op, ())[: options.max_samples]:
+        yield HandmadeSample(way, options)
