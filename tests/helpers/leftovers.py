@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from verifier.processes.fork_server import NAME
 from verifier.processes.forks import FORKS, server_pids
 
 MARK = "DTENSOR_VERIFIER_TESTS"
@@ -34,7 +35,7 @@ def children() -> frozenset[int]:
     The servers are left out: they last as long as this process, or the session that shares them.
     """
     parents = _parents()
-    servers = _shared_servers(parents) | {*server_pids()}
+    servers = _shared_servers() | {*server_pids()}
     found: set[int] = set()
     todo = {os.getpid(), *servers}
     while todo:
@@ -46,7 +47,7 @@ def children() -> frozenset[int]:
 def orphans() -> frozenset[int]:
     """Return the ids of the processes that have the mark of this one, whatever their parent is now."""
     marked = _with(f"{MARK}={os.getpid()}")
-    return frozenset(marked - {os.getpid()} - _shared_servers(_parents()))
+    return frozenset(marked - {os.getpid()} - _shared_servers())
 
 
 def _parents() -> dict[int, int]:
@@ -58,21 +59,20 @@ def _parents() -> dict[int, int]:
     return found
 
 
-def _with(variable: str, command: str = "") -> set[int]:
-    """Return the ids of the processes with this environment variable whose command contains ``command``."""
+def _with(variable: str, name: str | None = None) -> set[int]:
+    """Return the ids of the processes with this environment variable, of a certain name if one is given."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
             variables = (folder / "environ").read_bytes().split(b"\0")
-            if variable.encode() in variables and command.encode() in (folder / "cmdline").read_bytes():
+            if variable.encode() in variables and name in (None, (folder / "comm").read_text().strip()):
                 found.add(int(folder.name))
     return found
 
 
-def _shared_servers(parents: Mapping[int, int]) -> set[int]:
-    """Return the ids of the fork servers of this session. In /proc the processes that they forked look the same."""
-    found = _with(f"{FORKS}={os.environ.get(FORKS)}", "verifier.processes.fork_server")
-    return {pid for pid in found if parents.get(pid) not in found}
+def _shared_servers() -> set[int]:
+    """Return the ids of the fork servers of this session. Some of them were forked from others."""
+    return _with(f"{FORKS}={os.environ.get(FORKS)}", NAME)
 
 
 def open_in(pid: int) -> Iterator[str]:

@@ -36,13 +36,13 @@ MUL = plain("aten.mul.Tensor", tensor(4, 3), tensor(4, 3) + 2)
 SUM = plain("aten.sum.dim_IntList", tensor(4, 3), [0])
 TURNED = plain("aten.transpose.int", tensor(4, 3), 0, 1)
 SQUARED = plain("aten.pow_.Scalar", tensor(4, 3), 2)
-CUMULATED = plain("aten.cumsum.default", tensor(4, 4), 0)
+TRIANGLES = plain("aten.tril.default", tensor(3, 4, 4), 1)
 
 MUTANTS: dict[Callable[..., Any], tuple[str, OpCase, tuple[type[VerificationError], ...]]] = {
     mutants.loses_one_gradient: ("one tensor twice", MUL, (WrongGradient,)),
     mutants.reduces_in_place: ("result used twice", SUM, (WrongValue,)),
     mutants.takes_pending_for_whole: ("pending argument", MUL, (WrongValue,)),
-    mutants.remembers_first_call: ("second call", CUMULATED, (WrongValue, WrongDtype)),
+    mutants.remembers_first_call: ("second call", TRIANGLES, (WrongValue, WrongDtype)),
     mutants.stays_held: ("after an exception", MUL, (Crash,)),
     mutants.write_is_hidden: ("write to a copy", SQUARED, (WrongGradient,)),
     mutants.view_is_a_copy: ("write to a view", TURNED, (WrongValue,)),

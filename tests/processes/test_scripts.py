@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,17 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def no_signal_ignored() -> Iterator[None]:
+    """A job in the background ignores some signals, and a process that starts in the usual way inherits that."""
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 def ran(path: Path) -> tuple[list[str], Any]:
     status, said = run_to_end(path, 60.0)
     assert status == 3, said
@@ -62,7 +75,9 @@ def ran(path: Path) -> tuple[list[str], Any]:
     return errors, json.loads(told)
 
 
-def test_a_script_and_its_ranks_are_the_same_in_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_and_its_ranks_are_the_same_in_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_signal_ignored: None
+) -> None:
     path = tmp_path / "finding.py"
     path.write_text(SCRIPT)
     (tmp_path / "only_here").mkdir()

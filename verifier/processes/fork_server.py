@@ -29,12 +29,14 @@ from typing import NoReturn
 
 from verifier.processes.limits import die_with
 
-__all__ = ["ENDED", "STARTED", "Request", "of_this_user", "send_request", "start"]
+__all__ = ["ENDED", "NAME", "STARTED", "Request", "of_this_user", "send_request", "start"]
 
 STARTED = struct.Struct("i")
 """The first answer of a server: the process id, sent with a pidfd."""
 ENDED = struct.Struct("i")
 """The second answer: the exit status, or the signal that ended the process as a negative number."""
+NAME = "fork server"
+"""The name of a server's process."""
 _LENGTH = struct.Struct("I")
 _PEER = struct.Struct("3i")
 _MOST_FDS = 32
@@ -217,6 +219,7 @@ def _become(request: Request, path: Sequence[str], fds: Sequence[int], of_the_se
     """Run the requested function in a process that was just forked, and end with its status."""
     status: object = 1
     try:
+        _call_this_process("python")
         for fd in of_the_server:
             os.close(fd)
         os.setsid()
@@ -246,6 +249,12 @@ def _become(request: Request, path: Sequence[str], fds: Sequence[int], of_the_se
     os._exit(status & 0xFF if isinstance(status, int) else 1)  # skips the exit handlers of the server
 
 
+def _call_this_process(name: str) -> None:
+    """Set the name of this process that ``ps`` and ``top`` show."""
+    with open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(name)
+
+
 def _may_fork() -> bool:
     """Return whether a process forked from this one can use all loaded modules."""
     torch = sys.modules.get("torch")
@@ -261,6 +270,7 @@ def main() -> None:
     descriptors, module, steps = sys.argv[1:]
     listener, lifeline = map(int, descriptors.split(","))
     die_with(lifeline)
+    _call_this_process(NAME)
     path, forks = [*sys.path], True
     try:
         importlib.import_module(module)
