@@ -26,10 +26,14 @@ from verifier.processes.forks import FORKS, Step, shared_servers
 pytestmark = pytest.mark.processes
 
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, re, signal, sys, time
 from verifier.processes.child import begin
 
 LOADED_BY = os.getpid()
+
+def opened(fd):
+    # what is open, without the numbers that differ between two processes: of a pipe, a socket, a file without a name
+    return re.sub(r":\\[[0-9]+\\]|[0-9]+ \\(deleted\\)", "", os.readlink(f"/proc/self/fd/{fd}"))
 
 def main():
     connection, memory, fds, arguments = begin()
@@ -41,8 +45,7 @@ def main():
                 connection.send(json.dumps([
                     arguments, [os.readlink(f"/proc/self/fd/{fd}") for fd in fds], dict(os.environ), os.getcwd(),
                     sys.path[:3], sys.stdin.read(), os.getsid(0) == os.getpid(), ignored, hash("text"),
-                    sorted(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in os.listdir("/proc/self/fd")
-                           if os.path.exists(f"/proc/self/fd/{fd}")),
+                    sorted(opened(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")),
                 ]))
             case "forked":
                 connection.send(os.getpid() != LOADED_BY)
