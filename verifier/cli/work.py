@@ -42,7 +42,7 @@ from verifier.cli.options import (
     TimeLimit,
 )
 from verifier.cli.progress import ProgressDisplay
-from verifier.cli.replay import replay as replay_trial
+from verifier.campaign.replaying import replay as replay_trial
 from verifier.core.case import MOST_RANKS, Trial
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import import_options
