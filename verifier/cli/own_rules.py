@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +12,10 @@ from verifier.campaign.recorded import record
 from verifier.campaign.request import Request, make_plan
 from verifier.cli.common import command_line, consoles
 from verifier.cli.progress import ProgressDisplay, RulesProgress
+from verifier.core.verdict import Phase
 from verifier.core.wording import NO_SAMPLES
 from verifier.execution.imports import registered_by, run_imports_with_warnings
+from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
 from verifier.gate.baseline import Baseline
 from verifier.gate.evidence import Evidence, NoEvidence, proves
@@ -24,7 +26,7 @@ from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.runs.store import RunStore
 
-__all__ = ["verify_own_rules"]
+__all__ = ["is_caused_by_rule_of", "verify_own_rules"]
 
 MESHES = ("2", "2x2")
 """The meshes of level 2: level 1 tries three ranks, too."""
@@ -34,6 +36,8 @@ MINIMISING, MINIMISING_ACCUSED = 4.0, 0.5
 """Seconds for minimising a failure at level 2, in the same two situations."""
 MOST_ALONE = 6
 """The most findings that are tried without the imports."""
+_BY_RULES = (Phase.FORWARD, Phase.GATHER, Phase.INPUTS)
+"""The phases of a trial that show the rules of its op, and not those of other ops."""
 
 
 def verify_own_rules(
@@ -47,7 +51,7 @@ def verify_own_rules(
 ) -> Evidence:
     """Verify every op for which ``imports`` register a rule; return the two runs that were made as evidence.
 
-    A finding of level 2 is left out if torch alone shows it, too: then it is no doing of the imports.
+    A finding of level 2 is left out if torch alone shows it, too, and no rule of the imports can have caused it.
 
     Parameters
     ----------
@@ -116,8 +120,12 @@ def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
 
 
 def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]:
-    """Return the run without the new findings that torch alone shows, without the imports, and a line on each."""
-    new = [finding for finding in run.findings if not finding.known]
+    """Return the run without the new findings that torch alone shows, without the imports, and a line on each.
+
+    Torch may have the same wrong rule as the imports. So findings that a rule of the imports causes stay.
+    """
+    own = run.header.own_rules
+    new = [one for one in run.findings if not one.known and not is_caused_by_rule_of(own, one)]
     with ThreadPoolExecutor(2) as pool:
         alone = [one for one, same in zip(new, pool.map(_fails_alone, new[:MOST_ALONE]), strict=False) if same]
     if not alone:
@@ -126,6 +134,21 @@ def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]
         f"finding {one.fingerprint}, {one.verdict} in {one.op}: torch's own rules fail in the same way" for one in alone
     )
     return replace(run, findings=[one for one in run.findings if one not in alone]), lines
+
+
+def is_caused_by_rule_of(own: Collection[str], finding: FindingRecord) -> bool:
+    """Return whether an op in ``own`` failed on the very placements that it was given, which only its rule can cause.
+
+    Redistributions before the op, and ops that make gradients, run by torch's own code. So does what raises when all
+    arguments are replicated, because no rule is wrong then.
+    """
+    op, _, where = finding.rule.partition(": ")
+    if op not in own:
+        return False
+    if op != finding.op:  # an op that ran while gradients were made
+        return True
+    given = str(ByMeshDim.of(finding.input_placements.values()))
+    return finding.phase in _BY_RULES and where in (given, *Anywhere) and given != "R"
 
 
 def _fails_alone(finding: FindingRecord) -> bool:

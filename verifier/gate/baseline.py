@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import tomli_w
 
+from verifier.core.case import MeshSpec
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import did_you_mean, one_line
 from verifier.records.checks import check_name
@@ -122,6 +123,10 @@ class BaselineEntry:
     def trial(self) -> TrialRecord:
         """Return the trial to run again."""
         return msgspec.json.decode(self.replay, type=TrialRecord)
+
+    def is_on(self, meshes: Collection[MeshSpec]) -> bool:
+        """Return whether the trial is on a mesh of the same shape as one of ``meshes``."""
+        return MeshSpec.parse(self.trial().mesh).shape in {mesh.shape for mesh in meshes}
 
 
 @dataclass(frozen=True, kw_only=True)

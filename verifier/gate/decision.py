@@ -132,11 +132,13 @@ def decide_all(evidence: Evidence, baseline: Baseline, today: date, special_valu
       which the run verified. The run's own list of known findings does not count: it may have had another baseline.
     - An entry is *known* if its finding is there, or it failed when it was tried again. It is *expired* instead if
       today is after its day. Expiry is ignored for entries that were not tried again or that are fixed.
-    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*.
+    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*. Entries
+      of ops that the question is not about are not listed as untested.
     - A finding that only special values show is new with ``special_values``, and else listed as *special*.
     """
     decision = _decide(evidence.question.describe(), evidence.runs, baseline, today, special_values)
-    return replace(decision, unanswered=evidence.unanswered, left_out=evidence.left_out)
+    untested = tuple(item for item in decision.untested if evidence.question.asks_op(item.op))
+    return replace(decision, untested=untested, unanswered=evidence.unanswered, left_out=evidence.left_out)
 
 
 def _decide(
