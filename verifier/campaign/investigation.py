@@ -23,6 +23,7 @@ from verifier.findings.minimising import Minimiser, confirm
 from verifier.findings.places import place_of
 from verifier.findings.record import finding_record
 from verifier.gate.baseline import BaselineEntry, Cause
+from verifier.gate.question import replaced_text
 from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext
 from verifier.records.schema import (
@@ -145,7 +146,8 @@ class Investigation:
         Entries with the same world size run together, because only a few pools are kept alive.
         """
         entries = self.plan.baseline.entries
-        trials = {entry.fingerprint: load_trial(entry.trial()) for entry in entries if self._is_selected(entry)}
+        selected = {entry.fingerprint: entry for entry in entries if self._is_selected(entry)}
+        trials = {name: load_trial(entry.trial()) for name, entry in selected.items()}
         replayed: dict[str, tuple[Verdict, Failure | None] | str] = {
             entry.fingerprint: f"{f'mesh {entry.mesh}' if self._selects_op(entry) else entry.op} {NOT_SELECTED}"
             for entry in entries
@@ -153,24 +155,26 @@ class Investigation:
         }
         try:
             for name, trial in sorted(trials.items(), key=lambda item: item[1].mesh.world_size):
-                replayed[name] = self._replay(name, trial)
+                replayed[name] = self._replay(selected[name], trial)
         finally:  # a Ctrl-C keeps the entries before it
             for entry in entries:
                 if entry.fingerprint in replayed:
                     self._take_in(entry, replayed[entry.fingerprint])
 
-    def _replay(self, name: str, trial: Trial) -> tuple[Verdict, Failure | None] | str:
-        """Return the outcome of the trial of entry ``name``, or why it is not tried."""
+    def _replay(self, entry: BaselineEntry, trial: Trial) -> tuple[Verdict, Failure | None] | str:
+        """Return the outcome of the trial of ``entry``, or why it is not tried."""
         if trial.mesh.device != self.plan.header.device:
             return f"needs {trial.mesh.device}"
         cluster = self.plan.cluster
         if reason := refusal(trial, self.plan.imports, MOST_RANKS if cluster is None else cluster.world_size):
             return reason
-        position = entry_position(name)
+        if not entry.imports and entry.is_replaced(self.plan.header.own_rules):
+            return replaced_text(entry.op, self.plan.imports)
+        position = entry_position(entry.fingerprint)
         if (answer := self._past.result(position, trial)) is None:
             if self._clock() > self.until:
                 return OUT_OF_TIME
-            self._emit(EntryStarted(name))
+            self._emit(EntryStarted(entry.fingerprint))
             answer = Answer(position, self._run(trial))
         return self._outcomes.take(answer)
 
@@ -180,7 +184,7 @@ class Investigation:
             looked_like = entry.fingerprint not in self._late and not {*entry.groups}.isdisjoint(keys)
             if looked_like and self._selects_op(entry) and not self._selects_mesh(entry):
                 self._late.add(entry.fingerprint)
-                self._take_in(entry, self._replay(entry.fingerprint, load_trial(entry.trial())))
+                self._take_in(entry, self._replay(entry, load_trial(entry.trial())))
 
     def _take_in(self, entry: BaselineEntry, replayed: tuple[Verdict, Failure | None] | str) -> None:
         self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]

@@ -28,6 +28,8 @@ class Plan:
         Ops that were to be verified and that no family draws.
     combinations
         The most combinations of a case; if there are more, a pairwise sample is taken.
+    hash_seeds
+        The number of hash seeds that ranks have; None for one each.
     meshes_named
         Whether the user named the meshes. Entries of the baseline on other meshes are then not tried again.
     time_limit
@@ -60,3 +62,4 @@ class Plan:
     without_samples: tuple[str, ...] = ()
     minimising: float | None = None
     meshes_named: bool = False
+    hash_seeds: int | None = None

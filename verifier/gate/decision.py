@@ -11,7 +11,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.gate.evidence import Evidence, NoEvidence, proves
-from verifier.gate.question import imports_text
+from verifier.gate.question import imports_text, replaced_text
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
 
 __all__ = [
@@ -255,7 +255,7 @@ def _why_untested(runs: Sequence[RunRecord], about: Sequence[RunRecord], entry: 
     if runs and not about:
         if entry.imports:
             return f"it is about the rules of {imports_text(entry.imports)}"
-        return f"{imports_text(runs[0].header.imports)} registers the rules of {entry.op} in the place of torch's"
+        return replaced_text(entry.op, runs[0].header.imports)
     if entry.family and not any(entry.family in run.header.families for run in about):
         return f"family {entry.family} was not selected"
     checked = [op for run in about if run.rules for op in run.rules.ops.values() if entry.op in op.overloads]
