@@ -89,7 +89,7 @@ def gate(
     asked = tuple(patterns or ())
     evidence = None
     if imports and not asked:
-        with Loading(hash_seeds=2):
+        with Loading(hash_seeds=2, workers=True):
             from verifier.cli.own_rules import verify_own_rules
         evidence = verify_own_rules(imports, mesh or (), store, known, baseline, rank_memory, cluster)
     elif not fresh:
