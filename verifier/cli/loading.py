@@ -14,13 +14,26 @@ class Loading:
 
     A KeyboardInterrupt could become another error in a module that is loading. Garbage is not collected in the block,
     because loaded modules stay, and looking through them takes a second.
+
+    Parameters
+    ----------
+    hash_seeds
+        The hash seeds of processes that will be needed; they load torch at the same time.
     """
+
+    def __init__(self, hash_seeds: int = 0) -> None:
+        self._hash_seeds = hash_seeds
 
     def __enter__(self) -> None:
         gc.disable()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         heeded = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         self._before = {number: signal.signal(number, _end) for number in heeded}
+        if self._hash_seeds and "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun has started the ranks
+            from verifier.processes.forks import load_ahead
+            from verifier.processes.scripts import TORCH_ALONE
+
+            load_ahead(TORCH_ALONE, self._hash_seeds)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from verifier.core.case import Trial
+from verifier.core.case import MeshSpec, Trial
 from verifier.core.verdict import LOUD, Phase, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure, Runner, first_error
@@ -18,6 +18,7 @@ from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
 from verifier.gate.baseline import Baseline, Cause
+from verifier.gate.question import replaced_text
 from verifier.meshes.lanes import Lanes
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
@@ -119,6 +120,8 @@ class Confirmer:
         Those whose entries in the baseline are run again.
     imports
         The user's files, for the command that reproduces a finding.
+    own_rules
+        The ops whose rules these register.
     attribution
         Tries the remedies of known causes; None if the baseline has none.
     lanes
@@ -131,12 +134,13 @@ class Confirmer:
         baseline: Baseline,
         families: Sequence[str],
         imports: tuple[str, ...] = (),
+        own_rules: Collection[str] = (),
         attribution: Attribution | None = None,
         lanes: Lanes | None = None,
     ) -> None:
         self._lanes, self._judging = lanes, threading.Lock()
         self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
-        self.attribution = attribution
+        self.own_rules, self.attribution = own_rules, attribution
         self.statuses: list[KnownRecord] = []
         self.findings: list[FindingRecord] = []
         self.errors: list[str] = []
@@ -146,13 +150,23 @@ class Confirmer:
         self._causes: dict[str, tuple[Cause, ...]] = {}
         """What mended the last wrong rule with a key."""
 
-    def replay_known(self, ops: set[str]) -> None:
-        """Run the baseline's entries again whose op is among ``ops``, to see which still fail."""
+    def replay_known(self, ops: set[str], meshes: Collection[MeshSpec] = ()) -> None:
+        """Run the baseline's entries again whose op is among ``ops``, to see which still fail.
+
+        Entries on other ``meshes`` are left out, if any are given.
+        """
         for entry in self.baseline.entries:
             if entry.family not in self.families:
                 continue
-            if entry.op not in ops:
-                self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}", False))
+            left_out = f"{entry.op} {NOT_SELECTED}" if entry.op not in ops else ""
+            if not left_out and meshes and not entry.is_on(meshes):
+                left_out = f"mesh {entry.mesh} {NOT_SELECTED}"
+            if left_out:
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", left_out, False))
+                continue
+            if not entry.imports and entry.is_replaced(self.own_rules):
+                detail = replaced_text(entry.op, self.imports)
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", detail))
                 continue
             trial = load_trial(entry.trial())
             if reason := refusal(trial, self.imports):
