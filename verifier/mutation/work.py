@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import FrameType
@@ -189,34 +190,34 @@ class _Trial:
             )
             return
         self.in_flight.enter(position)
-        stale: list[WrongRule] = []
+        place, report = known.place, SampleReport(known.place.ledger.sample.op, "")
         with installed(self.mutant):
-            claims = known.place.read()
+            claims = dict(place.read())
             if self.mutant.operator == KEY and at == 0:
-                stale = [one for one in stale_decisions(known.place) if _stale(one) not in known.stale]
-        if stale:
-            self._caught(stale[0])
-            return
-        new = {c: claim for c, claim in claims.items() if known.claims.get(c) != claim}
+                for stale in stale_decisions(place):
+                    if _stale(stale) not in known.stale:
+                        self._caught(stale)
+                        return
+            new = {c: claim for c, claim in claims.items() if known.claims.get(c) != claim}
+            if new:
+                if (self.number, order, at, 1) in self.skip:
+                    self.tried.wrong, self.tried.verdict = f"{next(iter(new.values())).rule}: died", VerdictKind.DIED
+                    return
+                self.in_flight.enter((self.number, order, at, 1))
+                ledger = _ledger(place.ledger.sample, options, place.ledger.number)
+                with closing(place):  # a handler of DTensor's runs with the mutant, too
+                    place.judge(new, ledger)
+                ledger.settle()
+                report = ledger.report
+        if report.wrong:
+            self._caught(report.wrong[0])
         gone = [claim for c, claim in known.claims.items() if c not in claims]
         self.tried.more += len(new)
         self.tried.fewer += len(gone)
-        for claim in (*list(new.values())[:1], *gone[:1]):
-            if len(self.tried.examples) < 2:
-                self.tried.examples.append(("more: " if claim in new.values() else "fewer: ") + str(claim.rule))
-        if not new:
-            return
-        self.in_flight.enter((self.number, order, at, 1))
-        ledger = _ledger(known.place.ledger.sample, options, known.place.ledger.number)
-        if (self.number, order, at, 1) in self.skip:
-            self.tried.wrong, self.tried.verdict = f"{next(iter(new.values())).rule}: died", VerdictKind.DIED
-            return
-        known.place.judge(new, ledger)
-        ledger.settle()
-        report = ledger.report
-        if report.wrong:
-            self._caught(report.wrong[0])
         self.tried.unsure += len(report.inconclusive) + len(report.special)
+        for text, some in (("more", list(new.values())), ("fewer", gone)):
+            if some and len(self.tried.examples) < 2:
+                self.tried.examples.append(f"{text}: {some[0].rule}")
 
     def _caught(self, wrong: WrongRule) -> None:
         self.tried.wrong, self.tried.verdict = f"{wrong.rule}: {wrong.message}", wrong.verdict
