@@ -30,6 +30,8 @@ from verifier.torch_internals.amending.mutating import NotInstallableError
 
 __all__ = ["Reached", "Reaching", "Tried", "Trying", "reach", "try_mutants"]
 
+_REACHED_AT = 32
+"""Combinations at which a sample is asked which lines it reaches."""
 _PLACES = 4
 """Meshes and sizes of a sample at which mutants are asked, at most."""
 
@@ -101,7 +103,7 @@ class Tried:
 def reach(item: Reaching, in_flight: InFlight, skip: frozenset[Position], resume_at: int, /) -> Iterator[Reached]:
     """Yield the lines that each sample of the target reaches while DTensor decides about it, at its first size."""
     numbers = {file: number for number, file in enumerate(item.files)}
-    options = replace(item.check, sizes=1)
+    options = replace(item.check, sizes=1, cap=_REACHED_AT)
     done = 0
     with _quiet():
         for number, sample in enumerate(samples_of(item.target, item.samples)):
