@@ -93,7 +93,7 @@ def _branches(trial: Trial, results: list[str]) -> Iterator[SimplerCall]:
         return
     for number, result in enumerate(results):
         wanted = {result.partition(".")[0]}
-        kept = []
+        kept: list[Any] = []
         for step in reversed(steps):
             if step[0] in wanted:
                 kept.insert(0, step)

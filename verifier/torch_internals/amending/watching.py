@@ -14,6 +14,7 @@ from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.caches import clear_caches
 
 __all__ = ["masks_of_their_own", "views_of_copies_unwritten"]
@@ -61,7 +62,7 @@ class _LostWrites(_Watch):  # type: ignore[no-untyped-call]
 
     def after(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.arguments)
-        if not views or not args or not isinstance(args[0], DTensor):
+        if not views or not is_torchs(func) or not isinstance(args[0], DTensor):
             return
         base = _memory(args[0])
         for tensor in _dtensors(result):
@@ -74,7 +75,7 @@ class _FreshMasks(_Watch):  # type: ignore[no-untyped-call]
     """Has DTensor decide again on each op that may mask its result, so that each result has its own placement."""
 
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if str(func).startswith(_MASKING):
+        if str(func).startswith(_MASKING) and is_torchs(func):
             clear_caches()
 
 
