@@ -24,8 +24,8 @@ class ChainFamily(NarrowFamily):
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
 
     def budget(self, examples: int, combinations: int) -> tuple[int, int]:
-        """Return twice as many cases as others try, and a fifth of the combinations: there are many pairs of ops."""
-        return 2 * examples, max(2, combinations // 5)
+        """Return twice as many cases as others try, and a seventh of the combinations: there are many pairs of ops."""
+        return 2 * examples, max(2, combinations // 7)
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of cases; see :func:`strategies.chains.inputs.chain_cases`."""
