@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from strategies.opinfo.source import SOURCE
 from verifier.cli.main import main
 from verifier.core.case import MeshSpec
 from verifier.gate.baseline import Baseline
@@ -18,7 +19,7 @@ from verifier.mutation.text import mutation_lines
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
-from verifier.rules.samples import SampleOptions, installed_sources
+from verifier.rules.samples import SampleOptions, Target, installed_sources
 from verifier.torch_internals.amending.mutating import files_of_torchs_rules
 
 STRATEGIES = """
@@ -147,12 +148,39 @@ def in_torch(file: str, function: str, before: str, after: str) -> Mutant:
     return found[0]
 
 
+def test_a_strategy_that_raises_for_replicated_arguments_is_a_crash() -> None:
+    mutant = in_torch("_tensor_ops.py", "select_int_strategy", "2", "3")
+    assert check("aten.select.int")[0] == 0
+    with installed(mutant):
+        assert check("aten.select.int")[0] > 0
+
+
 def test_a_mutant_of_torchs_source_decides_only_inside_the_block() -> None:
     mutant = in_torch("_tensor_ops.py", "select_int_strategy", "input_specs.is_sharded()", "False")
     before = check("aten.select.int")
     with installed(mutant):
         assert check("aten.select.int")[0] > before[0]
     assert check("aten.select.int") == before
+
+
+@pytest.mark.parametrize(
+    ("op", "file", "function", "before", "after", "telling"),
+    [
+        ("slice_scatter.default", "_tensor_ops.py", "gen_slice_scatter_strategy",
+         "normalize_dim(slice_dim, input_ndim)", "slice_dim", "dim=-"),
+        ("index_put.default", "_tensor_ops.py", "index_put_single_dim_strategy",
+         "contiguous_indexed and indexed_dims_sorted", "indexed_dims_sorted", "indices on dims 0, 2"),
+    ],
+)  # fmt: skip
+def test_inputs_that_tell_a_mutant_are_drawn(
+    op: str, file: str, function: str, before: str, after: str, telling: str
+) -> None:
+    target, options = Target(f"aten.{op}", "opinfo", f"aten.{op}"), CheckOptions((MeshSpec((2,)),), 1, claims_only=True)
+    samples = [one for one in SOURCE.samples(target, SampleOptions()) if telling in one.origin]
+    with installed(in_torch(file, function, before, after)):
+        assert any(check_sample(sample, options).wrong for sample in samples)
+    assert samples
+    assert not any(check_sample(sample, options).wrong for sample in samples)
 
 
 def test_mutants_of_registrations_are_caught() -> None:

@@ -195,6 +195,9 @@ class _Trial:
         place, report = known.place, SampleReport(known.place.ledger.sample.op, "")
         with installed(self.mutant):
             claims = dict(place.read())
+            if not known.crashes and (crash := place.crash()) is not None:
+                self._caught(crash)
+                return
             if self.mutant.operator == KEY and at == 0:
                 for stale in stale_decisions(place):
                     if _stale(stale) not in known.stale:
@@ -232,6 +235,7 @@ class _Known:
     place: SampleOnMesh
     claims: Mapping[Any, Any]
     stale: frozenset[tuple[str, Rule]]
+    crashes: bool
 
 
 def _stale(wrong: WrongRule) -> tuple[str, Rule]:
@@ -245,7 +249,7 @@ def _known(target: Target, samples: SampleOptions, check: CheckOptions, number: 
     for at, place in enumerate(places_of(_ledger(sample, check, number), _PLACES)):
         claims = dict(place.read())
         stale = frozenset(_stale(one) for one in stale_decisions(place)) if at == 0 else frozenset()
-        made.append(_Known(place, claims, stale))
+        made.append(_Known(place, claims, stale, place.crash() is not None))
     return tuple(made)
 
 

@@ -102,7 +102,7 @@ def _summed(tensor: torch.Tensor, placements: Placements) -> Placements:
 def possible(tensors: Sequence[torch.Tensor], combination: Combination) -> bool:
     """Return whether each tensor can be placed so: nothing averages bools, and a 0-d tensor has no shards."""
     return all(
-        _can_be(tensor.dtype, placement) and (sharded_dim(placement) or 0) < max(1, tensor.ndim)
+        _can_be(tensor.dtype, placement) and 0 <= (sharded_dim(placement) or 0) < max(1, tensor.ndim)
         and not (tensor.ndim == 0 and sharded_dim(placement) is not None)
         for tensor, (placement,) in zip(tensors, combination, strict=True)
     )  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch.distributed.tensor import Replicate
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
@@ -127,6 +128,23 @@ class SampleOnMesh(ABC):
             for claim in claims.values():
                 if (claim.rule, self.mesh.ndim) not in ledger.failed:
                     self.try_claim(claim, None)
+
+    def crash(self) -> WrongRule | None:
+        """Return the rule that every call has, replicated arguments, if DTensor fails before it gets to run the op.
+
+        A strategy that refuses says so; one that raises anything else would end the user's program.
+        """
+        replicated = ((Replicate(),) * self.mesh.ndim,)
+        inputs = replicated * len(self.call.tensors)
+        error = self.reader.error(inputs, self.mesh.shape)
+        if error is None or is_refusal(error):
+            return None
+        kind, text = type(error).__name__, (str(error).strip() or "no message").splitlines()[0]
+        outputs = replicated * len(self.expected)
+        rule = Rule(self.ledger.sample.op, *(tuple(map(placement_text, placed)) for placed in (inputs, outputs)))
+        # DTensor's dispatch raises a RuntimeError from whatever a strategy raised
+        found = Mismatch(VerdictKind.CRASH, f"DTensor raised {kind} when it decided: {text}", raised="RuntimeError")
+        return self.counterexample(Claim(rule, inputs, inputs, outputs, ()), found)
 
     def read_claims(self, combinations: Sequence[Combination]) -> None:
         op = self.ledger.sample.op

@@ -90,11 +90,7 @@ class ClaimReader:
     def at(self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0) -> Propagation | None:
         """Return what DTensor does at ``combination``; None if it has no rule for it or fails to apply one."""
         mesh = _bare_mesh(mesh_shape, rank)
-        specs = [
-            DTensorSpec(mesh, placements, tensor_meta=meta)
-            for placements, meta in zip(combination, self._metas, strict=True)
-        ]
-        schema = self._schema(specs)
+        schema = self._schema_at(combination, mesh)
         try:
             with self._without_dry_run():
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
@@ -114,9 +110,21 @@ class ClaimReader:
             return Propagation(inputs, outputs)
         return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
 
+    def error(self, combination: Combination, mesh_shape: tuple[int, ...]) -> Exception | None:
+        """Return what DTensor raises when it decides about the call at ``combination``; None if it raises nothing."""
+        schema = self._schema_at(combination, _bare_mesh(mesh_shape, 0))
+        try:
+            with self._without_dry_run():
+                self._propagator.propagate_op_sharding_non_cached(schema)
+        except Exception as error:  # noqa: BLE001 - as above
+            return error
+        return None
+
     def key(self, combination: Combination, mesh_shape: tuple[int, ...]) -> Hashable:
         """Return that by which DTensor's cache knows this call at ``combination``: equal keys share a decision."""
-        mesh = _bare_mesh(mesh_shape, 0)
+        return self._schema_at(combination, _bare_mesh(mesh_shape, 0))
+
+    def _schema_at(self, combination: Combination, mesh: DeviceMesh) -> OpSchema:
         placed = zip(combination, self._metas, strict=True)
         return self._schema([DTensorSpec(mesh, placements, tensor_meta=meta) for placements, meta in placed])
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
-from strategies.opinfo.calls.call import Call
+from strategies.opinfo.calls.call import Call, attempt, quiet
 from strategies.opinfo.calls.capture import Origin, captured, entries_of, hidden, sharded
-from strategies.opinfo.calls.op_facts import KEEP_VALUES, REGENERATIONS, SIZES, SKEWED
+from strategies.opinfo.calls.op_facts import EVEN_SIZE, KEEP_VALUES, REGENERATIONS, SIZES, SKEWED
 from strategies.opinfo.calls.op_names import base_of, home_rows, owners
 from strategies.opinfo.samples.derived_overloads import families_with_rule, family, is_sibling
 from strategies.opinfo.samples.sizes import resized
@@ -27,11 +28,18 @@ _FOREIGN = 2  # one in two calls of overloads that belong to other rows, because
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """A captured call at its first size, and its origin."""
+    """A captured call at its first size, and its origin.
+
+    Parameters
+    ----------
+    size
+        Which of the sizes the first one is.
+    """
 
     origin: Origin
     call: Call
     label: str
+    size: int = 0
 
 
 class Row:
@@ -64,23 +72,31 @@ class Row:
         found: dict[OpOverload, dict[str, Template]] = defaultdict(dict)
         for place, entry in entries_of(self.name):
             variant = f"/{entry.variant_test_name}" if entry.variant_test_name else ""
-            calls = captured(
-                entry,
-                self.options.dtype,
-                size=0,
-                seed=self.options.seed,
-                wanted=self._wanted,
-                composite=self._composite,
-            )
+            calls = self._captured(entry, 0)
+            failing = {number for number, made in calls.items() if not all(map(_runs, made))}
+            # half of an odd extent is not the other half: what OpInfo cuts in two fits at even extents only
+            others = self._captured(entry, EVEN_SIZE, failing) if failing else {}
             for number, made in calls.items():
-                for (op, occurrence), call in _counted(made).items():
+                size = EVEN_SIZE if others.get(number) and all(map(_runs, others[number])) else 0
+                for (op, occurrence), call in _counted(others[number] if size else made).items():
                     origin = Origin(place, number, op, occurrence)
                     label = f"{self.name}{variant}, sample {number}" + (f", call {occurrence}" if occurrence else "")
-                    found[call.op].setdefault(call.signature(), Template(origin, call, label))
+                    found[call.op].setdefault(call.signature(), Template(origin, call, label, size))
         taken, most = self._taken(found), self.options.max_samples
         if most is not None and self.overload is None and not any(self.name in home_rows(op) for op in taken):
             most = max(_FOREIGN, most // _FOREIGN)
         return {op: spread(list(found[op].values()), most) for op in taken}
+
+    def _captured(self, entry: Any, size: int, only: Collection[int] | None = None) -> dict[int, list[Call]]:
+        return captured(
+            entry,
+            self.options.dtype,
+            size=size,
+            seed=self.options.seed,
+            wanted=self._wanted,
+            composite=self._composite,
+            only=only,
+        )
 
     def _taken(self, found: Iterable[OpOverload]) -> list[OpOverload]:
         """Return the overloads that belong to this row; else those that belong to no row; else all."""
@@ -101,6 +117,8 @@ class Row:
             return template.call
         if size >= len(SIZES):
             return None
+        if size == 0:
+            size = template.size
         call = self._recaptured(template.origin, size, seed)
         if call is None or call.structure() != template.call.structure():
             return None
@@ -143,6 +161,12 @@ def _counted(calls: Iterable[Call]) -> dict[tuple[str, int], Call]:
         counted[name, counts[name]] = call
         counts[name] += 1
     return counted
+
+
+def _runs(call: Call) -> bool:
+    """Return whether torch accepts the call."""
+    with quiet():
+        return attempt(call) is not None
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "EVEN_SIZE",
     "FOREACH_SHAPES",
     "KEEP_VALUES",
     "RANDOM_BASES",
@@ -18,9 +19,12 @@ SIZES: tuple[dict[str, int], ...] = (
     {"S": 3, "M": 2, "L": 5, "XS": 1},  # extents smaller than the number of ranks: empty shards
     {"S": 6, "M": 4, "L": 9, "XS": 2},  # mostly even shards; extents differ per dim if the call allows it
     {"S": 7, "M": 5, "L": 13, "XS": 3},
-    {"S": 4, "M": 6, "L": 10, "XS": 2},
+    {"S": 4, "M": 8, "L": 12, "XS": 2},
 )
 """Values of the constants in torch's sample generators, per size."""
+
+EVEN_SIZE = 4
+"""The size whose extents OpInfo can halve, and the larger ones twice."""
 
 SKEWED = frozenset({2})
 """The sizes at which equal extents are made to differ, if the call allows it."""

@@ -12,10 +12,11 @@ from functools import partial
 
 import torch
 
-from strategies.opinfo.calls.call import Call, Parameter, parameters
+from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
+from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
 __all__ = ["INPUT_CLASSES", "InputClass"]
 
@@ -111,10 +112,27 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 # ---------------------------------------------------------------------------------------------------------------- sizes
 def broadcasts(call: Call) -> Iterator[Variation]:
-    """Yield operands of which one has an extent of 1, or fewer dims."""
+    """Yield operands of which one has an extent of 1, or fewer dims, and is broadcast: results keep their shapes."""
+    shapes = _shapes(call)
+    yield from (change for change in _with_fewer(call) if _shapes(change.apply(call)) == shapes)
+
+
+def ones(call: Call) -> Iterator[Variation]:
+    """Yield operands of which one has an extent of 1, or fewer dims, and the results with it."""
+    shapes = _shapes(call)
+    yield from (change for change in _with_fewer(call) if _shapes(change.apply(call)) not in (None, shapes))
+
+
+def _shapes(call: Call | None) -> list[torch.Size] | None:
+    """Return the shapes of the results; None if the call raises."""
+    results = None if call is None else attempt(call)
+    return None if results is None else [result.shape for result in results]
+
+
+def _with_fewer(call: Call) -> Iterator[Variation]:
     if _has_fixed_sizes(call):
         return
-    for number in reversed(range(len(call.tensors))):
+    for number in range(len(call.tensors)):
         for dim in range(call.tensors[number].ndim):
             yield _resized(number, dim, "is 1", _one)
         if len(call.tensors) > 1:
@@ -270,11 +288,15 @@ class InputClass:
 INPUT_CLASSES = (
     InputClass("numbers", numbers, 4),
     InputClass("dtypes", dtypes, 4),
-    InputClass("broadcasts", broadcasts, 4),
+    InputClass("broadcasts", broadcasts, 6),
+    InputClass("extents of 1", ones, 3),
     InputClass("narrower", narrower, 9),
     InputClass("empty", empty, 2),
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("negative dims", negative_dims, 3),
+    InputClass("bounds", bounds, 4),
+    InputClass("index lists", index_lists, 5),
+    InputClass("arguments left out", left_out, 2),
     InputClass("boundaries", boundaries, 4),
 )
 """The classes, each with its most telling changes first."""

@@ -1,0 +1,120 @@
+"""Classes of input for ops that select: bounds in other spellings, indices on other dims, arguments left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from strategies.opinfo.calls.call import Call, attempt, parameters
+from strategies.opinfo.calls.op_names import base_of
+from strategies.opinfo.samples.argument_spellings import Variation, with_value
+
+__all__ = ["bounds", "index_lists", "left_out"]
+
+_SELECTING = (
+    "slice",
+    "slice_scatter",
+    "slice_copy",
+    "select",
+    "select_scatter",
+    "select_copy",
+    "narrow",
+    "narrow_copy",
+)
+_LARGEST = 2**63 - 1
+
+
+# --------------------------------------------------------------------------------------------------------------- bounds
+def bounds(call: Call) -> Iterator[Variation]:
+    """Yield the bounds of slices and selections counted from the end, past the end, and left open."""
+    if base_of(str(call.op)) not in _SELECTING:
+        return
+    names = {parameter.name for parameter in parameters(call.op)}
+    for name in ("end", "start", "index"):
+        if name in names:
+            yield Variation(f"{name} from the end", partial(_from_the_end, name))
+    if "end" in names:
+        yield Variation("end is past the end", partial(_past_the_end, 3))
+        yield Variation("end is the largest integer", partial(_past_the_end, _LARGEST))
+        yield Variation("end is None", partial(with_value, name="end", value=None))
+
+
+def _extent(call: Call) -> int:
+    """Return the extent of the dim from which the call selects; 0 if there is no such dim."""
+    tensor, dim = call.tensors[0], call.values.get("dim", 0)
+    return tensor.shape[dim] if isinstance(dim, int) and -tensor.ndim <= dim < tensor.ndim else 0
+
+
+def _from_the_end(name: str, call: Call) -> Call | None:
+    given, extent = call.values.get(name), _extent(call)
+    if not isinstance(given, int) or not 0 <= given < extent or (name == "end" and not given):
+        return None
+    return with_value(call, name, given - extent)
+
+
+def _past_the_end(more: int, call: Call) -> Call | None:
+    """Return the call with a bound that torch takes for the extent, if its bound is the extent."""
+    given, extent = call.values.get("end"), _extent(call)
+    if given is None or (isinstance(given, int) and given >= extent > 0):
+        return with_value(call, "end", min(extent + more, _LARGEST))
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------------- indices
+_PLACED: tuple[tuple[int, ...], ...] = ((0, 2), (1, 2), (1,), (0, 1), (3,))
+"""On which of four dims an index stands: apart, together, and alone."""
+
+
+def index_lists(call: Call) -> Iterator[Variation]:
+    """Yield lists of indices on other dims: apart, together and alone, of one dim and of two that are broadcast."""
+    types = {parameter.name: parameter.type for parameter in parameters(call.op)}
+    if "Optional[Tensor]" not in types.get("indices", "") or any(one.out for one in parameters(call.op)):
+        return
+    for dims in _PLACED:
+        for wide in (False, True):
+            text = "broadcast indices" if wide else "indices"
+            label = f"{text} on dims {', '.join(map(str, dims))} of 4"
+            if not wide or len(dims) > 1:
+                yield Variation(label, partial(_indexed, dims, wide))
+
+
+def _indexed(dims: Sequence[int], wide: bool, call: Call) -> Call | None:
+    """Return the call on a tensor of four dims of different extents, with its first index on each of ``dims``."""
+    given = call.values.get("indices")
+    found = [one for one in given if isinstance(one, torch.Tensor)] if isinstance(given, list | tuple) else []
+    tensor = call.tensors[0]
+    if not found or found[0].dtype == torch.bool or found[0].ndim != 1 or not tensor.ndim:
+        return None
+    index, extent = found[0], tensor.shape[0]
+    shape = (extent, extent + 1, extent + 2, extent + 3)  # the index is legal on each dim
+    cube = torch.arange(math.prod(shape)).view(shape).to(tensor.dtype)
+    indices: list[torch.Tensor | None] = [None] * (1 + max(dims))
+    for place, dim in enumerate(dims):
+        indices[dim] = index[:, None].clone() if wide and place == 0 else index.clone()
+    changed = {**call.values, next(iter(call.values)): cube, "indices": indices}
+    if "values" in call.values:
+        selected = attempt(Call(torch.ops.aten.index.Tensor, (cube, indices), {}))
+        if selected is None:
+            return None
+        changed["values"] = selected[0].flip(0).clone()
+    return Call.of(call.op, changed)
+
+
+# ------------------------------------------------------------------------------------------------------------- defaults
+def left_out(call: Call) -> Iterator[Variation]:
+    """Yield the call with fewer arguments: all that have a default left out, then only the last ones."""
+    given = [parameter for parameter in parameters(call.op) if parameter.name in call.values]
+    if any(parameter.out for parameter in parameters(call.op)) or base_of(str(call.op)).startswith("_"):
+        return
+    optional = [one for one in given if one.has_default and not isinstance(call.values[one.name], torch.Tensor)]
+    for start in range(len(optional)):
+        names = tuple(one.name for one in optional[start:])
+        if any(call.values[one.name] != one.default for one in optional[start:]):
+            yield Variation(f"without {', '.join(names)}", partial(_without, names))
+
+
+def _without(names: Sequence[str], call: Call) -> Call | None:
+    return Call.of(call.op, {name: value for name, value in call.values.items() if name not in names})
