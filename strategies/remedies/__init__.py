@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from strategies.remedies import embeddings, losses, redistributing, reductions, registrations, shards, views, writes
+from strategies.remedies import (
+    convolutions,
+    embeddings,
+    losses,
+    redistributing,
+    reductions,
+    registrations,
+    shards,
+    views,
+    writes,
+)
 from verifier.execution.remedies import Remedies
 
 __all__ = ["REMEDIES"]
@@ -11,6 +21,7 @@ REMEDIES = Remedies(
     "torch",
     (
         *registrations.REMEDIES,
+        *convolutions.REMEDIES,
         *shards.REMEDIES,
         *reductions.REMEDIES,
         *losses.REMEDIES,
