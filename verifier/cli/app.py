@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``rules``, ``merge``, ``report``, ``gate``, ``replay``, and commands of other packages.
+"""The command line: ``run``, ``rules``, ``mutate``, ``merge``, ``report``, ``gate``, ``replay``, and other commands.
 
 Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.
 
@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from verifier.cli.commands import COMMANDS, Command
 from verifier.cli.config import configured, settings
 from verifier.cli.loading import Loading
+from verifier.cli.mutate import mutate
 from verifier.cli.options import (
     DEFAULT_BASELINE,
     AskedImports,
@@ -175,6 +176,7 @@ def merge(
 
 
 app.command()(check_rules)
+app.command()(mutate)
 
 
 @app.command()
@@ -204,6 +206,15 @@ def gate(
         bool, typer.Option("--update", help="Rewrite the baseline so that it lists what was found.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run of what is asked, at the profile ci.")] = False,
+    changed_since: Annotated[
+        str | None,
+        typer.Option(
+            "--changed-since",
+            metavar="REF",
+            help="With --import: verify the ops whose strategies, or what these call, differ from a git revision; the "
+            "recorded runs that still count are evidence for the others.",
+        ),
+    ] = None,
     special_values: Annotated[
         bool, typer.Option("--special-values", help="Let findings that only special values show fail the gate, too.")
     ] = False,
@@ -228,7 +239,10 @@ def gate(
     log_to_stderr(log_level)
     with Loading():
         from verifier.cli import reading
-    reading.gate(context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory)
+    reading.gate(
+        context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory,
+        changed_since,
+    )  # fmt: skip
 
 
 @app.command()

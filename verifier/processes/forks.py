@@ -175,15 +175,15 @@ def fork(
     return Forked(connection)
 
 
-def load_ahead(base: str, hash_seeds: int) -> None:
-    """Start the servers for processes of so many hash seeds, which load while this process does something else."""
+def load_ahead(
+    module: str, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str], base: str = ""
+) -> None:
+    """Start the server from which :func:`fork` will start processes; it loads while this process does other work."""
     if os.environ.get(FORKS) == "off":
         return
-    for seed in range(hash_seeds):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(seed)}
-        with contextlib.suppress(OSError), _starting:
-            if (connection := _server(base, (), environment, [path for path in sys.path if path])) is not None:
-                connection.close()
+    with contextlib.suppress(OSError), _starting:
+        if (connection := _server(module, [*steps], environment, path, base)) is not None:
+            connection.close()
 
 
 def _server(
@@ -253,9 +253,14 @@ def _address(name: str) -> bytes:
 
 
 def _installed_in(path: Sequence[str]) -> list[str]:
-    """Return the folders of ``path`` in which distributions are installed, whose entry points a step may load."""
-    found = []
+    """Return the folders of ``path`` in which distributions are installed, whose entry points a step may load.
+
+    What an installed package has vendored, and adds to the path once it is imported, is left out.
+    """
+    found: list[str] = []
     for folder in dict.fromkeys(path):
+        if any(folder.startswith(f"{other}{os.sep}") for other in found):
+            continue
         with contextlib.suppress(OSError):
             if any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(folder or ".")):
                 found.append(folder)

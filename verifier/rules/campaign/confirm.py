@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from verifier.core.case import MeshSpec, Trial
-from verifier.core.verdict import LOUD, Phase, VerdictKind
+from verifier.core.observation import Observation
+from verifier.core.verdict import LOUD, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure, Runner, first_error
 from verifier.findings.grouping import Group, group_key, unlike
@@ -37,6 +38,7 @@ from verifier.records.schema import (
 )
 from verifier.records.values import load_trial
 from verifier.rules.campaign.collect import wrong_record
+from verifier.rules.campaign.outcomes import Outcomes
 from verifier.rules.results import WrongRule
 
 __all__ = ["Confirmer", "base_op", "defect_key"]
@@ -124,6 +126,8 @@ class Confirmer:
         The ops whose rules these register.
     attribution
         Tries the remedies of known causes; None if the baseline has none.
+    outcomes
+        Has the outcomes of earlier rule checks.
     lanes
         Run the counterexamples of several wrong rules at a time; without them, ``run`` runs one after the other.
     """
@@ -137,7 +141,9 @@ class Confirmer:
         own_rules: Collection[str] = (),
         attribution: Attribution | None = None,
         lanes: Lanes | None = None,
+        outcomes: Outcomes | None = None,
     ) -> None:
+        self._outcomes = outcomes or Outcomes()
         self._lanes, self._judging = lanes, threading.Lock()
         self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
         self.own_rules, self.attribution = own_rules, attribution
@@ -211,7 +217,7 @@ class Confirmer:
         failure = tried[-1]
         ranks = failure.trial.mesh.world_size
         if _shows(wrong, failure):
-            return self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
+            return self._accuse(wrong, family, failure, self._confirmation(failure))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
@@ -227,8 +233,7 @@ class Confirmer:
         for wrong in stale:
             key = wrong.rule.op, wrong.left_out
             if key not in records and (failure := self._harm(wrong)) is not None:
-                ranks = failure.trial.mesh.world_size
-                records[key] = self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
+                records[key] = self._accuse(wrong, family, failure, self._confirmation(failure))
         return list(records.values())
 
     def confirm_special(self, special: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
@@ -266,9 +271,12 @@ class Confirmer:
         return failure
 
     def _outcome(self, run: Runner, trial: Trial) -> Failure:
-        observation = run(trial)
-        with self._judging:  # references are local calls, some of which change what all threads share
-            return Failure(trial, observation, judge(observation, make_reference(trial.case)))
+        def make() -> tuple[Observation, Verdict]:
+            observation = run(trial)
+            with self._judging:  # references are local calls, some of which change what all threads share
+                return observation, judge(observation, make_reference(trial.case))
+
+        return Failure(trial, *self._outcomes.of_trial(trial, (), make))
 
     def _note_error(self, failure: Failure) -> None:
         verdict, trial = failure.verdict, failure.trial
@@ -334,7 +342,7 @@ class Confirmer:
         failure = defect.failure
         seen = dict.fromkeys(list(defect.also)[:12])
         group = Group(group_key(failure), failure, max(1, defect.occurrences), seen)
-        confirmed = ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size)
+        confirmed = self._confirmation(failure)
         entry = self.baseline.get(name)
         record = finding_record(
             group, failure, confirmed, False, entry, defect.family, defect.likely, False, self.imports,
@@ -347,7 +355,12 @@ class Confirmer:
 
     def _script_status(self, failure: Failure) -> str:
         source, no_script = written_script(failure, imports=self.imports)
-        return no_script or run_script(source)[0]
+        return no_script or self._outcomes.of_script(source, lambda: run_script(source)[0])
+
+    def _confirmation(self, failure: Failure) -> ConfirmationRecord:
+        """Return that ranks showed ``failure``, and in which run if it was an earlier one."""
+        earlier = self._outcomes.run_of(failure.trial)
+        return ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size, earlier and f"in run {earlier}")
 
 
 def _class_of(wrong: WrongRule) -> tuple[VerdictKind | None, str]:

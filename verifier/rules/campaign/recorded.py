@@ -30,6 +30,7 @@ from verifier.records.schema import (
 )
 from verifier.rules.campaign.collect import op_record, special_rules, stale_decisions, wrong_rules
 from verifier.rules.campaign.confirm import Confirmer
+from verifier.rules.campaign.outcomes import Outcomes, earlier_outcomes
 from verifier.rules.campaign.request import Progress, RulesPlan
 from verifier.rules.campaign.work import WorkItem, check_target, prepare
 from verifier.rules.campaign.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
@@ -75,7 +76,7 @@ def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *
     started = time.monotonic()
     with store.open_run(plan.header) as writer, one_interrupt_at_a_time():
         try:
-            run = _RulesRun(plan, writer, progress)
+            run = _RulesRun(plan, writer, progress, store)
             complete = True
             try:
                 run.check()
@@ -90,8 +91,8 @@ def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *
 
 
 class _RulesRun:
-    def __init__(self, plan: RulesPlan, writer: RunWriter, progress: Progress) -> None:
-        self.plan, self.writer, self.progress = plan, writer, progress
+    def __init__(self, plan: RulesPlan, writer: RunWriter, progress: Progress, store: RunStore) -> None:
+        self.plan, self.writer, self.progress, self.store = plan, writer, progress, store
         self.parts = PARTS_OF_FEW if len(plan.targets) <= FEW else 1
         self.ops = [_Op(self.parts) for _ in plan.targets]
         self.errors: list[str] = []
@@ -168,10 +169,13 @@ class _RulesRun:
         lanes = Lanes(lambda: PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter)), max(1, most))
         pools = lanes.first
         baseline, attribution = self.plan.baseline, None
+        outcomes = Outcomes(earlier_outcomes(self.store, header), self.writer.append, header.id)
         if baseline.causes:
-            attribution = Attribution.of(baseline, lambda trial, remedies: run_remedied(pools, trial, remedies))
+            attribution = Attribution.of(
+                baseline, lambda trial, remedies: run_remedied(pools, trial, remedies), outcomes.of_trial
+            )
         self.findings = Confirmer(
-            pools.run_alone, baseline, header.families, imports, header.own_rules, attribution, lanes
+            pools.run_alone, baseline, header.families, imports, header.own_rules, attribution, lanes, outcomes
         )
         try:
             self.findings.replay_known(tried, self.plan.check.meshes if self.plan.meshes_named else ())
