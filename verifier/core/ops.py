@@ -18,6 +18,7 @@ __all__ = [
     "argument_names",
     "is_view",
     "of_ones_own",
+    "opaque_results",
     "parameter_names",
     "promises_strides",
     "resolve",
@@ -108,6 +109,21 @@ def writes_out(case: OpCase) -> bool:
     """
     schema = getattr(resolve(case.call), "_schema", None)
     return schema is not None and any(argument.is_out for argument in schema.arguments)
+
+
+_OPAQUE = frozenset({"rng_state", "unused", "philox_seed", "philox_offset"})
+
+
+def opaque_results(op: object) -> tuple[int, ...]:
+    """Return the places of the results that only the backward op can read, such as the state of a generator.
+
+    DTensor hands them back as plain 0-d tensors of the rank. They are known by their names in the schema.
+
+    >>> opaque_results(torch.ops.aten._scaled_dot_product_efficient_attention.default)
+    (2, 3)
+    """
+    returns = op._schema.returns if isinstance(op, OpOverload) else ()
+    return tuple(place for place, result in enumerate(returns) if result.name in _OPAQUE)
 
 
 def is_view(case: OpCase) -> bool:

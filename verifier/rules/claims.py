@@ -10,6 +10,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase
+from verifier.core.ops import opaque_results
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.placements.algebra import sharded_dim
@@ -19,7 +20,7 @@ from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
 from verifier.torch_internals.claims import ClaimReader, Propagation
-from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, Placements, masked_extent, placement_text
 from verifier.torch_internals.registries import has_own_handler
 
@@ -168,7 +169,7 @@ def read_claim(
             by_rank.append(other)
     else:
         by_rank *= mesh.world_size
-    outputs = [placements for placements in decided.outputs or () if placements is not None][:returned]
+    outputs = _result_placements(call.op, decided, reference.returned, mesh)[:returned]
     if len(outputs) < returned:
         return None
     outputs += [combination[number] for number in unreturned]
@@ -178,6 +179,21 @@ def read_claim(
         tuple(placement_text(placements) for placements in outputs),
     )
     return Claim(rule, combination, decided.inputs, tuple(outputs), tuple(by_rank))
+
+
+def _result_placements(op: object, decided: Propagation, returned: object, mesh: MeshSpec) -> list[Placements]:
+    """Return the placements of the tensors that come back, as far as DTensor says them.
+
+    An opaque result, which comes back as a plain tensor of the rank, counts as replicated.
+    """
+    placed, leaves = decided.outputs or (), pytree.tree_leaves(returned)
+    opaque = opaque_results(op)
+    if not opaque or len(placed) != len(leaves):
+        return [where for where in placed if where is not None]
+    tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    everywhere: Placements = (Replicate(),) * mesh.ndim
+    found = [everywhere if placed[place] is None and place in opaque else placed[place] for place in tensors]
+    return [where for where in found if where is not None]
 
 
 def _runs_as_it_is(inputs: Combination, combination: Combination) -> bool:

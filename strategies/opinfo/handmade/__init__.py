@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from strategies.opinfo.handmade import others
+from strategies.opinfo.handmade import attention, matrices, others, training
 from strategies.opinfo.handmade.sample import HandmadeSample, Way
 from verifier.rules.samples import Sample, SampleOptions
 
 __all__ = ["NO_CALLS", "handmade_overloads", "handmade_samples"]
 
+_RATE = "level 1 does not yet read rules of lists that stand beside a single tensor by keyword, the learning rate"
+
 NO_CALLS = {
+    **{f"aten.{name}.tensor_lr": _RATE for name in ("_fused_adam", "_fused_adam_", "_fused_adamw", "_fused_adamw_")},
     "aten._amp_foreach_non_finite_check_and_unscale_.default": "DTensor runs its own handler, on plain tensors",
     "aten.bernoulli.float_out": "random, and DTensor promises nothing of its numbers",
     "aten.is_same_size.default": "returns no tensor; DTensor compares the global shapes itself",
@@ -26,7 +29,7 @@ NO_CALLS = {
 @cache
 def _ways() -> dict[str, tuple[Way, ...]]:
     found: dict[str, list[Way]] = {}
-    for way in others.WAYS:
+    for way in (*attention.WAYS, *matrices.WAYS, *others.WAYS, *training.WAYS):
         found.setdefault(way.op, []).append(way)
     return {op: tuple(ways) for op, ways in found.items()}
 
@@ -38,5 +41,5 @@ def handmade_overloads() -> Sequence[str]:
 
 def handmade_samples(op: str, options: SampleOptions) -> Iterator[Sample]:
     """Yield the handmade samples of an overload, in the same order at each call."""
-    for way in _ways().get(op, ())[: options.max_samples]:
+    for way in _ways().get(op, ()):
         yield HandmadeSample(way, options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from strategies.kernels import STAND_INS
 from verifier.core.case import OpCase
 from verifier.rules.samples import SampleOptions, Values
 
@@ -42,6 +43,10 @@ class Draw:
         """Return integers from ``low`` to ``high - 1``."""
         return torch.randint(low, high, shape, generator=self._generator)
 
+    def small(self, *shape: int) -> torch.Tensor:
+        """Return floating numbers between -1 and 1 that are multiples of 1/4."""
+        return self.values(*shape) / 4
+
     def values(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return floating numbers that are small integers."""
         palette = torch.tensor(_VALUES[self.number % len(_VALUES)], dtype=torch.float64)
@@ -60,6 +65,8 @@ class Way:
         Whether the op is exact on small integers.
     claims_only
         Why nothing but what DTensor claims is tried; empty if everything is.
+    path
+        Of the callable, if it is not the op's or that of its stand-in kernel.
     """
 
     op: str
@@ -68,6 +75,7 @@ class Way:
     named: Callable[[Draw], Mapping[str, object]] = field(default=lambda draw: {})
     exact: bool = False
     claims_only: str = ""
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,4 +106,5 @@ class HandmadeSample:
         generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))
         drawing = Draw(size, self.options.dtype, generator, draw)
         args = self.way.make(drawing)
-        return OpCase(self.op, f"torch.ops.{self.op}", args, self.way.named(drawing), "opinfo", self.way.exact)
+        path = self.way.path or STAND_INS.get(self.op, f"torch.ops.{self.op}")
+        return OpCase(self.op, path, args, self.way.named(drawing), "opinfo", self.way.exact)

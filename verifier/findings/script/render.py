@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.ops import argument_names, promises_strides, written_arguments
+from verifier.core.ops import argument_names, opaque_results, promises_strides, resolve, written_arguments
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.script.source import Inlined, called_as, needs_its_module, program_source, source_folder
 from verifier.oracle.comparison import Spot
@@ -263,6 +263,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         call=call,
         asked=f"[{', '.join(map(str, asked))}]" if any(asked) else "",
         strides=promises_strides(case),
+        opaque=bool(opaque_results(resolve(case.call))),
         accepted=_values(accepted),
         accepted_gradients=_values(_accepted_gradients(trial, reference, index) if backward else []),
         accepted_writes=_dictionary(accepted_writes) if verdict.kind is VerdictKind.MUTATED_INPUT else "",
