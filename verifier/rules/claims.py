@@ -25,6 +25,7 @@ from verifier.torch_internals.placements import Combination, Placements, masked_
 from verifier.torch_internals.registries import has_own_handler
 
 __all__ = [
+    "ASKED",
     "OWN_CODE",
     "Claim",
     "claimed_rules",
@@ -41,7 +42,7 @@ OWN_CODE = ("aten.equal.default", "aten._local_scalar_dense.default")
 TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
 ASKED = 64
-"""At most so many combinations of a call are asked about, where a strategy lists no rules, to know what it claims."""
+"""At most so many combinations of a call are asked about, where a strategy lists no rules, if only claims matter."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,19 @@ def where_to_ask(
     tensors: Sequence[torch.Tensor],
     combinations: Sequence[Combination],
     mesh_shape: tuple[int, ...],
+    most: int | None = None,
 ) -> list[Combination]:
     """Return the combinations, on one mesh dim, at which DTensor may claim a rule: those that the op's strategy lists.
 
     If it lists none, because it decides by the placements that it is shown, these are ``combinations``, the same with
-    bools that are pending sums, and what it enumerates by itself, which may lie beyond them.
+    bools that are pending sums, and what it enumerates by itself, which may lie beyond them. If it enumerates any, the
+    first ``most`` of ``combinations`` are enough.
     """
     listed = reader.listed(mesh_shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
     if listed is not None:
         return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
     own = [tuple((_unmasked(p),) for p in rule) for rule in reader.enumerated(mesh_shape)]
+    combinations = combinations[:most] if own else combinations
     sums = [tuple(map(_summed, tensors, one)) for one in combinations] if _has_bools(tensors) else []
     return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(tensors, one))]))
 

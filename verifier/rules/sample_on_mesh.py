@@ -13,6 +13,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.placements.partials import is_reducible, largest_part
 from verifier.records.values import trial_record
 from verifier.rules.claims import (
+    ASKED,
     OWN_CODE,
     Claim,
     judge_claim,
@@ -108,7 +109,8 @@ class SampleOnMesh:
         if has_own_handler(self.call.op) or op in OWN_CODE:  # type: ignore[arg-type]
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
-        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape)
+        most = ASKED if self.ledger.options.claims_only else None
+        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape, most)
         kept = [combination for combination in asked if possible(self.call.tensors, combination)]
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +46,8 @@ class _Kind:
         Heads of key and value, instead of those of the size.
     bias_gradient
         Whether the backward pass is asked for the gradient of the bias.
+    everything
+        Whether what DTensor does not claim of the forward pass is tried, too.
     """
 
     label: str
@@ -57,6 +59,7 @@ class _Kind:
     scale: float | None = None
     logsumexp: bool = True
     debug: bool = False
+    everything: bool = False
     wide: bool = False
 
     def inputs(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -75,17 +78,21 @@ class _Kind:
 
 
 _TOGETHER = "what the forward pass saved belongs together: only what DTensor claims is tried"
-_PLAIN, _CAUSAL = _Kind("plain"), _Kind("causal, scale", causal=True, scale=4.0)
+_VARIATION = "a variation of a call of which everything is tried: only what DTensor claims is tried"
+_PLAIN = _Kind("plain", everything=True)
+_BIASED = _Kind("bias", bias=True, everything=True)
+_CAUSAL = _Kind("causal, scale", causal=True, scale=4.0)
+_PAIRS = replace(_CAUSAL, label="causal, scale, groups of 2 heads", group=2)
 # 3 heads for 12 of the query: on 2 ranks no shards of heads belong together, and yet all shards have legal sizes
-_GROUPED = (_Kind("groups of 2 heads", group=2), _Kind("groups of 4 heads", group=4, heads=3))
-_BIASED, _SHORT = _Kind("bias", bias=True), _Kind("no logsumexp", logsumexp=False)
+_FOURS = _Kind("groups of 4 heads", group=4, heads=3)
+_SHORT, _DEBUG = _Kind("no logsumexp", logsumexp=False), _Kind("debug mask", debug=True)
 _KINDS: dict[str, tuple[_Kind, ...]] = {
-    "flash": (_PLAIN, _CAUSAL, *_GROUPED, _Kind("debug mask", debug=True)),
+    "flash": (_PLAIN, _PAIRS, _FOURS, _DEBUG),
     "efficient": (
-        _PLAIN, _CAUSAL, _BIASED, _SHORT, _Kind("wide values, bias", wide=True, bias=True),
+        _PLAIN, _BIASED, replace(_CAUSAL, label="causal, scale, bias, wide values", wide=True, bias=True), _SHORT,
         _Kind("bias without a gradient", bias=True, bias_gradient=False),
     ),
-    "cudnn": (_PLAIN, _CAUSAL, *_GROUPED, _BIASED, _SHORT, _Kind("debug mask", debug=True)),
+    "cudnn": (_PLAIN, _BIASED, _PAIRS, _FOURS, _SHORT, _DEBUG),
 }  # fmt: skip
 
 
@@ -126,7 +133,9 @@ def _ways() -> Iterator[Way]:
         op = f"aten._scaled_dot_product_{name}_attention"
         for kind in kinds:
             if kind.bias_gradient:
-                yield Way(f"{op}.default", kind.label, made(_forward_arguments, name, kind), kind.named)
+                forward = made(_forward_arguments, name, kind)
+                limit = "" if kind.everything else _VARIATION
+                yield Way(f"{op}.default", kind.label, forward, kind.named, claims_only=limit)
             if kind.logsumexp and not kind.debug:
                 backward = made(_backward_arguments, name, kind)
                 yield Way(f"{op}_backward.default", kind.label, backward, kind.named, claims_only=_TOGETHER)
