@@ -10,6 +10,7 @@ Results that a kernel does not document, such as the state of a generator, are c
 
 from __future__ import annotations
 
+from verifier.core.ops import stands_in
 from verifier.planning.boundary import declares
 
 __all__ = ["SCALED_MM", "STAND_INS"]
@@ -30,5 +31,6 @@ STAND_INS = {
 SCALED_MM = "strategies.kernels.scaled_mm.product"
 """The path of ``_scaled_mm``, for calls with scales that torch's CPU kernel refuses."""
 
-for _path in (*STAND_INS.values(), SCALED_MM):
+for _op, _path in (*STAND_INS.items(), ("aten._scaled_mm.default", SCALED_MM)):
     declares(_path)
+    stands_in(_op, _path)

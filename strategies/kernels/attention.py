@@ -90,7 +90,7 @@ def _by_group(gradient: Tensor, group: int) -> Tensor:
 
 
 def _opaque() -> tuple[Tensor, Tensor]:
-    """Return the seed and the offset of a generator: numbers that no reduction of several ranks' numbers gives back."""
+    """Return the seed and the offset of a generator: numbers that no sum of several ranks' numbers gives back."""
     return torch.tensor(1009), torch.tensor(12)
 
 
@@ -109,8 +109,8 @@ def _flash(
     out, logsumexp = _forward(call)
     keys = -(-key.shape[2] // _DEBUG_KEYS) * _DEBUG_KEYS
     mask = query.new_ones((*query.shape[:3], keys) if return_debug_mask else (0,))
-    # int64 as on ROCm: CUDA's uint64 has hardly any op on the CPU
-    return out, logsumexp.float(), None, None, query.shape[2], key.shape[2], *_opaque(), mask
+    state, unused = torch.tensor([1009, 12], dtype=torch.uint64), torch.tensor(0, dtype=torch.uint64)
+    return out, logsumexp.float(), None, None, query.shape[2], key.shape[2], state, unused, mask
 
 
 def _flash_backward(

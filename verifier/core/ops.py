@@ -22,6 +22,8 @@ __all__ = [
     "parameter_names",
     "promises_strides",
     "resolve",
+    "stand_in_of",
+    "stands_in",
     "with_written",
     "writes_out",
     "written_arguments",
@@ -52,6 +54,22 @@ def resolve(path: str) -> Callable[..., object]:
             raise ValueError(f"{path!r} is a {type(target).__name__}, not a callable")
         return target
     raise ValueError(f"no module in {path!r} can be imported")
+
+
+_stand_ins: dict[str, str] = {}
+
+
+def stands_in(op: str, path: str) -> None:
+    """Declare that importing the module of ``path`` gives the overload ``op`` a kernel for the CPU, which torch lacks.
+
+    The object at ``path`` is the overload itself.
+    """
+    _stand_ins[op] = path
+
+
+def stand_in_of(op: str) -> str:
+    """Return the path that :func:`stands_in` declared for the overload ``op``; empty if there is none."""
+    return _stand_ins.get(op, "")
 
 
 def of_ones_own(pattern: str, known: Iterable[str]) -> str:

@@ -117,7 +117,8 @@ def _backward_arguments(name: str, kind: _Kind, draw: Draw) -> tuple[object, ...
         mask = [True, True, True, bias is not None and kind.bias_gradient]
         return grad, query, key, value, bias, out, logsumexp, *saved[2:4], 0.0, mask, kind.causal
     _, _, cum_q, cum_k, max_q, max_k, seed, offset, _ = saved
-    if name == "flash":
+    if name == "flash":  # no collective of gloo takes uint64
+        seed, offset = seed.to(torch.int64), offset.to(torch.int64)
         return grad, query, key, value, out, logsumexp, cum_q, cum_k, max_q, max_k, 0.0, kind.causal, seed, offset
     return grad, query, key, value, out, logsumexp, seed, offset, bias, cum_q, cum_k, max_q, max_k, 0.0, kind.causal
 
