@@ -1,8 +1,9 @@
 """Stand-in CPU kernels, in plain torch, for ops that torch runs on other devices only.
 
 They serve the verifier alone. Importing a module of this package registers its kernels in this process, if torch has
-none. A case names such an op by its path here (:data:`STAND_INS`), so that each process that runs the case has the
-kernel. A script has a copy of the module, so the modules import nothing but torch and each other.
+none. A case names such an op by its path here (:data:`STAND_INS`), and the module of the programs imports all modules
+here, so that each process that runs a case has the kernel. A script has a copy of the module, so the modules import
+nothing but torch and each other.
 
 Results that a kernel does not document, such as the state of a generator, are constants here, and
 :func:`verifier.core.ops.opaque_results` names them. Dropout is refused, because its results depend on the generator.
@@ -11,7 +12,6 @@ Results that a kernel does not document, such as the state of a generator, are c
 from __future__ import annotations
 
 from verifier.core.ops import stands_in
-from verifier.planning.boundary import declares
 
 __all__ = ["SCALED_MM", "STAND_INS"]
 
@@ -32,5 +32,4 @@ SCALED_MM = "strategies.kernels.scaled_mm.product"
 """The path of ``_scaled_mm``, for calls with scales that torch's CPU kernel refuses."""
 
 for _op, _path in (*STAND_INS.items(), ("aten._scaled_mm.default", SCALED_MM)):
-    declares(_path)
     stands_in(_op, _path)

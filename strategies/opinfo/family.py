@@ -146,9 +146,7 @@ def _drawn(sample: Sample, size: int, draw: int, with_program: bool, variant: in
     if variant % 2:  # infinite results have to agree, too
         case = more_telling(case)
     writes = bool(written_arguments(case))
-    # programs name the op itself, so that a rank would not load its stand-in kernel
-    composable = with_program and case.call == f"torch.ops.{case.op}"
-    kinds = Random(variant).sample(list(COMPOSITIONS), len(COMPOSITIONS)) if composable else []
+    kinds = Random(variant).sample(list(COMPOSITIONS), len(COMPOSITIONS)) if with_program else []
     for kind in kinds:
         if (program := composed(case, kind, mesh, variant)) is not None:
             if writes and kind != WRITTEN_COPY:

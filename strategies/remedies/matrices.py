@@ -8,7 +8,7 @@ import torch
 
 from strategies.remedies.placing import VALUES, is_sharded, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.propagation import Decision, Placed, vetoed
+from verifier.torch_internals.amending.propagation import Decision, Placed, refused, vetoed
 from verifier.torch_internals.amending.registrations import bias_of_cudnn_attention, cached_by
 
 __all__ = ["REMEDIES"]
@@ -98,9 +98,10 @@ REMEDIES = (
     Remedy(
         "scales-of-blocks",
         "shard a matrix of _scaled_mm with scales for blocks only if the shards end where blocks end "
-        "(_scaled_mm_scale_placement in _ops/_matrix_ops.py)",
-        lambda: vetoed(_SCALED_MM, _separates_blocks),
+        "(_scaled_mm_scale_placement in _ops/_matrix_ops.py); here: refuse, because gloo gathers no float8",
+        lambda: refused(_SCALED_MM, _separates_blocks, "has shards that do not end where blocks end"),
         _SCALED_MM,
         VALUES | {"CRASH"},
+        refuses=True,
     ),
 )

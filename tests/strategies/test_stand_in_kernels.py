@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from strategies.kernels import STAND_INS
+from strategies.kernels import SCALED_MM, STAND_INS
 from strategies.kernels.attention import cudnn, efficient, flash
+from strategies.kernels.registering import registered
 from strategies.kernels.rms_norm import backward
 from strategies.kernels.scaled_mm import product
 from strategies.opinfo.handmade import handmade_samples
@@ -32,6 +33,9 @@ def run(case: OpCase, args: tuple[Any, ...] | None = None) -> Any:
 
 
 def math_path(query: Any, key: Any, value: Any, bias: Any, causal: bool, scale: float | None) -> torch.Tensor:
+    if causal and bias is not None:  # the math path takes one of them
+        later = torch.ones(bias.shape[-2:], dtype=torch.bool).triu(1)
+        bias, causal = bias.masked_fill(later, -math.inf), False
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return scaled_dot_product_attention(
             query, key, value, bias, is_causal=causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
@@ -62,6 +66,7 @@ def test_attention_and_its_gradients_are_those_of_the_math_path(op: str) -> None
 def test_logsumexp_is_that_of_the_scores(op: str) -> None:
     case = cases(op)[0]
     query, key, *_ = case.args
+    assert query.shape[1] == key.shape[1]
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     saved = run(case)[1]
     length = query.shape[2]
@@ -75,13 +80,11 @@ def test_results_have_the_shapes_and_dtypes_that_torch_documents(op: str) -> Non
     undocumented = {"aten._scaled_dot_product_cudnn_attention.default": 1}
     for case in cases(op):
         meta = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (case.args, dict(case.kwargs)))
-        if op == "aten._scaled_mm.default" and case.args[2].numel() > 1 and case.args[2].shape[1] > 1:
-            continue  # its shapes are checked for CUDA only
         documented = pytree.tree_leaves(resolve(case.call)(*meta[0], **meta[1]))
         got = pytree.tree_leaves(run(case))
         assert len(got) == len(documented)
         for place, (mine, theirs) in enumerate(zip(got, documented, strict=True)):
-            if isinstance(mine, torch.Tensor) and theirs.dtype != torch.uint64 and mine.dtype != torch.int64:
+            if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
                 assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), (op, place)
             elif not isinstance(mine, torch.Tensor) and undocumented.get(op) != place:
                 assert mine == theirs
@@ -110,11 +113,58 @@ def test_gradients_of_rms_norm_are_those_of_autograd() -> None:
     torch.testing.assert_close(tuple(got), true)
 
 
+def spread(scale: torch.Tensor, rows: int, inner: int) -> torch.Tensor:
+    """Return the scale of each element, from scales of the format MX, element by element."""
+    across = -(-inner // 128)
+    return torch.tensor(
+        [
+            [
+                float(
+                    scale[(row // 128 * across + k // 128) * 512 + row % 32 * 16 + row % 128 // 32 * 4 + k % 128 // 32]
+                )
+                for k in range(inner)
+            ]
+            for row in range(rows)
+        ]
+    )
+
+
 def test_scaled_products_are_those_of_the_scaled_matrices() -> None:
-    case = next(case for case in cases("aten._scaled_mm.default") if case.args[2].ndim == 2 < case.args[2].numel())
-    a, b, first, second, *_ = case.args
-    wide = first.repeat_interleave(a.shape[1] // first.shape[1], 1)
-    tall = second.repeat_interleave(b.shape[0] // second.shape[0], 0)
-    assert torch.equal(product(*case.args), (a.float() * wide) @ (b.float() * tall))
-    with pytest.raises(RuntimeError, match="scale_a of shape"):
-        product(a, b, first[:, :-1].repeat(1, 5), second, None, None, torch.float32)
+    labels = set()
+    for sample in handmade_samples("aten._scaled_mm.default", OPTIONS):
+        if (case := sample.draw(0, 0)) is None or case.call != SCALED_MM:
+            continue
+        a, b, first, second, *_, dtype = case.args
+        (rows, inner), columns = a.shape, b.shape[1]
+        if first.ndim == 1:
+            wide, tall = spread(first, rows, inner), spread(second, columns, inner).t()
+        else:
+            wide = torch.tensor(
+                [[first[i * first.shape[0] // rows, k // 128].item() for k in range(inner)] for i in range(rows)]
+            )
+            tall = torch.tensor(
+                [
+                    [second[k // 128, j * second.shape[1] // columns].item() for j in range(columns)]
+                    for k in range(inner)
+                ]
+            )
+        assert torch.equal(product(*case.args), ((a.float() * wide) @ (b.float() * tall)).to(dtype))
+        labels.add(sample.origin)
+    assert len(labels) == 4
+
+
+def test_scales_of_no_documented_layout_are_refused() -> None:
+    a, b = torch.ones(4, 256).to(torch.float8_e4m3fn), torch.ones(256, 16).to(torch.float8_e4m3fn)
+    for first, second in (((4, 3), (3, 16)), ((2, 2), (2, 16)), ((4, 2), (1, 16)), ((4,), (16,))):
+        with pytest.raises(ValueError, match="Invalid scaling configuration"):
+            product(a, b, torch.ones(first), torch.ones(second), None, None, torch.float32)
+
+
+def test_a_kernel_of_torch_s_stays() -> None:
+    def never(*args: object) -> None:
+        raise AssertionError("called instead of torch's kernel")
+
+    assert registered("relu", never)(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
+    a, b = torch.ones(4, 16).to(torch.float8_e4m3fn), torch.ones(16, 8).to(torch.float8_e4m3fn)
+    one = torch.tensor(2.0)
+    assert torch.equal(product(a, b, one, one, None, None, torch.float32), torch.full((4, 8), 64.0))

@@ -13,7 +13,11 @@ __all__ = ["NO_CALLS", "handmade_overloads", "handmade_samples"]
 
 _RATE = "level 1 does not yet read rules of lists that stand beside a single tensor by keyword, the learning rate"
 
+_DRY_RUN = "DTensor's dry run of the op on meta tensors fails, whatever the placements"
+
 NO_CALLS = {
+    **{f"aten.{name}.default": _DRY_RUN for name in ("_fused_adam", "_fused_adamw")},
+    **{f"aten.{name}.Tensor": _DRY_RUN for name in ("_foreach_addcmul_", "_foreach_addcdiv_")},
     **{f"aten.{name}.tensor_lr": _RATE for name in ("_fused_adam", "_fused_adam_", "_fused_adamw", "_fused_adamw_")},
     "aten._amp_foreach_non_finite_check_and_unscale_.default": "DTensor runs its own handler, on plain tensors",
     "aten.bernoulli.float_out": "random, and DTensor promises nothing of its numbers",

@@ -199,9 +199,9 @@ def torchs_path(case: OpCase) -> str:
     return f"torch.ops.{case.op}" if case.call == stand_in_of(case.op) else case.call
 
 
-def stand_in_source(op: str) -> str:
-    """Return the source that gives ``op`` the kernel for the CPU that torch lacks; empty if torch has one."""
-    path = stand_in_of(op)
+def stand_in_source(case: OpCase) -> str:
+    """Return the source of the kernel for the CPU that the op of ``case`` needs; empty if torch's own is called."""
+    path = "" if case.call == f"torch.ops.{case.op}" else stand_in_of(case.op)
     return f"# a kernel for the CPU\n{_source_of(_module(path))}\n\n\n" if path else ""
 
 
