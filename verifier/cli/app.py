@@ -132,7 +132,7 @@ def run(
 ) -> None:
     """Verify ops on meshes and record the results."""
     log_to_stderr(log_level)
-    with Loading():
+    with Loading(hash_seeds=2):
         from verifier.cli import work
     work.run(
         context,
@@ -204,6 +204,15 @@ def gate(
         bool, typer.Option("--update", help="Rewrite the baseline so that it lists what was found.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run of what is asked, at the profile ci.")] = False,
+    changed_since: Annotated[
+        str | None,
+        typer.Option(
+            "--changed-since",
+            metavar="REF",
+            help="With --import: verify the ops whose strategies, or what these call, differ from a git revision; the "
+            "recorded runs that still count are evidence for the others.",
+        ),
+    ] = None,
     special_values: Annotated[
         bool, typer.Option("--special-values", help="Let findings that only special values show fail the gate, too.")
     ] = False,
@@ -228,7 +237,10 @@ def gate(
     log_to_stderr(log_level)
     with Loading():
         from verifier.cli import reading
-    reading.gate(context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory)
+    reading.gate(
+        context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory,
+        changed_since,
+    )  # fmt: skip
 
 
 @app.command()

@@ -11,7 +11,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.gate.evidence import Evidence, NoEvidence, proves
-from verifier.gate.question import imports_text
+from verifier.gate.question import imports_text, replaced_text
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
 
 __all__ = [
@@ -56,7 +56,7 @@ class GateDecision:
     counts all trials, and the rules of level 1 if ``rules`` is true. ``evidence`` counts those that proved something:
     unsupported and inconclusive trials and our own ``errors`` prove nothing. ``unanswered`` lists the parts of
     ``question`` without evidence, ``left_out`` the runs that do not count. ``imports`` are those of the runs; entries
-    are fixed only with these imports.
+    are fixed only with these imports. ``unchanged`` says why nothing had to be verified, if that is so.
     """
 
     question: str
@@ -76,6 +76,7 @@ class GateDecision:
     unanswered: tuple[NoEvidence, ...] = ()
     left_out: tuple[str, ...] = ()
     special: tuple[GateItem, ...] = ()
+    unchanged: str = ""
 
     @property
     def _counted(self) -> str:
@@ -86,6 +87,8 @@ class GateDecision:
         """Why the run proves too little to pass; empty if it proves enough."""
         if self.errors:
             return f"the verifier itself failed, with {plural(len(self.errors), 'distinct error')}"
+        if not self.trials and self.unchanged:
+            return ""
         if not self.trials and self.unanswered:
             return self.unanswered[0].why
         if not self.trials:
@@ -104,10 +107,13 @@ class GateDecision:
     def exit_status(self) -> int:
         """0 nothing new, 1 new or expired findings, 2 could not verify.
 
-        The status is always 2 after an error of ours or without any evidence, because other statements may be wrong. If
+        The status is always 2 after an error of ours or without any evidence, because other statements may be wrong.
+        Without evidence it is 0 only if nothing had to be verified and nothing was. If
         a run is incomplete or part of the question has no evidence, new findings still give 1, because they are facts;
         without new findings the status is then 2.
         """
+        if not self.trials and self.unchanged and not self.errors:
+            return 0
         if self.errors or not self.evidence:
             return 2
         if self.new or self.expired:
@@ -132,11 +138,16 @@ def decide_all(evidence: Evidence, baseline: Baseline, today: date, special_valu
       which the run verified. The run's own list of known findings does not count: it may have had another baseline.
     - An entry is *known* if its finding is there, or it failed when it was tried again. It is *expired* instead if
       today is after its day. Expiry is ignored for entries that were not tried again or that are fixed.
-    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*.
+    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*. Entries
+      of ops that the question is not about are not listed as untested.
     - A finding that only special values show is new with ``special_values``, and else listed as *special*.
     """
     decision = _decide(evidence.question.describe(), evidence.runs, baseline, today, special_values)
-    return replace(decision, unanswered=evidence.unanswered, left_out=evidence.left_out)
+    untested = tuple(item for item in decision.untested if evidence.question.asks_op(item.op))
+    return replace(
+        decision, untested=untested, unanswered=evidence.unanswered, left_out=evidence.left_out,
+        unchanged=evidence.unchanged,
+    )  # fmt: skip
 
 
 def _decide(
@@ -253,7 +264,7 @@ def _why_untested(runs: Sequence[RunRecord], about: Sequence[RunRecord], entry: 
     if runs and not about:
         if entry.imports:
             return f"it is about the rules of {imports_text(entry.imports)}"
-        return f"{imports_text(runs[0].header.imports)} registers the rules of {entry.op} in the place of torch's"
+        return replaced_text(entry.op, runs[0].header.imports)
     if entry.family and not any(entry.family in run.header.families for run in about):
         return f"family {entry.family} was not selected"
     checked = [op for run in about if run.rules for op in run.rules.ops.values() if entry.op in op.overloads]

@@ -39,6 +39,7 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
     lines = [f"gate on {decision.question}" + (f", {decision.revision}" if decision.revision else "")]
     lines += [f"  judged   {run}" for run in decision.runs]
     lines += [f"  left out {run}" for run in decision.left_out]
+    lines += [f"  {decision.unchanged}"] if decision.unchanged else []
     for title, items in (("NEW", decision.new), ("EXPIRED", decision.expired)):
         for item in items:
             lines += ["", f"{title} {item.fingerprint} {item.verdict}: {item.note}"]
@@ -102,7 +103,8 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
             steps.append(f"these entries passed because of {options}; if every run will have it, remove them: {update}")
         else:
             steps.append(f"drop what is fixed from the baseline: {update}")
-    verdict = {0: "passed: nothing new", 1: "failed: new or expired findings", 2: "could not verify"}
+    passed = "nothing had to be verified" if decision.unchanged and not decision.trials else "nothing new"
+    verdict = {0: f"passed: {passed}", 1: "failed: new or expired findings", 2: "could not verify"}
     return [
         *(f"next: {step}" for step in steps),
         f"gate {verdict[decision.exit_status]} (exit status {decision.exit_status})",

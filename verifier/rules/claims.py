@@ -173,7 +173,7 @@ def read_claim(
             by_rank.append(other)
     else:
         by_rank *= mesh.world_size
-    outputs = _result_placements(call.op, decided, reference.returned, mesh)[:returned]
+    outputs = _of_tensors(call.op, decided, reference.returned, mesh)[:returned]
     if len(outputs) < returned:
         return None
     outputs += [combination[number] for number in unreturned]
@@ -185,19 +185,18 @@ def read_claim(
     return Claim(rule, combination, decided.inputs, tuple(outputs), tuple(by_rank))
 
 
-def _result_placements(op: object, decided: Propagation, returned: object, mesh: MeshSpec) -> list[Placements]:
-    """Return the placements of the tensors that come back, as far as DTensor says them.
+def _of_tensors(op: object, decided: Propagation, returned: object, mesh: MeshSpec) -> list[Placements]:
+    """Return the placements of the tensors among the results; a rule may also place a result that was not asked for.
 
-    An opaque result, which comes back as a plain tensor of the rank, counts as replicated.
+    An opaque result without placements, which comes back as a plain tensor of the rank, counts as replicated.
     """
-    placed, leaves = decided.outputs or (), pytree.tree_leaves(returned)
-    opaque = opaque_results(op)
-    if not opaque or len(placed) != len(leaves):
-        return [where for where in placed if where is not None]
-    tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    everywhere: Placements = (Replicate(),) * mesh.ndim
-    found = [everywhere if placed[place] is None and place in opaque else placed[place] for place in tensors]
-    return [where for where in found if where is not None]
+    placed, leaves = list(decided.outputs or ()), pytree.tree_leaves(returned)
+    if len(placed) == len(leaves):
+        everywhere: Placements = (Replicate(),) * mesh.ndim
+        for place in opaque_results(op):
+            placed[place] = placed[place] or everywhere
+        placed = [one for one, leaf in zip(placed, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+    return [placements for placements in placed if placements is not None]
 
 
 def _runs_as_it_is(inputs: Combination, combination: Combination) -> bool:

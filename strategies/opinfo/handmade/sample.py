@@ -67,6 +67,11 @@ class Way:
         Why nothing but what DTensor claims is tried; empty if everything is.
     path
         Of the callable, if it is not the op's or that of its stand-in kernel.
+    row
+        The OpInfo of the function that users call, under whose name the call is made as well; empty for none. Such
+        calls are a class of input that OpInfo has seldom: they come beside its samples.
+    tags
+        Of the cases, under which coverage counts them.
     """
 
     op: str
@@ -76,6 +81,8 @@ class Way:
     exact: bool = False
     claims_only: str = ""
     path: str = ""
+    row: str = ""
+    tags: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,10 @@ class HandmadeSample:
     @property
     def claims_only(self) -> str:
         return self.way.claims_only
+
+    @property
+    def rare(self) -> bool:
+        return bool(self.way.row)
 
     @property
     def op(self) -> str:
@@ -106,5 +117,6 @@ class HandmadeSample:
         generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))
         drawing = Draw(size, self.options.dtype, generator, draw)
         args = self.way.make(drawing)
-        path = self.way.path or STAND_INS.get(self.op, f"torch.ops.{self.op}")
-        return OpCase(self.op, path, args, self.way.named(drawing), "opinfo", self.way.exact)
+        way = self.way
+        path = way.path or STAND_INS.get(self.op, f"torch.ops.{self.op}")
+        return OpCase(self.op, path, args, way.named(drawing), "opinfo", way.exact, way.tags)

@@ -61,6 +61,8 @@ class RulesRequest:
     imports: Sequence[str] = ()
     command: str = ""
     products: int | None = None
+    only: Sequence[str] = ()
+    """The ops to verify of those that the imports register; all if none is given."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class RulesPlan:
     baseline: Baseline = field(default_factory=Baseline)
     without_samples: tuple[str, ...] = ()
     """Ops that were to be checked and of which no source has samples."""
+    meshes_named: bool = False
+    """Whether the user named the meshes; entries of the baseline on other meshes are then not tried again."""
 
 
 def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
@@ -105,7 +109,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     if request.products is not None:
         check = replace(check, products=request.products, samples_with_products=request.max_samples)
     with imports_beside(request.imports) as imports:
-        asked = patterns_of_imports(request.patterns, request.imports)
+        asked = patterns_of_imports(request.patterns, request.imports, request.only)
         registered = bool(asked) and not request.patterns
         targets, without_samples = _targets_of_ops(asked) if registered else (_targets(asked), ())
     own = own_rules()
@@ -134,6 +138,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         jobs=request.jobs if request.jobs is not None else len(os.sched_getaffinity(0)),
         baseline=baseline.about(imports, own),
         without_samples=without_samples,
+        meshes_named=bool(request.meshes) or request.world_sizes is not None,
     )
 
 
