@@ -135,7 +135,7 @@ def bias_of_cudnn_attention() -> Iterator[None]:
         longest = max(map(len, listed))
         return [[*rule, *rule[-1:] * (longest - len(rule))] for rule in listed]
 
-    with _edited(vars(matrices), name, complete):
+    with edited(vars(matrices), name, complete):
         yield
 
 
