@@ -36,6 +36,14 @@ def _scatters_complex_products(decision: Decision) -> bool:
     )
 
 
+def _divides_integers(decision: Decision) -> bool:
+    return any(
+        not (given.dtype.is_floating_point or given.dtype.is_complex)
+        and any(before.is_replicate() and partials((after,)) & {"sum", "avg"} for before, after in changes)
+        for given, changes in _changes(decision)
+    )
+
+
 REMEDIES = (
     Remedy(
         "products-divided-for-sums",
@@ -50,5 +58,11 @@ REMEDIES = (
         lambda: vetoed(("aten.*",), _scatters_complex_products),
         verdicts=VALUES,
         refuses=True,
+    ),
+    Remedy(
+        "integers-divided-for-sums",
+        "give one rank the value and the others 0, or keep the dtype, where a replica of integers becomes the parts of "
+        "a sum (Partial._partition_value in placement_types.py)",
+        lambda: vetoed(("aten.*",), _divides_integers),
     ),
 )

@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``rules``, ``merge``, ``report``, ``gate``, ``replay``, and commands of other packages.
+"""The command line: ``run``, ``rules``, ``mutate``, ``merge``, ``report``, ``gate``, ``replay``, and other commands.
 
 Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.
 
@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from verifier.cli.commands import COMMANDS, Command
 from verifier.cli.config import configured, settings
 from verifier.cli.loading import Loading
+from verifier.cli.mutate import mutate
 from verifier.cli.options import (
     DEFAULT_BASELINE,
     AskedImports,
@@ -184,6 +185,7 @@ def merge(
 
 
 app.command()(check_rules)
+app.command()(mutate)
 
 
 @app.command()

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 DEFAULT_BASELINE = DEFAULT_REPORTS / "baseline.toml"
-DRAWN_UNASKED = ("embedding", "redistribution")
+DRAWN_UNASKED = ("chains", "embedding", "redistribution")
 """The families that a run without a pattern draws. They are listed here, because loading all families takes seconds."""
 
 
@@ -87,7 +87,7 @@ Patterns = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FAMILY_OR_OP_GLOB]...",
-        help=f"What to verify; if none is given, the families {' and '.join(DRAWN_UNASKED)}.",
+        help=f"What to verify; if none is given, the families {', '.join(DRAWN_UNASKED)}.",
         show_default=False,
     ),
 ]

@@ -11,6 +11,7 @@ import typer
 
 from verifier.campaign.plan import Plan
 from verifier.campaign.recorded import record
+from verifier.campaign.replaying import replay as replay_trial
 from verifier.campaign.request import Request, make_plan
 from verifier.campaign.resuming import merge as merge_shards
 from verifier.campaign.resuming import resume, resume_notice, run_to_resume
@@ -44,7 +45,6 @@ from verifier.cli.options import (
     TimeLimit,
 )
 from verifier.cli.progress import ProgressDisplay
-from verifier.cli.replay import replay as replay_trial
 from verifier.core.case import MOST_RANKS, Trial
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import import_options
