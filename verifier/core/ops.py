@@ -18,9 +18,12 @@ __all__ = [
     "argument_names",
     "is_view",
     "of_ones_own",
+    "opaque_results",
     "parameter_names",
     "promises_strides",
     "resolve",
+    "stand_in_of",
+    "stands_in",
     "with_written",
     "writes_out",
     "written_arguments",
@@ -51,6 +54,22 @@ def resolve(path: str) -> Callable[..., object]:
             raise ValueError(f"{path!r} is a {type(target).__name__}, not a callable")
         return target
     raise ValueError(f"no module in {path!r} can be imported")
+
+
+_stand_ins: dict[str, str] = {}
+
+
+def stands_in(op: str, path: str) -> None:
+    """Declare that importing the module of ``path`` gives the overload ``op`` a kernel for the CPU, which torch lacks.
+
+    The object at ``path`` is the overload itself.
+    """
+    _stand_ins[op] = path
+
+
+def stand_in_of(op: str) -> str:
+    """Return the path that :func:`stands_in` declared for the overload ``op``; empty if there is none."""
+    return _stand_ins.get(op, "")
 
 
 def of_ones_own(pattern: str, known: Iterable[str]) -> str:
@@ -108,6 +127,21 @@ def writes_out(case: OpCase) -> bool:
     """
     schema = getattr(resolve(case.call), "_schema", None)
     return schema is not None and any(argument.is_out for argument in schema.arguments)
+
+
+_OPAQUE = frozenset({"rng_state", "unused", "philox_seed", "philox_offset"})
+
+
+def opaque_results(op: object) -> tuple[int, ...]:
+    """Return the places of the results that only the backward op can read, such as the state of a generator.
+
+    DTensor hands them back as plain 0-d tensors of the rank. They are known by their names in the schema.
+
+    >>> opaque_results(torch.ops.aten._scaled_dot_product_efficient_attention.default)
+    (2, 3)
+    """
+    returns = op._schema.returns if isinstance(op, OpOverload) else ()
+    return tuple(place for place, result in enumerate(returns) if result.name in _OPAQUE)
 
 
 def is_view(case: OpCase) -> bool:
