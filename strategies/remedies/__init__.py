@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strategies.remedies import (
+    convolutions,
     embeddings,
     losses,
     matrices,
@@ -21,6 +22,7 @@ REMEDIES = Remedies(
     "torch",
     (
         *registrations.REMEDIES,
+        *convolutions.REMEDIES,
         *shards.REMEDIES,
         *reductions.REMEDIES,
         *matrices.REMEDIES,

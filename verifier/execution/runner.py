@@ -29,6 +29,7 @@ from verifier.core.observation import (
 )
 from verifier.core.ops import has_opaque_results, promises_strides, resolve, with_written, writes_out
 from verifier.core.verdict import Phase
+from verifier.core.wording import plural
 from verifier.execution.converter import DTensorConverter
 from verifier.execution.faults import inject
 from verifier.execution.trial_log import TrialLog
@@ -271,6 +272,9 @@ class _Steps:
             )
         elif not all(isinstance(tensor, DTensor) for tensor in tensors):
             self.log.raised = Raised(Phase.FORWARD, "Structure", "returned a plain tensor, not a DTensor")
+        elif self.reference.raised is None and len(tensors) != len(self.reference.outputs):
+            got, wanted = plural(len(tensors), "tensor"), len(self.reference.outputs)
+            self.log.raised = Raised(Phase.FORWARD, "Structure", f"returned {got}, not {wanted}")
         return [tensor for tensor in tensors if isinstance(tensor, DTensor)]
 
     def check_asked(self, names: list[str], outputs: list[DTensor]) -> None:
