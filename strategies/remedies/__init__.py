@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from strategies.remedies import embeddings, losses, redistributing, reductions, registrations, shards, views, writes
+from strategies.remedies import (
+    convolutions,
+    embeddings,
+    losses,
+    matrices,
+    redistributing,
+    reductions,
+    registrations,
+    shards,
+    views,
+    writes,
+)
 from verifier.execution.remedies import Remedies
 
 __all__ = ["REMEDIES"]
@@ -11,8 +22,10 @@ REMEDIES = Remedies(
     "torch",
     (
         *registrations.REMEDIES,
+        *convolutions.REMEDIES,
         *shards.REMEDIES,
         *reductions.REMEDIES,
+        *matrices.REMEDIES,
         *losses.REMEDIES,
         *views.REMEDIES,
         *embeddings.REMEDIES,

@@ -81,13 +81,6 @@ REMEDIES = (
         refuses=True,  # as a rule does that some ranks chose before, and others did not
     ),
     Remedy(
-        "convolution-handler",
-        "remove convolution_handler and convolution_backward_handler from _custom_op_handlers (_dispatch.py): the "
-        "strategies for one mesh dim in _ops/_conv_ops.py are right",
-        lambda: without_handler(aten.convolution.default, aten.convolution_backward.default),
-        ("aten.convolution*", "aten.conv*", "aten.*conv*"),
-    ),
-    Remedy(
         "argmax-handler",
         "remove argminmax_handler from _custom_op_handlers (_dispatch.py): argmax_argmin_strategy in _ops/_math_ops.py "
         "is right",

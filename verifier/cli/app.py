@@ -25,7 +25,9 @@ from verifier.cli.options import (
     AskedPatterns,
     BackendOption,
     BaselineOption,
+    Detail,
     Device,
+    DryRun,
     Dtypes,
     Format,
     FormatOption,
@@ -36,9 +38,11 @@ from verifier.cli.options import (
     Out,
     Patterns,
     Profile,
+    Quiet,
     RankMemory,
     Seed,
     TimeLimit,
+    Verbose,
 )
 from verifier.cli.rules import rules as check_rules
 from verifier.core.entry_points import load_entry_points
@@ -49,7 +53,6 @@ from verifier.records.files import DEFAULT_REPORTS
 __all__ = ["app"]
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -129,10 +132,14 @@ def run(
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
     rank_memory: RankMemory = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Verify ops on meshes and record the results."""
     log_to_stderr(log_level)
+    detail = Detail.of(quiet, verbose)
     with Loading(hash_seeds=2):
         from verifier.cli import work
     work.run(
@@ -153,6 +160,8 @@ def run(
         output,
         baseline,
         rank_memory,
+        dry_run,
+        detail,
     )
 
 
@@ -221,6 +230,9 @@ def gate(
     out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     rank_memory: RankMemory = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Compare all runs that count with the baseline: what is new, known, fixed, expired, untested.
@@ -241,7 +253,7 @@ def gate(
         from verifier.cli import reading
     reading.gate(
         context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory,
-        changed_since,
+        changed_since, dry_run, Detail.of(quiet, verbose),
     )  # fmt: skip
 
 

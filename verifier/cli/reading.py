@@ -16,6 +16,7 @@ from verifier.cli.common import (
     load_given_baseline,
     page_written,
     write_decision,
+    write_out,
 )
 from verifier.cli.loading import Loading
 from verifier.cli.options import (
@@ -24,6 +25,7 @@ from verifier.cli.options import (
     AskedMeshes,
     AskedPatterns,
     BaselineOption,
+    Detail,
     FormatOption,
     Out,
     RankMemory,
@@ -86,6 +88,8 @@ def gate(
     output: FormatOption,
     rank_memory: RankMemory,
     changed_since: str | None = None,
+    dry_run: bool = False,
+    detail: Detail = Detail.SCREEN,
 ) -> None:
     parse_rank_memory(rank_memory)
     cluster = cluster_of(context, fresh or bool(imports and not patterns))
@@ -101,18 +105,25 @@ def gate(
     elif imports and not asked:
         with Loading(hash_seeds=2, workers=True):
             from verifier.cli.own_rules import verify_own_rules
-        evidence = verify_own_rules(imports, mesh or (), store, known, baseline, rank_memory, cluster, changed)
+        evidence = verify_own_rules(
+            imports, mesh or (), store, known, baseline, rank_memory, cluster, changed, dry_run, detail
+        )
     elif not fresh:
         evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
     if evidence is None or (evidence.nothing_recorded and changed is None):
         with Loading(hash_seeds=2):
             from verifier.campaign.request import Request
-            from verifier.cli.work import make_run
+            from verifier.cli.work import make_run, say_estimate
         request = Request(
             asked, mesh or (), profile="ci", imports=imports or (), command=command_line(), rank_memory=rank_memory
         )
-        made = make_run(request, baseline, known, out, cluster)
+        if dry_run:
+            say_estimate(request, known, out, cluster)
+        made = make_run(request, baseline, known, out, cluster, detail)
         evidence = collect(store, asked_by(made.header, asked), known)
+    if dry_run:
+        write_out("recorded runs would be judged, and nothing would be tried\n")
+        raise typer.Exit(0)
     today = datetime.now(UTC).date()
     decision = decide_all(evidence, known, today, special_values)
     if update:
@@ -124,7 +135,7 @@ def gate(
         consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )
-    write_decision(decision, output, out)
+    write_decision(decision, output, out, detail)
     raise typer.Exit(decision.exit_status)
 
 

@@ -140,8 +140,11 @@ def recorded_since(
     No evidence is needed of these. So what is missing is only listed. Without ``ops``, all are asked about.
     """
     question = Question(tuple(ops), tuple(meshes), changed.imports)
-    found = collect(store, question, known, changed.since)
+    found = collect(store, question, known, changed.since, needed=False)
+    tried = {op for run in found.runs for op in run.counts_by_op}
+    lacking = [op for op in ops if op not in tried]
     missing = tuple(one.why for one in found.unanswered)
+    missing += (f"no run that counts has tried {', '.join(lacking)}",) if lacking else ()
     unchanged = f"no strategy of {imports_text(changed.imports)} differs from {changed.ref}, so none had to be verified"
     return replace(found, unanswered=(), left_out=(*found.left_out, *missing), unchanged=unchanged)
 

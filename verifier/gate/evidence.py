@@ -149,7 +149,9 @@ class Evidence:
         return not self.runs and not self.unanswered and not self.left_out
 
 
-def collect(store: RunStore, question: Question, baseline: Baseline, since: Since = changes_since) -> Evidence:
+def collect(
+    store: RunStore, question: Question, baseline: Baseline, since: Since = changes_since, needed: bool = True
+) -> Evidence:
     """Return the evidence that the runs in ``store`` give for ``question``.
 
     Parameters
@@ -158,6 +160,8 @@ def collect(store: RunStore, question: Question, baseline: Baseline, since: Sinc
         Says which findings are accepted. A run of another version matters only if it has a finding that is not.
     since
         Says what has changed since a run was made.
+    needed
+        Whether each op and each mesh that is asked about by name needs evidence.
 
     Raises
     ------
@@ -166,7 +170,7 @@ def collect(store: RunStore, question: Question, baseline: Baseline, since: Sinc
     RunFormatError
         If a record or a journal cannot be read.
     """
-    return _Collection(store, question, baseline, since).evidence()
+    return _Collection(store, question, baseline, since).evidence(needed)
 
 
 def refuse_unfinished(store: RunStore) -> None:
@@ -213,14 +217,14 @@ class _Collection:
         self.left_out: list[str] = []
         self.other_versions: list[str] = []
 
-    def evidence(self) -> Evidence:
+    def evidence(self, needed: bool) -> Evidence:
         for run_id in self.store.ids():
             self._sort_in(self.store.directory / run_id)
         for number, recorded in enumerate(self.stale):
             self._settle_stale(recorded, [later.run for later in self.stale[:number]])
         for header, run in self.cut_short:
             self._settle_cut_short(header, run)
-        if self.question.patterns or self.question.meshes:
+        if needed and (self.question.patterns or self.question.meshes):
             self._ask_for_each()
         if self.other_versions:
             runs = plural(len(self.other_versions), "run was", "runs were")

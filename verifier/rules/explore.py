@@ -118,6 +118,8 @@ class Exploration(SampleOnMesh):
             self.died(one.combination, claim)
             return False
         if claim is not None and self.handled is not None:
+            if ledger.hangs(claim.rule):
+                return False
             ledger.enter(one.position)
             ledger.report.runs += 1
             self.try_claim(claim, None)

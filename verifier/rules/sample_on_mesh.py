@@ -15,6 +15,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.placements.partials import is_reducible, largest_part
 from verifier.records.values import trial_record
 from verifier.rules.claims import (
+    ASKED,
     OWN_CODE,
     Claim,
     judge_claim,
@@ -151,7 +152,8 @@ class SampleOnMesh(ABC):
         if op in OWN_CODE:
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
-        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape)
+        most = ASKED if self.ledger.options.claims_only else None
+        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape, most)
         kept = [combination for combination in asked if possible(self.call.tensors, combination)]
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _decompositions as decompositions
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
+from torch.distributed.tensor._ops import _matrix_ops as matrices
 from torch.distributed.tensor._ops import single_dim_strategy as single_dim
 
 from verifier.torch_internals.amending.propagation import is_torchs
@@ -18,6 +19,7 @@ from verifier.torch_internals.registries import replicated_rule
 
 __all__ = [
     "adjusted_like",
+    "bias_of_cudnn_attention",
     "cached_by",
     "edited",
     "handled",
@@ -115,6 +117,25 @@ def scalars_replicated(op: OpOverload) -> Iterator[None]:
         return rules(schema) if given.ndim else replicated_rule(given)
 
     with edited(strategies, op, replicating):
+        yield
+
+
+@contextlib.contextmanager
+def bias_of_cudnn_attention() -> Iterator[None]:
+    """Let torch's rules of the forward pass of cuDNN's attention place the bias, as they place the values."""
+    name = "_scaled_dot_product_cudnn_attention_base_strategies"
+    rules = vars(matrices).get(name)
+    if rules is None:
+        yield
+        return
+
+    @functools.wraps(rules)
+    def complete(schema: OpSchema) -> list[list[Any]]:
+        listed = rules(schema)
+        longest = max(map(len, listed))
+        return [[*rule, *rule[-1:] * (longest - len(rule))] for rule in listed]
+
+    with edited(vars(matrices), name, complete):
         yield
 
 
