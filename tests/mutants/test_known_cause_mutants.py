@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import known_cause_mutants
 import pytest
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.findings.attribution import Attribution
@@ -74,6 +75,14 @@ def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
     assert explained(pools, convolution("S(2)")) == ["convolution-handler"]
     for placement, cotangent in [("S(3)", "R"), ("S(3)", "S(3)"), ("S(1)", "S(0)"), ("P(sum)", "R")]:
         assert explained(pools, images(placement, cotangent)) == ["convolution-handler"]
+    whole = images("S(1)", "R")
+    nested = replace(
+        whole,
+        mesh=MeshSpec((2, 2)),
+        cotangents=(((Shard(0), Partial()),),),
+        combination=tuple(map(parse_placements, ("(S(0), R)", "(P(sum), S(0))", "(R, R)"))),
+    )
+    assert explained(pools, nested) == ["convolution-handler"]
     assert judge(pools.run_alone(scan(1)), make_reference(scan(1).case)).kind == "PASS"
 
 
