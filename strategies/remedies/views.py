@@ -67,8 +67,9 @@ REMEDIES = (
         "expanded-shards",
         "redistribute a sharded dim of size 1 before it is expanded (_ops/_view_ops.py)",
         lambda: replicated_first(("aten.expand.default", "aten.expand_copy.default"), _expands_a_shard),
-        ("aten.expand*", "aten.sum.dim_IntList"),
+        ("aten.expand*", "aten.sum.dim_IntList", "aten.mean.dim", "chain.*", "composite.*"),
         frozenset({"CRASH"}),
+        refuses=True,  # a view in the same backward pass may then need a redistribution
     ),
     Remedy(
         "negative-dim-of-select-backward",
