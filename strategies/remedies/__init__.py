@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from strategies.remedies import embeddings, losses, redistributing, reductions, registrations, shards, views, writes
+from strategies.remedies import (
+    embeddings,
+    losses,
+    parts,
+    redistributing,
+    reductions,
+    registrations,
+    shards,
+    views,
+    writes,
+)
 from verifier.execution.remedies import Remedies
 
 __all__ = ["REMEDIES"]
@@ -13,6 +23,7 @@ REMEDIES = Remedies(
         *registrations.REMEDIES,
         *shards.REMEDIES,
         *reductions.REMEDIES,
+        *parts.REMEDIES,
         *losses.REMEDIES,
         *views.REMEDIES,
         *embeddings.REMEDIES,

@@ -48,8 +48,15 @@ _MOST_TOTAL_REASONS = 12
 
 # -------------------------------------------------------------------------------------------------------------- phrases
 def rule_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
-    """Return a rule without its op, as ``S(0), R -> S(0)``."""
-    return f"{', '.join(rule.input_placements) or '()'} -> {', '.join(rule.output_placements) or '()'}"
+    """Return a rule without its op, as ``S(0), R -> S(0)``; the placements at which DTensor fails as ``S(0), R``."""
+    return _joined(rule, "->")
+
+
+def _joined(rule: WrongRuleRecord | MissingRuleRecord, arrow: str) -> str:
+    inputs = ", ".join(rule.input_placements) or "()"
+    if isinstance(rule, WrongRuleRecord) and rule.fails:
+        return inputs
+    return f"{inputs} {arrow} {', '.join(rule.output_placements) or '()'}"
 
 
 def call_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
@@ -60,8 +67,7 @@ def call_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
 
 def state_text(rule: WrongRuleRecord) -> str:
     """Return the call of a wrong rule, the rule, and the mesh on which the rule is refuted."""
-    inputs, outputs = ", ".join(rule.input_placements) or "()", ", ".join(rule.output_placements) or "()"
-    return f"{call_text(rule)} with {inputs} → {outputs} on mesh {MeshSpec.parse(rule.mesh).shape}"
+    return f"{call_text(rule)} with {_joined(rule, '→')} on mesh {MeshSpec.parse(rule.mesh).shape}"
 
 
 def saves_text(rule: MissingRuleRecord) -> str:

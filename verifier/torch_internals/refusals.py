@@ -19,6 +19,7 @@ _BACKEND_REFUSALS = (
 _REFUSALS = (
     "Please redistribute the tensor before this operation",  # a view must not communicate
     "Please redistribute the input first",  # as above
+    "cannot be performed without redistribution",  # as above
     "redistributing to Partial is for internal use only",
     "does not support complex tensors",  # an all-reduce by product, minimum or maximum
     "got mixed torch.Tensor and DTensor",  # if a function of torch makes plain tensors itself, say
@@ -39,7 +40,7 @@ def is_refusal(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, RuntimeError | ValueError) and text.startswith(_BACKEND_REFUSALS):
         return True
-    if isinstance(error, RuntimeError) and any(refusal in text for refusal in _REFUSALS):
+    if isinstance(error, RuntimeError | ValueError) and any(refusal in text for refusal in _REFUSALS):
         return True
     return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
 

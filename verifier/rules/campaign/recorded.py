@@ -40,6 +40,7 @@ __all__ = [
     "record_rules",
 ]
 
+FAILS_HERE = "DTensor fails when level 1 asks it for rules, and not on ranks"
 TRIAL_LIMIT = 8.0
 FEW, PARTS_OF_FEW = 24, 4
 """So few ops are shared out among the workers, each in so many parts; of more ops each worker has some to itself."""
@@ -174,7 +175,10 @@ class _RulesRun:
             for part in self._by_dims(wrong):
                 told = self.findings.confirm([(one, self.plan.targets[number].source) for number, one in part])
                 for (number, _), record in zip(part, told, strict=True):
-                    records[number].append(record)
+                    if record.fails and record.confirmed.unsure:
+                        self.ops[number].given_up.append(FAILS_HERE)
+                    else:
+                        records[number].append(record)
             for op, target, own in zip(self.ops, self.plan.targets, records, strict=True):
                 own += self.findings.confirm_stale(stale_decisions(op.reports), target.source)
             special = [
