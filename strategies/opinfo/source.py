@@ -16,7 +16,7 @@ from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
 from strategies.opinfo.calls.call import attempt, quiet
 from strategies.opinfo.calls.capture import captured, entries_of, hidden, sharded
 from strategies.opinfo.calls.op_names import home_rows, owners, row_names
-from strategies.opinfo.handmade import handmade_overloads, handmade_samples
+from strategies.opinfo.handmade import handmade_of_row, handmade_overloads, handmade_samples
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
 from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
 from strategies.opinfo.samples.input_classes import INPUT_CLASSES, InputClass
@@ -74,6 +74,7 @@ class OpInfoSource:
             yield from _row_samples(Row(target.name, options), registered, options)
             for each in registered:
                 yield from handmade_samples(str(each), options)
+            yield from handmade_of_row(target.name, options)
             return
         op = _overload(target.overload)
         if op is None:

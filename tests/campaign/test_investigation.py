@@ -23,7 +23,11 @@ from verifier.core.observation import Difference, DifferenceKind, Fate, Observat
 from verifier.core.verdict import Phase
 from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
 from verifier.findings import record
+from verifier.findings.failures import Failure
+from verifier.findings.grouping import group_key
 from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FAILS, OUT_OF_TIME, FindingRecord
 from verifier.records.values import trial_record
@@ -83,13 +87,15 @@ class Investigated:
         run: Callable[[Trial], Observation] = wrong_where_cut,
         baseline: Baseline | None = None,
         past: Past | None = None,
+        meshes: Sequence[MeshSpec] = (),
     ) -> None:
         self.told: list[Event] = []
         self.tried: list[Trial] = []
         ops = ("aten.neg.default", "aten.abs.default")
         plan = Plan(
-            HEADER, {FAMILY.name: FAMILY}, {FAMILY.name: ops}, (), (), seed=0, max_examples=1,  # type: ignore[dict-item]
+            HEADER, {FAMILY.name: FAMILY}, {FAMILY.name: ops}, tuple(meshes), (), seed=0, max_examples=1,  # type: ignore[dict-item]
             combinations=1, time_limit=None, imports=("rules.py",), baseline=baseline or Baseline(),
+            meshes_named=bool(meshes),
         )  # fmt: skip
         self.outcomes = Outcomes(self.told.append)
 
@@ -201,6 +207,34 @@ def test_known_findings_are_replayed_by_ranks_and_reported_as_they_are_listed(cl
     one, known = replayed(clock, 60.0, entries)
     assert [trial.mesh.world_size for trial in one.tried] == [2, 4, 4]
     assert known == [(name, "fixed", "passed when it was run again") for name in ("a", "b", "c")]
+
+
+def test_entries_on_meshes_that_were_not_asked_for_are_left_out(clock: Clock) -> None:
+    entries = [entry_of(name, trial_of("S(0)", ranks=ranks)) for name, ranks in (("a", 4), ("b", 2))]
+    one = Investigated(clock, baseline=Baseline(tuple(entries)), meshes=[MeshSpec((2,))])
+    one.it.replay_known()
+    one.it.settle()
+    assert [trial.mesh.world_size for trial in one.tried] == [2]
+    said = {known.fingerprint: (known.status, known.detail, known.selected) for known in one.it.known}
+    assert said == {"a": ("untested", "mesh 4 is not selected", False), "b": ("known", "in 1 trial", True)}
+
+
+def test_an_entry_on_another_mesh_explains_failures_that_look_like_it_once_its_own_trial_fails_again(
+    clock: Clock,
+) -> None:
+    failing = wrong_where_cut(trial_of("S(0)"))
+    looks = group_key(Failure(failing.trial, failing, judge(failing, make_reference(failing.trial.case))))
+    entry = replace(entry_of("a", trial_of("S(0)", ranks=4)), groups=(looks,))
+    for run, status, found in ((wrong_where_cut, "known", [True]), (observed, "fixed", [False])):
+        one = Investigated(clock, run, Baseline((entry,)), meshes=[MeshSpec((2,))])
+        one.it.replay_known()
+        assert one.tried == []
+        one.see(failing)
+        one.it.investigate()
+        one.it.settle()
+        assert one.tried[0].mesh.world_size == 4
+        assert [(known.fingerprint, known.status) for known in one.it.known] == [("a", status)]
+        assert [finding.known for finding in one.findings] == found
 
 
 def test_known_findings_that_there_is_no_time_for_are_untested(clock: Clock) -> None:

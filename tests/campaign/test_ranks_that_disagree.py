@@ -84,7 +84,7 @@ def test_a_process_that_takes_the_place_of_a_lost_rank_has_its_hash_seed(killed:
 
 def test_ranks_with_one_hash_seed_agree() -> None:
     asked = trial()
-    with Pool(PoolKey.of(MESH), starter=Starter(one_hash_seed=True)) as pool:
+    with Pool(PoolKey.of(MESH), starter=Starter(hash_seeds=1)) as pool:
         list(pool.run([replace(asked, fault="kill:1")]))
         for fresh in (False, True):
             [observation] = pool.run([asked], fresh=fresh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from verifier.findings.minimising import Minimiser, confirm
 from verifier.findings.places import place_of
 from verifier.findings.record import finding_record
 from verifier.gate.baseline import BaselineEntry, Cause
+from verifier.gate.question import replaced_text
 from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext
 from verifier.records.schema import (
@@ -134,41 +135,59 @@ class Investigation:
         """By the key of a group. Entries and minimised failures add keys that no failure may have yet."""
         self._of_place: dict[str, Defect] = {}
         """New findings, by the place in torch where they come from."""
+        self._late: set[str] = set()
+        """The entries that were run again only because a failure looked like theirs."""
 
     def replay_known(self) -> None:
         """Run every selected entry of the baseline again, and learn what its failures look like.
 
+        Entries on meshes that were not asked for have to wait until a failure looks like theirs.
+
         Entries with the same world size run together, because only a few pools are kept alive.
         """
         entries = self.plan.baseline.entries
-        trials = {entry.fingerprint: load_trial(entry.trial()) for entry in entries if self._is_selected(entry)}
+        selected = {entry.fingerprint: entry for entry in entries if self._is_selected(entry)}
+        trials = {name: load_trial(entry.trial()) for name, entry in selected.items()}
         replayed: dict[str, tuple[Verdict, Failure | None] | str] = {
-            entry.fingerprint: f"{entry.op} {NOT_SELECTED}" for entry in entries if entry.fingerprint not in trials
+            entry.fingerprint: f"{f'mesh {entry.mesh}' if self._selects_op(entry) else entry.op} {NOT_SELECTED}"
+            for entry in entries
+            if entry.fingerprint not in trials
         }
         try:
             for name, trial in sorted(trials.items(), key=lambda item: item[1].mesh.world_size):
-                replayed[name] = self._replay(name, trial)
+                replayed[name] = self._replay(selected[name], trial)
         finally:  # a Ctrl-C keeps the entries before it
             for entry in entries:
                 if entry.fingerprint in replayed:
                     self._take_in(entry, replayed[entry.fingerprint])
 
-    def _replay(self, name: str, trial: Trial) -> tuple[Verdict, Failure | None] | str:
-        """Return the outcome of the trial of entry ``name``, or why it is not tried."""
+    def _replay(self, entry: BaselineEntry, trial: Trial) -> tuple[Verdict, Failure | None] | str:
+        """Return the outcome of the trial of ``entry``, or why it is not tried."""
         if trial.mesh.device != self.plan.header.device:
             return f"needs {trial.mesh.device}"
         cluster = self.plan.cluster
         if reason := refusal(trial, self.plan.imports, MOST_RANKS if cluster is None else cluster.world_size):
             return reason
-        position = entry_position(name)
+        if not entry.imports and entry.is_replaced(self.plan.header.own_rules):
+            return replaced_text(entry.op, self.plan.imports)
+        position = entry_position(entry.fingerprint)
         if (answer := self._past.result(position, trial)) is None:
             if self._clock() > self.until:
                 return OUT_OF_TIME
-            self._emit(EntryStarted(name))
+            self._emit(EntryStarted(entry.fingerprint))
             answer = Answer(position, self._run(trial))
         return self._outcomes.take(answer)
 
+    def _replay_like(self, keys: Collection[str]) -> None:
+        """Run the entries again that explain failures with ``keys`` by looks and were left out for their mesh."""
+        for entry in self.plan.baseline.entries:
+            looked_like = entry.fingerprint not in self._late and not {*entry.groups}.isdisjoint(keys)
+            if looked_like and self._selects_op(entry) and not self._selects_mesh(entry):
+                self._late.add(entry.fingerprint)
+                self._take_in(entry, self._replay(entry, load_trial(entry.trial())))
+
     def _take_in(self, entry: BaselineEntry, replayed: tuple[Verdict, Failure | None] | str) -> None:
+        self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]
         if isinstance(replayed, str):
             self.known.append(KnownRecord(entry.fingerprint, "untested", replayed, self._is_selected(entry)))
             return
@@ -193,8 +212,14 @@ class Investigation:
             self.known.append(KnownRecord(cause.fingerprint, "untested", detail))
 
     def _is_selected(self, entry: BaselineEntry) -> bool:
+        return self._selects_op(entry) and self._selects_mesh(entry)
+
+    def _selects_op(self, entry: BaselineEntry) -> bool:
         ops = self.plan.selected.get(entry.family)
         return ops is not None and self.plan.families[entry.family].covers(ops, entry.op)
+
+    def _selects_mesh(self, entry: BaselineEntry) -> bool:
+        return not self.plan.meshes_named or entry.is_on(self.plan.meshes)
 
     def settle(self) -> None:
         """Report each known finding that showed, and the failures of new findings that came after their report."""
@@ -222,6 +247,7 @@ class Investigation:
 
     def investigate(self) -> None:
         """Turn each group of failures that no cause and no entry explains into a finding."""
+        self._replay_like(self._outcomes.failures.groups)
         in_order = sorted(
             self._outcomes.failures.groups.values(), key=lambda group: (group.smallest.size[:2], len(group.key))
         )
@@ -313,6 +339,7 @@ class Investigation:
             self._emit(CaseSkipped("findings", "minimised no further within the time limit"))
         smallest, confirmed = (smallest, ConfirmationRecord(NOT_TRIED)) if known else confirm(smallest, minimiser)
         name, became = fingerprint(smallest), group_key(smallest)
+        self._replay_like((became,))
         looks = self._of_key.get(became, Defect())
         if (
             entry := self.plan.baseline.looks_like(name) or (looks.entry if looks.explains_by_looks else None)

@@ -28,6 +28,10 @@ class Plan:
         Ops that were to be verified and that no family draws.
     combinations
         The most combinations of a case; if there are more, a pairwise sample is taken.
+    hash_seeds
+        The number of hash seeds that ranks have; None for one each.
+    meshes_named
+        Whether the user named the meshes. Entries of the baseline on other meshes are then not tried again.
     time_limit
         Seconds for the whole campaign, or None.
     minimising
@@ -57,3 +61,5 @@ class Plan:
     cluster: Cluster | None = None
     without_samples: tuple[str, ...] = ()
     minimising: float | None = None
+    meshes_named: bool = False
+    hash_seeds: int | None = None

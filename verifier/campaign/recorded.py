@@ -28,8 +28,8 @@ def campaign_on_ranks(plan: Plan, emit: Listener, past: Past | None = None) -> C
     imports, memory = plan.imports, plan.rank_memory
     if plan.cluster is not None:  # ranks that torchrun has started have the hash seeds that it gave them
         return Campaign(plan, _pools(plan, emit, plan.cluster.starter(imports, memory)), emit, past)
-    pools = _pools(plan, emit, Starter(imports, memory))
-    return Campaign(plan, pools, emit, past, _pools(plan, emit, Starter(imports, memory, one_hash_seed=True), keep=1))
+    pools = _pools(plan, emit, Starter(imports, memory, plan.hash_seeds))
+    return Campaign(plan, pools, emit, past, _pools(plan, emit, Starter(imports, memory, hash_seeds=1), keep=1))
 
 
 def _pools(plan: Plan, emit: Listener, starter: Starter, keep: int = 2) -> PoolSet:

@@ -139,6 +139,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         rank_memory=rank_memory,
         cluster=cluster,
         without_samples=without_samples,
+        meshes_named=bool(request.meshes),
     )
 
 

@@ -132,7 +132,7 @@ def run(
 ) -> None:
     """Verify ops on meshes and record the results."""
     log_to_stderr(log_level)
-    with Loading():
+    with Loading(hash_seeds=2):
         from verifier.cli import work
     work.run(
         context,

@@ -3,8 +3,13 @@
 import _signal as signal  # type: ignore[import-not-found]  # the rest of it takes a tenth of a second to load
 import gc
 import os
+import sys
 
-__all__ = ["Loading"]
+__all__ = ["WORKER", "WORKER_STEPS", "Loading", "start_servers"]
+
+WORKER = "verifier.rules.campaign.worker_process"
+WORKER_STEPS = (("verifier.rules.campaign.work:prepare",),)
+"""The module of level 1's workers and what their server does first, by name: to import them takes seconds."""
 
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
@@ -14,19 +19,44 @@ class Loading:
 
     A KeyboardInterrupt could become another error in a module that is loading. Garbage is not collected in the block,
     because loaded modules stay, and looking through them takes a second.
+
+    Parameters
+    ----------
+    hash_seeds, workers
+        As for :func:`start_servers`: processes that load torch at the same time.
     """
+
+    def __init__(self, hash_seeds: int = 0, workers: bool = False) -> None:
+        self._hash_seeds, self._workers = hash_seeds, workers
 
     def __enter__(self) -> None:
         gc.disable()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         heeded = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         self._before = {number: signal.signal(number, _end) for number in heeded}
+        if self._hash_seeds:
+            start_servers(self._hash_seeds, self._workers)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         gc.freeze()
         gc.enable()
+
+
+def start_servers(hash_seeds: int, workers: bool) -> None:
+    """Start the fork servers of ranks with so many hash seeds, and that of level 1's workers."""
+    from verifier.processes.forks import load_ahead
+    from verifier.processes.scripts import TORCH_ALONE
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started the ranks
+        return
+    path = [folder for folder in sys.path if folder]
+    for seed in range(hash_seeds):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(seed)}
+        load_ahead(TORCH_ALONE, (), environment, path)
+        if workers and seed == 0:
+            load_ahead(WORKER, WORKER_STEPS, environment, path, TORCH_ALONE)
 
 
 def _end(number: int, _frame: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +12,13 @@ from verifier.campaign.recorded import record
 from verifier.campaign.request import Request, make_plan
 from verifier.cli.common import command_line, consoles
 from verifier.cli.progress import ProgressDisplay, RulesProgress
+from verifier.core.verdict import Phase
 from verifier.core.wording import NO_SAMPLES
 from verifier.execution.imports import registered_by, run_imports_with_warnings
+from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
 from verifier.gate.baseline import Baseline
+from verifier.gate.decision import without_special
 from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
@@ -24,16 +27,22 @@ from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.runs.store import RunStore
 
-__all__ = ["verify_own_rules"]
+__all__ = ["is_caused_by_rule_of", "verify_own_rules"]
 
 MESHES = ("2", "2x2")
 """The meshes of level 2: level 1 tries three ranks, too."""
-CASES, CASES_ACCUSED = 6, 2
-"""Cases on each mesh for each op: enough for each claimed rule of most ops; and those if level 1 has found failures."""
-MINIMISING, MINIMISING_ACCUSED = 4.0, 0.5
-"""Seconds for minimising a failure at level 2, in the same two situations."""
+CASES = 6
+"""Cases on each mesh for each op: enough for each claimed rule of most ops."""
+COMBINATIONS = 10
+"""Combinations of a case: all on two ranks, for most ops, and the rules that are claimed on several mesh dims."""
+MINIMISING = 4.0
+"""Seconds for minimising a failure at level 2."""
+HASH_SEEDS = 2
+"""Hash seeds of the ranks at level 2; each takes a process that loads torch."""
 MOST_ALONE = 6
 """The most findings that are tried without the imports."""
+_BY_RULES = (Phase.FORWARD, Phase.GATHER, Phase.INPUTS)
+"""The phases of a trial that show the rules of its op, and not those of other ops."""
 
 
 def verify_own_rules(
@@ -47,7 +56,8 @@ def verify_own_rules(
 ) -> Evidence:
     """Verify every op for which ``imports`` register a rule; return the two runs that were made as evidence.
 
-    A finding of level 2 is left out if torch alone shows it, too: then it is no doing of the imports.
+    An op with a new finding at level 1 is not tried at level 2, which would show the same wrong rule again.
+    A finding of level 2 is left out if torch alone shows it, too, and no rule of the imports can have caused it.
 
     Parameters
     ----------
@@ -70,19 +80,26 @@ def verify_own_rules(
     request = RulesRequest(imports=imports, command=command_line(), claims_only=True)
     plan = make_rules_plan(request, known)
     rules = record_rules(plan, store, RulesProgress(console, plan)) if plan.targets else None
-    accused = rules is not None and any(not finding.known for finding in rules.findings)
+    accused = _accused(rules)
     campaign = _plan(imports, meshes, known, path, rank_memory, cluster, accused)
     on_meshes = record(campaign, store, [ProgressDisplay(console)]) if campaign.selected else None
     runs = [run for run in (on_meshes, rules) if run is not None]
-    left_out: tuple[str, ...] = ()
-    if on_meshes is not None and not accused:
-        runs[0], left_out = _without_those_of_torch(on_meshes)
+    left_out = [f"{op} on ranks: not tried, because level 1 shows that its rules are wrong" for op in accused]
+    if on_meshes is not None:
+        runs[0], others = _without_those_of_torch(on_meshes)
+        left_out += others
     question = Question(ops, tuple(map(str, campaign.meshes)), tuple(imports))
     unproved = [f"{op} {why}" for op in ops if (why := _why_unproved(op, runs))]
     if len(unproved) == len(ops):
         remedy = "nothing that the imports register was verified"
-        return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), left_out)
+        return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out))
     return Evidence(question, tuple(runs), (), (*unproved, *left_out))
+
+
+def _accused(rules: RunRecord | None) -> tuple[str, ...]:
+    """Return the ops with a new finding at level 1."""
+    found = [] if rules is None else without_special(rules).findings
+    return tuple(sorted({finding.op for finding in found if not finding.known}))
 
 
 def _plan(
@@ -92,14 +109,19 @@ def _plan(
     path: Path,
     rank_memory: str | None,
     cluster: Cluster | None,
-    accused: bool,
+    accused: Sequence[str],
 ) -> Plan:
     request = Request(
         meshes=meshes or (() if cluster else MESHES), imports=imports, command=command_line(), baseline=str(path),
-        max_examples=CASES_ACCUSED if accused else CASES, rank_memory=rank_memory,
+        max_examples=CASES, rank_memory=rank_memory,
     )  # fmt: skip
     plan = make_plan(request, known, cluster)
-    return replace(plan, minimising=MINIMISING_ACCUSED if accused else MINIMISING)
+    selected = {
+        name: tuple(op for op in ops if not any(plan.families[name].covers((op,), one) for one in accused))
+        for name, ops in plan.selected.items()
+    }
+    selected = {name: ops for name, ops in selected.items() if ops}
+    return replace(plan, selected=selected, combinations=COMBINATIONS, minimising=MINIMISING, hash_seeds=HASH_SEEDS)
 
 
 def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
@@ -116,8 +138,12 @@ def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
 
 
 def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]:
-    """Return the run without the new findings that torch alone shows, without the imports, and a line on each."""
-    new = [finding for finding in run.findings if not finding.known]
+    """Return the run without the new findings that torch alone shows, without the imports, and a line on each.
+
+    Torch may have the same wrong rule as the imports. So findings that a rule of the imports causes stay.
+    """
+    own = run.header.own_rules
+    new = [one for one in run.findings if not one.known and not is_caused_by_rule_of(own, one)]
     with ThreadPoolExecutor(2) as pool:
         alone = [one for one, same in zip(new, pool.map(_fails_alone, new[:MOST_ALONE]), strict=False) if same]
     if not alone:
@@ -126,6 +152,21 @@ def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]
         f"finding {one.fingerprint}, {one.verdict} in {one.op}: torch's own rules fail in the same way" for one in alone
     )
     return replace(run, findings=[one for one in run.findings if one not in alone]), lines
+
+
+def is_caused_by_rule_of(own: Collection[str], finding: FindingRecord) -> bool:
+    """Return whether an op in ``own`` failed on the very placements that it was given, which only its rule can cause.
+
+    Redistributions before the op, and ops that make gradients, run by torch's own code. So does what raises when all
+    arguments are replicated, because no rule is wrong then.
+    """
+    op, _, where = finding.rule.partition(": ")
+    if op not in own:
+        return False
+    if op != finding.op:  # an op that ran while gradients were made
+        return True
+    given = str(ByMeshDim.of(finding.input_placements.values()))
+    return finding.phase in _BY_RULES and where in (given, *Anywhere) and given != "R"
 
 
 def _fails_alone(finding: FindingRecord) -> bool:

@@ -89,13 +89,13 @@ def gate(
     asked = tuple(patterns or ())
     evidence = None
     if imports and not asked:
-        with Loading():
+        with Loading(hash_seeds=2, workers=True):
             from verifier.cli.own_rules import verify_own_rules
         evidence = verify_own_rules(imports, mesh or (), store, known, baseline, rank_memory, cluster)
     elif not fresh:
         evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
     if evidence is None or evidence.nothing_recorded:
-        with Loading():
+        with Loading(hash_seeds=2):
             from verifier.campaign.request import Request
             from verifier.cli.work import make_run
         request = Request(

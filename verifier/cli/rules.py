@@ -72,7 +72,7 @@ def rules(
 ) -> None:
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
     log_to_stderr(log_level)
-    with Loading():
+    with Loading(hash_seeds=1, workers=True):
         from verifier.cli.common import command_line
         from verifier.cli.rules_work import check
         from verifier.rules.campaign.request import RulesRequest

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verifier.core.case import Trial
 from verifier.core.observation import Fate, Observation
-from verifier.core.verdict import Phase, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.core.wording import did_you_mean
 from verifier.execution.remedies import Remedy, installed_remedies
 from verifier.findings.failures import Failure
@@ -17,10 +17,14 @@ from verifier.oracle.verdicts import judge, vacuous
 from verifier.records.schema import KnownRecord
 from verifier.torch_internals.amending.propagation import refused_by_amendment
 
-__all__ = ["Attribution", "RemediedRunner", "ops_of", "passed_again"]
+__all__ = ["Attribution", "Recall", "RemediedRunner", "ops_of", "passed_again"]
 
 RemediedRunner = Callable[[Trial, tuple[str, ...]], Observation]
 """Runs one trial, alone, with the named remedies in force."""
+
+Outcome = tuple[Observation, Verdict]
+Recall = Callable[[Trial, tuple[str, ...], Callable[[], Outcome]], Outcome]
+"""Returns what is known of a trial under remedies, or else what the function returns."""
 
 _PHASES = list(Phase)
 
@@ -50,14 +54,17 @@ class Attribution:
         The known causes.
     remedies
         Those of the causes, by name.
+    recall
+        Knows the outcomes of earlier trials, if any.
     """
 
     run: RemediedRunner
     causes: Sequence[Cause]
     remedies: Mapping[str, Remedy]
+    recall: Recall = lambda _trial, _remedies, make: make()
 
     @classmethod
-    def of(cls, baseline: Baseline, run: RemediedRunner) -> Attribution:
+    def of(cls, baseline: Baseline, run: RemediedRunner, recall: Recall | None = None) -> Attribution:
         """Return the attribution to the causes of ``baseline``.
 
         Raises
@@ -73,7 +80,8 @@ class Attribution:
                     or "; install the package that declares it again, so that its entry points are read"
                 )
                 raise BaselineError(f"no installed package declares the remedy {cause.remedy!r} of the baseline{hint}")
-        return cls(run, baseline.causes, installed)
+        made = cls(run, baseline.causes, installed)
+        return made if recall is None else replace(made, recall=recall)
 
     def shows_alone(self, failure: Failure) -> bool:
         """Return whether the trial fails again without a remedy, and so can show what a remedy changes.
@@ -82,7 +90,14 @@ class Attribution:
         """
         if failure.verdict.kind is VerdictKind.HANG:
             return True
-        return judge(self.run(failure.trial, ()), make_reference(failure.trial.case)).kind.bad
+        return self._outcome(failure.trial, ())[1].kind.bad
+
+    def _outcome(self, trial: Trial, remedies: tuple[str, ...]) -> Outcome:
+        def make() -> Outcome:
+            observation = self.run(trial, remedies)
+            return observation, judge(observation, make_reference(trial.case))
+
+        return self.recall(trial, remedies, make)
 
     def explain(self, failure: Failure) -> tuple[Cause, ...]:
         """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
@@ -122,13 +137,13 @@ class Attribution:
 
     def _left(self, failure: Failure, causes: Sequence[Cause]) -> VerdictKind | None:
         """Return the verdict on the trial under the remedies of ``causes``; None if they mend it."""
-        reference = make_reference(failure.trial.case)
-        observation = self.run(failure.trial, tuple(cause.remedy for cause in causes))
-        verdict = judge(observation, reference)
+        observation, verdict = self._outcome(failure.trial, tuple(cause.remedy for cause in causes))
         match verdict.kind:
             case VerdictKind.PASS:
                 return None
-            case VerdictKind.INCONCLUSIVE if observation.fate is Fate.COMPLETED and vacuous(reference):
+            case VerdictKind.INCONCLUSIVE if observation.fate is Fate.COMPLETED and vacuous(
+                make_reference(failure.trial.case)
+            ):
                 return None
             case VerdictKind.UNSUPPORTED if _PHASES.index(verdict.phase) > _PHASES.index(failure.verdict.phase):
                 return None

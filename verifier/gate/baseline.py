@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import tomli_w
 
+from verifier.core.case import MeshSpec
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import did_you_mean, one_line
 from verifier.records.checks import check_name
@@ -115,13 +116,19 @@ class BaselineEntry:
         own_rules
             The ops whose rules these registered.
         """
-        if self.imports or self.op in own_rules or self.rule.partition(":")[0] in own_rules:
-            return set(self.imports) == set(imports)
-        return True
+        return set(self.imports) == set(imports) if self.imports or self.is_replaced(own_rules) else True
+
+    def is_replaced(self, own_rules: Collection[str]) -> bool:
+        """Return whether the op of the entry runs by one of ``own_rules``, so that its trial says nothing of torch."""
+        return self.op in own_rules or self.rule.partition(":")[0] in own_rules
 
     def trial(self) -> TrialRecord:
         """Return the trial to run again."""
         return msgspec.json.decode(self.replay, type=TrialRecord)
+
+    def is_on(self, meshes: Collection[MeshSpec]) -> bool:
+        """Return whether the trial is on a mesh of the same shape as one of ``meshes``."""
+        return MeshSpec.parse(self.trial().mesh).shape in {mesh.shape for mesh in meshes}
 
 
 @dataclass(frozen=True, kw_only=True)

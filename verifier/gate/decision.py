@@ -11,7 +11,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.gate.evidence import Evidence, NoEvidence, proves
-from verifier.gate.question import imports_text
+from verifier.gate.question import imports_text, replaced_text
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
 
 __all__ = [
@@ -132,11 +132,13 @@ def decide_all(evidence: Evidence, baseline: Baseline, today: date, special_valu
       which the run verified. The run's own list of known findings does not count: it may have had another baseline.
     - An entry is *known* if its finding is there, or it failed when it was tried again. It is *expired* instead if
       today is after its day. Expiry is ignored for entries that were not tried again or that are fixed.
-    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*.
+    - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*. Entries
+      of ops that the question is not about are not listed as untested.
     - A finding that only special values show is new with ``special_values``, and else listed as *special*.
     """
     decision = _decide(evidence.question.describe(), evidence.runs, baseline, today, special_values)
-    return replace(decision, unanswered=evidence.unanswered, left_out=evidence.left_out)
+    untested = tuple(item for item in decision.untested if evidence.question.asks_op(item.op))
+    return replace(decision, untested=untested, unanswered=evidence.unanswered, left_out=evidence.left_out)
 
 
 def _decide(
@@ -253,7 +255,7 @@ def _why_untested(runs: Sequence[RunRecord], about: Sequence[RunRecord], entry: 
     if runs and not about:
         if entry.imports:
             return f"it is about the rules of {imports_text(entry.imports)}"
-        return f"{imports_text(runs[0].header.imports)} registers the rules of {entry.op} in the place of torch's"
+        return replaced_text(entry.op, runs[0].header.imports)
     if entry.family and not any(entry.family in run.header.families for run in about):
         return f"family {entry.family} was not selected"
     checked = [op for run in about if run.rules for op in run.rules.ops.values() if entry.op in op.overloads]

@@ -10,7 +10,7 @@ from verifier.core.case import MeshSpec
 from verifier.planning.families import Family, installed_families, matches, select_ops
 from verifier.records.schema import RunHeader
 
-__all__ = ["Question", "asked_by", "families", "imports_text", "names_op", "selected"]
+__all__ = ["Question", "asked_by", "families", "imports_text", "names_op", "replaced_text", "selected"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ def asked_by(header: RunHeader, patterns: tuple[str, ...] = ()) -> Question:
 def imports_text(imports: Sequence[str]) -> str:
     """Return what a run imported, as options."""
     return " ".join(f"--import {name}" for name in imports) or "no imports"
+
+
+def replaced_text(op: str, imports: Sequence[str]) -> str:
+    """Return why an entry about torch's rules for ``op`` is not tried again."""
+    return f"{imports_text(imports)} registers the rules of {op} in the place of torch's"
 
 
 @cache

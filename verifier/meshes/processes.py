@@ -316,8 +316,9 @@ class Starter:
     ----------
     imports, memory_limit
         As for :class:`~verifier.meshes.worker_program.ProgramSpec`.
-    one_hash_seed
-        Whether all ranks have the same ``PYTHONHASHSEED`` instead of one each.
+    hash_seeds
+        The number of values of ``PYTHONHASHSEED`` that the ranks have; None for one each. Each value takes a fork
+        server that loads torch.
     imported_here
         Whether this process has run ``imports``, too. If so, ranks with other rules are an error.
     """
@@ -329,12 +330,12 @@ class Starter:
         self,
         imports: Sequence[str] = (),
         memory_limit: int | None = None,
-        one_hash_seed: bool = False,
+        hash_seeds: int | None = None,
         imported_here: bool = False,
     ) -> None:
         self.imports = tuple(imports)
         self.memory_limit = memory_limit
-        self.one_hash_seed = one_hash_seed
+        self.hash_seeds = hash_seeds
         self.imported_here = imported_here
 
     def places(self, size: int) -> tuple[Place, ...]:
@@ -348,9 +349,10 @@ class Starter:
         return local_places(size)
 
     def start(self, rank: int) -> RankProcess:
-        """Return a process that may become ``rank`` and is still loading; each rank has a hash seed of its own."""
+        """Return a process that may become ``rank`` and is still loading."""
         return RankProcess.start(self.spec(rank))
 
     def spec(self, rank: int) -> ProgramSpec:
         """Return the specification of the process of ``rank``."""
-        return ProgramSpec(self.imports, self.memory_limit, own_level(), 0 if self.one_hash_seed else rank)
+        seed = rank if self.hash_seeds is None else rank % self.hash_seeds
+        return ProgramSpec(self.imports, self.memory_limit, own_level(), seed)

@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 from verifier.processes.fork_server import ENDED, STARTED, Request, of_this_user, send_request, start
 
-__all__ = ["FORKS", "Forked", "Step", "fork", "server_pids", "servers_name", "shared_servers"]
+__all__ = ["FORKS", "Forked", "Step", "fork", "load_ahead", "server_pids", "servers_name", "shared_servers"]
 
 FORKS = "DTENSOR_VERIFIER_FORKS"
 """Environment variable: ``off``, or the name under which programs share servers."""
@@ -41,6 +41,8 @@ LISTEN_LIMIT = 2.0
 """Seconds to wait for a server that another process is starting."""
 _AT_LOAD = ("ATEN_", "CUDA_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH")
 """Prefixes of environment variables that torch may read while loading; each set of values gets its own server."""
+_SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
+"""A variable that torch sets while loading, so that it is there only later."""
 
 
 Step: TypeAlias = tuple[str, ...]
@@ -173,13 +175,25 @@ def fork(
     return Forked(connection)
 
 
+def load_ahead(
+    module: str, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str], base: str = ""
+) -> None:
+    """Start the server from which :func:`fork` will start processes; it loads while this process does other work."""
+    if os.environ.get(FORKS) == "off":
+        return
+    with contextlib.suppress(OSError), _starting:
+        if (connection := _server(module, [*steps], environment, path, base)) is not None:
+            connection.close()
+
+
 def _server(
     module: str, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str], base: str = ""
 ) -> socket.socket | None:
     """Return a connection to a server that has done ``steps``, or is about to; None if it has ended."""
     own = len(steps) > 1
     owner = (not own and os.environ.get(FORKS)) or _own_name(os.getpid())
-    at_load = sorted(pair for pair in environment.items() if pair[0].startswith(_AT_LOAD))
+    given = {name: value for name, value in environment.items() if name != _SET_BY_TORCH}
+    at_load = sorted(pair for pair in given.items() if pair[0].startswith(_AT_LOAD))
     about: list[object] = [module, environment.get("PYTHONHASHSEED"), at_load, sys.executable, __file__]
     about += [steps, [*path] if own else _installed_in(path), os.getcwd() if own else ""] if steps else []
     name = f"{owner}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
@@ -215,8 +229,8 @@ def _server(
                 _with_imports.append(name)
                 _retire_all_but(MOST_OF_IMPORTS)
         else:
-            given = {**environment, "PYTHONPATH": os.pathsep.join(path or [""])}
-            _started[name] = start("verifier.processes.fork_server", fds, arguments, subprocess.DEVNULL, given)
+            loading = {**environment, "PYTHONPATH": os.pathsep.join(path or [""])}
+            _started[name] = start("verifier.processes.fork_server", fds, arguments, subprocess.DEVNULL, loading)
         return _connect(name)
 
 
@@ -239,9 +253,14 @@ def _address(name: str) -> bytes:
 
 
 def _installed_in(path: Sequence[str]) -> list[str]:
-    """Return the folders of ``path`` in which distributions are installed, whose entry points a step may load."""
-    found = []
+    """Return the folders of ``path`` in which distributions are installed, whose entry points a step may load.
+
+    What an installed package has vendored, and adds to the path once it is imported, is left out.
+    """
+    found: list[str] = []
     for folder in dict.fromkeys(path):
+        if any(folder.startswith(f"{other}{os.sep}") for other in found):
+            continue
         with contextlib.suppress(OSError):
             if any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(folder or ".")):
                 found.append(folder)

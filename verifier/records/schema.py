@@ -78,7 +78,7 @@ class ConfirmationRecord:
     """Whether real processes showed a finding, or an accused rule, once more.
 
     ``status`` is ``"confirmed"``, ``"unconfirmed"`` or ``"not tried"``. ``backend`` and ``ranks`` say what showed it;
-    ``why`` says why nothing did.
+    ``why`` says why nothing did, or in which earlier run something did.
     """
 
     status: str
@@ -101,7 +101,7 @@ class ConfirmationRecord:
         'unconfirmed: the script ran'
         """
         if self.status == CONFIRMED:
-            return f"confirmed on {self.backend}, {plural(self.ranks, 'rank')}"
+            return f"confirmed on {self.backend}, {plural(self.ranks, 'rank')}" + (f", {self.why}" if self.why else "")
         return f"{self.status}: {self.why}" if self.why else self.status
 
 

@@ -187,7 +187,7 @@ def _say_findings(run: RunRecord, say: _Say, folder: Path) -> None:
     others = [entry for entry in others if entry not in beside]
     if beside:
         say()
-        say(f"{plural(len(beside), 'entry', 'entries')} of the baseline not tried: the op {NOT_SELECTED}", "dim")
+        say(f"{plural(len(beside), 'entry', 'entries')} of the baseline not tried: op or mesh {NOT_SELECTED}", "dim")
     if others:
         say()
         say("in the baseline, and not seen", "bold")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import torch
 from torch.distributed.tensor import Replicate
@@ -68,7 +69,8 @@ def _check(ledger: Ledger) -> None:
             except CALL_ERRORS:
                 report.untested["the local call raises"] += 1
                 continue
-            place.run()
+            with closing(place):
+                place.run()
             if isinstance(place, Exploration) and options.samples_called_again and mesh_number == size == 0:
                 place.take(case, 0)
                 report.stale = list(stale_decisions(place))

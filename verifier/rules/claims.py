@@ -19,7 +19,7 @@ from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
 from verifier.torch_internals.claims import ClaimReader, Propagation
-from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, Placements, masked_extent, placement_text
 from verifier.torch_internals.registries import has_own_handler
 
@@ -168,7 +168,7 @@ def read_claim(
             by_rank.append(other)
     else:
         by_rank *= mesh.world_size
-    outputs = [placements for placements in decided.outputs or () if placements is not None][:returned]
+    outputs = _of_tensors(decided.outputs or (), pytree.tree_leaves(reference.returned))[:returned]
     if len(outputs) < returned:
         return None
     outputs += [combination[number] for number in unreturned]
@@ -178,6 +178,13 @@ def read_claim(
         tuple(placement_text(placements) for placements in outputs),
     )
     return Claim(rule, combination, decided.inputs, tuple(outputs), tuple(by_rank))
+
+
+def _of_tensors(placed: Sequence[Placements | None], returned: Sequence[object]) -> list[Placements]:
+    """Return the placements of the tensors among the results; a rule may also place a result that was not asked for."""
+    if len(placed) == len(returned):
+        placed = [one for one, leaf in zip(placed, returned, strict=True) if isinstance(leaf, torch.Tensor)]
+    return [placements for placements in placed if placements is not None]
 
 
 def _runs_as_it_is(inputs: Combination, combination: Combination) -> bool:

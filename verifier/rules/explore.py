@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
-from verifier.rules.claims import Claim, run_claim, same_others
+from verifier.rules.claims import Claim, same_others
 from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import Results, tensor_groups
 from verifier.rules.ledger import Candidate
@@ -62,11 +62,12 @@ class Exploration(SampleOnMesh):
         if not self.claims:
             report.untested[self.no_claims] += 1
             return
-        tries = self._tries(list(dict.fromkeys([*free, *self.claims] if not options.claims_only else self.claims)))
+        only_claims = options.claims_only or self.handled is not None  # a handler is for what DTensor claims
+        tries = self._tries(list(dict.fromkeys(self.claims if only_claims else [*free, *self.claims])))
         letters = sum(len(expected.letters) for expected in self.expected)
         report.combinations += letters * sum(not ledger.is_fatal(one.position) for one in tries)
         beyond = combinations_in_all(kinds, groups) - len(free)
-        if beyond and not options.claims_only:
+        if beyond and not only_claims:
             report.untested["combinations beyond the cap (a pairwise sample is taken)"] += beyond
         for _ in self.draws():
             tries = [one for one in tries if self._try(one)]
@@ -99,6 +100,11 @@ class Exploration(SampleOnMesh):
         if ledger.is_fatal(one.position):
             self.died(one.combination, claim)
             return False
+        if claim is not None and self.handled is not None:
+            ledger.enter(one.position)
+            ledger.report.runs += 1
+            self.try_claim(claim, None)
+            return True
         results, masks = self._run_and_classify(one, one.masks)
         if claim is not None:
             self.try_claim(claim, results if claim.plain else None, masks)
@@ -204,11 +210,8 @@ class Exploration(SampleOnMesh):
             for claim in claims:
                 if claim.rule in ledger.special:
                     continue
-                try:
-                    results: list[Results] | Exception = run_claim(claim, self.call, self.cuts, self.mesh)
-                except Exception as error:  # noqa: BLE001 - as above
-                    results = error
-                found = self.mismatch(claim, results)
+                placed, results = self.run_claim(claim)
+                found = None if self.refused(results) else self.mismatch(placed, results)
                 if found is not None and found.clear:
                     ledger.special[claim.rule] = replace(self.counterexample(claim, found), special=True)
 

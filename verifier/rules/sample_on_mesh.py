@@ -23,18 +23,21 @@ from verifier.rules.claims import (
 )
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.execute import Cuts, LocalCall, Results, holds_tensor
+from verifier.rules.handled import HandledCalls
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values, is_rare
 from verifier.torch_internals.claims import ClaimReader
 from verifier.torch_internals.placements import Combination, placement_text
+from verifier.torch_internals.refusals import is_refusal
 from verifier.torch_internals.registries import has_own_handler
 
 __all__ = ["CALL_ERRORS", "IMPOSSIBLE", "SampleOnMesh"]
 
 CALL_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 _LARGE = 1 << 20
+REFUSED = "that a rule claims and DTensor's handler for the op refuses"
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
 
 
@@ -55,7 +58,14 @@ class SampleOnMesh:
         self.arguments = _arguments(case)
         self.claims: dict[Combination, Claim] = {}
         self.no_claims = "DTensor has no rule for this call"
+        self.handled = HandledCalls(mesh) if has_own_handler(self.call.op) else None  # type: ignore[arg-type]
+        """Runs what DTensor runs in the op's place; None for an op without a handler."""
         self._bits: dict[Rule, list[int]] = {}
+
+    def close(self) -> None:
+        """End the ranks on which handlers run."""
+        if self.handled is not None:
+            self.handled.close()
 
     # ----------------------------------------------------------------------------------------------------------- draws
     def take(self, case: OpCase, draw: int) -> None:
@@ -105,7 +115,7 @@ class SampleOnMesh:
     # ---------------------------------------------------------------------------------------------------------- claims
     def read_claims(self, combinations: Sequence[Combination]) -> None:
         op = self.ledger.sample.op
-        if has_own_handler(self.call.op) or op in OWN_CODE:  # type: ignore[arg-type]
+        if op in OWN_CODE:
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
         asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape)
@@ -155,10 +165,10 @@ class SampleOnMesh:
             self._hold(claim)
             return
         if results is None:
-            try:
-                results = run_claim(claim, self.call, self.cuts, self.mesh)
-            except Exception as error:  # noqa: BLE001 - as above
-                results = error
+            claim, results = self.run_claim(claim)
+        if self.refused(results):
+            self.ledger.report.untested[REFUSED] += 1
+            return
         found = self.mismatch(claim, results)
         if found is None:
             self._hold(claim)
@@ -169,6 +179,24 @@ class SampleOnMesh:
             self.ledger.special.setdefault(claim.rule, replace(self.counterexample(claim, found), special=True))
         else:
             self.ledger.note(self.counterexample(claim, found), self.mesh.ndim)
+
+    def run_claim(self, claim: Claim) -> tuple[Claim, list[Results] | Exception]:
+        """Return what each rank gets where DTensor applies ``claim``, or what the first rank to raise has raised.
+
+        A handler places its results as it likes; the claim that comes back says where.
+        """
+        try:
+            if self.handled is None:
+                return claim, run_claim(claim, self.call, self.cuts, self.mesh)
+            results, placed = self.handled.run(self.call, self.cuts, claim.inputs)
+        except Exception as error:  # noqa: BLE001 - an op may raise anything on a rank's part; that refutes the rule
+            return claim, error
+        outputs = tuple(own or promised for own, promised in zip(placed, claim.outputs, strict=False))
+        return replace(claim, outputs=(*outputs, *claim.outputs[len(outputs) :])), results
+
+    def refused(self, results: list[Results] | Exception) -> bool:
+        """Return whether DTensor's handler says plainly that it does not support what its rule claims."""
+        return self.handled is not None and isinstance(results, Exception) and is_refusal(results)
 
     def _hold(self, claim: Claim) -> None:
         ledger = self.ledger

@@ -18,7 +18,7 @@ from verifier.records.files import RunFormatError, version_first
 from verifier.runs.coverage import ran_at
 from verifier.runs.journal import FINDING, RunWriter
 
-__all__ = ["NAMES", "journal_listener", "load_observation"]
+__all__ = ["NAMES", "describe_outcome", "journal_listener", "load_observation"]
 
 NAMES: dict[type, str] = {
     events.RunStarted: "run started",
@@ -75,10 +75,7 @@ def _describe(event: events.Event) -> dict[str, object]:
             return {
                 **({"trial": position} if position else {}),
                 **_describe_trial(observation.trial, rows),
-                "verdict": verdict.kind.value,
-                "seconds": round(observation.seconds, 6),
-                **({"message": verdict.message} if verdict.message else {}),
-                **_describe_observation(observation, verdict),
+                **describe_outcome(observation, verdict),
             }
         case events.PoolRestarted(mesh, reason, seconds):
             return {"mesh": str(mesh), "reason": reason, "seconds": seconds}
@@ -93,6 +90,16 @@ def _describe_trial(trial: Trial, rows: tuple[tuple[str, str], ...]) -> dict[str
 
 
 # ---------------------------------------------------------------------------------------------- what listeners ask for
+def describe_outcome(observation: Observation, verdict: Verdict) -> dict[str, object]:
+    """Return the fields of a line from which :func:`load_observation` makes the observation and the verdict again."""
+    return {
+        "verdict": verdict.kind.value,
+        "seconds": round(observation.seconds, 6),
+        **({"message": verdict.message} if verdict.message else {}),
+        **_describe_observation(observation, verdict),
+    }
+
+
 def _describe_observation(observation: Observation, verdict: Verdict) -> dict[str, object]:
     """Return the parts of an observation that listeners and the grouping of failures need, without tensors.
 

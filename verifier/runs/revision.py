@@ -33,7 +33,7 @@ BASELINE = "baseline"
 """Name of the digest of the known findings. They affect what a run does, but not whether its evidence counts."""
 
 _IN_TORCH = ("distributed/tensor/**/*.py", "distributed/*.py", "_decomp/*.py")
-_GROUPS = ("dtensor_verifier.families", "dtensor_verifier.samples")
+_GROUPS = ("dtensor_verifier.families", "dtensor_verifier.remedies", "dtensor_verifier.samples")
 
 
 def revision(imports: Sequence[str] = (), modules: Iterable[ModuleType] = ()) -> dict[str, str]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import _local_tensor as local_tensor_module
 from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
+    "ThreadedRanks",
     "paused_simulation",
     "run_in_threads",
     "simulated_mode",
@@ -51,38 +56,98 @@ def paused_simulation() -> contextlib.AbstractContextManager[object]:
     return context
 
 
-def run_in_threads(function: Callable[[int], object], world_size: int, limit: float) -> list[BaseException | None]:
-    """Call ``function(rank)`` in a thread for each rank, and return what each raised.
+# ------------------------------------------------------------------------------------------------------------- threads
+class _Mail:
+    """Carries tensors from thread to thread; torch's process group for threads has collectives only."""
 
-    Collectives go through the threaded process group of torch's tests, which passes tensors in memory. If one thread
-    raises, the threads that wait for it end as well. A thread that has not ended after ``limit`` seconds is left
-    running, and a TimeoutError is returned for it.
-    """
+    def __init__(self, ended: threading.Event) -> None:
+        self._ended = ended
+        self._boxes: dict[tuple[str, int, int, int], queue.SimpleQueue[torch.Tensor]] = defaultdict(queue.SimpleQueue)
+
+    def send(self, group: Any, tensors: Sequence[torch.Tensor], to: int, tag: int) -> _Delivery:
+        self._boxes[group.pg_name, group.rank(), to, tag].put(tensors[0].detach().clone())
+        return _Delivery(lambda: None)
+
+    def receive(self, group: Any, tensors: Sequence[torch.Tensor], sender: int, tag: int) -> _Delivery:
+        box = self._boxes[group.pg_name, sender, group.rank(), tag]
+
+        def take() -> None:
+            while not self._ended.is_set():
+                with contextlib.suppress(queue.Empty):
+                    tensors[0].detach().copy_(box.get(timeout=_LOOKS))
+                    return
+            raise SystemExit("another rank has ended")
+
+        return _Delivery(take)
+
+
+_LOOKS = 0.05
+"""Seconds after which a rank that waits for a tensor looks whether another rank has ended."""
+
+
+class _Delivery:
+    """A message on its way, as a ``Work`` of torch's is."""
+
+    def __init__(self, complete: Callable[[], None]) -> None:
+        self._complete = complete
+
+    def wait(self, timeout: object = None) -> bool:
+        self._complete()
+        return True
+
+
+@contextlib.contextmanager
+def _threads_are_ranks() -> Iterator[Any]:
+    """Let each thread have a process group of its own inside the block; yield the class of the groups."""
     # importing the module registers the "threaded" backend
     from torch.testing._internal.distributed import multi_threaded_pg
 
     threaded: Any = multi_threaded_pg
     isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    group, mail = threaded.ProcessLocalGroup, _Mail(threaded.ProcessLocalGroup._terminate)
+    own = {name: vars(group)[name] for name in ("send", "recv") if name in vars(group)}
+    isolate(True)
+    threaded._install_threaded_pg()
+    group.send = lambda self, tensors, to, tag=0: mail.send(self, tensors, to, tag)
+    group.recv = lambda self, tensors, sender, tag=0: mail.receive(self, tensors, sender, tag)
+    try:
+        yield group
+    finally:
+        for name in ("send", "recv"):
+            delattr(group, name)
+        for name, method in own.items():
+            setattr(group, name, method)
+        group.reset()
+        threaded._uninstall_threaded_pg()
+        isolate(False)
+
+
+def run_in_threads(function: Callable[[int], object], world_size: int, limit: float) -> list[BaseException | None]:
+    """Call ``function(rank)`` in a thread for each rank, and return what each raised.
+
+    Tensors go from rank to rank in memory, through the threaded process group of torch's tests. If one thread raises,
+    the threads that wait for it end as well. A thread that has not ended after ``limit`` seconds is left running, and a
+    TimeoutError is returned for it.
+    """
     store = dist.HashStore()  # type: ignore[attr-defined]
     raised: list[BaseException | None] = [None] * world_size
     over = threading.Event()
 
-    def run(rank: int) -> None:
-        try:
-            dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
-            try:
-                function(rank)
-            finally:
-                if not over.is_set():  # after that, the process group is the one of the process
-                    dist.destroy_process_group()
-        except BaseException as error:  # noqa: BLE001 - goes to the caller
-            if not over.is_set():
-                raised[rank] = error
-                threaded.ProcessLocalGroup.exception_handle(error)
+    with _threads_are_ranks() as group:
 
-    isolate(True)
-    threaded._install_threaded_pg()
-    try:
+        def run(rank: int) -> None:
+            try:
+                dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
+                try:
+                    function(rank)
+                finally:
+                    if not over.is_set():  # after that, the process group is the one of the process
+                        dist.destroy_process_group()
+            except BaseException as error:  # noqa: BLE001 - goes to the caller
+                if not over.is_set():
+                    raised[rank] = error
+                    group.exception_handle(error)
+
         threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)]
         for thread in threads:
             thread.start()
@@ -94,8 +159,86 @@ def run_in_threads(function: Callable[[int], object], world_size: int, limit: fl
             if thread.is_alive():
                 raised[rank] = TimeoutError(f"no end within {limit:g} s")
         return list(raised)
-    finally:
-        over.set()
-        threaded.ProcessLocalGroup.reset()
-        threaded._uninstall_threaded_pg()
-        isolate(False)
+
+
+class ThreadedRanks:
+    """Threads of this process that are the ranks of a mesh on CPUs, and run one function after the other.
+
+    Parameters
+    ----------
+    mesh_shape
+        Of the mesh.
+    limit
+        Seconds for one function, after which the ranks count as hanging and are left alone.
+
+    Only one such object can be open at a time.
+    """
+
+    def __init__(self, mesh_shape: tuple[int, ...], limit: float) -> None:
+        self._shape, self._limit = mesh_shape, limit
+        self._tasks: list[queue.SimpleQueue[Callable[[int, DeviceMesh], object] | None]] = []
+        self._answers: queue.SimpleQueue[tuple[int, object, BaseException | None]] = queue.SimpleQueue()
+        self._open = contextlib.ExitStack()
+
+    def run(self, function: Callable[[int, DeviceMesh], object]) -> list[object]:
+        """Return what ``function`` returns on each rank.
+
+        Raises
+        ------
+        BaseException
+            What the first rank to raise has raised. The next call has new ranks.
+        TimeoutError
+            If a rank has not answered in time.
+        """
+        if not self._tasks:
+            self._start()
+        for tasks in self._tasks:
+            tasks.put(function)
+        values: list[object] = [None] * len(self._tasks)
+        until = time.monotonic() + self._limit
+        for _ in self._tasks:
+            try:
+                rank, values[rank], error = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                error = TimeoutError(f"no end within {self._limit:g} s")
+            if error is not None:
+                self.close()
+                raise error
+        return values
+
+    def _start(self) -> None:
+        ranks = torch.arange(math.prod(self._shape)).view(self._shape)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        group = self._open.enter_context(_threads_are_ranks())
+        answers: queue.SimpleQueue[tuple[int, object, BaseException | None]] = queue.SimpleQueue()
+        self._answers = answers
+        self._tasks = [queue.SimpleQueue() for _ in range(ranks.numel())]
+
+        def serve(rank: int, tasks: queue.SimpleQueue[Callable[[int, DeviceMesh], object] | None]) -> None:
+            try:
+                dist.init_process_group("threaded", rank=rank, world_size=ranks.numel(), store=store)
+                mesh = DeviceMesh("cpu", ranks)
+                while (function := tasks.get()) is not None:
+                    answers.put((rank, function(rank, mesh), None))
+                dist.destroy_process_group()
+            except SystemExit:
+                return  # another rank has raised
+            except BaseException as error:  # noqa: BLE001 - goes to the caller
+                group.exception_handle(error)
+                answers.put((rank, None, error))
+
+        self._threads = [
+            threading.Thread(target=serve, args=(rank, tasks), daemon=True) for rank, tasks in enumerate(self._tasks)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End the ranks, if there are any."""
+        for tasks in self._tasks:
+            tasks.put(None)
+        if self._tasks:
+            for thread in self._threads:
+                thread.join(_LOOKS * 20)
+        self._tasks = []
+        self._open.close()

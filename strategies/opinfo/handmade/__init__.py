@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 
-from strategies.opinfo.handmade import others
+from strategies.opinfo.handmade import convolutions, others
 from strategies.opinfo.handmade.sample import HandmadeSample, Way
 from verifier.rules.samples import Sample, SampleOptions
 
-__all__ = ["NO_CALLS", "handmade_overloads", "handmade_samples"]
+__all__ = ["NO_CALLS", "handmade_of_row", "handmade_overloads", "handmade_samples"]
 
 NO_CALLS = {
     "aten._amp_foreach_non_finite_check_and_unscale_.default": "DTensor runs its own handler, on plain tensors",
@@ -26,17 +27,28 @@ NO_CALLS = {
 @cache
 def _ways() -> dict[str, tuple[Way, ...]]:
     found: dict[str, list[Way]] = {}
-    for way in others.WAYS:
+    for way in (*others.WAYS, *convolutions.WAYS):
         found.setdefault(way.op, []).append(way)
     return {op: tuple(ways) for op, ways in found.items()}
 
 
 def handmade_overloads() -> Sequence[str]:
-    """Return the overloads that have handmade calls, sorted."""
-    return sorted(_ways())
+    """Return the overloads that have handmade calls beside those that belong to an OpInfo, sorted."""
+    return sorted(op for op, ways in _ways().items() if not all(way.row for way in ways))
 
 
 def handmade_samples(op: str, options: SampleOptions) -> Iterator[Sample]:
     """Yield the handmade samples of an overload, in the same order at each call."""
-    for way in _ways().get(op, ())[: options.max_samples]:
+    ways = _ways().get(op, ())
+    for way in [way for way in ways if not way.row][: options.max_samples]:
         yield HandmadeSample(way, options)
+    for way in ways:
+        if way.row and options.rare:
+            yield HandmadeSample(way, options)
+
+
+def handmade_of_row(row: str, options: SampleOptions) -> Iterator[Sample]:
+    """Yield the handmade samples that belong to an OpInfo, in the same order at each call."""
+    for way in chain.from_iterable(_ways().values()):
+        if way.row == row and options.rare:
+            yield HandmadeSample(way, options)

@@ -60,6 +60,11 @@ class Way:
         Whether the op is exact on small integers.
     claims_only
         Why nothing but what DTensor claims is tried; empty if everything is.
+    row
+        The OpInfo of the function that users call, under whose name the call is made as well; empty for none. Such
+        calls are a class of input that OpInfo has seldom: they come beside its samples.
+    tags
+        Of the cases, under which coverage counts them.
     """
 
     op: str
@@ -68,6 +73,8 @@ class Way:
     named: Callable[[Draw], Mapping[str, object]] = field(default=lambda draw: {})
     exact: bool = False
     claims_only: str = ""
+    row: str = ""
+    tags: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,10 @@ class HandmadeSample:
     @property
     def claims_only(self) -> str:
         return self.way.claims_only
+
+    @property
+    def rare(self) -> bool:
+        return bool(self.way.row)
 
     @property
     def op(self) -> str:
@@ -98,4 +109,5 @@ class HandmadeSample:
         generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))
         drawing = Draw(size, self.options.dtype, generator, draw)
         args = self.way.make(drawing)
-        return OpCase(self.op, f"torch.ops.{self.op}", args, self.way.named(drawing), "opinfo", self.way.exact)
+        way = self.way
+        return OpCase(self.op, f"torch.ops.{self.op}", args, way.named(drawing), "opinfo", way.exact, way.tags)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from verifier.core.case import Trial
-from verifier.core.verdict import LOUD, Phase, VerdictKind
+from verifier.core.case import MeshSpec, Trial
+from verifier.core.observation import Observation
+from verifier.core.verdict import LOUD, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure, Runner, first_error
 from verifier.findings.grouping import Group, group_key, unlike
@@ -18,6 +19,7 @@ from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
 from verifier.gate.baseline import Baseline, Cause
+from verifier.gate.question import replaced_text
 from verifier.meshes.lanes import Lanes
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
@@ -36,6 +38,7 @@ from verifier.records.schema import (
 )
 from verifier.records.values import load_trial
 from verifier.rules.campaign.collect import wrong_record
+from verifier.rules.campaign.outcomes import Outcomes
 from verifier.rules.results import WrongRule
 
 __all__ = ["Confirmer", "base_op", "defect_key"]
@@ -121,8 +124,12 @@ class Confirmer:
         Those whose entries in the baseline are run again.
     imports
         The user's files, for the command that reproduces a finding.
+    own_rules
+        The ops whose rules these register.
     attribution
         Tries the remedies of known causes; None if the baseline has none.
+    outcomes
+        Has the outcomes of earlier rule checks.
     lanes
         Run the counterexamples of several wrong rules at a time; without them, ``run`` runs one after the other.
     """
@@ -133,12 +140,15 @@ class Confirmer:
         baseline: Baseline,
         families: Sequence[str],
         imports: tuple[str, ...] = (),
+        own_rules: Collection[str] = (),
         attribution: Attribution | None = None,
         lanes: Lanes | None = None,
+        outcomes: Outcomes | None = None,
     ) -> None:
+        self._outcomes = outcomes or Outcomes()
         self._lanes, self._judging = lanes, threading.Lock()
         self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
-        self.attribution = attribution
+        self.own_rules, self.attribution = own_rules, attribution
         self.statuses: list[KnownRecord] = []
         self.findings: list[FindingRecord] = []
         self.errors: list[str] = []
@@ -148,13 +158,23 @@ class Confirmer:
         self._causes: dict[str, tuple[Cause, ...]] = {}
         """What mended the last wrong rule with a key."""
 
-    def replay_known(self, ops: set[str]) -> None:
-        """Run the baseline's entries again whose op is among ``ops``, to see which still fail."""
+    def replay_known(self, ops: set[str], meshes: Collection[MeshSpec] = ()) -> None:
+        """Run the baseline's entries again whose op is among ``ops``, to see which still fail.
+
+        Entries on other ``meshes`` are left out, if any are given.
+        """
         for entry in self.baseline.entries:
             if entry.family not in self.families:
                 continue
-            if entry.op not in ops:
-                self.statuses.append(KnownRecord(entry.fingerprint, "untested", f"{entry.op} {NOT_SELECTED}", False))
+            left_out = f"{entry.op} {NOT_SELECTED}" if entry.op not in ops else ""
+            if not left_out and meshes and not entry.is_on(meshes):
+                left_out = f"mesh {entry.mesh} {NOT_SELECTED}"
+            if left_out:
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", left_out, False))
+                continue
+            if not entry.imports and entry.is_replaced(self.own_rules):
+                detail = replaced_text(entry.op, self.imports)
+                self.statuses.append(KnownRecord(entry.fingerprint, "untested", detail))
                 continue
             trial = load_trial(entry.trial())
             if reason := refusal(trial, self.imports):
@@ -199,7 +219,7 @@ class Confirmer:
         failure = tried[-1]
         ranks = failure.trial.mesh.world_size
         if _shows(wrong, failure):
-            return self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
+            return self._accuse(wrong, family, failure, self._confirmation(failure))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
@@ -215,8 +235,7 @@ class Confirmer:
         for wrong in stale:
             key = wrong.rule.op, wrong.left_out
             if key not in records and (failure := self._harm(wrong)) is not None:
-                ranks = failure.trial.mesh.world_size
-                records[key] = self._accuse(wrong, family, failure, ConfirmationRecord(CONFIRMED, "gloo", ranks))
+                records[key] = self._accuse(wrong, family, failure, self._confirmation(failure))
         return list(records.values())
 
     def confirm_special(self, special: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
@@ -254,9 +273,12 @@ class Confirmer:
         return failure
 
     def _outcome(self, run: Runner, trial: Trial) -> Failure:
-        observation = run(trial)
-        with self._judging:  # references are local calls, some of which change what all threads share
-            return Failure(trial, observation, judge(observation, make_reference(trial.case)))
+        def make() -> tuple[Observation, Verdict]:
+            observation = run(trial)
+            with self._judging:  # references are local calls, some of which change what all threads share
+                return observation, judge(observation, make_reference(trial.case))
+
+        return Failure(trial, *self._outcomes.of_trial(trial, (), make))
 
     def _note_error(self, failure: Failure) -> None:
         verdict, trial = failure.verdict, failure.trial
@@ -322,7 +344,7 @@ class Confirmer:
         failure = defect.failure
         seen = dict.fromkeys(list(defect.also)[:12])
         group = Group(group_key(failure), failure, max(1, defect.occurrences), seen)
-        confirmed = ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size)
+        confirmed = self._confirmation(failure)
         entry = self.baseline.get(name)
         record = finding_record(
             group, failure, confirmed, False, entry, defect.family, defect.likely, False, self.imports,
@@ -335,7 +357,12 @@ class Confirmer:
 
     def _script_status(self, failure: Failure) -> str:
         source, no_script = written_script(failure, imports=self.imports)
-        return no_script or run_script(source)[0]
+        return no_script or self._outcomes.of_script(source, lambda: run_script(source)[0])
+
+    def _confirmation(self, failure: Failure) -> ConfirmationRecord:
+        """Return that ranks showed ``failure``, and in which run if it was an earlier one."""
+        earlier = self._outcomes.run_of(failure.trial)
+        return ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size, earlier and f"in run {earlier}")
 
 
 def _class_of(wrong: WrongRule) -> tuple[VerdictKind | None, str]:

@@ -16,6 +16,7 @@ from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
 from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.processes import Starter
 from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
     UNCONFIRMED,
@@ -29,6 +30,7 @@ from verifier.records.schema import (
 )
 from verifier.rules.campaign.collect import op_record, special_rules, stale_decisions, wrong_rules
 from verifier.rules.campaign.confirm import Confirmer
+from verifier.rules.campaign.outcomes import Outcomes, earlier_outcomes
 from verifier.rules.campaign.request import Progress, RulesPlan
 from verifier.rules.campaign.work import WorkItem, check_target, prepare
 from verifier.rules.campaign.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
@@ -75,7 +77,7 @@ def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *
     started = time.monotonic()
     with store.open_run(plan.header) as writer, one_interrupt_at_a_time():
         try:
-            run = _RulesRun(plan, writer, progress)
+            run = _RulesRun(plan, writer, progress, store)
             complete = True
             try:
                 run.check()
@@ -90,8 +92,8 @@ def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *
 
 
 class _RulesRun:
-    def __init__(self, plan: RulesPlan, writer: RunWriter, progress: Progress) -> None:
-        self.plan, self.writer, self.progress = plan, writer, progress
+    def __init__(self, plan: RulesPlan, writer: RunWriter, progress: Progress, store: RunStore) -> None:
+        self.plan, self.writer, self.progress, self.store = plan, writer, progress, store
         self.parts = PARTS_OF_FEW if len(plan.targets) <= FEW else 1
         self.ops = [_Op(self.parts) for _ in plan.targets]
         self.errors: list[str] = []
@@ -163,14 +165,21 @@ class _RulesRun:
         header = self.plan.header
         wrong = [wrong_rules(op.reports) for op in self.ops]
         most = min(self.plan.jobs, len(os.sched_getaffinity(0)), max(map(len, self._by_dims(wrong))))
-        lanes = Lanes(lambda: PoolSet(lambda key: Pool(key, tuple(header.imports), TRIAL_LIMIT)), max(1, most))
+        imports, seeds = tuple(header.imports), self._hash_seeds(tried)
+        starter = Starter(imports, hash_seeds=seeds)
+        lanes = Lanes(lambda: PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter)), max(1, most))
         pools = lanes.first
         baseline, attribution = self.plan.baseline, None
+        outcomes = Outcomes(earlier_outcomes(self.store, header), self.writer.append, header.id)
         if baseline.causes:
-            attribution = Attribution.of(baseline, lambda trial, remedies: run_remedied(pools, trial, remedies))
-        self.findings = Confirmer(pools.run_alone, baseline, header.families, tuple(header.imports), attribution, lanes)
+            attribution = Attribution.of(
+                baseline, lambda trial, remedies: run_remedied(pools, trial, remedies), outcomes.of_trial
+            )
+        self.findings = Confirmer(
+            pools.run_alone, baseline, header.families, imports, header.own_rules, attribution, lanes, outcomes
+        )
         try:
-            self.findings.replay_known(tried)
+            self.findings.replay_known(tried, self.plan.check.meshes if self.plan.meshes_named else ())
             records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
             for part in self._by_dims(wrong):
                 told = self.findings.confirm([(one, self.plan.targets[number].source) for number, one in part])
@@ -194,6 +203,11 @@ class _RulesRun:
         finally:
             self.errors += self.findings.errors
             lanes.close()
+
+    def _hash_seeds(self, ops: set[str]) -> int | None:
+        """Return 1, which starts fastest, unless an entry of the baseline needs ranks with hash seeds of their own."""
+        disagree = [one.op for one in self.plan.baseline.entries if one.verdict == VerdictKind.RANKS_DISAGREE]
+        return 1 if ops.isdisjoint(disagree) else None
 
     @staticmethod
     def _by_dims(wrong: Sequence[Sequence[WrongRule]]) -> tuple[list[tuple[int, WrongRule]], ...]:

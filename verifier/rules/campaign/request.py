@@ -75,6 +75,8 @@ class RulesPlan:
     baseline: Baseline = field(default_factory=Baseline)
     without_samples: tuple[str, ...] = ()
     """Ops that were to be checked and of which no source has samples."""
+    meshes_named: bool = False
+    """Whether the user named the meshes; entries of the baseline on other meshes are then not tried again."""
 
 
 def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
@@ -134,6 +136,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         jobs=request.jobs if request.jobs is not None else len(os.sched_getaffinity(0)),
         baseline=baseline.about(imports, own),
         without_samples=without_samples,
+        meshes_named=bool(request.meshes) or request.world_sizes is not None,
     )
 
 

@@ -120,7 +120,8 @@ class WorkerProcess:
         self.connection, theirs = Pipe()
         try:
             steps = [(f"{prepare.__module__}:{prepare.__qualname__}",)] if prepare is not None else []
-            self._child = Child(__name__, theirs.fileno(), steps=steps, base=TORCH_ALONE)
+            environment = {**os.environ, "PYTHONHASHSEED": "0"}  # that of a rank, so that they share a fork server
+            self._child = Child(__name__, theirs.fileno(), environment=environment, steps=steps, base=TORCH_ALONE)
         finally:
             theirs.close()
         self.in_flight = InFlight(self._child.memory)

@@ -74,7 +74,7 @@ def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
 def shape_argument(op: OpOverload, position: int) -> Iterator[None]:
     """Let DTensor rewrite the argument at ``position``, the shape of the result, for each rank's shard."""
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    with _edited(propagator.op_to_shape_and_stride_idx, op, position):
+    with _edited(propagator.op_to_shape_and_stride_idx, op, position) if is_torchs(op) else contextlib.nullcontext():
         yield
 
 
@@ -83,7 +83,7 @@ def adjusted_like(op: OpOverload, other: OpOverload) -> Iterator[None]:
     """Let DTensor rewrite the sizes among the arguments of ``op`` for each rank's shard as it does for ``other``."""
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     adjusters = propagator.op_to_scalar_shape_adjuster
-    with _edited(adjusters, op, adjusters.get(other, _ABSENT)):
+    with _edited(adjusters, op, adjusters.get(other, _ABSENT)) if is_torchs(op) else contextlib.nullcontext():
         yield
 
 

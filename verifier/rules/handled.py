@@ -1,0 +1,52 @@
+"""Ops for which DTensor has a handler, which runs in the op's place: level 1 runs it on ranks that are threads."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from verifier.core.case import MeshSpec
+from verifier.rules.execute import Cuts, LocalCall, Results
+from verifier.torch_internals.dtensors import describe_dtensor, make_dtensor
+from verifier.torch_internals.placements import Combination, Placements
+from verifier.torch_internals.simulation import ThreadedRanks
+
+__all__ = ["HandledCalls"]
+
+_LIMIT = 30.0
+"""Seconds for one call. A handler may wait for a message that no rank sends."""
+
+
+class HandledCalls:
+    """Makes calls with DTensors, so that DTensor's handler for the op runs, on the ranks of ``mesh`` as threads."""
+
+    def __init__(self, mesh: MeshSpec) -> None:
+        self._ranks = ThreadedRanks(mesh.shape, _LIMIT)
+
+    def run(
+        self, call: LocalCall, cuts: Cuts, combination: Combination
+    ) -> tuple[list[Results], tuple[Placements | None, ...]]:
+        """Return what each rank holds after the call, and how DTensor places each tensor; None for a plain tensor.
+
+        Whatever a rank raises comes out.
+        """
+        locals_ = [cuts.of(number, placements) for number, placements in enumerate(combination)]
+
+        def on_rank(rank: int, mesh: DeviceMesh) -> tuple[Results, tuple[Placements | None, ...]]:
+            given = [
+                make_dtensor(local[rank], describe_dtensor(whole, mesh, placements))
+                for local, whole, placements in zip(locals_, call.tensors, combination, strict=True)
+            ]
+            with torch.no_grad():
+                made = call(given)
+                placed = tuple(one.placements if isinstance(one, DTensor) else None for one in made.tensors)
+                tensors = tuple(one.to_local() if isinstance(one, DTensor) else one for one in made.tensors)
+            return Results(tensors, made.others, made.returned, made.written), placed
+
+        answers = self._ranks.run(on_rank)
+        results = [answer[0] for answer in answers]  # type: ignore[index]
+        return results, answers[0][1]  # type: ignore[index]
+
+    def close(self) -> None:
+        self._ranks.close()
