@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from strategies.kernels import SCALED_MM, STAND_INS, attention, rms_norm, scaled_mm  # noqa: F401 - kernels of ops here
 from strategies.opinfo.simpler_programs import PLAINER
 from verifier.core.case import OpCase
 from verifier.planning.boundary import declares
@@ -273,5 +274,7 @@ for _program in (
     simplifies(f"{__name__}.{_program.__name__}", PLAINER[_program.__name__])
     declares(f"{__name__}.{_program.__name__}", _calls)
 declares(f"{__name__}.sampled", _calls)
+for _path in (*STAND_INS.values(), SCALED_MM):
+    declares(_path)
 for _program in (called_twice, called_both_ways):
     starts_afresh(f"{__name__}.{_program.__name__}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from strategies.remedies import (
+    convolutions,
     embeddings,
     losses,
+    matrices,
     parts,
     redistributing,
     reductions,
@@ -21,9 +23,11 @@ REMEDIES = Remedies(
     "torch",
     (
         *registrations.REMEDIES,
+        *convolutions.REMEDIES,
         *shards.REMEDIES,
         *reductions.REMEDIES,
         *parts.REMEDIES,
+        *matrices.REMEDIES,
         *losses.REMEDIES,
         *views.REMEDIES,
         *embeddings.REMEDIES,

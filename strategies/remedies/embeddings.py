@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from strategies.remedies.placing import is_partial, is_sharded, shard_dims
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.propagation import Decision, vetoed
+from verifier.torch_internals.amending.propagation import Decision, replicated_first, vetoed
+from verifier.torch_internals.amending.watching import masks_of_their_own
+from verifier.torch_internals.placements import masked_extent
 
 __all__ = ["REMEDIES"]
 
 _GRADIENT = ("aten.embedding_dense_backward.default",)
 _LOOKUP = ("aten.embedding.default",)
+_VIEWS = tuple(
+    f"aten.{op}.*"
+    for op in (
+        "_unsafe_view", "expand", "flatten", "movedim", "permute", "reshape", "squeeze", "t", "transpose", "unflatten",
+        "unsqueeze", "view",
+    )
+)  # fmt: skip
+"""Ops that give the elements of a tensor other positions, and pass its partial placements on."""
 
 
 def _counts_some_of_the_ids(decision: Decision) -> bool:
@@ -31,6 +41,10 @@ def _masks_twice(decision: Decision) -> bool:
     """Return whether several mesh dims shard the rows."""
     rows = [placement for placement in decision.args[0].placements if 0 in shard_dims((placement,))]
     return len(rows) > 1
+
+
+def _moves_a_masked_result(decision: Decision) -> bool:
+    return any(masked_extent(placement) is not None for one in decision.inputs for placement in one.placements)
 
 
 REMEDIES = (
@@ -55,5 +69,20 @@ REMEDIES = (
         "(_MaskPartial in placement_types.py)",
         lambda: vetoed(_LOOKUP, _masks_twice),
         _LOOKUP,
+    ),
+    Remedy(
+        "masks-of-views",
+        "reduce a masked result before its elements get other positions, since its mask keeps the old ones "
+        "(propagate_shape_and_sharding in _ops/_view_ops.py)",
+        lambda: replicated_first(_VIEWS, _moves_a_masked_result),
+        _VIEWS,
+    ),
+    Remedy(
+        "masks-shared",
+        "give each masked result a mask of its own, and keep the mask as long as the result (_MaskPartial in "
+        "placement_types.py, and the cached placements of lookups)",
+        masks_of_their_own,
+        ("aten.*",),
+        frozenset({"CRASH", "WRONG_VALUE", "WRONG_GRADIENT"}),
     ),
 )

@@ -9,6 +9,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.remedies.placing import VALUES, partials, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, tensors, vetoed
+from verifier.torch_internals.placements import masked_extent
 
 __all__ = ["REMEDIES"]
 
@@ -36,6 +37,17 @@ def _scatters_complex_products(decision: Decision) -> bool:
     )
 
 
+def _divides_integers(decision: Decision) -> bool:
+    return any(
+        not (given.dtype.is_floating_point or given.dtype.is_complex)
+        and any(
+            before.is_replicate() and partials((after,)) & {"sum", "avg"} and masked_extent(after) is None
+            for before, after in changes
+        )
+        for given, changes in _changes(decision)
+    )
+
+
 REMEDIES = (
     Remedy(
         "products-divided-for-sums",
@@ -50,5 +62,11 @@ REMEDIES = (
         lambda: vetoed(("aten.*",), _scatters_complex_products),
         verdicts=VALUES,
         refuses=True,
+    ),
+    Remedy(
+        "integers-divided-for-sums",
+        "give one rank the value and the others 0, or keep the dtype, where a replica of integers becomes the parts of "
+        "a sum (Partial._partition_value in placement_types.py)",
+        lambda: vetoed(("aten.*",), _divides_integers),
     ),
 )

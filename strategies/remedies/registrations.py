@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from strategies.remedies.placing import VALUES
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.registrations import (
     adjusted_like,
@@ -76,6 +79,15 @@ def _shifts() -> AbstractContextManager[None]:
     return _all(*(lambda op=op, by=by: handled(op, by) for op, by in ops))()
 
 
+def _item(tensor: DTensor) -> object:
+    return tensor.full_tensor().item()
+
+
+def _allclose(self: torch.Tensor, other: torch.Tensor, *rest: Any) -> bool:
+    near = torch.isclose(self, other, *rest).all()
+    return bool((near.full_tensor() if isinstance(near, DTensor) else near).item())
+
+
 REMEDIES = (
     Remedy(
         "order-of-equal-rules",
@@ -83,13 +95,6 @@ REMEDIES = (
         "_get_unique_placements and _get_neighbor_placements (_ops/single_dim_strategy.py), before they are enumerated",
         ordered_rules,
         refuses=True,  # as a rule does that some ranks chose before, and others did not
-    ),
-    Remedy(
-        "convolution-handler",
-        "remove convolution_handler and convolution_backward_handler from _custom_op_handlers (_dispatch.py): the "
-        "strategies for one mesh dim in _ops/_conv_ops.py are right",
-        lambda: without_handler(aten.convolution.default, aten.convolution_backward.default),
-        ("aten.convolution*", "aten.conv*", "aten.*conv*"),
     ),
     Remedy(
         "argmax-handler",
@@ -159,5 +164,21 @@ REMEDIES = (
         "register the rule of view.dtype with RuntimeSchemaInfo(1) (_ops/_tensor_ops.py)",
         lambda: cached_by(aten.view.dtype, 1),
         ("aten.view.dtype",),
+    ),
+    Remedy(
+        "numbers-of-parts",
+        "redistribute the argument of _local_scalar_dense to Replicate, as its strategy says, instead of leaving the "
+        "propagation early (propagate_op_sharding_non_cached in _sharding_prop.py)",
+        lambda: handled(aten._local_scalar_dense.default, _item),
+        ("*",),
+        VALUES,
+    ),
+    Remedy(
+        "allclose-unanswered",
+        "answer allclose by isclose and all, or say that it is not supported (_propagate_tensor_meta_non_cached in "
+        "_sharding_prop.py)",
+        lambda: handled(aten.allclose.default, _allclose),
+        ("*",),
+        frozenset({"CRASH"}),
     ),
 )

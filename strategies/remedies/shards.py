@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from strategies.remedies.placing import VALUES, is_sharded, local_shapes, shard_dims
+from strategies.remedies.placing import VALUES, has_uneven_shards, is_sharded, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, vetoed
+from verifier.torch_internals.amending.watching import locals_measured
 
 __all__ = ["REMEDIES"]
 
@@ -23,12 +24,17 @@ def _leaves_a_rank_empty(decision: Decision) -> bool:
 
 
 def _splits_blocks(decision: Decision) -> bool:
-    """Return whether some rank's channels, height or width are no multiple of what the op divides them by."""
+    """Return whether some rank's channels, height or width are no multiple of what the op divides them by.
+
+    What the op multiplies may not be sharded unevenly either, because the result is cut in another way.
+    """
     tensor, factor = decision.args[0], decision.args[1]
     *_, channels, height, width = range(len(tensor.shape)) if len(tensor.shape) > 2 else (0, 0, 1, 2)
     match decision.op.split(".")[1]:
         case "pixel_shuffle":
             blocks = {channels: factor * factor}
+            if has_uneven_shards(decision):
+                return True
         case "pixel_unshuffle":
             blocks = {height: factor, width: factor}
         case _:
@@ -82,7 +88,7 @@ REMEDIES = (
         "is a multiple of what the op divides it by",
         lambda: vetoed(("aten.pixel_shuffle.*", "aten.pixel_unshuffle.*", "aten.channel_shuffle.*"), _splits_blocks),
         ("aten.pixel_shuffle.*", "aten.pixel_unshuffle.*", "aten.channel_shuffle.*"),
-        frozenset({"CRASH"}),
+        frozenset({"CRASH", "WRONG_SHAPE", "WRONG_VALUE"}),
     ),
     Remedy(
         "images-without-batch",
@@ -112,5 +118,12 @@ REMEDIES = (
         "(linalg_batch_dim_strategy in _ops/_math_ops.py)",
         lambda: vetoed(("aten.linalg_ldl_solve.*", "aten.linalg_solve_triangular.*"), _batches_differ),
         ("aten.linalg_ldl_solve.*", "aten.linalg_solve_triangular.*"),
+    ),
+    Remedy(
+        "shapes-of-local-maps",
+        "ask all ranks for the sizes of their results in local_map, instead of taking all for equal "
+        "(_local_map_wrapped in experimental/_func_map.py)",
+        locals_measured,
+        ("composite.local_function",),
     ),
 )

@@ -5,12 +5,22 @@ from __future__ import annotations
 from strategies.remedies.placing import VALUES, is_partial
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, refused
+from verifier.torch_internals.amending.watching import views_of_copies_unwritten
 
 __all__ = ["REMEDIES"]
 
-_WRITTEN = {"rrelu_with_noise": (1,), "_batch_norm_with_update": (3, 4), "_native_batch_norm_legit": (3, 4)}
+_WRITTEN = {
+    "rrelu_with_noise": (1,),
+    "_batch_norm_with_update": (3, 4),
+    "_native_batch_norm_legit": (3, 4),
+    "native_batch_norm": (3, 4),
+}
 """The positions of the tensors that these ops write to, though their names do not say so."""
 _WRITING = tuple(f"aten.{op}.default" for op in _WRITTEN)
+_VIEWS = (
+    "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "narrow", "permute", "select", "slice",
+    "split*", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
+)  # fmt: skip
 
 
 def _writes_to_a_copy(decision: Decision) -> bool:
@@ -37,6 +47,14 @@ REMEDIES = (
         "refuse to redistribute an argument that the op writes to, whatever the op is called",
         lambda: refused(_WRITING, _writes_to_a_copy, "is not supported where what it writes to is redistributed"),
         _WRITING,
+        VALUES,
+        refuses=True,
+    ),
+    Remedy(
+        "views-of-copies",
+        "refuse to write to a view whose base was redistributed, or do not redistribute for a view (_dispatch.py)",
+        views_of_copies_unwritten,
+        tuple(f"aten.{view}.*" for view in _VIEWS),
         VALUES,
         refuses=True,
     ),

@@ -56,6 +56,10 @@ def test_junit_has_a_case_for_each_finding_and_one_for_the_whole() -> None:
     assert junit(UNSURE).find("testcase/error") is not None, "what could not be verified is not green"
 
 
+def notice_keys(invocation: dict[str, Any]) -> set[str]:
+    return {key for notice in invocation["toolExecutionNotifications"] for key in notice}
+
+
 def sarif(decision: GateDecision) -> dict[str, Any]:
     """Return the only run of a SARIF log that has what the schema of 2.1.0 requires, and no property that it lacks."""
     log = json.loads(render_sarif(decision, places=PLACES))
@@ -73,7 +77,12 @@ def sarif(decision: GateDecision) -> dict[str, Any]:
         for notice in invocation["toolExecutionNotifications"]:
             assert notice["level"] in ("none", "note", "warning", "error")
             assert isinstance(notice["message"]["text"], str)
+        assert notice_keys(invocation) <= {"level", "message"}
+        assert invocation.keys() == {"executionSuccessful", "exitCode", "toolExecutionNotifications"}
     for result in run["results"]:
+        assert result.keys() <= {
+            "ruleId", "ruleIndex", "level", "message", "partialFingerprints", "locations", "suppressions"
+        }  # fmt: skip
         assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
         assert result["level"] in ("none", "note", "warning", "error")
         assert isinstance(result["message"]["text"], str)
@@ -84,6 +93,8 @@ def sarif(decision: GateDecision) -> dict[str, Any]:
             assert re.fullmatch(r"[\w\-./%:]+", uri), uri
         for suppression in result.get("suppressions", []):
             assert suppression["kind"] in ("inSource", "external")
+            assert suppression.keys() <= {"kind", "justification"}
+            assert isinstance(suppression["justification"], str)
     return dict(run)
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rule_strategies import AVG, MAX, SUM, R, Rule
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, _tp_conv
+from torch.distributed.tensor._ops import _conv_ops
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.registries import replaced_strategy
 
-__all__ = ["HANDLERS", "RULES", "edited"]
+__all__ = ["HANDLERS", "RULES", "ConvMutant", "edit", "edited", "restore"]
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
@@ -78,20 +82,34 @@ RULES = (
 @contextmanager
 def edited(function: str, before: str, after: str) -> Iterator[None]:
     """Let torch's function for convolutions have ``after`` for the first ``before`` in its source."""
-    original = getattr(_tp_conv, function)
-    source = inspect.getsource(original)
+    module = next(one for one in (_tp_conv, _conv_ops) if function in vars(one))
+    original = vars(module)[function]
+    tree = ast.parse(textwrap.dedent(inspect.getsource(original)))
+    tree.body[0].decorator_list = []  # type: ignore[attr-defined]
+    source = ast.unparse(tree)
     assert before in source, before
-    # in torch's own namespace, so that it is still torch's function
-    exec(compile(source.replace(before, after, 1), _tp_conv.__file__, "exec"), vars(_tp_conv))
-    changed = getattr(_tp_conv, function)
+    names = dict(vars(module))
+    exec(compile(source.replace(before, after, 1), str(module.__file__), "exec"), names)
+    kept = original.__code__
+    original.__code__ = names[function].__code__  # the registries hold this object
+    clear_caches()
     try:
-        original.__code__, kept = changed.__code__, original.__code__
-        setattr(_tp_conv, function, original)  # the registry holds this object
-        clear_caches()
         yield
     finally:
         original.__code__ = kept
         clear_caches()
+
+
+_edits = ExitStack()
+
+
+def edit(mesh: DeviceMesh, function: str, before: str, after: str) -> None:
+    """As :func:`edited`, in this rank, until :func:`restore`."""
+    _edits.enter_context(edited(function, before, after))
+
+
+def restore(mesh: DeviceMesh) -> None:
+    _edits.close()
 
 
 def handler(name: str, op: str, function: str, before: str, after: str) -> ConvMutant:

@@ -93,7 +93,7 @@ def test_the_handler_s_exchange_of_borders_is_run() -> None:
     ("function", "before", "after"),
     [
         ("tp_convolution", "d = weight.shape[-1] - 1", "d = weight.shape[-1] + 1"),
-        ("tp_convolution", "(rank + 1) % size", "(rank - 1) % size"),
+        ("tp_convolution", "padding_w:w", "0:w"),
         ("tp_convolution", "if rank == 0:", "if rank != 0:"),
         ("_ring_send_recv_construct", "-d1:", ":d1"),
         ("_ring_send_recv_construct", "[recv_from_left, in_tensor, recv_from_right]",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import known_cause_mutants
 import pytest
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.findings.attribution import Attribution
@@ -49,6 +50,17 @@ def convolution(weight: str) -> Trial:
     return Trial(case, MESH, placements, ((((Replicate(),),)),))
 
 
+def images(placement: str, cotangent: str) -> Trial:
+    """Return a convolution whose borders DTensor's handler can exchange, forward and backward."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = (4, 2, 4, 6), (3, 2, 3, 3), (3,)
+    tensors = [torch.randint(1, 4, shape, generator=generator).double().requires_grad_() for shape in shapes]
+    options = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    case = OpCase("aten.convolution.default", "torch.ops.aten.convolution.default", (*tensors, *options))
+    placements = tuple(map(parse_placements, (placement, "R", "R")))
+    return Trial(case, MESH, placements, ((parse_placements(cotangent),),))
+
+
 def explained(pools: PoolSet, trial: Trial) -> list[str]:
     """Return the causes that explain the failure of ``trial``."""
     observation = pools.run_alone(trial)
@@ -61,6 +73,16 @@ def explained(pools: PoolSet, trial: Trial) -> list[str]:
 def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
     assert explained(pools, scan(-1)) == ["negative-dim-of-scans"]
     assert explained(pools, convolution("S(2)")) == ["convolution-handler"]
+    for placement, cotangent in [("S(3)", "R"), ("S(3)", "S(3)"), ("S(1)", "S(0)"), ("P(sum)", "R")]:
+        assert explained(pools, images(placement, cotangent)) == ["convolution-handler"]
+    whole = images("S(1)", "R")
+    nested = replace(
+        whole,
+        mesh=MeshSpec((2, 2)),
+        cotangents=(((Shard(0), Partial()),),),
+        combination=tuple(map(parse_placements, ("(S(0), R)", "(P(sum), S(0))", "(R, R)"))),
+    )
+    assert explained(pools, nested) == ["convolution-handler"]
     assert judge(pools.run_alone(scan(1)), make_reference(scan(1).case)).kind == "PASS"
 
 
@@ -82,3 +104,37 @@ def test_a_wrong_rule_beside_a_known_cause_is_new(rules: Callable[[], None], tri
         assert explained(pools, trial) == []
     finally:
         call("take_back")
+
+
+BATCH, WIDTH = images("S(0)", "S(0)"), images("S(3)", "S(3)")
+
+
+@pytest.mark.parametrize(
+    ("trial", "function", "before", "after"),
+    [
+        (BATCH, "_requires_data_exchange", "dim_map[1:]", "dim_map"),
+        (BATCH, "tp_convolution", "if not _requires", "if _requires"),
+        (BATCH, "tp_convolution_backward", "if not _requires", "if _requires"),
+        (BATCH, "convolution_backward_single_dim_strategy", "Partial('sum')", "Replicate()"),
+        (BATCH, "convolution_backward_single_dim_strategy", "Partial('sum') if", "Replicate() if"),
+        (BATCH, "convolution_single_dim_strategy", "_ShardingPlaceholder(0)", "_ShardingPlaceholder(1)"),
+        (WIDTH, "tp_convolution", "weight.shape[-1] - 1", "weight.shape[-1] + 1"),
+        (WIDTH, "tp_convolution", "d1 = d // 2", "d1 = d // 1"),
+        (WIDTH, "tp_convolution", "padding_w:]", "0:]"),
+        (WIDTH, "tp_convolution_backward", "weight.shape[3] - 1", "weight.shape[3] + 1"),
+        (WIDTH, "tp_convolution_backward", "(0, padding_w)", "(padding_w, 0)"),
+        (WIDTH, "_ring_send_recv_construct", "-d1:", ":d1"),
+        (WIDTH, "_ring_send_recv_aggregate", "torch.add", "torch.sub"),
+        (WIDTH, "convolution_rules", "input_spec.dim_map", "[-1, -1, -1, -1]"),
+        (WIDTH, "convolution_backward_rules", "[0], tensor_meta=weight", "[], tensor_meta=weight"),
+    ],
+)
+def test_a_wrong_convolution_beside_a_known_cause_is_new(
+    trial: Trial, function: str, before: str, after: str, pools: PoolSet
+) -> None:
+    pool = pools.of(MESH)
+    assert pool.call(Task("conv_mutants.edit", (function, before, after), MESH)).ok
+    try:
+        assert explained(pools, trial) == []
+    finally:
+        assert pool.call(Task("conv_mutants.restore", (), MESH)).ok

@@ -37,7 +37,7 @@ from verifier.report.github import MOST_MISSING as MOST_ANNOTATED
 from verifier.report.github import github_lines
 from verifier.report.html import banners, render_html
 from verifier.report.rules_html import MOST_CONFIRMED, MOST_MISSING, rules_view
-from verifier.report.rules_text import by_worth, header_line, op_lines, saves_text, state_text, total_lines
+from verifier.report.rules_text import by_worth, header_line, op_lines, quiet_lines, saves_text, state_text, total_lines
 from verifier.report.words import counted, evidence_text, level_1_only, totals
 from verifier.runs.merging import join_levels
 
@@ -135,11 +135,33 @@ def test_totals_add_up_and_name_everything_that_was_not_tested() -> None:
         "nothing tested in 1 op: bernoulli",
         "died: 1 combination ended a worker in 1 op",
         "  renorm, sample 3: SIGSEGV: double free or corruption",
+        "new: 5eed5eed01 WRONG_VALUE in aten.renorm.default([5, 4], 2.0, -2, 1.0) with S(0) → S(0) on mesh (2,)",
         "next: python -m verifier replay 5eed5eed01 runs the first wrong rule again; fix it, or accept it: "
         "python -m verifier gate --update",
         "next: unconfirmed findings do not fail the gate; see the reason given for each",
         "next: python -m verifier report shows every op's missing rules, and what each would save",
     ]
+
+
+def test_brief_totals_fit_a_screen_with_what_is_new_and_what_to_do_next() -> None:
+    many = [make_wrong_rule(fingerprint=f"5eed5eed{number:02}") for number in range(40)]
+    untested = {f"reason {'x' * number}": 40 - number for number in range(40)}
+    op = make_op_rules(
+        wrong=many, untested=untested, died=[f"renorm, sample {number}: SIGSEGV" for number in range(40)]
+    )
+    lines = total_lines(make_rules(ops={"renorm": op}), brief=True)
+    assert len(lines) < 30
+    assert sum(line.startswith("new: 5eed5eed") for line in lines) == 5
+    assert "new: 35 more, listed above" in lines
+    assert "  and 35 more reasons in run.json" in lines
+    assert any(line.startswith("next: python -m verifier replay 5eed5eed00") for line in lines)
+
+
+def test_quiet_lines_have_what_is_new_and_one_line_of_totals() -> None:
+    *new, last = quiet_lines(make_rules())
+    assert last == "5 ops: 8 confirmed, 2 wrong, 1 of them known, 3 missing"
+    assert new[-1] == "    reproduce: python -m verifier replay 5eed5eed01"
+    assert not any("known" in line for line in new)
 
 
 def test_totals_say_whether_all_wrong_rules_are_known() -> None:

@@ -21,7 +21,7 @@ from run_factory import (
 )
 
 from verifier.records.commands import replay_command
-from verifier.records.schema import EdgeCoverageRecord, RuleCoverageRecord, RunRecord
+from verifier.records.schema import EdgeCoverageRecord, KnownRecord, RuleCoverageRecord, RunRecord
 from verifier.report.terminal import print_summary
 from verifier.report.words import OUTCOMES, totals
 from verifier.runs.merging import join_levels
@@ -57,7 +57,45 @@ def test_new_findings_come_in_full_and_known_ones_in_a_line() -> None:
     (line,) = [line for line in text.splitlines() if known.fingerprint in line and "CRASH" in line]
     assert known.reason in line
     assert known.message not in text
-    assert text.index(new[0].message.splitlines()[0]) < text.index(line)
+    assert text.index(line) < text.index(new[0].message.splitlines()[0])  # what is new is nearer to the end
+
+
+def screen(run: RunRecord, **how: bool) -> list[str]:
+    out = io.StringIO()
+    print_summary(run, Console(file=out, width=80), **how)
+    return out.getvalue().splitlines()
+
+
+def test_a_brief_summary_of_a_long_run_without_new_findings_fits_a_screen() -> None:
+    run = make_long_run(60)
+    run = replace(
+        run,
+        findings=[replace(finding, known=True, reason="known") for finding in run.findings],
+        counts_by_op={f"aten.op{number}.default": {"PASS": 3} for number in range(200)},
+        unsupported={f"refused {'x' * number}": 1 for number in range(50)},
+        baseline=[KnownRecord(f"{number:012}", "untested", "needs cuda") for number in range(50)],
+        tool_errors=[],
+    )
+    brief, full = screen(run, brief=True), screen(run)
+    assert len(brief) < 50 < len(full)
+    assert any("which -v lists" in line for line in brief)
+    assert not any("which -v lists" in line for line in full)
+
+
+def test_ops_that_failed_come_first_where_not_all_are_listed() -> None:
+    counts = {f"aten.op{number}.default": {"PASS": 3} for number in range(20)} | {"aten.last.default": {"CRASH": 1}}
+    lines = screen(replace(make_run(), counts_by_op=counts), brief=True)
+    ops = [line.split()[0] for line in lines if line.startswith("aten.")]
+    assert ops[0] == "aten.last.default"
+
+
+def test_a_quiet_summary_has_what_is_new_and_one_line_of_totals() -> None:
+    run = make_run()
+    lines = screen(run, quiet=True)
+    new = [finding for finding in run.findings if not finding.known]
+    assert lines[1] == f"{len(new)} new findings"
+    assert lines[-1].startswith(f"{run.trials:,} run, ")
+    assert not any(finding.fingerprint in line for finding in run.findings if finding.known for line in lines)
 
 
 def test_text_is_never_taken_for_markup() -> None:

@@ -21,6 +21,7 @@ FLOORS = (
     ("gate", "meshes.torchrun", "report", "testing"),
     ("findings",),
     ("calls", "campaign", "rules.campaign"),
+    ("mutation",),
     ("cli", "modules"),
     ("__main__", "pytest_plugin"),
 )

@@ -28,7 +28,7 @@ from verifier.meshes.pool import PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.oracle.reference import Reference, make_reference
 from verifier.placements.alphabet import Alphabet
-from verifier.planning.families import DrawContext, Family
+from verifier.planning.families import DrawContext, Family, budget_of
 from verifier.planning.steering import Steering
 from verifier.planning.trials import plan_case
 from verifier.records.schema import INTERRUPTED, OUT_OF_TIME, KnownRecord
@@ -138,23 +138,27 @@ class Campaign:
         left = sum(map(len, units_of.values()))
         for name, units in units_of.items():
             family = self.plan.families[name]
+            most, _ = self._budget(family)
             begun = self._past.begun(mesh, family.name)
-            self.emit(MeshStarted(mesh, family.name, self.plan.max_examples * len(units), recalled=begun))
+            self.emit(MeshStarted(mesh, family.name, most * len(units), recalled=begun))
             if not begun and self._clock() < until:  # a mesh that was begun may have nothing left
                 self._pools.of(mesh).start()
             for unit in units:
-                last = self._case_number + self.plan.max_examples
+                last = self._case_number + most
                 context = DrawContext(mesh, self.plan.dtypes, unit)
                 # Drawing a broad family may take minutes. A shard draws everything even so, because the other shards
                 # plan on from it, and so does a resumed run, which cannot distinguish no time from no cases.
                 if self._clock() >= until and self.plan.shard is None and not self._past.resumed:
-                    self._tell_left(family, context, self.plan.max_examples)
+                    self._tell_left(family, context, most)
                 else:
                     tried += self._draw(family, context, self._first_part(until, left), until)
                 self._case_number = last  # a number means the same case in every run, tried or not
                 left -= 1
         if not tried and self._clock() >= until:
             self._complete = False
+
+    def _budget(self, family: Family) -> tuple[int, int]:
+        return budget_of(family, self.plan.max_examples, self.plan.combinations)
 
     def _units(self, name: str) -> list[tuple[str, ...]]:
         """Return the selected ops of a family, in groups for which cases are drawn together."""
@@ -171,6 +175,7 @@ class Campaign:
         The first case may begin until ``first_until``: making an op's samples may take the op's whole share of time.
         """
         mesh = context.mesh
+        most, combinations = self._budget(family)
         for what, reason in family.left_out(context):
             self.emit(CaseSkipped(f"{what} on mesh {mesh}", reason))
         generator = family.cases(context)
@@ -181,7 +186,7 @@ class Campaign:
         stopped: list[Exception] = []
 
         @hypothesis.seed(self.plan.seed)
-        @hypothesis.settings(DRAWING, max_examples=self.plan.max_examples)
+        @hypothesis.settings(DRAWING, max_examples=most)
         @hypothesis.given(generator)
         def explore(case: OpCase) -> None:
             nonlocal tried, elsewhere, out_of_time
@@ -201,7 +206,7 @@ class Campaign:
                 return
             tried += 1
             try:
-                self._try_case(case, mesh, Drawn(context.ops, current_choices()), until)
+                self._try_case(case, mesh, combinations, Drawn(context.ops, current_choices()), until)
             except Exception as error:  # noqa: BLE001 - Hypothesis would run the case again to raise this
                 stopped.append(error)
 
@@ -211,15 +216,15 @@ class Campaign:
         if elsewhere:
             self.emit(CaseSkipped(f"cases on mesh {mesh}", f"left to other shards than {self.plan.shard}", elsewhere))
         if out_of_time:
-            self._tell_left(family, context, max(1, self.plan.max_examples - tried - elsewhere))
+            self._tell_left(family, context, max(1, most - tried - elsewhere))
         return tried
 
-    def _try_case(self, case: OpCase, mesh: MeshSpec, drawn: Drawn, until: float) -> None:
+    def _try_case(self, case: OpCase, mesh: MeshSpec, combinations: int, drawn: Drawn, until: float) -> None:
         number = self._case_number
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * number
         wanted, alphabet = self._wanted(case, mesh)
-        plan = plan_case(case, reference, mesh, self.plan.combinations, seed, wanted, alphabet)
+        plan = plan_case(case, reference, mesh, combinations, seed, wanted, alphabet)
         started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, drawn.choices))
         recalled = self._past.has_case(started)
         self.emit(replace(started, recalled=recalled))

@@ -57,6 +57,8 @@ class Request:
     baseline: str = ""
     """Where the baseline was read from."""
     rank_memory: str | None = None
+    only: Sequence[str] = ()
+    """The ops to verify of those that the imports register; all if none is given."""
 
 
 def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = None) -> Plan:
@@ -77,7 +79,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         families = installed_families()
     if not families:
         raise ValueError("no family is installed; install the distribution (pip install -e .), not the folder alone")
-    asked = patterns_of_imports(request.patterns, request.imports)
+    asked = patterns_of_imports(request.patterns, request.imports, request.only)
     without_samples: tuple[str, ...] = ()
     if asked and not request.patterns:
         selected, without_samples = select_registered(asked, families)

@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``rules``, ``merge``, ``report``, ``gate``, ``replay``, and commands of other packages.
+"""The command line: ``run``, ``rules``, ``mutate``, ``merge``, ``report``, ``gate``, ``replay``, and other commands.
 
 Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.
 
@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from verifier.cli.commands import COMMANDS, Command
 from verifier.cli.config import configured, settings
 from verifier.cli.loading import Loading
+from verifier.cli.mutate import mutate
 from verifier.cli.options import (
     DEFAULT_BASELINE,
     AskedImports,
@@ -24,7 +25,9 @@ from verifier.cli.options import (
     AskedPatterns,
     BackendOption,
     BaselineOption,
+    Detail,
     Device,
+    DryRun,
     Dtypes,
     Format,
     FormatOption,
@@ -35,9 +38,11 @@ from verifier.cli.options import (
     Out,
     Patterns,
     Profile,
+    Quiet,
     RankMemory,
     Seed,
     TimeLimit,
+    Verbose,
 )
 from verifier.cli.rules import rules as check_rules
 from verifier.core.entry_points import load_entry_points
@@ -48,7 +53,6 @@ from verifier.records.files import DEFAULT_REPORTS
 __all__ = ["app"]
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -128,10 +132,14 @@ def run(
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
     rank_memory: RankMemory = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Verify ops on meshes and record the results."""
     log_to_stderr(log_level)
+    detail = Detail.of(quiet, verbose)
     with Loading(hash_seeds=2):
         from verifier.cli import work
     work.run(
@@ -152,6 +160,8 @@ def run(
         output,
         baseline,
         rank_memory,
+        dry_run,
+        detail,
     )
 
 
@@ -175,6 +185,7 @@ def merge(
 
 
 app.command()(check_rules)
+app.command()(mutate)
 
 
 @app.command()
@@ -204,12 +215,24 @@ def gate(
         bool, typer.Option("--update", help="Rewrite the baseline so that it lists what was found.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Make a new run of what is asked, at the profile ci.")] = False,
+    changed_since: Annotated[
+        str | None,
+        typer.Option(
+            "--changed-since",
+            metavar="REF",
+            help="With --import: verify the ops whose strategies, or what these call, differ from a git revision; the "
+            "recorded runs that still count are evidence for the others.",
+        ),
+    ] = None,
     special_values: Annotated[
         bool, typer.Option("--special-values", help="Let findings that only special values show fail the gate, too.")
     ] = False,
     out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     rank_memory: RankMemory = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Compare all runs that count with the baseline: what is new, known, fixed, expired, untested.
@@ -228,7 +251,10 @@ def gate(
     log_to_stderr(log_level)
     with Loading():
         from verifier.cli import reading
-    reading.gate(context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory)
+    reading.gate(
+        context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory,
+        changed_since, dry_run, Detail.of(quiet, verbose),
+    )  # fmt: skip
 
 
 @app.command()

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from verifier.cli.options import DEFAULT_BASELINE, Format
+from verifier.cli.options import DEFAULT_BASELINE, Detail, Format
 from verifier.core.interrupts import ReportInterrupted
 from verifier.core.wording import plain_json, plain_text
 from verifier.gate.baseline import Baseline, load_baseline
@@ -111,7 +111,7 @@ def refuse_cluster(context: typer.Context) -> None:
         raise ValueError(f"{context.command.name} uses no ranks; run it by itself, without torchrun")
 
 
-def write_decision(decision: GateDecision, output: Format, folder: Path) -> None:
+def write_decision(decision: GateDecision, output: Format, folder: Path, detail: Detail = Detail.SCREEN) -> None:
     """Write a decision to stdout in the format ``output``; the runs are recorded in ``folder``."""
     writers = {
         Format.GITHUB: render_github,
@@ -123,7 +123,8 @@ def write_decision(decision: GateDecision, output: Format, folder: Path) -> None
         places = {op: Place(*place) for op, place in _places().items()}
         write_out(writers[output](decision, folder, places), "json" if output is Format.SARIF else output)
     else:
-        said = as_json(decision) if output is Format.JSON else render(decision, folder)
+        quiet, brief = detail is Detail.QUIET, detail is not Detail.FULL
+        said = as_json(decision) if output is Format.JSON else render(decision, folder, brief, quiet)
         write_out(said.rstrip() + "\n", output)
 
 

@@ -24,7 +24,7 @@ FILE = Path("pyproject.toml")
 TABLE = "dtensor-verifier"
 PREFIX = "DTENSOR_VERIFIER"
 Parameter = TyperArgument | TyperOption
-_BY_HAND = ("help", "resume", "update", "fresh", "script", "shard", "version")
+_BY_HAND = ("help", "resume", "update", "fresh", "script", "shard", "version", "changed-since", "dry-run")
 """Options that say what one command is to do now."""
 
 

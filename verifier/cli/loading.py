@@ -34,7 +34,7 @@ class Loading:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         heeded = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         self._before = {number: signal.signal(number, _end) for number in heeded}
-        if self._hash_seeds:
+        if self._hash_seeds and "torch" not in sys.modules:  # otherwise there is nothing to wait for
             start_servers(self._hash_seeds, self._workers)
 
     def __exit__(self, *_: object) -> None:

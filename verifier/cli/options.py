@@ -19,7 +19,9 @@ __all__ = [
     "AskedPatterns",
     "BackendOption",
     "BaselineOption",
+    "Detail",
     "Device",
+    "DryRun",
     "Dtypes",
     "FailOn",
     "Format",
@@ -31,14 +33,30 @@ __all__ = [
     "Out",
     "Patterns",
     "Profile",
+    "Quiet",
     "RankMemory",
     "Seed",
     "TimeLimit",
+    "Verbose",
 ]
 
 DEFAULT_BASELINE = DEFAULT_REPORTS / "baseline.toml"
-DRAWN_UNASKED = ("embedding", "redistribution")
+DRAWN_UNASKED = ("chains", "embedding", "redistribution")
 """The families that a run without a pattern draws. They are listed here, because loading all families takes seconds."""
+
+
+class Detail(StrEnum):
+    """How much a command prints: what is new and the last line, a screen, or everything."""
+
+    QUIET = "quiet"
+    SCREEN = "screen"
+    FULL = "full"
+
+    @classmethod
+    def of(cls, quiet: bool, verbose: bool) -> Detail:
+        if quiet and verbose:
+            raise ValueError("-q prints the least and -v the most; give one of them")
+        return cls.QUIET if quiet else cls.FULL if verbose else cls.SCREEN
 
 
 class FailOn(StrEnum):
@@ -69,7 +87,7 @@ Patterns = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FAMILY_OR_OP_GLOB]...",
-        help=f"What to verify; if none is given, the families {' and '.join(DRAWN_UNASKED)}.",
+        help=f"What to verify; if none is given, the families {', '.join(DRAWN_UNASKED)}.",
         show_default=False,
     ),
 ]
@@ -130,5 +148,10 @@ RankMemory = Annotated[
 LogLevelOption = Annotated[
     LogLevel,
     typer.Option("--log-level", help="Log lines on stderr from this level on; those of a rank begin with its number."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print what is new and the last line, and no progress.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every op, finding and reason.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be tried and about how long it takes; try nothing.")
 ]
 BaselineOption = Annotated[Path, typer.Option("--baseline", help="File of the known findings.")]

@@ -6,25 +6,32 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
+
+import typer
 
 from verifier.campaign.plan import Plan
 from verifier.campaign.recorded import record
 from verifier.campaign.request import Request, make_plan
-from verifier.cli.common import command_line, consoles
-from verifier.cli.progress import ProgressDisplay, RulesProgress
+from verifier.cli.common import command_line, consoles, write_out
+from verifier.cli.options import Detail
+from verifier.cli.progress import RulesProgress
+from verifier.cli.work import estimate, progress
 from verifier.core.verdict import Phase
-from verifier.core.wording import NO_SAMPLES
-from verifier.execution.imports import registered_by, run_imports_with_warnings
+from verifier.core.wording import NO_SAMPLES, plural
+from verifier.execution.imports import definitions_of_rules, registered_by, run_imports_with_warnings
 from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
 from verifier.gate.baseline import Baseline
+from verifier.gate.changed import Changed, recorded_since
 from verifier.gate.decision import without_special
 from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.records.schema import FAILS, FindingRecord, RunRecord
 from verifier.rules.campaign.recorded import record_rules
-from verifier.rules.campaign.request import RulesRequest, make_rules_plan
+from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
+from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
 __all__ = ["is_caused_by_rule_of", "verify_own_rules"]
@@ -53,6 +60,9 @@ def verify_own_rules(
     path: Path,
     rank_memory: str | None,
     cluster: Cluster | None,
+    changed: Changed | None = None,
+    dry_run: bool = False,
+    detail: Detail = Detail.SCREEN,
 ) -> Evidence:
     """Verify every op for which ``imports`` register a rule; return the two runs that were made as evidence.
 
@@ -63,6 +73,9 @@ def verify_own_rules(
     ----------
     known
         The baseline, which was read from ``path``.
+    changed
+        Says which strategies differ from a revision. Only their ops are verified; for the others, the runs that still
+        count are the evidence, if there are any.
 
     Raises
     ------
@@ -76,24 +89,61 @@ def verify_own_rules(
             f"{imports_text(imports)} registers no sharding rule, so there is nothing to verify; to judge what was "
             "recorded with it, name the ops: gate OP"
         )
-    console = consoles()[1]
-    request = RulesRequest(imports=imports, command=command_line(), claims_only=True)
+    if changed is None:
+        return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail)
+    definitions = definitions_of_rules()
+    differing = tuple(op for op in ops if changed.is_changed(definitions.get(op, ())))
+    others = tuple(op for op in ops if op not in differing)
+    recorded = recorded_since(changed, store, known, others, meshes)
+    if not differing:
+        return recorded
+    made = _verify(imports, differing, meshes, store, known, path, rank_memory, cluster, dry_run, detail)
+    left_out = (f"{plural(len(others), 'op')} whose strategies do not differ from {changed.ref}: {', '.join(others)}",)
+    return replace(
+        made,
+        runs=(*made.runs, *recorded.runs),
+        left_out=(*made.left_out, *(left_out if others else ()), *recorded.left_out),
+    )
+
+
+def _verify(
+    imports: Sequence[str],
+    ops: Sequence[str],
+    meshes: Sequence[str],
+    store: RunStore,
+    known: Baseline,
+    path: Path,
+    rank_memory: str | None,
+    cluster: Cluster | None,
+    dry_run: bool,
+    detail: Detail,
+) -> Evidence:
+    request = RulesRequest(imports=imports, command=command_line(), claims_only=True, only=ops)
     plan = make_rules_plan(request, known)
-    rules = record_rules(plan, store, RulesProgress(console, plan)) if plan.targets else None
+    if dry_run:
+        _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, ()), store)
+    shown = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
+    rules = record_rules(plan, store, *shown) if plan.targets else None
     accused = _accused(rules)
-    campaign = _plan(imports, meshes, known, path, rank_memory, cluster, accused)
-    on_meshes = record(campaign, store, [ProgressDisplay(console)]) if campaign.selected else None
+    campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, accused)
+    on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
     runs = [run for run in (on_meshes, rules) if run is not None]
     left_out = [f"{op} on ranks: not tried, because level 1 shows that its rules are wrong" for op in accused]
     if on_meshes is not None:
         runs[0], others = _without_those_of_torch(on_meshes)
         left_out += others
-    question = Question(ops, tuple(map(str, campaign.meshes)), tuple(imports))
+    question = Question(tuple(ops), tuple(map(str, campaign.meshes)), tuple(imports))
     unproved = [f"{op} {why}" for op in ops if (why := _why_unproved(op, runs))]
     if len(unproved) == len(ops):
         remedy = "nothing that the imports register was verified"
         return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out))
     return Evidence(question, tuple(runs), (), (*unproved, *left_out))
+
+
+def _say_estimates(rules: RulesPlan, campaign: Plan, store: RunStore) -> NoReturn:
+    targets = [target.name for target in rules.targets]
+    write_out(f"{estimate_of_rules(store, targets, rules.header.meshes, rules.jobs)}\n{estimate(campaign, store)}\n")
+    raise typer.Exit(0)
 
 
 def _accused(rules: RunRecord | None) -> tuple[str, ...]:
@@ -104,6 +154,7 @@ def _accused(rules: RunRecord | None) -> tuple[str, ...]:
 
 def _plan(
     imports: Sequence[str],
+    ops: Sequence[str],
     meshes: Sequence[str],
     known: Baseline,
     path: Path,
@@ -113,7 +164,7 @@ def _plan(
 ) -> Plan:
     request = Request(
         meshes=meshes or (() if cluster else MESHES), imports=imports, command=command_line(), baseline=str(path),
-        max_examples=CASES, rank_memory=rank_memory,
+        max_examples=CASES, rank_memory=rank_memory, only=ops,
     )  # fmt: skip
     plan = make_plan(request, known, cluster)
     selected = {

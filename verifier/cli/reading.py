@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,6 +16,7 @@ from verifier.cli.common import (
     load_given_baseline,
     page_written,
     write_decision,
+    write_out,
 )
 from verifier.cli.loading import Loading
 from verifier.cli.options import (
@@ -23,6 +25,7 @@ from verifier.cli.options import (
     AskedMeshes,
     AskedPatterns,
     BaselineOption,
+    Detail,
     FormatOption,
     Out,
     RankMemory,
@@ -38,6 +41,9 @@ from verifier.records.schema import RunRecord
 from verifier.report.terminal import print_summary
 from verifier.runs.merging import join_levels
 from verifier.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from verifier.gate.changed import Changed
 
 __all__ = ["gate", "names_to_verify", "report"]
 
@@ -81,28 +87,43 @@ def gate(
     out: Out,
     output: FormatOption,
     rank_memory: RankMemory,
+    changed_since: str | None = None,
+    dry_run: bool = False,
+    detail: Detail = Detail.SCREEN,
 ) -> None:
     parse_rank_memory(rank_memory)
     cluster = cluster_of(context, fresh or bool(imports and not patterns))
+    changed = _changed(changed_since, imports or (), patterns or (), fresh, update)
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
     store = RunStore(out)
     asked = tuple(patterns or ())
     evidence = None
-    if imports and not asked:
+    if changed is not None and not changed.files:
+        from verifier.gate.changed import recorded_since
+
+        evidence = recorded_since(changed, store, known, (), mesh or ())
+    elif imports and not asked:
         with Loading(hash_seeds=2, workers=True):
             from verifier.cli.own_rules import verify_own_rules
-        evidence = verify_own_rules(imports, mesh or (), store, known, baseline, rank_memory, cluster)
+        evidence = verify_own_rules(
+            imports, mesh or (), store, known, baseline, rank_memory, cluster, changed, dry_run, detail
+        )
     elif not fresh:
         evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
-    if evidence is None or evidence.nothing_recorded:
+    if evidence is None or (evidence.nothing_recorded and changed is None):
         with Loading(hash_seeds=2):
             from verifier.campaign.request import Request
-            from verifier.cli.work import make_run
+            from verifier.cli.work import make_run, say_estimate
         request = Request(
             asked, mesh or (), profile="ci", imports=imports or (), command=command_line(), rank_memory=rank_memory
         )
-        made = make_run(request, baseline, known, out, cluster)
+        if dry_run:
+            say_estimate(request, known, out, cluster)
+        made = make_run(request, baseline, known, out, cluster, detail)
         evidence = collect(store, asked_by(made.header, asked), known)
+    if dry_run:
+        write_out("recorded runs would be judged, and nothing would be tried\n")
+        raise typer.Exit(0)
     today = datetime.now(UTC).date()
     decision = decide_all(evidence, known, today, special_values)
     if update:
@@ -114,8 +135,23 @@ def gate(
         consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )
-    write_decision(decision, output, out)
+    write_decision(decision, output, out, detail)
     raise typer.Exit(decision.exit_status)
+
+
+def _changed(
+    ref: str | None, imports: Sequence[str], patterns: Sequence[str], fresh: bool, update: bool
+) -> Changed | None:
+    if ref is None:
+        return None
+    if not imports:
+        raise ValueError(f"--changed-since {ref} compares strategies of your own; name them by --import")
+    given = {"a pattern": patterns, "--fresh": fresh, "--update": update}
+    if beside := [name for name, value in given.items() if value]:
+        raise ValueError(f"--changed-since {ref} judges what has changed, and nothing else; leave out {beside[0]}")
+    from verifier.gate.changed import Changed
+
+    return Changed(ref, imports)
 
 
 def _newest_run(store: RunStore) -> RunRecord | None:

@@ -10,13 +10,17 @@ from verifier.cli.loading import Loading
 from verifier.cli.options import (
     DEFAULT_BASELINE,
     BaselineOption,
+    Detail,
+    DryRun,
     FailOn,
     Format,
     FormatOption,
     Imports,
     LogLevelOption,
     Out,
+    Quiet,
     Seed,
+    Verbose,
 )
 from verifier.core.logs import LogLevel, log_to_stderr
 from verifier.records.files import DEFAULT_REPORTS
@@ -68,10 +72,14 @@ def rules(
     output: FormatOption = Format.TEXT,
     out: Out = DEFAULT_REPORTS,
     baseline: BaselineOption = DEFAULT_BASELINE,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
     log_to_stderr(log_level)
+    detail = Detail.of(quiet, verbose)
     with Loading(hash_seeds=1, workers=True):
         from verifier.cli.common import command_line
         from verifier.cli.rules_work import check
@@ -80,4 +88,4 @@ def rules(
         patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
         command_line(), products,
     )  # fmt: skip
-    check(context, request, fail_on, output, out, baseline)
+    check(context, request, fail_on, output, out, baseline, dry_run, detail)

@@ -15,15 +15,16 @@ from verifier.cli.common import (
     write_out,
     write_run,
 )
-from verifier.cli.options import BaselineOption, FailOn, Format, Out
+from verifier.cli.options import BaselineOption, Detail, FailOn, Format, Out
 from verifier.cli.progress import RulesProgress
 from verifier.core.wording import plain_text
 from verifier.execution.imports import places_of_rules
 from verifier.report.github import github_lines
 from verifier.report.rules_json import render_rules_json
-from verifier.report.rules_text import header_line, op_lines, total_lines
+from verifier.report.rules_text import header_line, op_lines, quiet_lines, total_lines
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
+from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
 __all__ = ["check"]
@@ -36,13 +37,19 @@ def check(
     output: Format,
     out: Out,
     baseline: BaselineOption,
+    dry_run: bool = False,
+    detail: Detail = Detail.SCREEN,
 ) -> None:
     refuse_cluster(context)
     if request.jobs is not None and not 1 <= request.jobs <= MAX_JOBS:  # 0: in this process, which an op could crash
         raise ValueError(f"--jobs {request.jobs}: must be from 1 to {MAX_JOBS}")
     plan = make_rules_plan(request, load_given_baseline(baseline))
     store = RunStore(out)
-    made = record_rules(plan, store, RulesProgress(consoles()[1], plan))
+    if dry_run:
+        targets = [target.name for target in plan.targets]
+        write_out(estimate_of_rules(store, targets, plan.header.meshes, plan.jobs) + "\n")
+        raise typer.Exit(0)
+    made = record_rules(plan, store, *([] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]))
     with page_written(made, store):
         assert made.rules is not None
         if output is Format.JSON:
@@ -53,12 +60,11 @@ def check(
             write_run(made, baseline, output, out)
         else:
             ops, imported = made.rules.ops, made.header.imports
-            lines = [
-                header_line(),
-                *(line for name, op in ops.items() for line in op_lines(name, op, imported, out)),
-                "",
-            ]
-            lines += total_lines(made.rules, imported, out)
+            lines = [header_line()]
+            lines += [line for name, op in ops.items() for line in op_lines(name, op, imported, out)]
+            lines += ["", *total_lines(made.rules, imported, out, detail is not Detail.FULL)]
+            if detail is Detail.QUIET:
+                lines = quiet_lines(made.rules, imported, out)
             write_out("".join(f"{line}\n" for line in lines))
         for error in made.tool_errors:
             sys.stderr.write(plain_text(f"error of the verifier: {error}\n"))

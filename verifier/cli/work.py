@@ -9,7 +9,9 @@ from typing import NoReturn
 
 import typer
 
+from verifier.campaign.plan import Plan
 from verifier.campaign.recorded import record
+from verifier.campaign.replaying import replay as replay_trial
 from verifier.campaign.request import Request, make_plan
 from verifier.campaign.resuming import merge as merge_shards
 from verifier.campaign.resuming import resume, resume_notice, run_to_resume
@@ -27,6 +29,7 @@ from verifier.cli.common import (
 from verifier.cli.options import (
     BackendOption,
     BaselineOption,
+    Detail,
     Device,
     Dtypes,
     Format,
@@ -42,10 +45,10 @@ from verifier.cli.options import (
     TimeLimit,
 )
 from verifier.cli.progress import ProgressDisplay
-from verifier.cli.replay import replay as replay_trial
 from verifier.core.case import MOST_RANKS, Trial
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import import_options
+from verifier.events import Listener
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import NoScriptError, render_script, run_script
 from verifier.gate.baseline import Baseline, BaselineEntry
@@ -58,9 +61,10 @@ from verifier.records.schema import FAILS, RunRecord, TrialRecord
 from verifier.records.values import load_trial
 from verifier.report.json import render_json
 from verifier.report.terminal import print_summary
+from verifier.runs.estimate import estimate_of_trials
 from verifier.runs.store import RunStore
 
-__all__ = ["make_run", "merge", "replay", "run"]
+__all__ = ["estimate", "make_run", "merge", "replay", "run", "say_estimate"]
 
 _BESIDE_RESUME = ("--resume", "--out", "--format", "--baseline", "--log-level", "--import")
 """The options that a resumed run may have; it keeps its others. Nothing is imported only because a file says so."""
@@ -84,26 +88,59 @@ def run(
     output: FormatOption,
     baseline: BaselineOption,
     rank_memory: RankMemory,
+    dry_run: bool,
+    detail: Detail,
 ) -> None:
     if resumed:
         given = _given(context)
         if others := sorted({*given} - {"patterns", *_BESIDE_RESUME}):
             raise ValueError(f"--resume takes over what the run was asked for; leave out {', '.join(others)}")
         kept = baseline if "--baseline" in given else None
-        made, baseline = _resumed_run(patterns or [], kept, out, cluster_of(context), imports or [])
+        if dry_run:
+            raise ValueError("--dry-run says what a new run would try; leave out --resume")
+        made, baseline = _resumed_run(patterns or [], kept, out, cluster_of(context), imports or [], detail)
     else:
         request = Request(
             patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
             imports or (), command_line(), shard, rank_memory=rank_memory,
         )  # fmt: skip
-        made = make_run(request, baseline, load_given_baseline(baseline), out, cluster_of(context))
-    _say_run(made, baseline, out, output)
+        if dry_run:
+            say_estimate(request, load_given_baseline(baseline), out, cluster_of(context))
+        made = make_run(request, baseline, load_given_baseline(baseline), out, cluster_of(context), detail)
+    _say_run(made, baseline, out, output, detail)
 
 
-def make_run(request: Request, path: Path, baseline: Baseline, out: Path, cluster: Cluster | None) -> RunRecord:
+def make_run(
+    request: Request,
+    path: Path,
+    baseline: Baseline,
+    out: Path,
+    cluster: Cluster | None,
+    detail: Detail = Detail.SCREEN,
+) -> RunRecord:
     """Make the run of ``request`` and return its record; ``path`` is the file of ``baseline``."""
     plan = make_plan(replace(request, baseline=str(path)), baseline, cluster)
-    return record(plan, RunStore(out), [ProgressDisplay(consoles()[1])])
+    return record(plan, RunStore(out), progress(detail))
+
+
+def progress(detail: Detail) -> list[Listener]:
+    """Return the listeners that show the progress of a run."""
+    return [] if detail is Detail.QUIET else [ProgressDisplay(consoles()[1])]
+
+
+def say_estimate(request: Request, baseline: Baseline, out: Path, cluster: Cluster | None) -> NoReturn:
+    """Print what the run of ``request`` would try, and end."""
+    write_out(estimate(make_plan(request, baseline, cluster), RunStore(out)) + "\n")
+    raise typer.Exit(0)
+
+
+def estimate(plan: Plan, store: RunStore) -> str:
+    """Return what a run would try, and about how long, as a line."""
+    units = sum(len(ops) if plan.families[name].broad else 1 for name, ops in plan.selected.items())
+    ops = sum(map(len, plan.selected.values()))
+    return estimate_of_trials(
+        store, units * plan.max_examples, plan.combinations, [*map(str, plan.meshes)], ops, plan.time_limit
+    )
 
 
 def merge(
@@ -155,7 +192,7 @@ def replay(
 
 
 def _resumed_run(
-    ids: list[str], baseline: Path | None, out: Path, cluster: Cluster | None, imports: Sequence[str]
+    ids: list[str], baseline: Path | None, out: Path, cluster: Cluster | None, imports: Sequence[str], detail: Detail
 ) -> tuple[RunRecord, Path]:
     store = RunStore(out)
     if len(ids) > 1:
@@ -163,17 +200,18 @@ def _resumed_run(
     run_id = ids[0] if ids else run_to_resume(store)
     console = consoles()[1]
     notice = resume_notice(lambda text: console.print(text, highlight=False, markup=False))
-    return resume(run_id, store, load_given_baseline, [notice, ProgressDisplay(console)], baseline, cluster, imports)
+    return resume(run_id, store, load_given_baseline, [notice, *progress(detail)], baseline, cluster, imports)
 
 
-def _say_run(made: RunRecord, baseline: Path, out: Path, output: Format) -> NoReturn:
+def _say_run(made: RunRecord, baseline: Path, out: Path, output: Format, detail: Detail = Detail.SCREEN) -> NoReturn:
     with page_written(made, RunStore(out)) as page:
         if output is Format.JSON:
             write_out(render_json(made) + "\n", output)
         elif output is not Format.TEXT:
             write_run(made, baseline, output, out)
         else:
-            print_summary(made, consoles()[0], page, out)
+            quiet, brief = detail is Detail.QUIET, detail is not Detail.FULL
+            print_summary(made, consoles()[0], page, out, brief, quiet)
     raise typer.Exit(exit_status(made, baseline))
 
 

@@ -16,11 +16,15 @@ from verifier.torch_internals.names import OpOverload, pytree
 
 __all__ = [
     "argument_names",
+    "has_opaque_results",
     "is_view",
     "of_ones_own",
+    "opaque_results",
     "parameter_names",
     "promises_strides",
     "resolve",
+    "stand_in_of",
+    "stands_in",
     "with_written",
     "writes_out",
     "written_arguments",
@@ -51,6 +55,22 @@ def resolve(path: str) -> Callable[..., object]:
             raise ValueError(f"{path!r} is a {type(target).__name__}, not a callable")
         return target
     raise ValueError(f"no module in {path!r} can be imported")
+
+
+_stand_ins: dict[str, str] = {}
+
+
+def stands_in(op: str, path: str) -> None:
+    """Declare that importing the module of ``path`` gives the overload ``op`` a kernel for the CPU, which torch lacks.
+
+    The object at ``path`` is the overload itself.
+    """
+    _stand_ins[op] = path
+
+
+def stand_in_of(op: str) -> str:
+    """Return the path that :func:`stands_in` declared for the overload ``op``; empty if there is none."""
+    return _stand_ins.get(op, "")
 
 
 def of_ones_own(pattern: str, known: Iterable[str]) -> str:
@@ -108,6 +128,30 @@ def writes_out(case: OpCase) -> bool:
     """
     schema = getattr(resolve(case.call), "_schema", None)
     return schema is not None and any(argument.is_out for argument in schema.arguments)
+
+
+_OPAQUE = frozenset({"rng_state", "unused", "philox_seed", "philox_offset", "max_q", "max_k"})
+
+
+def opaque_results(op: object) -> tuple[int, ...]:
+    """Return the places of the results that only the backward op reads, such as the state of a generator.
+
+    DTensor may return them as plain tensors without dims, or numbers, of the rank. Their names in the schema tell.
+
+    >>> opaque_results(torch.ops.aten._scaled_dot_product_efficient_attention.default)
+    (2, 3)
+    """
+    returns = op._schema.returns if isinstance(op, OpOverload) else ()
+    return tuple(place for place, result in enumerate(returns) if result.name in _OPAQUE)
+
+
+@functools.cache
+def has_opaque_results(op: str) -> bool:
+    """Return whether the overload ``op``, such as ``aten.mm.default``, has opaque results; its programs return them."""
+    try:
+        return bool(opaque_results(resolve(f"torch.ops.{op}")))
+    except ValueError:
+        return False
 
 
 def is_view(case: OpCase) -> bool:

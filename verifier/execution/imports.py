@@ -14,15 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 import verifier
 from verifier.execution.registrations import (
     Lacking,
     Registered,
+    Source,
     as_option,
     changes,
     defining_modules,
     is_installed,
     is_of_python,
+    module_of_op,
     registered_rules,
 )
 from verifier.torch_internals.registries import let_new_rules_win
@@ -30,6 +34,7 @@ from verifier.torch_internals.registries import let_new_rules_win
 __all__ = [
     "ImportFailedError",
     "command_names",
+    "definitions_of_rules",
     "follow",
     "imported_module",
     "imports_beside",
@@ -107,8 +112,8 @@ def registered_by(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({op for op, text in given if op in now and now[op].text == text}))
 
 
-def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str]) -> Sequence[str]:
-    """Return ``patterns``, or if there is none, the ops for which ``imports`` have registered rules.
+def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str], only: Sequence[str] = ()) -> Sequence[str]:
+    """Return ``patterns``, or if there is none, the ops for which ``imports`` have registered rules, or ``only`` these.
 
     A warning is given if nothing was asked for and the imports have registered nothing.
     """
@@ -119,7 +124,7 @@ def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str]) -> Sequ
         warnings.warn(
             f"{', '.join(imports)}: registers no sharding rule, so it does not say what to verify", stacklevel=3
         )
-    return ops
+    return [op for op in ops if op in only] if only else ops
 
 
 def _where(error: BaseException) -> str:
@@ -218,6 +223,36 @@ def places_of_rules() -> dict[str, tuple[str, int]]:
             relative = os.path.relpath(source.file)
             found[op] = (source.file if relative.startswith(os.pardir) else relative, source.line)
     return found
+
+
+def definitions_of_rules() -> dict[str, tuple[tuple[str, str], ...]]:
+    """Return the files and the names, in their modules, of the user's definitions that make the rules of each op.
+
+    They include the definition of an operator of the user's. An op that a module of the user's registers a function of
+    torch for has the whole file of the import.
+    """
+    found: dict[str, dict[tuple[str, str], None]] = {}
+    for op, rule in registered_rules().items():
+        sources = [*rule.sources, *([own] if (own := _definition_of(op)) is not None else [])]
+        starts = {(one.file, one.name.partition(".")[0]): None for one in sources if one.file}
+        if starts:
+            found[op] = starts
+    for name, ops in _registered.items():
+        module = imported_module(name)
+        for op in ops:
+            if op not in found and (file := getattr(module, "__file__", None)):
+                found[op] = {(file, ""): None}
+    return {op: tuple(starts) for op, starts in found.items()}
+
+
+def _definition_of(op: str) -> Source | None:
+    namespace, name, *overload = op.split(".")
+    try:
+        return module_of_op(
+            getattr(getattr(getattr(torch.ops, namespace), name), overload[0] if overload else "default")
+        )
+    except AttributeError:
+        return None
 
 
 def modules_of_rules() -> list[ModuleType]:

@@ -27,8 +27,9 @@ from verifier.core.observation import (
     Raised,
     Redistribution,
 )
-from verifier.core.ops import promises_strides, resolve, with_written, writes_out
+from verifier.core.ops import has_opaque_results, promises_strides, resolve, with_written, writes_out
 from verifier.core.verdict import Phase
+from verifier.core.wording import plural
 from verifier.execution.converter import DTensorConverter
 from verifier.execution.faults import inject
 from verifier.execution.trial_log import TrialLog
@@ -37,7 +38,7 @@ from verifier.oracle.reference import Reference, output_names
 from verifier.oracle.tolerance import case_tolerance, unexplained
 from verifier.programs import asked_placements, needs_fresh_caches
 from verifier.torch_internals.caches import cache_misses, clear_caches
-from verifier.torch_internals.dtensors import local_shards, per_rank
+from verifier.torch_internals.dtensors import local_shards, per_rank, replicated
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements, placement_text
 from verifier.torch_internals.recording import RedistributionRecorder
@@ -256,6 +257,10 @@ class _Steps:
         if not result:
             return []
         flat, structure = pytree.tree_flatten(result[0])
+        if has_opaque_results(self.trial.case.op):
+            flat = [
+                replicated(leaf, self.mesh) if type(leaf) is torch.Tensor and not leaf.ndim else leaf for leaf in flat
+            ]
         returned = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         tensors = with_written(returned, self.trial.case, list[torch.Tensor](inputs))
         for i, tensor in enumerate(tensors):
@@ -268,6 +273,9 @@ class _Steps:
             )
         elif not all(isinstance(tensor, DTensor) for tensor in tensors):
             self.log.raised = Raised(Phase.FORWARD, "Structure", "returned a plain tensor, not a DTensor")
+        elif self.reference.raised is None and len(tensors) != len(self.reference.outputs):
+            got, wanted = plural(len(tensors), "tensor"), len(self.reference.outputs)
+            self.log.raised = Raised(Phase.FORWARD, "Structure", f"returned {got}, not {wanted}")
         return [tensor for tensor in tensors if isinstance(tensor, DTensor)]
 
     def check_asked(self, names: list[str], outputs: list[DTensor]) -> None:

@@ -56,7 +56,7 @@ class GateDecision:
     counts all trials, and the rules of level 1 if ``rules`` is true. ``evidence`` counts those that proved something:
     unsupported and inconclusive trials and our own ``errors`` prove nothing. ``unanswered`` lists the parts of
     ``question`` without evidence, ``left_out`` the runs that do not count. ``imports`` are those of the runs; entries
-    are fixed only with these imports.
+    are fixed only with these imports. ``unchanged`` says why nothing had to be verified, if that is so.
     """
 
     question: str
@@ -76,6 +76,7 @@ class GateDecision:
     unanswered: tuple[NoEvidence, ...] = ()
     left_out: tuple[str, ...] = ()
     special: tuple[GateItem, ...] = ()
+    unchanged: str = ""
 
     @property
     def _counted(self) -> str:
@@ -86,6 +87,8 @@ class GateDecision:
         """Why the run proves too little to pass; empty if it proves enough."""
         if self.errors:
             return f"the verifier itself failed, with {plural(len(self.errors), 'distinct error')}"
+        if not self.trials and self.unchanged:
+            return ""
         if not self.trials and self.unanswered:
             return self.unanswered[0].why
         if not self.trials:
@@ -104,10 +107,13 @@ class GateDecision:
     def exit_status(self) -> int:
         """0 nothing new, 1 new or expired findings, 2 could not verify.
 
-        The status is always 2 after an error of ours or without any evidence, because other statements may be wrong. If
+        The status is always 2 after an error of ours or without any evidence, because other statements may be wrong.
+        Without evidence it is 0 only if nothing had to be verified and nothing was. If
         a run is incomplete or part of the question has no evidence, new findings still give 1, because they are facts;
         without new findings the status is then 2.
         """
+        if not self.trials and self.unchanged and not self.errors:
+            return 0
         if self.errors or not self.evidence:
             return 2
         if self.new or self.expired:
@@ -138,7 +144,10 @@ def decide_all(evidence: Evidence, baseline: Baseline, today: date, special_valu
     """
     decision = _decide(evidence.question.describe(), evidence.runs, baseline, today, special_values)
     untested = tuple(item for item in decision.untested if evidence.question.asks_op(item.op))
-    return replace(decision, untested=untested, unanswered=evidence.unanswered, left_out=evidence.left_out)
+    return replace(
+        decision, untested=untested, unanswered=evidence.unanswered, left_out=evidence.left_out,
+        unchanged=evidence.unchanged,
+    )  # fmt: skip
 
 
 def _decide(

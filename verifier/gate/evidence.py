@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -29,6 +29,8 @@ from verifier.runs.revision import Change, changes_since
 from verifier.runs.store import RunStore
 
 __all__ = ["Evidence", "NoEvidence", "collect", "proves", "refuse_unfinished"]
+
+Since = Callable[[RunHeader], list[Change]]
 
 _PROVES_NOTHING = (VerdictKind.UNSUPPORTED, VerdictKind.INCONCLUSIVE, VerdictKind.TOOL_ERROR)
 
@@ -131,13 +133,15 @@ class Evidence:
     """The runs that count, newest first, and what is missing.
 
     ``runs`` exclude ops that were not asked about and cells that a later run has tried again. A gate does not pass if
-    anything is ``unanswered``; runs that are ``left_out`` do not prevent it.
+    anything is ``unanswered``; runs that are ``left_out`` do not prevent it. ``unchanged`` says why nothing had to be
+    verified, if that is so; then no evidence is needed.
     """
 
     question: Question
     runs: tuple[RunRecord, ...] = ()
     unanswered: tuple[NoEvidence, ...] = ()
     left_out: tuple[str, ...] = ()
+    unchanged: str = ""
 
     @property
     def nothing_recorded(self) -> bool:
@@ -145,13 +149,19 @@ class Evidence:
         return not self.runs and not self.unanswered and not self.left_out
 
 
-def collect(store: RunStore, question: Question, baseline: Baseline) -> Evidence:
+def collect(
+    store: RunStore, question: Question, baseline: Baseline, since: Since = changes_since, needed: bool = True
+) -> Evidence:
     """Return the evidence that the runs in ``store`` give for ``question``.
 
     Parameters
     ----------
     baseline
         Says which findings are accepted. A run of another version matters only if it has a finding that is not.
+    since
+        Says what has changed since a run was made.
+    needed
+        Whether each op and each mesh that is asked about by name needs evidence.
 
     Raises
     ------
@@ -160,7 +170,7 @@ def collect(store: RunStore, question: Question, baseline: Baseline) -> Evidence
     RunFormatError
         If a record or a journal cannot be read.
     """
-    return _Collection(store, question, baseline).evidence()
+    return _Collection(store, question, baseline, since).evidence(needed)
 
 
 def refuse_unfinished(store: RunStore) -> None:
@@ -193,8 +203,8 @@ class _Recorded:
 class _Collection:
     """Sorts the runs of a store, from the newest to the oldest."""
 
-    def __init__(self, store: RunStore, question: Question, baseline: Baseline) -> None:
-        self.store, self.question, self.baseline = store, question, baseline
+    def __init__(self, store: RunStore, question: Question, baseline: Baseline, since: Since) -> None:
+        self.store, self.question, self.baseline, self.since = store, question, baseline, since
         self.counted: list[RunRecord] = []
         """The runs that were made with the present code."""
         self.kept: list[RunRecord] = []
@@ -207,14 +217,14 @@ class _Collection:
         self.left_out: list[str] = []
         self.other_versions: list[str] = []
 
-    def evidence(self) -> Evidence:
+    def evidence(self, needed: bool) -> Evidence:
         for run_id in self.store.ids():
             self._sort_in(self.store.directory / run_id)
         for number, recorded in enumerate(self.stale):
             self._settle_stale(recorded, [later.run for later in self.stale[:number]])
         for header, run in self.cut_short:
             self._settle_cut_short(header, run)
-        if self.question.patterns or self.question.meshes:
+        if needed and (self.question.patterns or self.question.meshes):
             self._ask_for_each()
         if self.other_versions:
             runs = plural(len(self.other_versions), "run was", "runs were")
@@ -242,7 +252,7 @@ class _Collection:
         cells = {cell for cell in everything if self.question.asks_op(cell[0]) and self.question.asks_mesh(cell[1])}
         if not cells and (everything or self.question.patterns):
             return
-        recorded = _Recorded(run, frozenset(cells), tuple(changes_since(run.header)))
+        recorded = _Recorded(run, frozenset(cells), tuple(self.since(run.header)))
         if recorded.changes:
             self.stale.append(recorded)
             return
@@ -301,7 +311,7 @@ class _Collection:
             return
         if is_open(path):
             self.left_out.append(f"run {header.id} is still going on")
-        elif changes_since(header) and not any(event.get("event") == FINDING for event in journal.events):
+        elif self.since(header) and not any(event.get("event") == FINDING for event in journal.events):
             self.left_out.append(f"run {header.id} was cut short, before something that it verified was changed")
         else:
             self.cut_short.append((header, None))

@@ -34,34 +34,38 @@ def as_json(decision: GateDecision) -> str:
     return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"
 
 
-def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
-    """Return the decision as text for a terminal; its last lines say what to do next."""
+def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool = False, quiet: bool = False) -> str:
+    """Return the decision as text for a terminal; its last lines say what to do next.
+
+    A ``brief`` text has few lines on entries of the baseline, a ``quiet`` one none on what is known.
+    """
+    if quiet:
+        return "\n".join([*_failing_lines(decision, folder), _next_steps(decision, folder)[-1]]).lstrip("\n") + "\n"
+    most = MOST_UNTESTED if brief else 10**9
     lines = [f"gate on {decision.question}" + (f", {decision.revision}" if decision.revision else "")]
     lines += [f"  judged   {run}" for run in decision.runs]
     lines += [f"  left out {run}" for run in decision.left_out]
-    for title, items in (("NEW", decision.new), ("EXPIRED", decision.expired)):
-        for item in items:
-            lines += ["", f"{title} {item.fingerprint} {item.verdict}: {item.note}"]
-            lines += [f"  {line}" for line in item.message.splitlines()]
-            replay = replay_text(item.fingerprint, item.imports, item.rank_memory, folder)
-            lines.append(f"    reproduce: {replay}")
-            lines += [f"  {name}: {text}" for name, text in (("reason", item.reason), ("link", item.link)) if text]
+    lines += [f"  {decision.unchanged}"] if decision.unchanged else []
+    lines += [] if brief else _failing_lines(decision, folder)
     for title, items in (("known", decision.known), ("fixed", decision.fixed), ("untested", decision.untested)):
         if items:
             lines.append("")
-        for item in items if title != "untested" else items[:MOST_UNTESTED]:
+        for item in items[: MOST_UNTESTED if title == "untested" else most]:
             reason = f"; {item.reason}" if title == "known" else ""
             lines.append(
                 f"{title} {item.fingerprint} {item.verdict} in {item.op} on mesh {item.mesh}: {item.note}{reason}"
             )
+        if title != "untested" and (rest := len(items) - most) > 0:
+            lines.append(f"{title}: {plural(rest, 'more entry', 'more entries')}, which -v lists")
     if decision.special:
         lines.append("")
-    for item in decision.special:
+    for item in decision.special[:most]:
         lines.append(
             f"special {item.fingerprint} in {item.op} on mesh {item.mesh}: {item.message.partition(_NEWLINE)[0]}"
         )
     if (more := len(decision.untested) - MOST_UNTESTED) > 0:
         lines.append(f"untested: {plural(more, 'more entry', 'more entries')}, which `--format json` lists")
+    lines += _failing_lines(decision, folder) if brief else []
     if decision.errors:
         lines += ["", *(f"TOOL_ERROR {error}" for error in decision.errors)]
     for one in decision.unanswered:
@@ -75,6 +79,18 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS) -> str:
         *_next_steps(decision, folder),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _failing_lines(decision: GateDecision, folder: Path) -> list[str]:
+    lines = []
+    for title, items in (("NEW", decision.new), ("EXPIRED", decision.expired)):
+        for item in items:
+            lines += ["", f"{title} {item.fingerprint} {item.verdict}: {item.note}"]
+            lines += [f"  {line}" for line in item.message.splitlines()]
+            replay = replay_text(item.fingerprint, item.imports, item.rank_memory, folder)
+            lines.append(f"    reproduce: {replay}")
+            lines += [f"  {name}: {text}" for name, text in (("reason", item.reason), ("link", item.link)) if text]
+    return lines
 
 
 def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
@@ -102,7 +118,8 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
             steps.append(f"these entries passed because of {options}; if every run will have it, remove them: {update}")
         else:
             steps.append(f"drop what is fixed from the baseline: {update}")
-    verdict = {0: "passed: nothing new", 1: "failed: new or expired findings", 2: "could not verify"}
+    passed = "nothing had to be verified" if decision.unchanged and not decision.trials else "nothing new"
+    verdict = {0: f"passed: {passed}", 1: "failed: new or expired findings", 2: "could not verify"}
     return [
         *(f"next: {step}" for step in steps),
         f"gate {verdict[decision.exit_status]} (exit status {decision.exit_status})",

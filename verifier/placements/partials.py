@@ -30,6 +30,7 @@ __all__ = [
 _NOISE = (8, (1, 3, 7))
 _NOISE_NARROW = (4, (1, 2, 3))  # bfloat16 and integers have no bits for quarters
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 LARGEST_PART = 512.0
 """The largest element of any local tensor in a Partial split of small integers, over up to 8 ranks."""
 
@@ -38,12 +39,15 @@ def partial_reductions(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the reductions under which tensors of ``dtype`` are tried as Partial.
 
     An average of integers is not an integer, and complex numbers have no order. The sum of bools is their maximum, so
-    it is tried only where DTensor claims it; see :func:`is_reducible`.
+    it is tried only where DTensor claims it; see :func:`is_reducible`. Torch has no sums of floats of one byte and of
+    wide unsigned integers.
 
     >>> partial_reductions(torch.int64), partial_reductions(torch.bool)
     (('sum', 'product', 'min', 'max'), ('product', 'min', 'max'))
     """
-    if dtype == torch.bool:
+    if (dtype.is_floating_point and dtype.itemsize == 1) or dtype in _WIDE_UNSIGNED:
+        refused = set(REDUCTIONS)
+    elif dtype == torch.bool:
         refused = {"sum", "avg"}
     elif dtype.is_complex:
         refused = {"min", "max"}

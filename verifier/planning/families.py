@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "Budgeted",
     "DrawContext",
     "Family",
     "NarrowFamily",
     "ReplicatedFamily",
+    "budget_of",
     "installed_families",
     "matches",
     "select_ops",
@@ -102,6 +104,26 @@ class Family(Protocol):
     def likely_cause(self, trial: Trial, verdict: Verdict) -> str:
         """Return a guess at the cause of a bad verdict, as a question or a clause; empty if there is none."""
         ...
+
+
+@runtime_checkable
+class Budgeted(Protocol):
+    """A family that tries more cases and fewer combinations of each, or the other way round."""
+
+    def budget(self, examples: int, combinations: int) -> tuple[int, int]:
+        """Return how many cases are tried and how many combinations of each, given what others may try."""
+        ...
+
+
+def budget_of(family: Family, examples: int, combinations: int) -> tuple[int, int]:
+    """Return the most cases that are drawn of ``family`` on a mesh, and the most combinations of each.
+
+    Parameters
+    ----------
+    examples, combinations
+        What the profile or the user says.
+    """
+    return family.budget(examples, combinations) if isinstance(family, Budgeted) else (examples, combinations)
 
 
 class NarrowFamily:

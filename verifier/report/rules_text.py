@@ -29,6 +29,7 @@ __all__ = [
     "is_tested",
     "not_tested",
     "op_lines",
+    "quiet_lines",
     "rule_text",
     "saves_text",
     "state_text",
@@ -44,6 +45,9 @@ _MOST_MISSING = 6
 _MOST_UNCONFIRMED = 6
 _MOST_REASONS = 2
 _MOST_TOTAL_REASONS = 12
+_MOST_NEW = 40
+_MOST_BRIEF = 5
+"""Reasons, ends of workers and new findings in totals that fit a screen."""
 
 
 # -------------------------------------------------------------------------------------------------------------- phrases
@@ -185,9 +189,37 @@ def _known_line(rule: WrongRuleRecord) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- totals
-def total_lines(rules: RulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> list[str]:
-    """Return the totals of the rule check, what was not tested and why, and the next steps."""
-    return [*totals_block(rules), *(f"next: {step}" for step in _next_steps(rules, imports, folder))]
+def total_lines(
+    rules: RulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS, brief: bool = False
+) -> list[str]:
+    """Return the totals of the rule check, what was not tested and why, what is new, and the next steps.
+
+    They fit a screen if they are ``brief``.
+    """
+    new = _new_lines(rules, _MOST_BRIEF if brief else _MOST_NEW)
+    steps = [f"next: {step}" for step in _next_steps(rules, imports, folder)]
+    return [*totals_block(rules, _MOST_BRIEF if brief else _MOST_TOTAL_REASONS), *new, *steps]
+
+
+def quiet_lines(rules: RulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> list[str]:
+    """Return the wrong rules that are new, and one line of totals."""
+    ops = rules.ops.values()
+    counts = (
+        (sum(len(op.confirmed) for op in ops), "confirmed"),
+        (sum(len(op.wrong) for op in ops), "wrong"),
+        (sum(rule.known for op in ops for rule in op.wrong), "of them known"),
+        (sum(len(op.missing) for op in ops), "missing"),
+    )
+    new = [rule for op in ops for rule in op.wrong if not rule.known]
+    lines = [line for rule in new for line in _wrong_lines(rule, imports, folder)]
+    return [*lines, f"{plural(len(ops), 'op')}: " + ", ".join(f"{count:,} {what}" for count, what in counts)]
+
+
+def _new_lines(rules: RulesRecord, most: int) -> list[str]:
+    """Return a line for each finding that is new."""
+    by_name = {rule.fingerprint: rule for op in rules.ops.values() for rule in op.wrong if not rule.known}
+    lines = [f"new: {name} {rule.verdict} in {state_text(rule)}" for name, rule in by_name.items()]
+    return lines[:most] + ([f"new: {len(lines) - most:,} more, listed above"] if len(lines) > most else [])
 
 
 def untested_reasons(rules: RulesRecord) -> Counter[str]:
@@ -204,8 +236,8 @@ def untested_beside_rules(run: RunRecord) -> list[UntestedRecord]:
     return [entry for entry in run.untested if said[entry.reason] != entry.count]
 
 
-def totals_block(rules: RulesRecord) -> list[str]:
-    """Return :func:`total_lines` without the next steps."""
+def totals_block(rules: RulesRecord, most: int = _MOST_TOTAL_REASONS) -> list[str]:
+    """Return the totals of the rule check, and what was not tested, with ``most`` reasons."""
     ops = list(rules.ops.values())
     meshes = ", ".join(rules.meshes) or "none"
     each = plural(rules.sizes, "size")
@@ -228,7 +260,7 @@ def totals_block(rules: RulesRecord) -> list[str]:
             lines.append(f"  {sum(numbers):>{width},} {what}{where}{more}")
     if rules.claims_only:
         lines.append("  missing rules were not looked for: claims only")
-    return lines + _not_tested_lines(rules)
+    return lines + _not_tested_lines(rules, most)
 
 
 def _speed_text(rules: RulesRecord) -> str:
@@ -245,7 +277,7 @@ def _saved_text(ops: Iterable[OpRulesRecord]) -> str:
     return f"; in {refused:,} of them DTensor refuses the call" if refused else ""
 
 
-def _not_tested_lines(rules: RulesRecord) -> list[str]:
+def _not_tested_lines(rules: RulesRecord, most: int) -> list[str]:
     ops = rules.ops
     untested = untested_reasons(rules)
     overloads = sum(len(op.not_testable) for op in ops.values())
@@ -258,9 +290,9 @@ def _not_tested_lines(rules: RulesRecord) -> list[str]:
         lines.append(f"not tested: {number}{places} in {plural(with_some, 'op')}")
         reasons = _by_count(untested)
         width = max((len(f"{count:,}") for _, count in reasons), default=0)
-        lines += [f"  {count:>{width},} {_flat(reason)}" for reason, count in reasons[:_MOST_TOTAL_REASONS]]
-        if len(reasons) > _MOST_TOTAL_REASONS:
-            lines.append(f"  and {plural(len(reasons) - _MOST_TOTAL_REASONS, 'more reason')} in run.json")
+        lines += [f"  {count:>{width},} {_flat(reason)}" for reason, count in reasons[:most]]
+        if len(reasons) > most:
+            lines.append(f"  and {plural(len(reasons) - most, 'more reason')} in run.json")
     if without:
         shown = ", ".join(without[:6]) + (f" and {len(without) - 6:,} more" if len(without) > 6 else "")
         lines.append(f"nothing tested in {plural(len(without), 'op')}: {shown}")
@@ -271,12 +303,9 @@ def _not_tested_lines(rules: RulesRecord) -> list[str]:
         lines.append(
             f"died: {plural(len(died), 'combination')} ended a worker in {plural(len({n for n, _ in died}), 'op')}"
         )
-        lines += [
-            f"  {_flat(text if text.startswith(name) else f'{name}: {text}')}"
-            for name, text in died[:_MOST_TOTAL_REASONS]
-        ]
-        if len(died) > _MOST_TOTAL_REASONS:
-            lines.append(f"  and {len(died) - _MOST_TOTAL_REASONS:,} more in run.json")
+        lines += [f"  {_flat(text if text.startswith(name) else f'{name}: {text}')}" for name, text in died[:most]]
+        if len(died) > most:
+            lines.append(f"  and {len(died) - most:,} more in run.json")
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -27,8 +27,18 @@ from verifier.report.words import (
 __all__ = ["next_steps", "print_summary"]
 
 _STYLES = {"pass": "green", "fail": "bold red", "open": "yellow", "ours": "bold magenta"}
-_MOST_IN_FULL = 20
 _MOST_RULES = 6
+
+
+class _Most(NamedTuple):
+    """How many ops, lines of a kind, and new findings in full are printed."""
+
+    ops: int
+    lines: int
+    in_full: int
+
+
+_FULL, _BRIEF = _Most(10**9, 10**9, 20), _Most(8, 4, 3)
 _NUMBER = re.compile(r"\b\d[\dx]*\b")
 """A number or the shape of a mesh, but not a digit within a name."""
 
@@ -42,38 +52,50 @@ def print_summary(
     console: Console,
     page: Path | str | None = "reports/latest/index.html",
     folder: Path = DEFAULT_REPORTS,
+    brief: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Print what passed, what failed and what was not tested, the findings, and the next steps.
 
     No line is wrapped, so that commands can be copied. Without a terminal the same lines are printed without colour.
-    ``page`` is the path of this run's HTML report, if there is one. Runs are recorded in ``folder``.
+    ``page`` is the path of this run's HTML report, if there is one. Runs are recorded in ``folder``. A ``brief``
+    summary fits a screen if there is no new finding; a ``quiet`` one has new findings and one line of totals.
     """
+    most = _BRIEF if brief else _FULL
 
     def say(text: str | Text = "", style: str = "") -> None:
         line = Text(text, style=style) if isinstance(text, str) else text
         console.print(line, soft_wrap=True, highlight=False)
 
-    total = totals(run)
+    if quiet:
+        _say_new(run, say, folder, most)
+        say(_totals_line(run))
+        return
     say()
     by_rules = level_1_only(run)
     on_meshes = {op: counts for op, counts in run.counts_by_op.items() if op not in by_rules}
     if on_meshes or not by_rules:
-        for line in _table(on_meshes):
+        for line in _table(on_meshes, most.ops):
             say(line)
         if run.rules is not None:
             say()
     _say_rules(run, say)
-    _say_rule_coverage(run, say)
+    _say_rule_coverage(run, say, most)
     _say_edge_coverage(run, say)
-    _say_findings(run, say, folder)
-    _say_not_tested(run, say)
+    _say_known(run, say, most)
+    _say_not_tested(run, say, most)
+    _say_new(run, say, folder, most)
     say()
     if not run.complete:
         say("INCOMPLETE: the run ended before it reached everything", "bold yellow")
-    parts = [Text(part, style=_STYLES.get(tone, "")) for part, tone in total.parts]
-    say(Text(", ").join(parts).append(f"; took {seconds_text(run.seconds)}"))
+    say(_totals_line(run))
     for line_text in next_steps(run, page, folder):
         say(f"  {line_text}")
+
+
+def _totals_line(run: RunRecord) -> Text:
+    parts = [Text(part, style=_STYLES.get(tone, "")) for part, tone in totals(run).parts]
+    return Text(", ").join(parts).append(f"; took {seconds_text(run.seconds)}")
 
 
 def next_steps(run: RunRecord, page: Path | str | None, folder: Path = DEFAULT_REPORTS) -> list[str]:
@@ -98,8 +120,8 @@ def next_steps(run: RunRecord, page: Path | str | None, folder: Path = DEFAULT_R
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
-def _table(counts_by_op: Mapping[str, Mapping[str, int]]) -> list[Text]:
-    """Return a table with a row per op and a column per verdict that occurs."""
+def _table(counts_by_op: Mapping[str, Mapping[str, int]], most: int) -> list[Text]:
+    """Return a table with a column per verdict that occurs, and rows of ``most`` ops; those that failed come first."""
     if not counts_by_op:
         return [Text("nothing was tested", style="bold yellow")]
     verdicts = present_verdicts(counts_by_op.values())
@@ -108,7 +130,12 @@ def _table(counts_by_op: Mapping[str, Mapping[str, int]]) -> list[Text]:
     for verdict in verdicts:
         header.append(f"  {verdict}")
     lines = [header]
-    for op, counts in counts_by_op.items():
+    rows = [*counts_by_op.items()]
+    if (more := len(rows) - most) > 0:
+        rows.sort(
+            key=lambda row: not any(outcome(verdict).tone == "fail" for verdict, count in row[1].items() if count)
+        )
+    for op, counts in rows[:most]:
         line = Text(op.ljust(width))
         for verdict in verdicts:
             count = counts.get(verdict, 0)
@@ -119,7 +146,7 @@ def _table(counts_by_op: Mapping[str, Mapping[str, int]]) -> list[Text]:
         if not any(outcome(verdict).tone in ("pass", "fail") for verdict, count in counts.items() if count):
             line.append("  not tested", style="yellow")
         lines.append(line)
-    return lines
+    return lines + ([Text(f"and {plural(more, 'more op')}, which -v lists", style="dim")] if more > 0 else [])
 
 
 def _say_rules(run: RunRecord, say: _Say) -> None:
@@ -132,7 +159,7 @@ def _say_rules(run: RunRecord, say: _Say) -> None:
         say(line, "yellow" if line.startswith(("not tested", "nothing tested", "nothing was", "died")) else "")
 
 
-def _say_rule_coverage(run: RunRecord, say: _Say) -> None:
+def _say_rule_coverage(run: RunRecord, say: _Say, most: _Most) -> None:
     """Print how many of DTensor's claimed rules ran on a mesh, and which rules did not."""
     if not run.rule_coverage:
         return
@@ -140,8 +167,14 @@ def _say_rule_coverage(run: RunRecord, say: _Say) -> None:
     ran = sum(len(op.exercised) for op in run.rule_coverage.values())
     say()
     say(f"{ran:,} of {plural(claimed, 'rule')} that DTensor claims of these calls ran on a mesh", "bold")
-    for op, rules in run.rule_coverage.items():
-        never = [rule for rule in rules.claimed if rule not in rules.exercised]
+    left = {
+        op: [rule for rule in rules.claimed if rule not in rules.exercised] for op, rules in run.rule_coverage.items()
+    }
+    lacking = [(op, never) for op, never in left.items() if never]
+    if (others := len(lacking) - most.lines) > 0:
+        say(f"  {plural(others, 'more op')} with rules that never ran, which -v lists", "yellow")
+    for op, never in lacking[: most.lines]:
+        rules = run.rule_coverage[op]
         if never:
             more = f" and {len(never) - _MOST_RULES} more" if len(never) > _MOST_RULES else ""
             say(f"  {op}: {len(never)} of {len(rules.claimed)} never: {'; '.join(never[:_MOST_RULES])}{more}", "yellow")
@@ -157,30 +190,35 @@ def _say_edge_coverage(run: RunRecord, say: _Say) -> None:
         say(f"{of} exercised on {ndim}-d meshes, {len(edges.refused)} only refused by DTensor, {never} never asked for")
 
 
-def _say_findings(run: RunRecord, say: _Say, folder: Path) -> None:
+def _say_new(run: RunRecord, say: _Say, folder: Path, most: _Most) -> None:
     new = [finding for finding in run.findings if not finding.known]
-    known = [finding for finding in run.findings if finding.known]
     if new:
         say()
         say(plural(len(new), "new finding"), "bold red")
-    for finding in new[:_MOST_IN_FULL]:
+    for finding in new[: most.in_full]:
         say()
         say(Text(f"{finding.verdict} {finding.fingerprint}, {_evidence(finding)}", style="red"))
         for line in finding_text(finding, folder).splitlines():
             say(f"  {line}")
-    if len(new) > _MOST_IN_FULL:
+    if len(new) > most.in_full:
         say()
         say("the others in one line each")
-    for finding in new[_MOST_IN_FULL:]:
+    for finding in new[most.in_full :]:
         say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}")
+
+
+def _say_known(run: RunRecord, say: _Say, most: _Most) -> None:
+    known = [finding for finding in run.findings if finding.known]
     if known:
         say()
         say(plural(len(known), "known finding"), "bold")
-    for finding in known:
+    for finding in known[: most.lines]:
         reason = finding.reason or "no reason is recorded"
         say(f"  {finding.fingerprint} {finding.verdict} {finding.op} on mesh {finding.mesh}: {reason}")
-        if finding.explained:
+        if finding.explained and most is _FULL:
             say(f"    {finding.explained}", "dim")
+    if (more := len(known) - most.lines) > 0:
+        say(f"  and {more:,} more, which -v lists", "dim")
     others = [entry for entry in run.baseline if entry.status != "known"]
     # entries of ops that the run did not select take only one line together
     beside = [entry for entry in others if entry.status == "untested" and not entry.selected]
@@ -191,8 +229,10 @@ def _say_findings(run: RunRecord, say: _Say, folder: Path) -> None:
     if others:
         say()
         say("in the baseline, and not seen", "bold")
-    for entry in others:
+    for entry in others[: most.lines]:
         say(f"  {entry.fingerprint} {entry.status}" + (f": {entry.detail}" if entry.detail else ""))
+    if (more := len(others) - most.lines) > 0:
+        say(f"  and {more:,} more, which -v lists", "dim")
 
 
 def _evidence(finding: FindingRecord) -> str:
@@ -202,7 +242,7 @@ def _evidence(finding: FindingRecord) -> str:
     return evidence_text(finding.level, finding.confirmed) + script
 
 
-def _say_not_tested(run: RunRecord, say: _Say) -> None:
+def _say_not_tested(run: RunRecord, say: _Say, most: _Most) -> None:
     lines = [(entry.count, f"not reached: {entry.what}: {entry.reason}") for entry in untested_beside_rules(run)]
     lines += [(count, f"unsupported: {reason}") for reason, count in sorted(run.unsupported.items(), key=_largest)]
     lines += [(count, f"inconclusive: {reason}") for reason, count in sorted(run.inconclusive.items(), key=_largest)]
@@ -210,8 +250,11 @@ def _say_not_tested(run: RunRecord, say: _Say) -> None:
         say()
         say("not tested", "bold yellow")
         width = max(len(f"{count:,}") for count, _ in lines)
-        for count, text in lines:
+        for count, text in lines[: most.lines]:
             say(f"  {count:>{width},} {text}")
+        if rest := lines[most.lines :]:
+            said = f"{sum(count for count, _ in rest):>{width},} for {plural(len(rest), 'more reason')}, which -v lists"
+            say(f"  {said}", "dim")
     if run.tool_errors:
         say()
         say(plural(len(run.tool_errors), "error") + " of the verifier itself", "bold magenta")

@@ -26,7 +26,7 @@ from verifier.rules.samples import Sample
 from verifier.rules.stale import stale_decisions
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 
-__all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample"]
+__all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample", "places_of"]
 
 
 def check_sample(
@@ -80,6 +80,33 @@ def _check(ledger: Ledger) -> None:
     ledger.settle()
     if largest is not None and not options.claims_only:
         report.missing = missing_rules(ledger, largest[1])
+
+
+def places_of(ledger: Ledger, most: int) -> Iterator[SampleOnMesh]:
+    """Yield the sample of ``ledger`` on its meshes and at its sizes, at most so many; the first size comes first.
+
+    What DTensor claims on the first mesh is noted, for products on meshes of several dims.
+    """
+    options = ledger.options
+    where = [
+        (size, mesh_number)
+        for size in range(options.sizes)
+        for mesh_number, mesh in enumerate(options.meshes)
+        if size == 0 or mesh.ndim == 1
+    ]
+    for size, mesh_number in where[:most]:
+        mesh = options.meshes[mesh_number]
+        case = ledger.sample.draw(size, 0)
+        if case is None:
+            continue
+        try:
+            place = (Exploration if mesh.ndim == 1 else Products)(ledger, case, mesh, mesh_number, size)
+        except CALL_ERRORS:
+            continue
+        if isinstance(place, Exploration) and not ledger.products:
+            place.read()
+            place.note_products()
+        yield place
 
 
 # ------------------------------------------------------------------------------------------------------------- missing

@@ -10,6 +10,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase
+from verifier.core.ops import opaque_results
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.placements.algebra import sharded_dim
@@ -24,6 +25,7 @@ from verifier.torch_internals.placements import Combination, Placements, masked_
 from verifier.torch_internals.registries import has_own_handler
 
 __all__ = [
+    "ASKED",
     "OWN_CODE",
     "Claim",
     "claimed_rules",
@@ -40,7 +42,7 @@ OWN_CODE = ("aten.equal.default", "aten._local_scalar_dense.default")
 TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
 ASKED = 64
-"""At most so many combinations of a call are asked about, where a strategy lists no rules, to know what it claims."""
+"""At most so many combinations of a call are asked about, where a strategy lists no rules, if only claims matter."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,19 @@ def where_to_ask(
     tensors: Sequence[torch.Tensor],
     combinations: Sequence[Combination],
     mesh_shape: tuple[int, ...],
+    most: int | None = None,
 ) -> list[Combination]:
     """Return the combinations, on one mesh dim, at which DTensor may claim a rule: those that the op's strategy lists.
 
     If it lists none, because it decides by the placements that it is shown, these are ``combinations``, the same with
-    bools that are pending sums, and what it enumerates by itself, which may lie beyond them.
+    bools that are pending sums, and what it enumerates by itself, which may lie beyond them. If it enumerates any, the
+    first ``most`` of ``combinations`` are enough.
     """
     listed = reader.listed(mesh_shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
     if listed is not None:
         return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
     own = [tuple((_unmasked(p),) for p in rule) for rule in reader.enumerated(mesh_shape)]
+    combinations = combinations[:most] if own else combinations
     sums = [tuple(map(_summed, tensors, one)) for one in combinations] if _has_bools(tensors) else []
     return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(tensors, one))]))
 
@@ -168,7 +173,7 @@ def read_claim(
             by_rank.append(other)
     else:
         by_rank *= mesh.world_size
-    outputs = _of_tensors(decided.outputs or (), pytree.tree_leaves(reference.returned))[:returned]
+    outputs = _of_tensors(call.op, decided, reference.returned, mesh)[:returned]
     if len(outputs) < returned:
         return None
     outputs += [combination[number] for number in unreturned]
@@ -180,10 +185,17 @@ def read_claim(
     return Claim(rule, combination, decided.inputs, tuple(outputs), tuple(by_rank))
 
 
-def _of_tensors(placed: Sequence[Placements | None], returned: Sequence[object]) -> list[Placements]:
-    """Return the placements of the tensors among the results; a rule may also place a result that was not asked for."""
-    if len(placed) == len(returned):
-        placed = [one for one, leaf in zip(placed, returned, strict=True) if isinstance(leaf, torch.Tensor)]
+def _of_tensors(op: object, decided: Propagation, returned: object, mesh: MeshSpec) -> list[Placements]:
+    """Return the placements of the tensors among the results; a rule may also place a result that was not asked for.
+
+    An opaque result without placements, which comes back as a plain tensor of the rank, counts as replicated.
+    """
+    placed, leaves = list(decided.outputs or ()), pytree.tree_leaves(returned)
+    if len(placed) == len(leaves):
+        everywhere: Placements = (Replicate(),) * mesh.ndim
+        for place in opaque_results(op):
+            placed[place] = placed[place] or everywhere
+        placed = [one for one, leaf in zip(placed, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     return [placements for placements in placed if placements is not None]
 
 

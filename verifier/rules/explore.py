@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,11 +52,22 @@ class Exploration(SampleOnMesh):
         self._cut: dict[int, list[torch.Tensor]] = {}
         self._one_sided: dict[int, bool] = {}
 
+    def read(self) -> Mapping[Combination, Claim]:
+        """Return what DTensor claims now, by the placements at which it claims it."""
+        self.claims = {}
+        self.read_claims(input_combinations(*self._arguments, self.ledger.options.cap))
+        return self.claims
+
+    @property
+    def _arguments(self) -> tuple[tuple[tuple[int, torch.dtype], ...], tuple[tuple[int, ...], ...]]:
+        """The kinds of the tensors, and which of them are placed alike."""
+        kinds = tuple((tensor.ndim, tensor.dtype) for tensor in self.call.tensors)
+        return kinds, tensor_groups(self.call, self.case)
+
     def run(self) -> None:
         """Run every combination, on one mesh dim."""
         ledger, options, report = self.ledger, self.ledger.options, self.ledger.report
-        kinds = tuple((tensor.ndim, tensor.dtype) for tensor in self.call.tensors)
-        groups = tensor_groups(self.call, self.case)
+        kinds, groups = self._arguments
         free = input_combinations(kinds, groups, options.cap)
         self.read_claims(free)
         if not self.claims:
@@ -74,12 +85,16 @@ class Exploration(SampleOnMesh):
         self._keep(tries)
         self._try_wide(tries)
         if not ledger.products and self.size == 0:
-            ledger.products = {
-                tuple(p for (p,) in c): tuple(p for (p,) in claim.outputs)
-                for c, claim in self.claims.items()
-                if not ledger.has_failed(claim.rule)
-            }
+            self.note_products()
         self._try_special()
+
+    def note_products(self) -> None:
+        """Note the claims that have not failed, so that products of them are tried on meshes of several dims."""
+        self.ledger.products = {
+            tuple(p for (p,) in c): tuple(p for (p,) in claim.outputs)
+            for c, claim in self.claims.items()
+            if not self.ledger.has_failed(claim.rule)
+        }
 
     def _tries(self, combinations: Sequence[Combination]) -> list[_Try]:
         """Return what is to be tried at each draw. Columns get numbers, since placements take long to hash."""
@@ -101,6 +116,8 @@ class Exploration(SampleOnMesh):
             self.died(one.combination, claim)
             return False
         if claim is not None and self.handled is not None:
+            if ledger.hangs(claim.rule):
+                return False
             ledger.enter(one.position)
             ledger.report.runs += 1
             self.try_claim(claim, None)

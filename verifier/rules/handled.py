@@ -14,7 +14,7 @@ from verifier.torch_internals.simulation import ThreadedRanks
 
 __all__ = ["HandledCalls"]
 
-_LIMIT = 30.0
+_LIMIT = 10.0
 """Seconds for one call. A handler may wait for a message that no rank sends."""
 
 

@@ -107,6 +107,11 @@ class Ledger:
             best = min(known, wrong, key=lambda one: one.elements)
             self.failed[key] = replace(best, draws=known.draws + 1)
 
+    def hangs(self, rule: Rule) -> bool:
+        """Return whether ranks have waited in vain for each other under ``rule``, which costs seconds each time."""
+        known = self.failed.get((rule, 1))
+        return known is not None and known.raised == TimeoutError.__name__
+
     def has_failed(self, rule: Rule) -> bool:
         """Return whether a draw has refuted ``rule`` on a mesh of one dim."""
         return (rule, 1) in self.failed

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.placements.algebra import sharded_dim
 from verifier.placements.alphabet import Alphabet
-from verifier.rules.claims import read_claim
+from verifier.rules.claims import Claim, read_claim
 from verifier.rules.enumerate import input_combinations, product_choices
 from verifier.rules.execute import tensor_groups
 from verifier.rules.sample_on_mesh import SampleOnMesh
@@ -23,21 +24,38 @@ __all__ = ["Products"]
 class Products(SampleOnMesh):
     """A sample at one size on a mesh of several dims."""
 
-    def run(self) -> None:
-        """Try claims on a mesh of several dims: products of rules that hold on one, whatever DTensor makes of them."""
+    def read(self) -> Mapping[Combination, Claim]:
+        """Return what DTensor claims now, by the placements at which it claims it."""
+        claims = {}
+        for _, combination in self._combinations:
+            claim = read_claim(self.reader, self.call, self.ledger.sample.op, combination, self.mesh, self.reference)
+            if claim is not None and self.reducible(claim) and not _is_masked_twice(claim):
+                claims[combination] = claim
+        return claims
+
+    @cached_property
+    def _combinations(self) -> list[tuple[int, Combination]]:
+        """The combinations that are tried, with their numbers: products of rules that hold on one mesh dim."""
         ledger = self.ledger
         rules = sorted(ledger.products, key=str)
         if not rules or not ledger.options.products:
-            return
+            return []
         seed = zlib.crc32(f"{ledger.sample.op}/{ledger.sample.origin}".encode())
         combinations: dict[Combination, None] = {}
         for choice in self._chosen(rules, seed):
             columns = zip(*(rules[i] for i in choice), strict=True)
             combinations[tuple(tuple(column) for column in columns)] = None
         combinations |= dict.fromkeys(self._mixed(rules, seed))
-        for number, combination in enumerate(combinations):
-            if not all(Alphabet.legal(placements) for placements in combination):
-                continue
+        return [
+            (number, combination)
+            for number, combination in enumerate(combinations)
+            if all(Alphabet.legal(placements) for placements in combination)
+        ]
+
+    def run(self) -> None:
+        """Try claims on a mesh of several dims: products of rules that hold on one, whatever DTensor makes of them."""
+        ledger = self.ledger
+        for number, combination in self._combinations:
             position = (ledger.number, self.mesh_number, self.size, number)
             claim = read_claim(self.reader, self.call, ledger.sample.op, combination, self.mesh, self.reference)
             if ledger.is_fatal(position):
@@ -46,7 +64,7 @@ class Products(SampleOnMesh):
             ledger.enter(position)
             if claim is None or not self.reducible(claim):
                 continue
-            if any(sum(masked_extent(p) is not None for p in placements) > 1 for placements in claim.masked):
+            if _is_masked_twice(claim):
                 ledger.report.untested["a masked partial on two mesh dims: level 2 only"] += 1
                 continue
             self.try_claim(claim, None)
@@ -87,3 +105,7 @@ class Products(SampleOnMesh):
                 tuple(p if mesh_dim == at else q for mesh_dim in range(self.mesh.ndim))
                 for p, (q,) in zip(rule, other, strict=True)
             )
+
+
+def _is_masked_twice(claim: Claim) -> bool:
+    return any(sum(masked_extent(p) is not None for p in placements) > 1 for placements in claim.masked)

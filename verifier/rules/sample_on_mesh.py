@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.placements.partials import is_reducible, largest_part
 from verifier.records.values import trial_record
 from verifier.rules.claims import (
+    ASKED,
     OWN_CODE,
     Claim,
     judge_claim,
@@ -41,7 +43,7 @@ REFUSED = "that a rule claims and DTensor's handler for the op refuses"
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
 
 
-class SampleOnMesh:
+class SampleOnMesh(ABC):
     """A sample at one size on one mesh.
 
     Raises
@@ -113,12 +115,27 @@ class SampleOnMesh:
         return True
 
     # ---------------------------------------------------------------------------------------------------------- claims
+    @abstractmethod
+    def read(self) -> Mapping[Combination, Claim]:
+        """Return what DTensor claims now, by the placements at which it claims it."""
+
+    def judge(self, claims: Mapping[Combination, Claim], ledger: Ledger) -> None:
+        """Hold ``claims``, and no other ones, against every draw; ``ledger`` takes down what comes of it."""
+        self.ledger = ledger
+        if self.draw and not self.take_drawn(0):
+            return
+        for _ in self.draws():
+            for claim in claims.values():
+                if (claim.rule, self.mesh.ndim) not in ledger.failed:
+                    self.try_claim(claim, None)
+
     def read_claims(self, combinations: Sequence[Combination]) -> None:
         op = self.ledger.sample.op
         if op in OWN_CODE:
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
-        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape)
+        most = ASKED if self.ledger.options.claims_only else None
+        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape, most)
         kept = [combination for combination in asked if possible(self.call.tensors, combination)]
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points, version
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from verifier.records.schema import RunHeader
 
-__all__ = ["BASELINE", "TORCH_RULES", "VERIFIER", "Change", "changes_since", "import_digests", "revision"]
+__all__ = ["BASELINE", "TORCH_RULES", "VERIFIER", "Change", "changes_since", "digest_at", "import_digests", "revision"]
 
 TORCH_RULES = "torch's rules"
 """Name of the digest of the sources of DTensor, of torch's collectives and of its decompositions."""
@@ -64,11 +64,12 @@ class Change(NamedTuple):
     """A source that has changed since a run was made.
 
     ``under_test`` is True for sources that a gate judges, which are rules and the user's own code. It is False for
-    another version of torch or another verifier.
+    another version of torch or another verifier. ``name`` is that of the digest, for the user's own code.
     """
 
     text: str
     under_test: bool
+    name: str = ""
 
 
 def changes_since(header: RunHeader) -> list[Change]:
@@ -87,8 +88,28 @@ def changes_since(header: RunHeader) -> list[Change]:
     own = import_digests([name for name in recorded if name not in (TORCH_RULES, VERIFIER, BASELINE)])
     for name, digest in own.items():
         if digest != recorded[name]:
-            changes.append(Change(f"{name} has changed" if digest else f"{name} is not there any more", True))
+            changes.append(Change(f"{name} has changed" if digest else f"{name} is not there any more", True, name))
     return changes
+
+
+def digest_at(name: str, read: Callable[[Path], bytes | None], files_in: Callable[[Path], list[Path]]) -> str:
+    """Return the digest of the user's own code called ``name`` in another revision; empty if that lacks a file.
+
+    Parameters
+    ----------
+    read
+        Returns the content of a file in that revision; None if it was not there.
+    files_in
+        Returns the Python files in a folder, sorted by their paths.
+    """
+    if name.endswith(os.sep):
+        files = files_in(Path(name))
+    else:
+        spec = None if Path(name).is_file() else _spec(name.partition(".")[0])
+        folders = (spec.submodule_search_locations or []) if spec is not None else []
+        files = [file for folder in folders for file in files_in(Path(folder))] or _sources(name)
+    contents = [read(file) for file in files]
+    return "" if None in contents else _digest_of(content for content in contents if content is not None)
 
 
 @cache
@@ -114,10 +135,15 @@ def _packages() -> list[str]:
 
 def _digest(files: Sequence[Path]) -> str:
     """Return sixteen hex digits of the hash of the files' content; empty if there are no files."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16] if files else ""
+    return _digest_of(file.read_bytes() for file in files)
+
+
+def _digest_of(contents: Iterable[bytes]) -> str:
+    digest, some = hashlib.sha256(), False
+    for content in contents:
+        digest.update(content)
+        some = True
+    return digest.hexdigest()[:16] if some else ""
 
 
 def _sources(name: str) -> list[Path]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
@@ -26,6 +26,7 @@ __all__ = [
     "make_rank_tensors",
     "new_dtensor",
     "per_rank",
+    "replicated",
     "with_local",
 ]
 
@@ -54,6 +55,11 @@ def make_dtensor(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
     """
     result: torch.Tensor = new_dtensor(DTensor, local, spec, requires_grad=False)
     return result
+
+
+def replicated(local: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return the DTensor of ``local``, which each rank has by itself, as replicated on all mesh dims."""
+    return make_dtensor(local, describe_dtensor(local, mesh, (Replicate(),) * mesh.ndim))
 
 
 @dataclass(frozen=True)

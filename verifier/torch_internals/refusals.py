@@ -19,7 +19,7 @@ _BACKEND_REFUSALS = (
 _REFUSALS = (
     "Please redistribute the tensor before this operation",  # a view must not communicate
     "Please redistribute the input first",  # as above
-    "cannot be performed without redistribution",  # as above
+    "which is disallowed by the current operator",  # unbind along a sharded dim
     "redistributing to Partial is for internal use only",
     "does not support complex tensors",  # an all-reduce by product, minimum or maximum
     "got mixed torch.Tensor and DTensor",  # if a function of torch makes plain tensors itself, say

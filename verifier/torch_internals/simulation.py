@@ -192,8 +192,13 @@ class ThreadedRanks:
         """
         if not self._tasks:
             self._start()
+            self._gathered()  # a rank that ended before others have joined the group would leave them waiting
         for tasks in self._tasks:
             tasks.put(function)
+        return self._gathered()
+
+    def _gathered(self) -> list[object]:
+        """Return one answer of each rank, in order."""
         values: list[object] = [None] * len(self._tasks)
         until = time.monotonic() + self._limit
         for _ in self._tasks:
@@ -201,6 +206,7 @@ class ThreadedRanks:
                 rank, values[rank], error = self._answers.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 error = TimeoutError(f"no end within {self._limit:g} s")
+                self._group.exception_handle(error)  # ends ranks that wait for each other
             if error is not None:
                 self.close()
                 raise error
@@ -209,7 +215,7 @@ class ThreadedRanks:
     def _start(self) -> None:
         ranks = torch.arange(math.prod(self._shape)).view(self._shape)
         store = dist.HashStore()  # type: ignore[attr-defined]
-        group = self._open.enter_context(_threads_are_ranks())
+        group = self._group = self._open.enter_context(_threads_are_ranks())
         answers: queue.SimpleQueue[tuple[int, object, BaseException | None]] = queue.SimpleQueue()
         self._answers = answers
         self._tasks = [queue.SimpleQueue() for _ in range(ranks.numel())]
@@ -218,6 +224,7 @@ class ThreadedRanks:
             try:
                 dist.init_process_group("threaded", rank=rank, world_size=ranks.numel(), store=store)
                 mesh = DeviceMesh("cpu", ranks)
+                answers.put((rank, None, None))
                 while (function := tasks.get()) is not None:
                     answers.put((rank, function(rank, mesh), None))
                 dist.destroy_process_group()

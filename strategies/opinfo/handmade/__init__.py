@@ -6,13 +6,20 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 
-from strategies.opinfo.handmade import convolutions, others
+from strategies.opinfo.handmade import attention, convolutions, matrices, others, training
 from strategies.opinfo.handmade.sample import HandmadeSample, Way
 from verifier.rules.samples import Sample, SampleOptions
 
 __all__ = ["NO_CALLS", "handmade_of_row", "handmade_overloads", "handmade_samples"]
 
+_RATE = "level 1 does not yet read rules of lists that stand beside a single tensor by keyword, the learning rate"
+
+_DRY_RUN = "DTensor's dry run of the op on meta tensors fails, whatever the placements"
+
 NO_CALLS = {
+    **{f"aten.{name}.default": _DRY_RUN for name in ("_fused_adam", "_fused_adamw")},
+    **{f"aten.{name}.Tensor": _DRY_RUN for name in ("_foreach_addcmul_", "_foreach_addcdiv_")},
+    **{f"aten.{name}.tensor_lr": _RATE for name in ("_fused_adam", "_fused_adam_", "_fused_adamw", "_fused_adamw_")},
     "aten._amp_foreach_non_finite_check_and_unscale_.default": "DTensor runs its own handler, on plain tensors",
     "aten.bernoulli.float_out": "random, and DTensor promises nothing of its numbers",
     "aten.is_same_size.default": "returns no tensor; DTensor compares the global shapes itself",
@@ -27,7 +34,7 @@ NO_CALLS = {
 @cache
 def _ways() -> dict[str, tuple[Way, ...]]:
     found: dict[str, list[Way]] = {}
-    for way in (*others.WAYS, *convolutions.WAYS):
+    for way in (*attention.WAYS, *matrices.WAYS, *others.WAYS, *training.WAYS, *convolutions.WAYS):
         found.setdefault(way.op, []).append(way)
     return {op: tuple(ways) for op, ways in found.items()}
 
@@ -40,7 +47,7 @@ def handmade_overloads() -> Sequence[str]:
 def handmade_samples(op: str, options: SampleOptions) -> Iterator[Sample]:
     """Yield the handmade samples of an overload, in the same order at each call."""
     ways = _ways().get(op, ())
-    for way in [way for way in ways if not way.row][: options.max_samples]:
+    for way in [way for way in ways if not way.row]:
         yield HandmadeSample(way, options)
     for way in ways:
         if way.row and options.rare:

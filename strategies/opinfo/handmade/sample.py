@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from strategies.kernels import STAND_INS
 from verifier.core.case import OpCase
 from verifier.rules.samples import SampleOptions, Values
 
@@ -42,6 +43,10 @@ class Draw:
         """Return integers from ``low`` to ``high - 1``."""
         return torch.randint(low, high, shape, generator=self._generator)
 
+    def small(self, *shape: int) -> torch.Tensor:
+        """Return floating numbers between -1 and 1 that are multiples of 1/4."""
+        return self.values(*shape) / 4
+
     def values(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return floating numbers that are small integers."""
         palette = torch.tensor(_VALUES[self.number % len(_VALUES)], dtype=torch.float64)
@@ -60,6 +65,8 @@ class Way:
         Whether the op is exact on small integers.
     claims_only
         Why nothing but what DTensor claims is tried; empty if everything is.
+    path
+        Of the callable, if it is not the op's or that of its stand-in kernel.
     row
         The OpInfo of the function that users call, under whose name the call is made as well; empty for none. Such
         calls are a class of input that OpInfo has seldom: they come beside its samples.
@@ -73,6 +80,7 @@ class Way:
     named: Callable[[Draw], Mapping[str, object]] = field(default=lambda draw: {})
     exact: bool = False
     claims_only: str = ""
+    path: str = ""
     row: str = ""
     tags: frozenset[str] = frozenset()
 
@@ -110,4 +118,5 @@ class HandmadeSample:
         drawing = Draw(size, self.options.dtype, generator, draw)
         args = self.way.make(drawing)
         way = self.way
-        return OpCase(self.op, f"torch.ops.{self.op}", args, way.named(drawing), "opinfo", way.exact, way.tags)
+        path = way.path or STAND_INS.get(self.op, f"torch.ops.{self.op}")
+        return OpCase(self.op, path, args, way.named(drawing), "opinfo", way.exact, way.tags)

@@ -22,9 +22,17 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.ops import argument_names, promises_strides, written_arguments
+from verifier.core.ops import argument_names, has_opaque_results, promises_strides, written_arguments
 from verifier.core.verdict import Phase, Verdict, VerdictKind
-from verifier.findings.script.source import Inlined, called_as, needs_its_module, program_source, source_folder
+from verifier.findings.script.source import (
+    Inlined,
+    called_as,
+    needs_its_module,
+    program_source,
+    source_folder,
+    stand_in_source,
+    torchs_path,
+)
 from verifier.oracle.comparison import Spot
 from verifier.oracle.reference import Reference, make_reference, output_names
 from verifier.oracle.tolerance import accepted_error, case_tolerance
@@ -221,7 +229,8 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         If the source is not valid Python: an error of ours.
     """
     case, mesh = trial.case, trial.mesh
-    called = called_as(case.call)
+    path = torchs_path(case)
+    called = called_as(path)
     names = _identifiers(argument_names(case), called)
     call = _call_text(case, called, names)
     reference = make_reference(case)
@@ -243,7 +252,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
     placed = f"{[tensor.placements for tensor in (*tensors, *cotangents)]} {call} {asked}"
     source = _template().render(
         title=_documented(f"{verdict.kind} in {case.op}: {verdict.message}"),
-        needs=_documented(_needs(case.call, imports)),
+        needs=_documented(_needs(path, imports)),
         version=torch.__version__.partition("+")[0],
         mesh=mesh,
         backend="gloo" if mesh.backend == "simulated" else mesh.backend,
@@ -259,10 +268,11 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         tensors=tensors,
         written=[names[number] for number in written_arguments(case)],
         cotangents=cotangents,
-        source=program_source(case.call),
+        source=stand_in_source(case) + program_source(path),
         call=call,
         asked=f"[{', '.join(map(str, asked))}]" if any(asked) else "",
         strides=promises_strides(case),
+        opaque=has_opaque_results(case.op),
         accepted=_values(accepted),
         accepted_gradients=_values(_accepted_gradients(trial, reference, index) if backward else []),
         accepted_writes=_dictionary(accepted_writes) if verdict.kind is VerdictKind.MUTATED_INPUT else "",

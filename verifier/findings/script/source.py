@@ -20,10 +20,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from verifier.core.ops import resolve
+from verifier.core.case import OpCase
+from verifier.core.ops import resolve, stand_in_of
 from verifier.findings.script import runtime
 
-__all__ = ["Inlined", "called_as", "is_program", "needs_its_module", "program_source", "source_folder"]
+__all__ = [
+    "Inlined",
+    "called_as",
+    "is_program",
+    "needs_its_module",
+    "program_source",
+    "source_folder",
+    "stand_in_source",
+    "torchs_path",
+]
 
 
 @functools.cache
@@ -182,6 +192,37 @@ def program_source(call: str) -> str:
         )
     parts = [inspect.getsource(function) for function in _with_helpers(resolve(call))]
     return "\n\n".join(["import torch.nn.functional as F\n", *parts]) + "\n"
+
+
+def torchs_path(case: OpCase) -> str:
+    """Return the path that ``case`` calls, or the op's own where it is called by the path of its stand-in kernel."""
+    return f"torch.ops.{case.op}" if case.call == stand_in_of(case.op) else case.call
+
+
+def stand_in_source(case: OpCase) -> str:
+    """Return the source of the kernel for the CPU that the op of ``case`` needs; empty if torch's own is called."""
+    path = "" if case.call == f"torch.ops.{case.op}" else stand_in_of(case.op)
+    return f"# a kernel for the CPU\n{_source_of(_module(path))}\n\n\n" if path else ""
+
+
+def _source_of(module: str) -> str:
+    """Return the source of a module and of those of its package that it imports, without their docstrings."""
+    text = inspect.getsource(sys.modules[module])
+    lines: list[str | None] = list(text.splitlines())
+    before = []
+    for place, node in enumerate(ast.parse(text).body):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())) if place == 0:
+                pass
+            case ast.ImportFrom(module="__future__") | ast.Assign(targets=[ast.Name(id="__all__")]):
+                pass
+            case ast.ImportFrom(module=str(other)) if other.startswith(f"{module.rpartition('.')[0]}."):
+                before.append(_source_of(other))
+            case _:
+                continue
+        lines[node.lineno - 1 : node.end_lineno] = [None] * ((node.end_lineno or node.lineno) - node.lineno + 1)
+    own = "\n".join(line for line in lines if line is not None).strip()
+    return "\n\n\n".join([*before, own])
 
 
 def source_folder(module: str) -> str:

@@ -61,6 +61,8 @@ class RulesRequest:
     imports: Sequence[str] = ()
     command: str = ""
     products: int | None = None
+    only: Sequence[str] = ()
+    """The ops to verify of those that the imports register; all if none is given."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     if request.products is not None:
         check = replace(check, products=request.products, samples_with_products=request.max_samples)
     with imports_beside(request.imports) as imports:
-        asked = patterns_of_imports(request.patterns, request.imports)
+        asked = patterns_of_imports(request.patterns, request.imports, request.only)
         registered = bool(asked) and not request.patterns
         targets, without_samples = _targets_of_ops(asked) if registered else (_targets(asked), ())
     own = own_rules()

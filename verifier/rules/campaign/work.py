@@ -16,7 +16,7 @@ from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources, is_rare
 
-__all__ = ["WorkItem", "check_target", "prepare"]
+__all__ = ["WorkItem", "check_target", "prepare", "samples_of"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,18 @@ def _sources() -> dict[str, SampleSource]:
     return installed_sources()
 
 
+def samples_of(target: Target, options: SampleOptions) -> Iterator[Sample]:
+    """Return the samples of an op, from the source of the target."""
+    return iter(_sources()[target.source].samples(target, options))
+
+
 @lru_cache(maxsize=1)
 def _shared(target: Target, options: SampleOptions) -> Iterator[Sample]:
     """Return the samples of an op that this worker may check several parts of, one after the other.
 
     Each is made when it is first asked for. A copy of the iterator begins at the first sample.
     """
-    (start,) = tee(_sources()[target.source].samples(target, options), 1)
+    (start,) = tee(samples_of(target, options), 1)
     return start
 
 
@@ -61,10 +66,7 @@ def check_target(
     item: WorkItem, in_flight: InFlight, skip: frozenset[Position], resume_at: int, /
 ) -> Iterator[SampleReport]:
     """Yield the report of each sample of the target of ``item``, in order; the first ``resume_at`` are left out."""
-    if item.parts > 1:
-        made = copy(_shared(item.target, item.samples))
-    else:
-        made = _sources()[item.target.source].samples(item.target, item.samples)
+    made = copy(_shared(item.target, item.samples)) if item.parts > 1 else samples_of(item.target, item.samples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seen: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _decompositions as decompositions
 from torch.distributed.tensor import _sharding_prop as choosing
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
+from torch.distributed.tensor._ops import _matrix_ops as matrices
 from torch.distributed.tensor._ops import _view_ops as views
 from torch.distributed.tensor._ops import single_dim_strategy as single_dim
 
@@ -20,8 +21,10 @@ from verifier.torch_internals.registries import replicated_rule
 
 __all__ = [
     "adjusted_like",
+    "bias_of_cudnn_attention",
     "cached_by",
     "cached_by_keyword",
+    "edited",
     "empty_choices_refused",
     "empty_views_replicated",
     "handled",
@@ -35,7 +38,7 @@ _ABSENT = object()
 
 
 @contextlib.contextmanager
-def _edited(registry: dict[Any, Any], key: object, value: object) -> Iterator[None]:
+def edited(registry: dict[Any, Any], key: object, value: object) -> Iterator[None]:
     """Have ``registry`` hold ``value`` under ``key``, or nothing, if ``value`` is :data:`_ABSENT`."""
     before = registry.pop(key, _ABSENT)
     if value is not _ABSENT:
@@ -55,7 +58,7 @@ def without_handler(*ops: OpOverload) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for op in ops:
             if str(getattr(handlers.get(op), "__module__", "")).startswith("torch."):
-                stack.enter_context(_edited(handlers, op, _ABSENT))
+                stack.enter_context(edited(handlers, op, _ABSENT))
         yield
 
 
@@ -66,7 +69,7 @@ def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
     if op in handlers or not is_torchs(op):
         yield
         return
-    with _edited(handlers, op, lambda _op, args, kwargs: handler(*args, **kwargs)):
+    with edited(handlers, op, lambda _op, args, kwargs: handler(*args, **kwargs)):
         yield
 
 
@@ -74,7 +77,7 @@ def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
 def shape_argument(op: OpOverload, position: int) -> Iterator[None]:
     """Let DTensor rewrite the argument at ``position``, the shape of the result, for each rank's shard."""
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    with _edited(propagator.op_to_shape_and_stride_idx, op, position) if is_torchs(op) else contextlib.nullcontext():
+    with edited(propagator.op_to_shape_and_stride_idx, op, position) if is_torchs(op) else contextlib.nullcontext():
         yield
 
 
@@ -83,7 +86,7 @@ def adjusted_like(op: OpOverload, other: OpOverload) -> Iterator[None]:
     """Let DTensor rewrite the sizes among the arguments of ``op`` for each rank's shard as it does for ``other``."""
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     adjusters = propagator.op_to_scalar_shape_adjuster
-    with _edited(adjusters, op, adjusters.get(other, _ABSENT)) if is_torchs(op) else contextlib.nullcontext():
+    with edited(adjusters, op, adjusters.get(other, _ABSENT)) if is_torchs(op) else contextlib.nullcontext():
         yield
 
 
@@ -100,7 +103,7 @@ def cached_by(op: OpOverload, static_argnum: int) -> Iterator[None]:
         for one in held:
             info = one.get(op) or RuntimeSchemaInfo()
             key = RuntimeSchemaInfo(static_argnum, info.static_kwargkey, info.needs_pytree)
-            stack.enter_context(_edited(one, op, key))
+            stack.enter_context(edited(one, op, key))
         yield
 
 
@@ -117,7 +120,7 @@ def cached_by_keyword(op: OpOverload, name: str) -> Iterator[None]:
         for one in held:
             info = one[op]
             names = [*(info.static_kwargkey or ()), name]
-            stack.enter_context(_edited(one, op, RuntimeSchemaInfo(info.static_argnum, names, info.needs_pytree)))
+            stack.enter_context(edited(one, op, RuntimeSchemaInfo(info.static_argnum, names, info.needs_pytree)))
         yield
 
 
@@ -171,7 +174,26 @@ def scalars_replicated(op: OpOverload) -> Iterator[None]:
         given: Any = schema.args_schema[0]
         return rules(schema) if given.ndim else replicated_rule(given)
 
-    with _edited(strategies, op, replicating):
+    with edited(strategies, op, replicating):
+        yield
+
+
+@contextlib.contextmanager
+def bias_of_cudnn_attention() -> Iterator[None]:
+    """Let torch's rules of the forward pass of cuDNN's attention place the bias, as they place the values."""
+    name = "_scaled_dot_product_cudnn_attention_base_strategies"
+    rules = vars(matrices).get(name)
+    if rules is None:
+        yield
+        return
+
+    @functools.wraps(rules)
+    def complete(schema: OpSchema) -> list[list[Any]]:
+        listed = rules(schema)
+        longest = max(map(len, listed))
+        return [[*rule, *rule[-1:] * (longest - len(rule))] for rule in listed]
+
+    with edited(vars(matrices), name, complete):
         yield
 
 

@@ -1,0 +1,8 @@
+"""Composite functions as users call them, each with the arguments that change what it computes."""
+
+from __future__ import annotations
+
+from strategies.chains.composites import arrangements, layers, lists, losses, training, transforms
+from strategies.chains.composites.table import COMPOSITES
+
+__all__ = ["COMPOSITES", "arrangements", "layers", "lists", "losses", "training", "transforms"]

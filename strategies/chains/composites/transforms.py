@@ -1,0 +1,106 @@
+"""Fourier transforms, quantiles, statistics and norms."""
+
+from __future__ import annotations
+
+import torch
+
+from strategies.chains.building import Building
+from strategies.chains.composites.table import composite
+
+
+@composite
+def _fourier(b: Building) -> None:
+    """Transforms along one dim, of its own length and of another, in each normalisation."""
+    rows, columns = b.size()
+    dim = b.pick((-1, 0, 1))
+    path = b.pick(("fft", "ifft", "rfft", "hfft", "irfft", "ihfft"))
+    value = b.floats(rows, columns)
+    if path in ("irfft", "hfft", "ifft"):
+        value = b.call("torch.complex", value, b.floats(rows, columns))
+    size = (rows, columns)[dim]
+    length = b.pick((None, size, size + 1, 2 * size, max(1, size - 1)))
+    b.call(f"torch.fft.{path}", value, length, dim, b.pick((None, "ortho", "forward")))
+    b.call("torch.abs", f"step{len(b.steps)}") if b.chance(0.2) else None
+
+
+@composite
+def _fourier_of_several_dims(b: Building) -> None:
+    shape = b.pick((b.size(), (2, *b.size())))
+    path = b.pick(("fft2", "rfft2", "irfft2", "ifftn", "rfftn", "irfftn"))
+    value = b.floats(*shape)
+    if path.startswith("i"):
+        value = b.call("torch.complex", value, b.floats(*shape))
+    b.call(f"torch.fft.{path}", value, dim=b.pick(((-2, -1), (0, -1))), norm=b.pick((None, "ortho")))
+
+
+@composite
+def _shifted_frequencies(b: Building) -> None:
+    b.call(b.pick(("torch.fft.fftshift", "torch.fft.ifftshift")), b.floats(*b.size()), b.pick((None, [0], [1], [-1])))
+
+
+@composite
+def _quantile(b: Building) -> None:
+    """Quantiles, with and without NaN among the numbers."""
+    rows, columns = b.size()
+    path = b.pick(("torch.quantile", "torch.nanquantile"))
+    numbers = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(b.rng.getrandbits(16)))
+    tensor = numbers.reshape(rows, columns).to(b.dtype) - 3
+    if path == "torch.nanquantile" and rows > 1:
+        tensor[0, 0] = float("nan")
+    which: object = b.given(torch.tensor([0.25, 0.5], dtype=b.dtype)) if b.chance(0.5) else b.pick((0.5, 0.25, 1.0))
+    interpolation = b.pick(("linear", "lower", "nearest", "midpoint"))
+    value = b.given(tensor)
+    b.call(path, value, which, b.pick((0, 1, -1, None)), b.chance(0.3), interpolation=interpolation)
+    b.tensors[value].requires_grad_(path == "torch.quantile")
+
+
+@composite
+def _order_statistic(b: Building) -> None:
+    rows, columns = b.size()
+    numbers = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(b.rng.getrandbits(16)))
+    value = b.given((numbers.reshape(rows, columns).to(b.dtype) - 3).requires_grad_())
+    dim = b.pick((0, 1, -1))
+    name, *rest = b.way(("median",), ("nanmedian",), ("kthvalue", 1), ("sort",), ("topk", 1), ("cummax",), ("argsort",))
+    b.call(f"torch.{name}", value, *rest, dim)
+
+
+@composite
+def _statistic(b: Building) -> None:
+    rows, columns = b.size()
+    value = b.floats(rows, columns)
+    name, options = b.way(
+        ("torch.cov", {"correction": 0}),
+        ("torch.corrcoef", {}),
+        ("torch.var_mean", {"dim": b.pick((0, 1, -1)), "correction": b.pick((0, 1))}),
+        ("torch.std_mean", {"dim": b.pick((0, 1, -1)), "keepdim": True, "correction": 0}),
+        ("torch.nansum", {"dim": b.pick((0, 1))}),
+        ("torch.nanmean", {"dim": b.pick((0, 1))}),
+        ("torch.logcumsumexp", {"dim": b.pick((0, -1))}),
+        ("torch.cumulative_trapezoid", {"dim": b.pick((0, -1))}),
+        ("torch.trapezoid", {"dim": b.pick((0, -1))}),
+        ("torch.diff", {"dim": b.pick((0, -1)), "n": b.pick((1, 2))}),
+        ("torch.aminmax", {"dim": b.pick((0, 1))}),
+        ("torch.renorm", {"p": 2, "dim": b.pick((0, 1, -1)), "maxnorm": 3.0}),
+    )
+    b.call(name, value, **options)
+
+
+@composite
+def _vector_norm(b: Building) -> None:
+    """Norms by each function, order, dims and dtype."""
+    value = b.floats(*b.pick((b.size(), (2, *b.size()))))
+    order = b.pick((2, 1, 0.5, 3, 0, float("inf"), float("-inf"), -1))
+    dims = b.pick((None, 0, -1, (0, 1)))
+    path = b.pick(("torch.linalg.vector_norm", "torch.linalg.vector_norm", "torch.norm"))
+    if path == "torch.norm":
+        b.call(path, value, order, **({} if dims is None else {"dim": dims}))
+    else:
+        b.call(path, value, order, dims, b.chance(0.3), dtype=b.pick((None, None, torch.float64)))
+
+
+@composite
+def _matrix_norm(b: Building) -> None:
+    value = b.floats(*b.pick((b.size(), (2, *b.size()))))
+    b.call(
+        "torch.linalg.matrix_norm", value, b.pick(("fro", "nuc", 1, -1, float("inf"), 2)), b.pick(((-2, -1), (-1, 0)))
+    )

@@ -1,0 +1,85 @@
+"""Calls of ops that run in a training step and that no OpInfo dispatches to: RMSNorm's gradient, lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from strategies.opinfo.handmade.sample import Draw, Way
+
+__all__ = ["WAYS"]
+
+_SHAPES = ((5, 7), (2, 1), (6, 4), (3, 8), (9, 2))
+
+
+# --------------------------------------------------------------------------------------------------------------- norms
+_MASKS = (
+    ("with weight", [True, True], True),
+    ("without weight", [True, False], False),
+    ("only the weight's gradient", [False, True], True),
+    ("only the input's gradient", [True, False], True),
+)
+
+
+def _rms_norm(mask: list[bool], with_weight: bool, last: int) -> Callable[[Draw], tuple[object, ...]]:
+    """Return a function that makes the arguments; the last dims, ``last`` of them, are normalised."""
+
+    def make(draw: Draw) -> tuple[object, ...]:
+        rows, columns = _SHAPES[draw.size]
+        grad, value = draw.values(rows, 3, columns), draw.values(rows, 3, columns)
+        dims = list(range(-last, 0))
+        rstd = (value.square().mean(dims, keepdim=True) + 0.5).rsqrt()
+        shape = list(value.shape[-last:])
+        return grad, value, shape, rstd, draw.values(*shape) if with_weight else None, mask
+
+    return make
+
+
+# --------------------------------------------------------------------------------------------------------------- lists
+def _matrices(draw: Draw, count: int = 2) -> list[torch.Tensor]:
+    """Return the tensors of a list, of different shapes."""
+    rows, columns = _SHAPES[draw.size]
+    return [draw.values(rows + i, columns + 2 * i) for i in range(count)]
+
+
+def _like(draw: Draw, tensors: list[torch.Tensor], *, positive: bool = False) -> list[torch.Tensor]:
+    made = [draw.values(*tensor.shape) for tensor in tensors]
+    return [tensor.abs() for tensor in made] if positive else made
+
+
+_UNSAFE = "its kernel does not check sizes: only what DTensor claims is tried"
+
+
+def _adam(amsgrad: bool) -> Callable[[Draw], tuple[object, ...]]:
+    def make(draw: Draw) -> tuple[object, ...]:
+        parameters = _matrices(draw)
+        squares = _like(draw, parameters, positive=True)
+        most = _like(draw, parameters, positive=True) if amsgrad else []
+        steps = [torch.tensor(2.0 + i) for i, _ in enumerate(parameters)]
+        return parameters, _like(draw, parameters), _like(draw, parameters), squares, most, steps
+
+    return make
+
+
+def _adam_options(amsgrad: bool) -> Callable[[Draw], Mapping[str, object]]:
+    options = {"beta1": 0.75, "beta2": 0.5, "weight_decay": 0.25, "eps": 1e-3, "amsgrad": amsgrad, "maximize": False}
+    return lambda draw: {"lr": 0.5, **options}
+
+
+def _optimisers() -> Iterator[Way]:
+    for name in ("_fused_adam", "_fused_adamw"):
+        for amsgrad in (False, True):
+            label = "amsgrad" if amsgrad else "plain"
+            yield Way(f"aten.{name}_.default", label, _adam(amsgrad), _adam_options(amsgrad), claims_only=_UNSAFE)
+
+
+WAYS = (
+    *(
+        Way("aten._fused_rms_norm_backward.default", f"{label}, {last} dims", _rms_norm(mask, weight, last))
+        for label, mask, weight in _MASKS
+        for last in (1, 2)
+    ),
+    Way("aten._foreach_pow.ScalarAndTensor", "base 2", lambda draw: (2, _matrices(draw))),
+    *_optimisers(),
+)

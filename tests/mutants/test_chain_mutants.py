@@ -1,0 +1,104 @@
+"""Rules that only chains show to be wrong are caught, and no remedy explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import chain_mutants
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from strategies.chains.programs import CHAIN
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.verdict import VerdictKind
+from verifier.findings.attribution import Attribution
+from verifier.findings.failures import Failure
+from verifier.gate.baseline import load_baseline
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.remedied import run_remedied
+from verifier.meshes.tasks import Task
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.torch_internals.placements import Placements
+
+MESH = MeshSpec((2,))
+BASELINE = load_baseline(Path(__file__).resolve().parents[2] / "reports" / "baseline.toml")
+TABLE = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3)
+LOOKUP = ["step1", "torch.ops.aten.embedding.default", ["x", "y", -1], {}]
+COPY = ["step1", "torch.ops.aten.clone.default", ["x"], {}]
+
+CHAINS: dict[Callable[[], None], tuple[list[list[Any]], dict[str, torch.Tensor], list[Placements]]] = {
+    chain_mutants.norms_negated: (
+        [
+            ["step1", "torch.ops.aten.linalg_vector_norm.default", ["x", 2, [0]], {}],
+            ["step2", "torch.ops.aten.neg.default", ["step1"], {}],
+        ],
+        {"x": TABLE},
+        [(Shard(0),)],
+    ),
+    chain_mutants.masks_left_behind: (
+        [LOOKUP, ["step2", "torch.ops.aten.flip.default", ["step1", [0]], {}]],
+        {"x": TABLE, "y": torch.tensor([3, 0, 1])},
+        [(Shard(0),), (Replicate(),)],
+    ),
+    chain_mutants.slices_of_copies: (
+        [
+            COPY,
+            ["step2", "torch.ops.aten.slice.Tensor", ["step1", 1, 0, 2], {}],
+            ["step3", "torch.ops.aten.mul_.Scalar", ["step2", 3], {}],
+            ["step4", "torch.ops.aten.mul.Scalar", ["step1", 2], {}],
+        ],
+        {"x": TABLE},
+        [(Shard(0),)],
+    ),
+}
+"""For each mutant the steps, the tensors and the placements of a chain that shows it."""
+
+SINGLE: dict[Callable[[], None], tuple[str, tuple[object, ...]]] = {
+    chain_mutants.norms_negated: ("aten.neg.default", (TABLE,)),
+    chain_mutants.masks_left_behind: ("aten.flip.default", (TABLE, [0])),
+    chain_mutants.slices_of_copies: ("aten.slice.Tensor", (TABLE, 1, 0, 2)),
+}
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[PoolSet]:
+    pools = PoolSet(Pool)
+    yield pools
+    pools.close()
+
+
+def run(pools: PoolSet, trial: Trial) -> Failure:
+    observation = pools.run_alone(trial)
+    return Failure(trial, observation, judge(observation, make_reference(trial.case)))
+
+
+@pytest.mark.parametrize("mutant", CHAINS, ids=lambda mutant: mutant.__name__)
+def test_a_wrong_rule_is_seen_in_a_chain_alone_and_is_new(mutant: Callable[[], None], pools: PoolSet) -> None:
+    def call(task: str, *args: str) -> None:
+        outcome = pools.of(MESH).call(Task(f"rules_in_ranks.{task}", args, MESH))
+        assert outcome.ok, outcome
+
+    steps, tensors, placements = CHAINS[mutant]
+    chain = Trial(OpCase("chain.given", CHAIN, (steps,), tensors, "chains", False), MESH, tuple(placements))
+    op, args = SINGLE[mutant]
+    alone = OpCase(op, f"torch.ops.{op}", args)
+    assert run(pools, chain).verdict.kind is VerdictKind.PASS
+    call("register", f"{mutant.__module__}.{mutant.__name__}")
+    try:
+        for placement in (Replicate(), Shard(0), Shard(1), Partial(), Partial("avg"), Partial("max"), Partial("min")):
+            assert run(pools, Trial(alone, MESH, ((placement,),))).verdict.kind is VerdictKind.PASS
+        failure = run(pools, chain)
+        assert failure.verdict.kind is VerdictKind.WRONG_VALUE
+        attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
+        assert attribution.explain(failure) == ()
+    finally:
+        call("take_back")
+
+
+def test_every_mutant_is_tried() -> None:
+    own = {f for name, f in vars(chain_mutants).items() if callable(f) and name[0] != "_"}
+    assert {f for f in own if f.__module__ == chain_mutants.__name__} == {*CHAINS} == {*SINGLE}

@@ -1,0 +1,168 @@
+"""Mutants of a strategy file: each ends as it should, also one that ends its worker."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from verifier.cli.main import main
+from verifier.core.case import MeshSpec
+from verifier.gate.baseline import Baseline
+from verifier.mutation.campaign import Kind, MutationOptions, MutationRun, Outcome, run_mutants
+from verifier.mutation.mutants import KEY, TABLE, Mutant, installed, mutants_of_files, mutants_of_registrations
+from verifier.mutation.operators import OPERATORS, edits_of
+from verifier.mutation.text import mutation_lines
+from verifier.rules.campaign.request import RulesRequest, make_rules_plan
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
+from verifier.rules.samples import SampleOptions, installed_sources
+from verifier.torch_internals.amending.mutating import files_of_torchs_rules
+
+STRATEGIES = """
+import os
+
+from torch import ops
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+
+def end(now):
+    while now:
+        os.abort()
+
+
+@register_sharding(ops.aten.relu.default)
+def relu(x):
+    rules = [([Replicate()], [Replicate()])]
+    end(now=False)
+    for dim in range(x.ndim):
+        rules.append(([Shard(dim)], [Shard(dim)]))
+    return rules + [([Partial("max")], [Partial("max")])]
+
+
+@register_sharding(ops.aten.neg.default)
+def neg(x):
+    if x.ndim > 90:
+        return [([Shard(1)], [Shard(1)])]
+    first = 0 if x.ndim >= 0 else 0
+    return [([Shard(dim)], [Shard(dim)]) for dim in range(first, x.ndim)]
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path, rules_taken_back: None) -> MutationRun:
+    file = tmp_path / "mutated_strategies.py"
+    file.write_text(STRATEGIES)
+    plan = make_rules_plan(RulesRequest(imports=[str(file)], world_sizes="2", max_samples=2, sizes=1), Baseline())
+    options = MutationOptions(most=None, seed=0, samples=3, jobs=1)
+    return run_mutants(plan, [str(file.resolve())], True, options, lambda *_: None)
+
+
+def outcomes(run: MutationRun, before: str, after: str) -> list[Outcome]:
+    return [one for one in run.outcomes if (one.mutant.before, one.mutant.after) == (before, after)]
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:.*DTensor keeps its own rule beside one:UserWarning")
+def test_each_mutant_of_a_file_ends_as_it_should(made: MutationRun) -> None:
+    assert (made.errors, made.no_programs) == ([], [])
+    assert len(made.outcomes) == made.candidates > 30
+    reduce_kinds = [one for one in made.outcomes if one.mutant.operator == "reduce kind"]
+    assert [one.kind for one in reduce_kinds] == [Kind.CAUGHT, Kind.CAUGHT]
+    assert "aten.relu.default: P(" in reduce_kinds[0].why
+    # x.ndim is never below 0, so that both branches make the same rules
+    assert {one.kind for one in outcomes(made, "x.ndim >= 0", "x.ndim > 0")} == {Kind.SAME}
+    line = STRATEGIES.split("\n").index("        return [([Shard(1)], [Shard(1)])]") + 1
+    unreached = [one for one in made.outcomes if one.mutant.line == line]
+    assert {(one.kind, one.why) for one in unreached} == {(Kind.SURVIVED, "no sample reaches the line")}
+    dropped = outcomes(made, "rules.append(([Shard(dim)], [Shard(dim)]))", "pass")
+    assert [one.kind for one in dropped] == [Kind.FEWER]
+    ended = outcomes(made, "False", "True")
+    assert [(one.kind, one.verdict) for one in ended] == [(Kind.CAUGHT, "DIED")]
+    lines = list(mutation_lines(made))
+    assert sum("no sample reaches the line" in line for line in lines) == len(unreached) + 1  # os.abort()
+    assert f"{made.candidates} of {made.candidates} mutants tried" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["aten.no_such_op"], "no OpInfo and no aten overload with a rule matches 'aten.no_such_op'"),
+        (["--max", "0"], "--max 0: must be at least 1"),
+        (["--jobs", "1000"], "--jobs 1000: must be from 1 to 256"),
+        (["no_such_file.py"], "there is no file"),
+    ],
+)
+def test_usage_errors(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["verifier", "mutate", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_each_operator_changes_one_node_and_takes_it_back() -> None:
+    source = '''
+def strategy(op, dim, keepdim):
+    """A docstring."""
+    dim = normalize_dim(dim, op.ndim)
+    if keepdim and is_tensor_shardable(op.shape, spec) and op.shape[0] < max(op.shape):
+        specs.append(use(Shard(dim + 1), keepdim=True))
+    return [Partial(), Partial("sum"), Replicate(), Shard(dim)], add(1)
+'''
+    tree = ast.parse(source)
+    edits = edits_of(tree)
+    assert {edit.operator for edit in edits} == set(OPERATORS) - {KEY, TABLE}
+    before = ast.unparse(tree)
+    for edit in edits:
+        undo = edit.apply()
+        changed = ast.unparse(tree)
+        compile(tree, "strategy", "exec")
+        undo()
+        assert changed != before
+        assert ast.unparse(tree) == before
+
+
+def check(op: str) -> tuple[int, int]:
+    """Return how many wrong rules and how many stale decisions samples of ``op`` show now."""
+    source = installed_sources()["opinfo"]
+    (target,) = source.select([op])
+    options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True)
+    samples = source.samples(target, SampleOptions(max_samples=4, rare=False))
+    reports = [check_sample(sample, options) for sample in samples if not sample.not_testable]
+    return sum(len(report.wrong) for report in reports), sum(len(report.stale) for report in reports)
+
+
+def in_torch(file: str, function: str, before: str, after: str) -> Mutant:
+    files = [one for one in files_of_torchs_rules() if one.endswith(file)]
+    found = [
+        one for one in mutants_of_files(files) if (one.function, one.before, one.after) == (function, before, after)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_a_mutant_of_torchs_source_decides_only_inside_the_block() -> None:
+    mutant = in_torch("_tensor_ops.py", "select_int_strategy", "input_specs.is_sharded()", "False")
+    before = check("aten.select.int")
+    with installed(mutant):
+        assert check("aten.select.int")[0] > before[0]
+    assert check("aten.select.int") == before
+
+
+def test_mutants_of_registrations_are_caught() -> None:
+    key, *_ = (one for one in mutants_of_registrations(["aten.select.int"]) if one.operator == KEY)
+    _, before = check("aten.select.int")
+    with installed(key):
+        assert check("aten.select.int")[1] > before
+    mutants = mutants_of_registrations(["aten.exp.default"])
+    table = next(one for one in mutants if one.operator == TABLE and "neg" in one.after)
+    wrong, _ = check("aten.exp.default")
+    with installed(table):
+        assert check("aten.exp.default")[0] > wrong
+    assert check("aten.exp.default")[0] == wrong

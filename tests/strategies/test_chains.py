@@ -1,0 +1,118 @@
+"""The family of chains: what it draws is legal, covers both tables, and is tried as its single calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from strategies.chains import FAMILY
+from strategies.chains.composites import COMPOSITES
+from strategies.chains.consumers import CONSUMERS
+from strategies.chains.inputs import OPS, chain_cases, composite_case, produced_case
+from strategies.chains.producers import PRODUCERS
+from strategies.chains.programs import CHAIN, chain
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import vacuous
+from verifier.planning.boundary import refusal
+from verifier.planning.families import DrawContext, Family, budget_of
+from verifier.programs import simpler_calls
+from verifier.records.values import case_record, load_case
+from verifier.torch_internals.placements import Placements
+
+MESH = MeshSpec((2,))
+F64 = torch.float64
+QUICK = settings(
+    max_examples=60,
+    database=None,
+    derandomize=True,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def context(*ops: str) -> DrawContext:
+    return DrawContext(MESH, FAMILY.dtypes, ops or OPS)
+
+
+def replicated(case: OpCase) -> Trial:
+    return Trial(case, MESH, ((Replicate(),),) * len(case.kwargs))
+
+
+def test_the_family_satisfies_the_interface_and_spends_less_than_others() -> None:
+    assert isinstance(FAMILY, Family)
+    assert budget_of(FAMILY, 30, 32) == (60, 4)
+    with pytest.raises(ValueError, match="must each have an entry"):
+        chain_cases(DrawContext(MESH, (F64,), ()))
+
+
+@given(FAMILY.cases(context()))
+@QUICK
+def test_cases_run_locally_may_be_stored_and_are_allowed_from_a_file(case: OpCase) -> None:
+    reference = make_reference(case)
+    assert reference.raised is None
+    assert not reference.no_gradient
+    again = load_case(case_record(case))
+    outputs = make_reference(again).outputs
+    assert len(outputs) == len(reference.outputs)
+    assert all(map(torch.equal, outputs, reference.outputs))
+    assert refusal(replicated(again)) == ""
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_every_consumer_takes_most_pending_results(consumer: str) -> None:
+    producers = [name for name in PRODUCERS if name not in ("any", "any_of_numbers", "compared", "given", "count")]
+    fits = Counter(produced_case(MESH, F64, f"chain.{one}", consumer, None, False, 3) is not None for one in producers)
+    assert fits[True] >= len(producers) // 2
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_every_producer_is_followed_by_a_consumer(producer: str) -> None:
+    case = produced_case(MESH, F64, f"chain.{producer}", "with_itself", "view", True, 1)
+    assert case is not None
+    assert case.op == f"chain.{producer}"
+    assert len(make_reference(case).outputs) == 2
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_every_composite_is_drawn_with_results_that_show_something(name: str) -> None:
+    drawn = [composite_case(MESH, F64, f"composite.{name}", seed) for seed in range(4)]
+    cases = [case for case in drawn if case is not None]
+    assert len(cases) >= 3
+    assert any(not vacuous(make_reference(case)) for case in cases)
+
+
+def test_a_chain_returns_what_no_step_takes_and_a_written_tensor_once() -> None:
+    base = torch.arange(6.0).reshape(2, 3)
+    steps = [
+        ["step1", "torch.ops.aten.clone.default", ["x"], {}],
+        ["step2", "torch.ops.aten.split.Tensor", ["step1", 1, 0], {}],
+        ["step3", "torch.ops.aten.mul_.Scalar", ["step2.0", 10], {}],
+        ["step4", "torch.Tensor.__getitem__", ["step1", (["slice", 0, None, 2], 1)], {}],
+    ]
+    untouched, written, column = chain(steps, x=base)
+    assert (untouched.tolist(), written.tolist()) == ([[3.0, 4.0, 5.0]], [[0.0, 10.0, 20.0]])
+    assert column.tolist() == [10.0]
+    assert base.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_chain_is_tried_as_its_single_calls_where_placements_are_unknown_on_each() -> None:
+    steps = [
+        ["step1", "torch.ops.aten.sum.dim_IntList", ["x", [0]], {}],
+        ["step2", "torch.ops.aten.neg.default", ["step1"], {}],
+        ["step3", "torch.ops.aten.exp.default", ["step1"], {}],
+    ]
+    case = OpCase("chain.sum", CHAIN, (steps,), {"x": torch.ones(2, 3, dtype=F64)}, "chains", False)
+    calls = simpler_calls(Trial(case, MESH, ((Shard(0),),)), {})
+    tried: dict[str, list[Placements]] = {}
+    for call in calls:
+        tried.setdefault(call.case.op, []).append(call.combination[0])
+    assert tried["aten.sum.dim_IntList"] == [(Shard(0),)]
+    assert {(Replicate(),), (Shard(0),), (Partial(),), (Partial("max"),)} <= {*tried["aten.neg.default"]}
+    branches = [call.case.args[0] for call in calls if call.case.call == CHAIN]
+    assert branches == [steps[:2], [steps[0], steps[2]]]

@@ -1,0 +1,1 @@
+"""Mutation testing of sharding strategies: which changes to a strategy's source the rule check notices."""

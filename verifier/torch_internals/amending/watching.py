@@ -1,0 +1,130 @@
+"""Amendments that see each op of DTensors, before and after it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.caches import clear_caches
+
+__all__ = ["locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls :meth:`before` and :meth:`after` for each op that has a DTensor among its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if DTensor not in types:
+            return func(*args, **kwargs)
+        self.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self.after(func, args, result)
+        return result
+
+    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Prepare for the op, or refuse it."""
+
+    def after(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
+        """Take notice of the results."""
+
+
+class _LostWrites(_Watch):  # type: ignore[no-untyped-call]
+    """Refuses to write to a view that shares no memory with its base, because the base was redistributed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: dict[int, torch.Tensor] = {}  # keeps the memory, so that no other tensor gets it
+
+    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not func._schema.is_mutable:
+            return
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[position] if position < len(args) else kwargs.get(argument.name)
+                if any(_memory(tensor) in self._copies for tensor in _dtensors(given)):
+                    raise NotImplementedError(f"{func} is not supported on a view of a redistributed tensor")
+
+    def after(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.arguments)
+        if not views or not is_torchs(func) or not isinstance(args[0], DTensor):
+            return
+        base = _memory(args[0])
+        for tensor in _dtensors(result):
+            memory = _memory(tensor)
+            if memory and (memory != base or base in self._copies):
+                self._copies[memory] = tensor._local_tensor
+
+
+class _FreshMasks(_Watch):  # type: ignore[no-untyped-call]
+    """Has DTensor decide again on each op that may mask its result, so that each result has its own placement."""
+
+    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if str(func).startswith(_MASKING) and is_torchs(func):
+            clear_caches()
+
+
+_MASKING = ("aten.embedding.", "aten.gather.", "aten.index_select.")
+
+
+def _dtensors(tree: object) -> list[DTensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, DTensor)]
+
+
+def _memory(tensor: DTensor) -> int:
+    """Return the address of the local tensor's memory; 0 if it has none."""
+    return tensor._local_tensor.untyped_storage().data_ptr()
+
+
+@contextlib.contextmanager
+def views_of_copies_unwritten() -> Iterator[None]:
+    """Let DTensor refuse to write to a view if it redistributed the base, so that the base would not see the write."""
+    with _LostWrites():
+        yield
+
+
+@contextlib.contextmanager
+def masks_of_their_own() -> Iterator[None]:
+    """Let each masked result keep a mask of its own, which no reduction of the result releases."""
+    with _FreshMasks(), mock.patch.object(MaskBuffer, "release_mask", return_value=None):
+        yield
+
+
+@contextlib.contextmanager
+def locals_measured() -> Iterator[None]:
+    """Let ``from_local`` ask all ranks for the sizes of their local tensors where it is given no shape."""
+    wrap = DTensor.from_local
+
+    def measured(
+        local: torch.Tensor, mesh: DeviceMesh, placements: Any, *, shape: Any = None, **options: Any
+    ) -> DTensor:
+        if shape is None:
+            sizes = list(local.shape)
+            for mesh_dim in reversed(range(mesh.ndim)):  # the last mesh dim cuts what the others have left
+                if isinstance(placement := placements[mesh_dim], Shard):
+                    size = torch.tensor(sizes[placement.dim])
+                    dist.all_reduce(size, group=mesh.get_group(mesh_dim))
+                    sizes[placement.dim] = int(size)
+            shape = torch.Size(sizes)
+            options["stride"] = torch.empty(shape, device="meta").stride()
+        return wrap(local, mesh, placements, shape=shape, **options)
+
+    with mock.patch.object(DTensor, "from_local", staticmethod(measured)):
+        yield
