@@ -163,4 +163,12 @@ REMEDIES = (
         VALUES,
         refuses=True,
     ),
+    Remedy(
+        "extremes-of-complex-numbers",
+        "pass no P(max) or P(min) into a complex number or through a Fourier transform, which has no order",
+        lambda: vetoed(_names("complex.*", "_fft_*"), _is_extreme),
+        _names("complex.*", "_fft_*", "*fft*"),
+        VALUES,
+        refuses=True,
+    ),
 )

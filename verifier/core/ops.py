@@ -16,6 +16,7 @@ from verifier.torch_internals.names import OpOverload, pytree
 
 __all__ = [
     "argument_names",
+    "has_opaque_results",
     "is_view",
     "of_ones_own",
     "opaque_results",
@@ -129,19 +130,28 @@ def writes_out(case: OpCase) -> bool:
     return schema is not None and any(argument.is_out for argument in schema.arguments)
 
 
-_OPAQUE = frozenset({"rng_state", "unused", "philox_seed", "philox_offset"})
+_OPAQUE = frozenset({"rng_state", "unused", "philox_seed", "philox_offset", "max_q", "max_k"})
 
 
 def opaque_results(op: object) -> tuple[int, ...]:
-    """Return the places of the results that only the backward op can read, such as the state of a generator.
+    """Return the places of the results that only the backward op reads, such as the state of a generator.
 
-    DTensor hands them back as plain 0-d tensors of the rank. They are known by their names in the schema.
+    DTensor may return them as plain tensors without dims, or numbers, of the rank. Their names in the schema tell.
 
     >>> opaque_results(torch.ops.aten._scaled_dot_product_efficient_attention.default)
     (2, 3)
     """
     returns = op._schema.returns if isinstance(op, OpOverload) else ()
     return tuple(place for place, result in enumerate(returns) if result.name in _OPAQUE)
+
+
+@functools.cache
+def has_opaque_results(op: str) -> bool:
+    """Return whether the overload ``op``, such as ``aten.mm.default``, has opaque results; its programs return them."""
+    try:
+        return bool(opaque_results(resolve(f"torch.ops.{op}")))
+    except ValueError:
+        return False
 
 
 def is_view(case: OpCase) -> bool:

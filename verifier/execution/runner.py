@@ -27,7 +27,7 @@ from verifier.core.observation import (
     Raised,
     Redistribution,
 )
-from verifier.core.ops import opaque_results, promises_strides, resolve, with_written, writes_out
+from verifier.core.ops import has_opaque_results, promises_strides, resolve, with_written, writes_out
 from verifier.core.verdict import Phase
 from verifier.core.wording import plural
 from verifier.execution.converter import DTensorConverter
@@ -256,9 +256,10 @@ class _Steps:
         if not result:
             return []
         flat, structure = pytree.tree_flatten(result[0])
-        for place in opaque_results(resolve(self.trial.case.call)):
-            if place < len(flat) and type(flat[place]) is torch.Tensor and not flat[place].ndim:
-                flat[place] = replicated(flat[place], self.mesh)
+        if has_opaque_results(self.trial.case.op):
+            flat = [
+                replicated(leaf, self.mesh) if type(leaf) is torch.Tensor and not leaf.ndim else leaf for leaf in flat
+            ]
         returned = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         tensors = with_written(returned, self.trial.case, list[torch.Tensor](inputs))
         for i, tensor in enumerate(tensors):

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from verifier.core.case import OpCase
-from verifier.core.ops import resolve, written_arguments
+from verifier.core.ops import opaque_results, resolve, written_arguments
 from verifier.placements.algebra import coordinates, take_local
 from verifier.placements.bounds import shard_bounds
 from verifier.placements.partials import split_index, split_partial
@@ -50,6 +50,7 @@ class LocalCall:
 
     def __init__(self, case: OpCase) -> None:
         self.op: Callable[..., object] = resolve(case.call)
+        self._opaque = frozenset(opaque_results(self.op))
         self.leaves, self._spec = pytree.tree_flatten((tuple(case.args), dict(case.kwargs)))
         self.slots = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = [self.leaves[i].detach() for i in self.slots]
@@ -111,7 +112,9 @@ class LocalCall:
         plain = isinstance(returned, torch.Tensor)
         flat = [returned] if plain else pytree.tree_leaves(returned)
         made = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
-        others = tuple(leaf for leaf in flat if not isinstance(leaf, torch.Tensor))
+        others = tuple(
+            leaf for place, leaf in enumerate(flat) if not isinstance(leaf, torch.Tensor) and place not in self._opaque
+        )
         written = []
         for number in self.written:
             index = next((i for i, leaf in enumerate(made) if leaf is tensors[number]), None)

@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.ops import argument_names, opaque_results, promises_strides, resolve, written_arguments
+from verifier.core.ops import argument_names, has_opaque_results, promises_strides, written_arguments
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.script.source import (
     Inlined,
@@ -272,7 +272,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         call=call,
         asked=f"[{', '.join(map(str, asked))}]" if any(asked) else "",
         strides=promises_strides(case),
-        opaque=bool(opaque_results(resolve(case.call))),
+        opaque=has_opaque_results(case.op),
         accepted=_values(accepted),
         accepted_gradients=_values(_accepted_gradients(trial, reference, index) if backward else []),
         accepted_writes=_dictionary(accepted_writes) if verdict.kind is VerdictKind.MUTATED_INPUT else "",
