@@ -217,7 +217,9 @@ def quiet_lines(rules: RulesRecord, imports: Sequence[str] = (), folder: Path = 
 
 def _new_lines(rules: RulesRecord, most: int) -> list[str]:
     """Return a line for each finding that is new."""
-    by_name = {rule.fingerprint: rule for op in rules.ops.values() for rule in op.wrong if not rule.known}
+    by_name: dict[str, WrongRuleRecord] = {}
+    for rule in (rule for op in rules.ops.values() for rule in op.wrong if not rule.known):
+        by_name.setdefault(rule.fingerprint, rule)
     lines = [f"new: {name} {rule.verdict} in {state_text(rule)}" for name, rule in by_name.items()]
     return lines[:most] + ([f"new: {len(lines) - most:,} more, listed above"] if len(lines) > most else [])
 

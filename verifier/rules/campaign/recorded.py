@@ -19,6 +19,7 @@ from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import Starter
 from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
+    INTERRUPTED,
     UNCONFIRMED,
     ConfirmationRecord,
     GraphRecord,
@@ -246,7 +247,9 @@ class _RulesRun:
         counts = sum(by_op.values(), Counter[str]())
         untested = sum((Counter(record.untested) for record in records.values()), Counter[str]())
         not_reached = [target.name for target in plan.targets if target.name not in records]
-        skipped = [UntestedRecord(name, NO_SAMPLES, 1) for name in (*not_reached, *plan.without_samples)]
+        why = NO_SAMPLES if complete else INTERRUPTED
+        skipped = [UntestedRecord(name, why, 1) for name in not_reached]
+        skipped += [UntestedRecord(name, NO_SAMPLES, 1) for name in plan.without_samples]
         return RunRecord(
             header=header,
             seconds=round(seconds, 3),
