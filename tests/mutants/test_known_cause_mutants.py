@@ -106,6 +106,20 @@ def test_a_wrong_rule_beside_a_known_cause_is_new(rules: Callable[[], None], tri
         call("take_back")
 
 
+def test_a_gradient_that_the_handler_loses_is_a_crash_and_explained(pools: PoolSet) -> None:
+    generator = torch.Generator().manual_seed(2)
+    shapes = (4, 3, 4, 6), (4, 2, 4, 6), (3, 2, 3, 3)
+    tensors = [torch.randint(1, 4, shape, generator=generator).double() for shape in shapes]
+    options = ([3], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])
+    name = "aten.convolution_backward.default"
+    case = OpCase(name, f"torch.ops.{name}", (*tensors, *options))
+    trial = Trial(case, MESH, tuple(map(parse_placements, ("S(3)", "S(3)", "R"))))
+    verdict = judge(pools.run_alone(trial), make_reference(case))
+    assert (verdict.kind, verdict.phase) == ("CRASH", "forward")
+    assert "returned 2 tensors, not 3" in verdict.message
+    assert explained(pools, trial) == ["convolution-handler"]
+
+
 BATCH, WIDTH = images("S(0)", "S(0)"), images("S(3)", "S(3)")
 
 
