@@ -42,7 +42,7 @@ class Building:
         self.tensors: dict[str, torch.Tensor] = {}
         self.steps: list[list[Any]] = []
         self.values: dict[str, Any] = {}
-        self.tags: set[str] = set()
+        self._program: tuple[str, tuple[object, ...]] | None = None
         self.exact = dtype == torch.float64
         ranks = mesh.world_size
         sizes = sorted({2, 3, 4, 5, ranks - 1, ranks, ranks + 1} - {0, 1})
@@ -127,6 +127,10 @@ class Building:
         self.steps.append(step)
         return name
 
+    def program(self, path: str, *args: object) -> None:
+        """Make the case a call of the program at ``path``, with ``args`` and with all tensors by name."""
+        self._program = path, args
+
     def of(self, name: str) -> torch.Tensor:
         """Return the tensor of a name, or give up if it is no tensor."""
         value = self.values[name]
@@ -159,9 +163,12 @@ class Building:
     # ----------------------------------------------------------------------------------------------------------- end
     def case(self, op: str) -> OpCase:
         """Return the case of the chain; give up if it makes no tensor that shows anything."""
+        if self._program is not None:
+            path, args = self._program
+            return checked(OpCase(op, path, args, self.tensors, "chains", False))
         used = taken_by(self.steps)
         tensors = {name: tensor for name, tensor in self.tensors.items() if name in used}
-        case = OpCase(op, CHAIN, (self.steps,), tensors, "chains", False, frozenset(self.tags))
+        case = OpCase(op, CHAIN, (self.steps,), tensors, "chains", False)
         return checked(case)
 
 

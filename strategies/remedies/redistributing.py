@@ -9,6 +9,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.remedies.placing import VALUES, partials, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, tensors, vetoed
+from verifier.torch_internals.placements import masked_extent
 
 __all__ = ["REMEDIES"]
 
@@ -39,7 +40,10 @@ def _scatters_complex_products(decision: Decision) -> bool:
 def _divides_integers(decision: Decision) -> bool:
     return any(
         not (given.dtype.is_floating_point or given.dtype.is_complex)
-        and any(before.is_replicate() and partials((after,)) & {"sum", "avg"} for before, after in changes)
+        and any(
+            before.is_replicate() and partials((after,)) & {"sum", "avg"} and masked_extent(after) is None
+            for before, after in changes
+        )
         for given, changes in _changes(decision)
     )
 

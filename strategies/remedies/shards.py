@@ -9,6 +9,7 @@ import torch
 from strategies.remedies.placing import VALUES, has_uneven_shards, is_sharded, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, vetoed
+from verifier.torch_internals.amending.watching import locals_measured
 
 __all__ = ["REMEDIES"]
 
@@ -117,5 +118,12 @@ REMEDIES = (
         "(linalg_batch_dim_strategy in _ops/_math_ops.py)",
         lambda: vetoed(("aten.linalg_ldl_solve.*", "aten.linalg_solve_triangular.*"), _batches_differ),
         ("aten.linalg_ldl_solve.*", "aten.linalg_solve_triangular.*"),
+    ),
+    Remedy(
+        "shapes-of-local-maps",
+        "ask all ranks for the sizes of their results in local_map, instead of taking all for equal "
+        "(_local_map_wrapped in experimental/_func_map.py)",
+        locals_measured,
+        ("composite.local_function",),
     ),
 )

@@ -20,6 +20,7 @@ _WRITTEN = {
 """The positions of tensors, or lists of them, that these ops write to beside the first argument or without a name that
 says so."""
 _WRITING = tuple(f"aten.{op}.default" for op in _WRITTEN)
+_SCATTERING = tuple(f"aten.{op}_.*" for op in ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"))
 _VIEWS = (
     "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "narrow", "permute", "select", "slice",
     "split*", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
@@ -44,6 +45,13 @@ def _fills_parts(decision: Decision) -> bool:
     return is_partial(decision.args[0])
 
 
+def _is_relabelled(decision: Decision) -> bool:
+    """Return whether an op that keeps the shape of the tensor to which it writes gives it other placements."""
+    written = decision.given[0] if decision.given else None
+    placements = decision.outputs[0] if decision.outputs else None
+    return isinstance(written, Placed) and placements is not None and written.placements != placements
+
+
 REMEDIES = (
     Remedy(
         "writes-to-copies",
@@ -59,6 +67,14 @@ REMEDIES = (
         views_of_copies_unwritten,
         tuple(f"aten.{view}.*" for view in _VIEWS),
         VALUES,
+        refuses=True,
+    ),
+    Remedy(
+        "placements-in-place",
+        "refuse to write in place where the result would have other placements than the tensor, for ops that keep "
+        "the shape (_ops/_tensor_ops.py, and _dispatch_fast_path_python_tail in _dispatch.py)",
+        lambda: refused(_SCATTERING, _is_relabelled, "is not supported in place where it changes placements"),
+        _SCATTERING,
         refuses=True,
     ),
     Remedy(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import known_cause_mutants
 import pytest
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.findings.attribution import Attribution
@@ -74,6 +75,14 @@ def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
     assert explained(pools, convolution("S(2)")) == ["convolution-handler"]
     for placement, cotangent in [("S(3)", "R"), ("S(3)", "S(3)"), ("S(1)", "S(0)"), ("P(sum)", "R")]:
         assert explained(pools, images(placement, cotangent)) == ["convolution-handler"]
+    whole = images("S(1)", "R")
+    nested = replace(
+        whole,
+        mesh=MeshSpec((2, 2)),
+        cotangents=(((Shard(0), Partial()),),),
+        combination=tuple(map(parse_placements, ("(S(0), R)", "(P(sum), S(0))", "(R, R)"))),
+    )
+    assert explained(pools, nested) == ["convolution-handler"]
     assert judge(pools.run_alone(scan(1)), make_reference(scan(1).case)).kind == "PASS"
 
 
@@ -95,6 +104,20 @@ def test_a_wrong_rule_beside_a_known_cause_is_new(rules: Callable[[], None], tri
         assert explained(pools, trial) == []
     finally:
         call("take_back")
+
+
+def test_a_gradient_that_the_handler_loses_is_a_crash_and_explained(pools: PoolSet) -> None:
+    generator = torch.Generator().manual_seed(2)
+    shapes = (4, 3, 4, 6), (4, 2, 4, 6), (3, 2, 3, 3)
+    tensors = [torch.randint(1, 4, shape, generator=generator).double() for shape in shapes]
+    options = ([3], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])
+    name = "aten.convolution_backward.default"
+    case = OpCase(name, f"torch.ops.{name}", (*tensors, *options))
+    trial = Trial(case, MESH, tuple(map(parse_placements, ("S(3)", "S(3)", "R"))))
+    verdict = judge(pools.run_alone(trial), make_reference(case))
+    assert (verdict.kind, verdict.phase) == ("CRASH", "forward")
+    assert "returned 2 tensors, not 3" in verdict.message
+    assert explained(pools, trial) == ["convolution-handler"]
 
 
 BATCH, WIDTH = images("S(0)", "S(0)"), images("S(3)", "S(3)")

@@ -260,6 +260,13 @@ def case_flags(case: OpCase) -> frozenset[str]:
 
 
 _MOST_SEEN = 12
+_MOST_SEEN_OF_OWN_CODE = 48
+"""All failures of an op that runs by code of its own are one group. A remedy may mend that code for some calls only."""
+
+
+def _told_apart(failure: Failure) -> str:
+    """Return the class of a call that ran by code of DTensor's own, as text: its tags, and the first placements."""
+    return f"{failure.trial.mesh} {sorted(failure.trial.case.tags)} {failure.trial.combination[:1]}"
 
 
 @dataclass
@@ -272,7 +279,8 @@ class Group:
     seen: dict[str, None] = field(default_factory=dict)
     """The first twelve combinations in which the failure occurred, as text."""
     unexplained: dict[str, Failure] = field(default_factory=dict)
-    """Failures for which no cause has been looked for yet: of up to twelve combinations, the first of each."""
+    """Failures for which no cause has been looked for yet: the first of each of up to twelve combinations, or of more
+    classes of call if the op runs by code of DTensor's own."""
 
     def add(self, failure: Failure) -> None:
         self.occurrences += 1
@@ -293,14 +301,15 @@ class Collector:
         else:
             self.groups[key] = Group(key, failure)
         group = self.groups[key]
-        if len(group.seen) < _MOST_SEEN or len(group.unexplained) < _MOST_SEEN:
+        most = _MOST_SEEN_OF_OWN_CODE if (own_code := _runs_own_code(failure)) else _MOST_SEEN
+        if len(group.seen) < _MOST_SEEN or len(group.unexplained) < most:
             rows = combination_rows(failure.trial.case, failure.trial.combination)
             whose = f"{failure.trial.case.op} on " if is_of_any_op(failure) else ""
             where = f"{whose}{failure.trial.mesh}: " + ", ".join(f"{n}={p}" for n, p in rows)
             if len(group.seen) < _MOST_SEEN:
                 group.seen[where] = None
-            if len(group.unexplained) < _MOST_SEEN:
-                group.unexplained.setdefault(where, failure)
+            if len(group.unexplained) < most:
+                group.unexplained.setdefault(_told_apart(failure) if own_code else where, failure)
         return group
 
 

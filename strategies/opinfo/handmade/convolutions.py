@@ -15,6 +15,9 @@ _BATCH = (4, 3, 6, 5, 2)
 """By size. DTensor's rules cut batches evenly, so each number of ranks up to 3 divides some of these."""
 _WIDTH = (6, 9, 8, 5, 7)
 """By size: even and uneven shards, of which each is at least as wide as the border of a neighbour."""
+_HEIGHT = (8, 6, 4, 10, 9)
+"""By size, mostly even: where shards of the height differ, torch's handler sends messages of another size than it
+receives, which ends the process of a rank."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class _Convolution:
     stride: int = 1
     dilation: int = 1
     groups: int = 1
-    channels: tuple[int, int] = (2, 3)
+    channels: tuple[int, int] = (4, 3)
     bias: bool = True
     transposed: bool = False
     output_padding: int = 0
@@ -49,8 +52,9 @@ class _Convolution:
     def tensors(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return input [batch, channels, ...], weight and bias."""
         given, made = self.channels
-        batch, width = (given, given) if self.equal else (_BATCH[draw.size], _WIDTH[draw.size])
-        heights = (given if self.equal else width + 1,) * (len(self.kernel) - 1)
+        sizes = (given,) * 3 if self.equal else (_BATCH[draw.size], _HEIGHT[draw.size], _WIDTH[draw.size])
+        batch, height, width = sizes
+        heights = (height,) * (len(self.kernel) - 1)
         first, second = (given, made) if self.transposed else (made, given)
         weight = draw.values(first, second // self.groups, *self.kernel)
         return draw.values(batch, given, *heights, width), weight, draw.values(made) if self.bias else None

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, _tp_conv
+from torch.distributed.tensor import DTensor, Replicate, Shard, _tp_conv
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.amending.propagation import is_torchs
@@ -85,8 +86,20 @@ def _redistributed(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
         return args
     wanted = iter([leaf for leaf in pytree.tree_leaves(decided.redistribute_schema.args_schema) if _is_spec(leaf)])
     return tuple(
-        arg.redistribute(arg.device_mesh, next(wanted).placements) if isinstance(arg, DTensor) else arg for arg in args
+        arg.redistribute(arg.device_mesh, _cut_once(next(wanted).placements)) if isinstance(arg, DTensor) else arg
+        for arg in args
     )
+
+
+def _cut_once(placements: Placements) -> Placements:
+    """Return ``placements`` with no tensor dim cut by two mesh dims, which handlers refuse that ask for a dim map."""
+    cut: set[int] = set()
+    made: list[Placement] = []
+    for placement in placements:
+        again = isinstance(placement, Shard) and placement.dim in cut
+        made.append(Replicate() if again else placement)
+        cut |= {placement.dim} if isinstance(placement, Shard) else set()
+    return tuple(made)
 
 
 def _is_spec(leaf: object) -> bool:

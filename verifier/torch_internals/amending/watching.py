@@ -8,8 +8,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.caches import clear_caches
 
-__all__ = ["masks_of_their_own", "views_of_copies_unwritten"]
+__all__ = ["locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -102,4 +104,27 @@ def views_of_copies_unwritten() -> Iterator[None]:
 def masks_of_their_own() -> Iterator[None]:
     """Let each masked result keep a mask of its own, which no reduction of the result releases."""
     with _FreshMasks(), mock.patch.object(MaskBuffer, "release_mask", return_value=None):
+        yield
+
+
+@contextlib.contextmanager
+def locals_measured() -> Iterator[None]:
+    """Let ``from_local`` ask all ranks for the sizes of their local tensors where it is given no shape."""
+    wrap = DTensor.from_local
+
+    def measured(
+        local: torch.Tensor, mesh: DeviceMesh, placements: Any, *, shape: Any = None, **options: Any
+    ) -> DTensor:
+        if shape is None:
+            sizes = list(local.shape)
+            for mesh_dim in reversed(range(mesh.ndim)):  # the last mesh dim cuts what the others have left
+                if isinstance(placement := placements[mesh_dim], Shard):
+                    size = torch.tensor(sizes[placement.dim])
+                    dist.all_reduce(size, group=mesh.get_group(mesh_dim))
+                    sizes[placement.dim] = int(size)
+            shape = torch.Size(sizes)
+            options["stride"] = torch.empty(shape, device="meta").stride()
+        return wrap(local, mesh, placements, shape=shape, **options)
+
+    with mock.patch.object(DTensor, "from_local", staticmethod(measured)):
         yield

@@ -1,0 +1,90 @@
+"""Optimisers, clipping and scaling of gradients, and DTensor's own entry points."""
+
+from __future__ import annotations
+
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.chains.building import Building
+from strategies.chains.composites.table import composite
+
+_PROGRAMS = "strategies.chains.procedures."
+
+
+def _parameters(b: Building, count: int) -> None:
+    """Add parameters of different shapes, and their gradients."""
+    for number, shape in enumerate([b.size(), (b.columns,), ()][:count]):
+        for letter in "pg":
+            tensor = b.tensors.pop(b.floats(*shape)).detach()
+            b.tensors[f"{letter}{number}"] = tensor
+
+
+@composite
+def _optimiser(b: Building) -> None:
+    """Steps of each optimiser in each implementation, and with the options that change what it computes."""
+    _parameters(b, b.pick((1, 2, 2)))
+    kind, options = b.way(
+        ("SGD", {"lr": 0.5}),
+        ("SGD", {"lr": 0.5, "momentum": 0.5, "dampening": 0.25, "weight_decay": 0.1}),
+        ("SGD", {"lr": 0.5, "momentum": 0.5, "nesterov": True}),
+        ("Adam", {"lr": 0.5}),
+        ("Adam", {"lr": 0.5, "amsgrad": True, "weight_decay": 0.1}),
+        ("AdamW", {"lr": 0.5, "maximize": True}),
+        ("RMSprop", {"lr": 0.1, "centered": True}),
+        ("Adagrad", {"lr": 0.5}),
+        ("Adadelta", {"lr": 0.5}),
+        ("NAdam", {"lr": 0.1}),
+        ("Adamax", {"lr": 0.1}),
+        ("Rprop", {"lr": 0.1}),
+        ("ASGD", {"lr": 0.1}),
+    )
+    fused = ("SGD", "Adam", "AdamW", "Adagrad")
+    implementation = b.pick(("foreach", "foreach", "plain", *(["fused"] if kind in fused else [])))
+    chosen = {"fused": True} if implementation == "fused" else {"foreach": implementation == "foreach"}
+    b.program(f"{_PROGRAMS}optimised", kind, {**options, **chosen}, b.pick((1, 2)))
+
+
+@composite
+def _clipped_gradients(b: Building) -> None:
+    _parameters(b, b.pick((1, 2, 3)))
+    b.program(f"{_PROGRAMS}clipped", b.pick((1.0, 3.0)), b.pick((2.0, 2.0, 1.0, float("inf"))), b.chance(0.5))
+
+
+@composite
+def _scaled_gradients(b: Building) -> None:
+    """Gradients of which one element may be infinite, so that a single rank decides whether a step is taken."""
+    _parameters(b, b.pick((1, 2)))
+    if b.chance(0.5):
+        b.tensors["g0"].flatten()[-1] = float("inf")
+    b.program(f"{_PROGRAMS}scaled", 1)
+
+
+@composite
+def _parallel_loss(b: Building) -> None:
+    b.floats(*b.size())
+    b.ids(b.rows, below=b.columns)
+    others: list[Placement] = [b.pick((Replicate(), Shard(0))) for _ in range(b.mesh.ndim - 1)]
+    where = b.pick(range(b.mesh.ndim))
+    placements = [*others[:where], Shard(1), *others[where:]]
+    b.program(f"{_PROGRAMS}parallel_loss", placements, b.pick(("mean", "sum", "none")))
+
+
+@composite
+def _local_function(b: Building) -> None:
+    b.floats(*b.size())
+    placements = [b.pick((Replicate(), Shard(0), Shard(1))) for _ in range(b.mesh.ndim)]
+    b.program(f"{_PROGRAMS}locally", placements)
+
+
+@composite
+def _rewrapped(b: Building) -> None:
+    b.floats(*b.size())
+    b.program(f"{_PROGRAMS}rewrapped", b.chance(0.5))
+
+
+@composite
+def _flattened_mesh(b: Building) -> None:
+    b.floats(*b.size())
+    letters = (Replicate(), Replicate(), Shard(0), Shard(1))
+    targets = [[b.pick(letters) for _ in range(b.mesh.ndim)] for _ in range(b.pick((1, 2)))]
+    b.program(f"{_PROGRAMS}on_flattened_mesh", targets)

@@ -1,0 +1,133 @@
+"""Programs that no list of steps describes: optimisers, clipping, scaled gradients, and DTensor's own entry points.
+
+Each imports only torch, so that its source can stand in a reproduction. ``p0``, ``p1`` … are parameters, and ``g0``,
+``g1`` … are their gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from verifier.planning.boundary import declares
+
+__all__ = [
+    "clipped",
+    "locally",
+    "on_flattened_mesh",
+    "optimised",
+    "parallel_loss",
+    "parameters_of",
+    "rewrapped",
+    "scaled",
+]
+
+
+def parameters_of(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of the parameters, each with a copy of its gradient."""
+    parameters = []
+    for name, tensor in tensors.items():
+        if name.startswith("p"):
+            parameter = tensor.detach().clone().requires_grad_()
+            parameter.grad = tensors[f"g{name[1:]}"].detach().clone()
+            parameters.append(parameter)
+    return parameters
+
+
+def optimised(kind: str, options: dict[str, Any], steps: int, /, **tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return the parameters after ``steps`` steps of the optimiser ``torch.optim.KIND``; the gradients grow."""
+    parameters = parameters_of(tensors)
+    optimiser = getattr(torch.optim, kind)(parameters, **options)
+    for _ in range(steps):
+        optimiser.step()
+        for parameter in parameters:
+            parameter.grad = None if parameter.grad is None else parameter.grad * 2
+    return [parameter.detach() for parameter in parameters]
+
+
+def clipped(norm: float, order: float, foreach: bool, /, **tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return the norm of all gradients, and the gradients that ``clip_grad_norm_`` leaves."""
+    parameters = parameters_of(tensors)
+    total = torch.nn.utils.clip_grad_norm_(parameters, norm, order, foreach=foreach)
+    return [total, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
+
+
+def scaled(steps: int, /, **tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return the parameters after steps of SGD with gradients that a ``GradScaler`` has scaled, and the scale."""
+    parameters = parameters_of(tensors)
+    optimiser = torch.optim.SGD(parameters, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    scaler.scale(torch.ones(()))
+    for _ in range(steps):
+        scaler.unscale_(optimiser)
+        scaler.step(optimiser)
+        scaler.update()
+    found = [parameter.detach() for parameter in parameters]
+    return [*found, torch.ones_like(found[0]) * scaler.get_scale()]
+
+
+def parallel_loss(placements: list[Any], reduction: str, /, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Return the cross entropy of the scores ``x`` and its gradient, computed by ``loss_parallel`` on DTensors."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    if not isinstance(x, DTensor):
+        leaf = x.detach().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(leaf, y, reduction=reduction)
+        return [loss.detach(), *torch.autograd.grad(loss.sum(), leaf)]
+    scores: Any = x.detach()
+    leaf = scores.redistribute(placements=placements).requires_grad_()
+    with loss_parallel():
+        target = y.full_tensor() if isinstance(y, DTensor) else y
+        loss = torch.nn.functional.cross_entropy(leaf, target, reduction=reduction)
+        return [loss.detach(), *torch.autograd.grad(loss.sum(), leaf)]
+
+
+def locally(placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return ``2 * x + 1``, computed by ``local_map`` on local tensors with the given placements."""
+    from torch.distributed.tensor.experimental import local_map
+
+    if not isinstance(x, DTensor):
+        return [2 * x + 1]
+    mapped = local_map(
+        lambda local: 2 * local + 1,
+        out_placements=placements,
+        in_placements=(placements,),
+        redistribute_inputs=True,
+    )
+    return [mapped(x)]
+
+
+def rewrapped(grows: bool, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return ``x``, or ``2 * x``, taken to local tensors and back by ``from_local`` with its shape and strides."""
+    if not isinstance(x, DTensor):
+        return [x * 2 if grows else x.view_as(x)]
+    local = x.to_local() * 2 if grows else x.to_local()
+    stride = torch.empty(x.shape, device="meta").stride()
+    return [DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride)]
+
+
+def on_flattened_mesh(targets: list[list[Any]], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return ``x`` after redistributions on a mesh that knows itself flattened, where one collective does for two."""
+    if not isinstance(x, DTensor):
+        return [x.view_as(x)]
+    mesh: Any = x.device_mesh
+    if "flattened" not in vars(mesh):  # kept with the mesh, because the groups of a mesh stay for ever
+        mesh.flattened = torch.distributed.device_mesh.DeviceMesh(
+            mesh.device_type, mesh.mesh, mesh_dim_names=tuple("abc"[: mesh.ndim])
+        )
+        if mesh.ndim > 1:
+            mesh.flattened._flatten("flat")
+    stride = torch.empty(x.shape, device="meta").stride()
+    moved = DTensor.from_local(
+        x.to_local().contiguous(), mesh.flattened, x.placements, run_check=False, shape=x.shape, stride=stride
+    )
+    for target in targets:
+        moved = moved.redistribute(placements=target)
+    local = moved.to_local()
+    return [DTensor.from_local(local, mesh, moved.placements, run_check=False, shape=x.shape, stride=stride)]
+
+
+for _program in (clipped, locally, on_flattened_mesh, optimised, parallel_loss, rewrapped, scaled):
+    declares(f"{__name__}.{_program.__name__}")
