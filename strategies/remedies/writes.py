@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies.remedies.placing import VALUES, is_partial
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.propagation import Decision, refused, tensors
+from verifier.torch_internals.amending.propagation import Decision, Placed, refused, tensors
 from verifier.torch_internals.amending.watching import views_of_copies_unwritten
 
 __all__ = ["REMEDIES"]
