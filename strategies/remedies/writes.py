@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies.remedies.placing import VALUES, is_partial
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.propagation import Decision, Placed, refused
+from verifier.torch_internals.amending.propagation import Decision, Placed, refused, tensors
 from verifier.torch_internals.amending.watching import views_of_copies_unwritten
 
 __all__ = ["REMEDIES"]
@@ -14,8 +14,11 @@ _WRITTEN = {
     "_batch_norm_with_update": (3, 4),
     "_native_batch_norm_legit": (3, 4),
     "native_batch_norm": (3, 4),
+    "_fused_adam_": (2, 3, 4),
+    "_fused_adamw_": (2, 3, 4),
 }
-"""The positions of the tensors that these ops write to, though their names do not say so."""
+"""The positions of tensors, or lists of them, that these ops write to beside the first argument or without a name that
+says so."""
 _WRITING = tuple(f"aten.{op}.default" for op in _WRITTEN)
 _SCATTERING = tuple(f"aten.{op}_.*" for op in ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"))
 _VIEWS = (
@@ -27,7 +30,7 @@ _VIEWS = (
 def _writes_to_a_copy(decision: Decision) -> bool:
     positions = _WRITTEN[decision.op.split(".")[1]]
     pairs = [(decision.given[n], decision.args[n]) for n in positions if n < len(decision.args)]
-    return any(isinstance(given, Placed) and given != placed for given, placed in pairs)
+    return any(tensors(given) != tensors(placed) for given, placed in pairs)
 
 
 def _changes_its_shape(decision: Decision) -> bool:
