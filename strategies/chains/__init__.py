@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from hypothesis.strategies import SearchStrategy
 
+from strategies.chains.building import STRIDED
 from strategies.chains.inputs import OPS, chain_cases
 from verifier.core.case import MeshSpec, OpCase
 from verifier.placements.alphabet import Alphabet
@@ -32,8 +34,13 @@ class ChainFamily(NarrowFamily):
         return chain_cases(context)
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
-        """Return the usual placements."""
-        return Alphabet()
+        """Return the usual placements; for some chains also strided shards, on several mesh dims in any shard order."""
+        if STRIDED not in case.tags:
+            return Alphabet()
+        if mesh.ndim == 1:
+            return Alphabet(partial=("sum",), strided=(2,))
+        factors = {prod(mesh.shape[first:last]) for last in range(2, mesh.ndim + 1) for first in range(1, last)}
+        return Alphabet(partial=("sum",), strided=tuple(sorted(factors - {1})), orders_on=mesh.shape)
 
 
 FAMILY = ChainFamily()

@@ -14,8 +14,10 @@ from strategies.tensors import filled
 from verifier.core.case import MeshSpec, OpCase
 from verifier.oracle.reference import make_reference
 
-__all__ = ["Building", "Part", "UnfitError", "checked"]
+__all__ = ["STRIDED", "Building", "Part", "UnfitError", "checked"]
 
+STRIDED = "strided shard"
+"""The tag of chains whose tensors may begin with strided shards, as views leave them."""
 _Choice = TypeVar("_Choice")
 _CLEAR = 1e-3
 """Fraction of the largest magnitude: rounding may change the order of values that are closer than this."""
@@ -42,6 +44,7 @@ class Building:
         self.tensors: dict[str, torch.Tensor] = {}
         self.steps: list[list[Any]] = []
         self.values: dict[str, Any] = {}
+        self._strided = self.chance(0.12)
         self._program: tuple[str, tuple[object, ...]] | None = None
         self.exact = dtype == torch.float64
         ranks = mesh.world_size
@@ -168,7 +171,8 @@ class Building:
             return checked(OpCase(op, path, args, self.tensors, "chains", False))
         used = taken_by(self.steps)
         tensors = {name: tensor for name, tensor in self.tensors.items() if name in used}
-        case = OpCase(op, CHAIN, (self.steps,), tensors, "chains", False)
+        tags = frozenset({STRIDED}) if self._strided else frozenset[str]()
+        case = OpCase(op, CHAIN, (self.steps,), tensors, "chains", False, tags)
         return checked(case)
 
 

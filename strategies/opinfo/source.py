@@ -16,7 +16,7 @@ from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
 from strategies.opinfo.calls.call import attempt, quiet
 from strategies.opinfo.calls.capture import captured, entries_of, hidden, sharded
 from strategies.opinfo.calls.op_names import home_rows, owners, row_names
-from strategies.opinfo.handmade import handmade_of_row, handmade_overloads, handmade_samples
+from strategies.opinfo.handmade import NO_CALLS, handmade_of_row, handmade_overloads, handmade_samples
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
 from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
 from strategies.opinfo.samples.input_classes import INPUT_CLASSES, InputClass
@@ -80,7 +80,7 @@ class OpInfoSource:
         if op is None:
             return
         yield from handmade_samples(target.overload, options)
-        found = target.overload in handmade_overloads()
+        found = target.overload in NO_CALLS or target.overload in handmade_overloads()
         for row in home_rows(op):
             for sample in _row_samples(Row(row, options, op), (op,), options, op):
                 found = True

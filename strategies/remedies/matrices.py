@@ -63,6 +63,20 @@ def _differ(matrix: Placed, scale: Placed, dims: tuple[int, int], mesh_shape: Se
     return False
 
 
+# ----------------------------------------------------------------------------------------------------- grouped products
+_GROUPED_MM = ("aten._grouped_mm.default",)
+
+
+def _has_short_rows(decision: Decision) -> bool:
+    """Return whether some rank has a shard of a matrix whose rows are no multiple of 16 bytes."""
+    return any(
+        local[-1] * matrix.dtype.itemsize % 16
+        for matrix in decision.args[:2]
+        if is_sharded(matrix)
+        for local in local_shapes(matrix.shape, matrix.placements, decision.mesh_shape)
+    )
+
+
 REMEDIES = (
     Remedy(
         "heads-of-groups",
@@ -94,6 +108,14 @@ REMEDIES = (
         "(_ops/_matrix_ops.py)",
         lambda: cached_by(aten._scaled_dot_product_efficient_attention_backward.default, 10),
         (f"{_EFFICIENT}_backward.default",),
+    ),
+    Remedy(
+        "rows-of-grouped-products",
+        "shard a matrix of _grouped_mm only if the rows of every rank's shard, which is contiguous, are a multiple of "
+        "16 bytes (valid_grouped_mm_strides in _ops/_matrix_ops.py)",
+        lambda: vetoed(_GROUPED_MM, _has_short_rows),
+        _GROUPED_MM,
+        frozenset({"CRASH"}),
     ),
     Remedy(
         "scales-of-blocks",

@@ -40,6 +40,17 @@ def _dim_from_the_front(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | Non
     return (args[0], args[1] + ndim, *args[2:]) if isinstance(args[1], int) and args[1] < 0 else None
 
 
+def _keeps_dims_by_position(decision: Decision) -> bool:
+    """Return whether keepdim is given by position, and the tensor is sharded."""
+    return len(decision.args) > 2 and bool(decision.args[2]) and is_sharded(decision.args[0])
+
+
+def _has_no_range(decision: Decision) -> bool:
+    """Return whether the limits of a histogram are equal, which stands for the least and the largest element."""
+    least, most = decision.argument(2, "min", 0), decision.argument(3, "max", 0)
+    return bool(least == most) and is_sharded(decision.args[0])
+
+
 def _is_infinite_norm_of_partial(decision: Decision) -> bool:
     order = decision.argument(1, "ord", 2)
     return (
@@ -90,6 +101,20 @@ REMEDIES = (
         "take an empty or missing list of dims for all dims in the reductions of _ops/_math_ops.py",
         lambda: vetoed(_names(*_DIMS), _has_no_dims),
         _names(*_DIMS),
+    ),
+    Remedy(
+        "keepdim-of-logsumexp",
+        "read keepdim from the positional arguments, too, in logsumexp_strategy (_ops/_math_ops.py)",
+        lambda: vetoed(_names("logsumexp.default"), _keeps_dims_by_position),
+        _names("logsumexp.default"),
+    ),
+    Remedy(
+        "histograms-without-range",
+        "claim no shard in histc_strategy where min equals max, because the kernel then takes the limits from its data "
+        "(_ops/_math_ops.py)",
+        lambda: vetoed(_names("histc.default"), _has_no_range),
+        _names("histc.default"),
+        VALUES,
     ),
     Remedy(
         "negative-dim-of-scans",

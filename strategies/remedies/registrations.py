@@ -14,6 +14,8 @@ from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.registrations import (
     adjusted_like,
     cached_by,
+    cached_by_keyword,
+    empty_choices_refused,
     handled,
     ordered_rules,
     scalars_replicated,
@@ -36,6 +38,16 @@ _UPSAMPLING = tuple(
 )  # fmt: skip
 
 
+_REDUCTIONS = (
+    aten.sum.default, aten.sum.dim_IntList, aten.nansum.default, aten.prod.default, aten.prod.dim_int,
+    aten.mean.default, aten.mean.dim, aten.cumsum.default, aten.cumprod.default, aten.linalg_vector_norm.default,
+)  # fmt: skip
+"""Those that take a dtype."""
+
+
+_VIEWS_OF_SCALARS = (aten.transpose.int, aten.transpose_copy.int, aten.view_as_real.default)
+
+
 def _all(*contexts: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def together() -> Iterator[None]:
@@ -51,6 +63,10 @@ def _out_sizes() -> AbstractContextManager[None]:
     upsampling = [(getattr(aten, name).grad_input, 2) for name in _UPSAMPLING if hasattr(aten, name)]
     shaped = [lambda op=op, n=n: shape_argument(op, n) for op, n in upsampling]
     return _all(*shaped, lambda: adjusted_like(aten.native_group_norm.out, aten.native_group_norm.default))()
+
+
+def _reduction_dtypes() -> AbstractContextManager[None]:
+    return _all(*(lambda op=op: cached_by_keyword(op, "dtype") for op in _REDUCTIONS))()
 
 
 def _shifts() -> AbstractContextManager[None]:
@@ -103,6 +119,14 @@ REMEDIES = (
         ("aten.__lshift__.*", "aten.__rshift__.*"),
     ),
     Remedy(
+        "no-rule-left",
+        "refuse a call for which no rule is left, instead of taking the least of no costs "
+        "(_select_min_redistribute_cost in _sharding_prop.py)",
+        empty_choices_refused,
+        verdicts=frozenset({"CRASH"}),
+        refuses=True,
+    ),
+    Remedy(
         "logsumexp-of-scalars",
         "take None of _infer_reduction_dims for all dims in logsumexp_strategy (_ops/_math_ops.py), as the other "
         "reductions do",
@@ -111,10 +135,23 @@ REMEDIES = (
         frozenset({"CRASH"}),
     ),
     Remedy(
+        "views-of-scalars",
+        "map the dims of a tensor without dims to none in dim_transpose and dim_view_as_real (_ops/_view_ops.py)",
+        lambda: _all(*(lambda op=op: scalars_replicated(op) for op in _VIEWS_OF_SCALARS))(),
+        tuple(str(op) for op in _VIEWS_OF_SCALARS),
+        frozenset({"CRASH"}),
+    ),
+    Remedy(
         "histc-bins-cached",
         "register histc_strategy with RuntimeSchemaInfo(1) (_ops/_math_ops.py)",
         lambda: cached_by(aten.histc.default, 1),
         ("aten.histc.default",),
+    ),
+    Remedy(
+        "dtypes-of-reductions-cached",
+        'register the reductions that take a dtype with static_kwargkey=["dtype"] (_ops/_math_ops.py)',
+        _reduction_dtypes,
+        tuple(str(op) for op in _REDUCTIONS),
     ),
     Remedy(
         "multinomial-samples-cached",

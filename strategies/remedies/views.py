@@ -8,6 +8,7 @@ from typing import Any
 from strategies.remedies.placing import is_partial, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, normalised, replicated_first, vetoed
+from verifier.torch_internals.amending.registrations import empty_views_replicated
 
 __all__ = ["REMEDIES"]
 
@@ -46,7 +47,25 @@ def _dim_of_sizes(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return (*args[:2], args[2] + len(args[1]), *args[3:]) if args[2] < 0 else None
 
 
+def _has_no_elements(decision: Decision) -> bool:
+    return any(0 in one.shape for one in decision.inputs)
+
+
 REMEDIES = (
+    Remedy(
+        "views-of-empty-tensors",
+        "replicate a tensor without elements before it is viewed in another shape: view_groups divides by sizes, or "
+        "multiplies zeros for ever (_ops/_view_ops.py)",
+        empty_views_replicated,
+        verdicts=frozenset({"CRASH", "HANG"}),
+        refuses=True,
+    ),
+    Remedy(
+        "squeeze-of-empty-tensors",
+        "keep dims of size 0 in dim_squeeze, which keeps those of more than one element (_ops/_view_ops.py)",
+        lambda: replicated_first(("aten.squeeze.*", "aten.squeeze_.*"), _has_no_elements),
+        ("aten.squeeze.*", "aten.squeeze_.*"),
+    ),
     Remedy(
         "local-sizes-of-views",
         "redistribute before a view if the local sizes of its result do not fit every rank's local tensor "
@@ -67,8 +86,9 @@ REMEDIES = (
         "expanded-shards",
         "redistribute a sharded dim of size 1 before it is expanded (_ops/_view_ops.py)",
         lambda: replicated_first(("aten.expand.default", "aten.expand_copy.default"), _expands_a_shard),
-        ("aten.expand*", "aten.sum.dim_IntList"),
+        ("aten.expand*", "aten.sum.dim_IntList", "aten.mean.dim", "chain.*", "composite.*"),
         frozenset({"CRASH"}),
+        refuses=True,  # a view in the same backward pass may then need a redistribution
     ),
     Remedy(
         "negative-dim-of-select-backward",

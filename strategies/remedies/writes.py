@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies.remedies.placing import VALUES, is_partial
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.propagation import Decision, Placed, refused
+from verifier.torch_internals.amending.propagation import Decision, Placed, refused, tensors
 from verifier.torch_internals.amending.watching import views_of_copies_unwritten
 
 __all__ = ["REMEDIES"]
@@ -14,9 +14,13 @@ _WRITTEN = {
     "_batch_norm_with_update": (3, 4),
     "_native_batch_norm_legit": (3, 4),
     "native_batch_norm": (3, 4),
+    "_fused_adam_": (2, 3, 4),
+    "_fused_adamw_": (2, 3, 4),
 }
-"""The positions of the tensors that these ops write to, though their names do not say so."""
+"""The positions of tensors, or lists of them, that these ops write to beside the first argument or without a name that
+says so."""
 _WRITING = tuple(f"aten.{op}.default" for op in _WRITTEN)
+_SCATTERING = tuple(f"aten.{op}_.*" for op in ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"))
 _VIEWS = (
     "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "narrow", "permute", "select", "slice",
     "split*", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
@@ -26,7 +30,7 @@ _VIEWS = (
 def _writes_to_a_copy(decision: Decision) -> bool:
     positions = _WRITTEN[decision.op.split(".")[1]]
     pairs = [(decision.given[n], decision.args[n]) for n in positions if n < len(decision.args)]
-    return any(isinstance(given, Placed) and given != placed for given, placed in pairs)
+    return any(tensors(given) != tensors(placed) for given, placed in pairs)
 
 
 def _changes_its_shape(decision: Decision) -> bool:
@@ -39,6 +43,13 @@ def _changes_its_shape(decision: Decision) -> bool:
 
 def _fills_parts(decision: Decision) -> bool:
     return is_partial(decision.args[0])
+
+
+def _is_relabelled(decision: Decision) -> bool:
+    """Return whether an op that keeps the shape of the tensor to which it writes gives it other placements."""
+    written = decision.given[0] if decision.given else None
+    placements = decision.outputs[0] if decision.outputs else None
+    return isinstance(written, Placed) and placements is not None and written.placements != placements
 
 
 REMEDIES = (
@@ -56,6 +67,14 @@ REMEDIES = (
         views_of_copies_unwritten,
         tuple(f"aten.{view}.*" for view in _VIEWS),
         VALUES,
+        refuses=True,
+    ),
+    Remedy(
+        "placements-in-place",
+        "refuse to write in place where the result would have other placements than the tensor, for ops that keep "
+        "the shape (_ops/_tensor_ops.py, and _dispatch_fast_path_python_tail in _dispatch.py)",
+        lambda: refused(_SCATTERING, _is_relabelled, "is not supported in place where it changes placements"),
+        _SCATTERING,
         refuses=True,
     ),
     Remedy(

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.chains import FAMILY
+from strategies.chains.building import STRIDED
 from strategies.chains.composites import COMPOSITES
 from strategies.chains.consumers import CONSUMERS
 from strategies.chains.inputs import OPS, chain_cases, composite_case, produced_case
@@ -22,7 +23,7 @@ from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext, Family, budget_of
 from verifier.programs import simpler_calls
 from verifier.records.values import case_record, load_case
-from verifier.torch_internals.placements import Placements
+from verifier.torch_internals.placements import Placements, strided_shard
 
 MESH = MeshSpec((2,))
 F64 = torch.float64
@@ -62,6 +63,17 @@ def test_cases_run_locally_may_be_stored_and_are_allowed_from_a_file(case: OpCas
     assert len(outputs) == len(reference.outputs)
     assert all(map(torch.equal, outputs, reference.outputs))
     assert refusal(replicated(again)) == ""
+
+
+def test_some_chains_begin_with_strided_shards_and_on_several_mesh_dims_with_shard_orders() -> None:
+    drawn = [produced_case(MESH, F64, "chain.sum", "view", None, False, seed) for seed in range(40)]
+    strided = [case for case in drawn if case is not None and STRIDED in case.tags]
+    assert 0 < len(strided) < 20
+    alphabet = FAMILY.alphabet(strided[0], MESH)
+    assert strided_shard(0, 2) in alphabet.placements(2, F64)
+    many = FAMILY.alphabet(strided[0], MeshSpec((2, 2)))
+    assert many.allows((strided_shard(0, 2), Shard(0)))
+    assert not many.allows((strided_shard(0, 2), Replicate()))
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)

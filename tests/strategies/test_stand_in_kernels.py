@@ -14,7 +14,9 @@ from strategies.kernels.attention import cudnn, efficient, flash
 from strategies.kernels.registering import registered
 from strategies.kernels.rms_norm import backward
 from strategies.kernels.scaled_mm import product
-from strategies.opinfo.handmade import handmade_samples
+from strategies.opinfo.coverage import coverage
+from strategies.opinfo.handmade import NO_CALLS, handmade_samples
+from strategies.opinfo.source import SOURCE
 from verifier.core.case import OpCase
 from verifier.core.ops import resolve
 from verifier.rules.samples import SampleOptions
@@ -158,6 +160,17 @@ def test_scales_of_no_documented_layout_are_refused() -> None:
     for first, second in (((4, 3), (3, 16)), ((2, 2), (2, 16)), ((4, 2), (1, 16)), ((4,), (16,))):
         with pytest.raises(ValueError, match="Invalid scaling configuration"):
             product(a, b, torch.ones(first), torch.ones(second), None, None, torch.float32)
+
+
+@pytest.mark.nightly
+def test_every_overload_with_a_rule_has_samples_or_a_reason() -> None:
+    assert set(coverage().missing) <= NO_CALLS.keys()
+
+
+@pytest.mark.parametrize("op", NO_CALLS)
+def test_an_overload_without_calls_says_why(op: str) -> None:
+    (target,) = SOURCE.select([op])
+    assert [sample.not_testable for sample in SOURCE.samples(target, OPTIONS)] == [NO_CALLS[op]]
 
 
 def test_a_kernel_of_torch_s_stays() -> None:

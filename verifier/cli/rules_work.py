@@ -17,8 +17,9 @@ from verifier.cli.common import (
 )
 from verifier.cli.options import BaselineOption, Detail, FailOn, Format, Out
 from verifier.cli.progress import RulesProgress
-from verifier.core.wording import plain_text
+from verifier.core.wording import plain_text, plural
 from verifier.execution.imports import places_of_rules
+from verifier.records.schema import INTERRUPTED
 from verifier.report.github import github_lines
 from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, quiet_lines, total_lines
@@ -65,6 +66,11 @@ def check(
             lines += ["", *total_lines(made.rules, imported, out, detail is not Detail.FULL)]
             if detail is Detail.QUIET:
                 lines = quiet_lines(made.rules, imported, out)
+            if not made.complete:
+                left = sum(one.reason == INTERRUPTED for one in made.untested)
+                not_reached = f"; {plural(left, 'op was', 'ops were')} not reached" if left else ""
+                lines += [f"INCOMPLETE: the check ended before it had confirmed everything{not_reached}",
+                          f"next: again: {made.header.command}"]  # fmt: skip
             write_out("".join(f"{line}\n" for line in lines))
         for error in made.tool_errors:
             sys.stderr.write(plain_text(f"error of the verifier: {error}\n"))

@@ -71,6 +71,8 @@ class Raised:
     """The process reached its memory limit."""
     file: str = ""
     """The name of the file of the function that raised, without folders."""
+    endless: bool = False
+    """A rule of DTensor's did not come back, and was ended."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements, placement_text
 from verifier.torch_internals.recording import RedistributionRecorder
 from verifier.torch_internals.simulation import paused_simulation
-from verifier.torch_internals.watching import count_collectives
+from verifier.torch_internals.watching import count_collectives, ended_rules
 
 __all__ = ["Exchange", "TrialRunner"]
 
@@ -214,12 +214,13 @@ class _Steps:
         started = time.perf_counter()
         try:
             if self.trial.trace:
-                with count_collectives() as counts:
+                with ended_rules(), count_collectives() as counts:
                     yield
                 for name, count in counts.items():
                     log.collectives[phase, name] += count
             else:
-                yield
+                with ended_rules():
+                    yield
             if self.mesh.device_type == "cuda":
                 torch.cuda.synchronize()  # a kernel that fails says so here, and not in the phases after this one
         except Exception as error:  # noqa: BLE001 - becomes a verdict

@@ -12,6 +12,7 @@ from verifier.core.observation import Contribution, Difference, Executed, Proces
 from verifier.core.verdict import Phase
 from verifier.processes.limits import memory_note
 from verifier.torch_internals.refusals import is_refusal, raised_in
+from verifier.torch_internals.watching import EndlessRuleError
 
 __all__ = ["TrialLog"]
 
@@ -83,5 +84,6 @@ class TrialLog:
         limited = bool(note) and self.memory_limit is not None
         refused = is_refusal(error)
         self.raised = Raised(
-            self.reached, kind, note + message, where, text, refused, ours, self.backward, limited, file
-        )
+            self.reached, kind, note + message, where, text, refused, ours, self.backward, limited, file,
+            isinstance(error, EndlessRuleError),
+        )  # fmt: skip

@@ -15,6 +15,7 @@ from verifier.gate.baseline import Baseline, BaselineEntry, BaselineError, Cause
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge, vacuous
 from verifier.records.schema import KnownRecord
+from verifier.torch_internals.amending.propagation import refused_by_amendment
 
 __all__ = ["Attribution", "Recall", "RemediedRunner", "ops_of", "passed_again"]
 
@@ -104,15 +105,17 @@ class Attribution:
         Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
         left out as can be. At last, causes are added one by one, as each shows the next.
         """
-        may = [cause for cause in self.causes if self._may_have(cause, failure.verdict.kind)]
+        kind = failure.verdict.kind
+        may = [cause for cause in self.causes if self._may_have(cause, kind)]
         ops = ops_of(failure)
         likely = [cause for cause in self.causes if self.remedies[cause.remedy].is_likely(ops)]
         likely.sort(key=lambda one: "*" in self.remedies[one.remedy].ops)
         changed: list[tuple[Cause, VerdictKind]] = []
-        for cause in (one for one in likely if one in may):
+        # a trial that hangs costs its time limit under each remedy, so that only those that name a hang are tried alone
+        for cause in (one for one in likely if one in may and (kind is not VerdictKind.HANG or self._says(one, kind))):
             if (left := self._left(failure, (cause,))) is None:
                 return (cause,)
-            if left is not failure.verdict.kind:
+            if left is not kind:
                 changed.append((cause, left))
         if len(may) > 1 and self.is_mended(failure, may):
             return tuple(self._fewest(failure, may))
@@ -127,7 +130,8 @@ class Attribution:
 
         It counts as passed if the results are now right, be they all zero: the trial itself has shown what is wrong
         without the remedies. It also counts if DTensor refuses what comes after the phase that failed, which was right
-        then, or if it refuses the call and the only remedy in force says that it may.
+        then. A refusal of the call counts if a remedy itself refuses it, because no right rule is left for the
+        placements of what the op writes to, or if the only remedy in force says that DTensor may.
         """
         return self._left(failure, causes) is None
 
@@ -145,11 +149,15 @@ class Attribution:
                 return None
             case VerdictKind.UNSUPPORTED if len(causes) == 1 and self.remedies[causes[0].remedy].refuses:
                 return None
+            case VerdictKind.UNSUPPORTED if len(causes) == 1 and _refused(observation):
+                return None
         return verdict.kind
 
     def _may_have(self, cause: Cause, verdict: VerdictKind) -> bool:
-        verdicts = self.remedies[cause.remedy].verdicts
-        return not verdicts or verdict in verdicts
+        return not self.remedies[cause.remedy].verdicts or self._says(cause, verdict)
+
+    def _says(self, cause: Cause, verdict: VerdictKind) -> bool:
+        return verdict in self.remedies[cause.remedy].verdicts
 
     def _fewest(self, failure: Failure, mending: list[Cause]) -> list[Cause]:
         """Return a smallest subset of ``mending`` that still mends: leave out halves, then quarters, and so on."""
@@ -164,3 +172,9 @@ class Attribution:
                 else:
                     start += size
         return mending
+
+
+def _refused(observation: Observation) -> bool:
+    """Return whether a remedy refused the call on every rank."""
+    raised = [report.raised for report in observation.reports if report is not None]
+    return all(error is not None and refused_by_amendment(error.where) for error in raised)

@@ -168,6 +168,9 @@ def _judge_exception(
     who = "every rank" if everyone else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
     what = f"{error.type}: {_first_line(error.message)}" if error.message else f"{error.type} in {error.where}"
     message = f"{who} raised {what}, expected no exception"
+    if error.endless:
+        said = f"{who} computed without an end: {_first_line(error.message)}"
+        return Verdict(VerdictKind.HANG, said, error.phase, _subject_of(error), error.backward, error.traceback)
     if error.refusal and everyone:
         return Verdict(VerdictKind.UNSUPPORTED, f"{error.type}: {_first_line(error.message)}", error.phase)
     if observation.fate is Fate.STUCK:

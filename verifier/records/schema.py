@@ -237,7 +237,8 @@ class WrongRuleRecord:
 
     ``op`` is the aten overload, ``origin`` the sample that shows it; ``input_placements`` are those on which DTensor
     runs the op. ``fingerprint`` names the finding and is empty for a rule that was not confirmed. ``draws`` counts the
-    draws that refute it.
+    draws that refute it. ``fails`` is true if DTensor failed when it was asked for rules, so that there is no claim and
+    no output placement.
     """
 
     op: str
@@ -253,6 +254,7 @@ class WrongRuleRecord:
     fingerprint: str
     known: bool
     draws: int
+    fails: bool = False
 
 
 @dataclass

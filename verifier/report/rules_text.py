@@ -52,8 +52,15 @@ _MOST_BRIEF = 5
 
 # -------------------------------------------------------------------------------------------------------------- phrases
 def rule_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
-    """Return a rule without its op, as ``S(0), R -> S(0)``."""
-    return f"{', '.join(rule.input_placements) or '()'} -> {', '.join(rule.output_placements) or '()'}"
+    """Return a rule without its op, as ``S(0), R -> S(0)``; the placements at which DTensor fails as ``S(0), R``."""
+    return _joined(rule, "->")
+
+
+def _joined(rule: WrongRuleRecord | MissingRuleRecord, arrow: str) -> str:
+    inputs = ", ".join(rule.input_placements) or "()"
+    if isinstance(rule, WrongRuleRecord) and rule.fails:
+        return inputs
+    return f"{inputs} {arrow} {', '.join(rule.output_placements) or '()'}"
 
 
 def call_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
@@ -64,8 +71,7 @@ def call_text(rule: WrongRuleRecord | MissingRuleRecord) -> str:
 
 def state_text(rule: WrongRuleRecord) -> str:
     """Return the call of a wrong rule, the rule, and the mesh on which the rule is refuted."""
-    inputs, outputs = ", ".join(rule.input_placements) or "()", ", ".join(rule.output_placements) or "()"
-    return f"{call_text(rule)} with {inputs} → {outputs} on mesh {MeshSpec.parse(rule.mesh).shape}"
+    return f"{call_text(rule)} with {_joined(rule, '→')} on mesh {MeshSpec.parse(rule.mesh).shape}"
 
 
 def saves_text(rule: MissingRuleRecord) -> str:
@@ -211,7 +217,9 @@ def quiet_lines(rules: RulesRecord, imports: Sequence[str] = (), folder: Path = 
 
 def _new_lines(rules: RulesRecord, most: int) -> list[str]:
     """Return a line for each finding that is new."""
-    by_name = {rule.fingerprint: rule for op in rules.ops.values() for rule in op.wrong if not rule.known}
+    by_name: dict[str, WrongRuleRecord] = {}
+    for rule in (rule for op in rules.ops.values() for rule in op.wrong if not rule.known):
+        by_name.setdefault(rule.fingerprint, rule)
     lines = [f"new: {name} {rule.verdict} in {state_text(rule)}" for name, rule in by_name.items()]
     return lines[:most] + ([f"new: {len(lines) - most:,} more, listed above"] if len(lines) > most else [])
 

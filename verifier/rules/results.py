@@ -13,7 +13,10 @@ __all__ = ["Rule", "SampleReport", "WrongRule"]
 
 @dataclass(frozen=True, order=True)
 class Rule:
-    """One claim about an op: these input placements give these output placements, all as text, in argument order."""
+    """One claim about an op: these input placements give these output placements, all as text, in argument order.
+
+    Where DTensor fails instead of claiming anything, there are no ``outputs``.
+    """
 
     op: str
     inputs: tuple[str, ...]
@@ -60,6 +63,8 @@ class WrongRule:
     """Whether only special values refute the claim."""
     left_out: str = ""
     """The argument that the key of DTensor's cache leaves out, if the verdict is STALE_CACHE."""
+    fails: bool = False
+    """Whether DTensor fails when it is asked for rules, instead of claiming one."""
     controls: tuple[TrialRecord, ...] = ()
     """Trials that have to pass if the cache is to be blamed: each of the two calls, made twice."""
 

@@ -166,6 +166,20 @@ class SampleOnMesh(ABC):
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
+        self._note_failures()
+
+    def _note_failures(self) -> None:
+        """Note where DTensor fails instead of naming rules, once for each way in which it does."""
+        seen = set()
+        for combination, failure in self.reader.failures.items():
+            if (failure.kind, failure.where) in seen:
+                continue
+            seen.add((failure.kind, failure.where))
+            rule = Rule(self.ledger.sample.op, tuple(placement_text(p) for p in combination), ())
+            kind = VerdictKind.CRASH if failure.kind else VerdictKind.HANG
+            message = f"the rule raised {failure.kind}: {failure.message}" if failure.kind else failure.message
+            wrong = self._wrong(rule, combination, Mismatch(kind, message, raised=failure.kind))
+            self.ledger.note(replace(wrong, fails=True), 1)
 
     def reducible(self, claim: Claim) -> bool:
         """Return whether collectives reduce each result as it is claimed, or do not say plainly that they cannot.
@@ -236,9 +250,12 @@ class SampleOnMesh(ABC):
 
     def counterexample(self, claim: Claim, found: Mismatch) -> WrongRule:
         """Return the record of a claim that this draw refutes."""
-        trial = Trial(self.case, self.mesh, claim.inputs, (), self.seed)
+        return self._wrong(claim.rule, claim.inputs, found)
+
+    def _wrong(self, rule: Rule, inputs: Combination, found: Mismatch) -> WrongRule:
+        trial = Trial(self.case, self.mesh, inputs, (), self.seed)
         return WrongRule(
-            claim.rule, str(self.mesh), self.shapes, self.arguments, self.ledger.sample.origin, found.kind,
+            rule, str(self.mesh), self.shapes, self.arguments, self.ledger.sample.origin, found.kind,
             found.message, trial_record(trial), _complexity(self.call.tensors), self.call.in_args,
             raised=found.raised,
         )  # fmt: skip

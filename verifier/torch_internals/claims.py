@@ -24,14 +24,20 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.placements import Combination, Placements, placements_of_spec
+from verifier.torch_internals.refusals import is_refusal, raised_in
 from verifier.torch_internals.registries import installed_sharded_op
 from verifier.torch_internals.sharded_ops import ShardedOp
+from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError, ended_rules
 
 __all__ = [
     "ClaimReader",
     "Propagation",
+    "RuleFailure",
     "Slot",
 ]
+
+_LONGEST = 12
+"""DTensor is asked no more about a call once an answer has taken so many ticks; it takes a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,25 @@ class Propagation:
     call: tuple[Callable[..., object], tuple[object, ...]] | None = None
 
 
+@dataclass(frozen=True)
+class RuleFailure:
+    """How DTensor fails when it is asked for rules: it raises what is no refusal, or does not come back.
+
+    Parameters
+    ----------
+    kind
+        Type of the exception; empty if DTensor does not come back.
+    message
+        Its message.
+    where
+        The function that raised.
+    """
+
+    kind: str
+    message: str
+    where: str = ""
+
+
 class ClaimReader:
     """Reads what DTensor claims for one call, without a process group or DTensors; nothing is run.
 
@@ -75,6 +100,12 @@ class ClaimReader:
         The call, with global tensors.
     result
         What the call returns on the global tensors.
+
+    Attributes
+    ----------
+    failures
+        How DTensor failed where it was asked and did not refuse, by placements. Once it has not come back, it is not
+        asked again.
     """
 
     def __init__(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
@@ -86,15 +117,20 @@ class ClaimReader:
         self._metas = [_meta_of(leaves[i]) for i in self._slots]
         self._result_meta: Any = _result_meta(result)
         self._in_args = len([leaf for leaf in pytree.tree_leaves(tuple(args)) if isinstance(leaf, torch.Tensor)])
+        self.failures: dict[Combination, RuleFailure] = {}
+        self._lost = False
 
     def at(self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0) -> Propagation | None:
         """Return what DTensor does at ``combination``; None if it has no rule for it or fails to apply one."""
+        if self._lost:
+            return None
         mesh = _bare_mesh(mesh_shape, rank)
         schema = self._schema_at(combination, mesh)
         try:
-            with self._without_dry_run():
+            with self._without_dry_run(), ended_rules(_LONGEST):
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
-        except Exception:  # noqa: BLE001 - strategies refuse and fail in many ways; no exception is a claim
+        except Exception as error:  # noqa: BLE001 - strategies refuse and fail in many ways; no exception is a claim
+            self._note(combination, error)
             return None
         outputs = placements_of_spec(sharding.output_spec)
         changed = sharding.redistribute_schema if sharding.needs_redistribute else None
@@ -149,8 +185,9 @@ class ClaimReader:
             return self._listed_per_element() if self._is_foreach() else self._listed_whole(mesh_shape)
         if self.op in self._propagator.op_strategy_funcs or self.op in self._propagator.op_to_rules:
             return None
-        if not self._decomposes([Replicate()] * len(self._metas)):
-            return []
+        whole: tuple[Placement, ...] = (Replicate(),) * len(self._metas)
+        if not self._decomposes(whole):
+            return [] if self._lost else [whole]  # it says why when it is asked
         return [combination for combination in combinations if self._decomposes(combination)]
 
     @property
@@ -166,7 +203,8 @@ class ClaimReader:
         mesh = _bare_mesh(mesh_shape, 0)
         specs = [DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas]
         try:
-            decided = strategy(self._propagator._wrap_with_op_strategy(self._schema(specs)))
+            with ended_rules(_LONGEST):
+                decided = strategy(self._propagator._wrap_with_op_strategy(self._schema(specs)))
         except Exception:  # noqa: BLE001 - as above
             return []
         rules = []
@@ -219,8 +257,9 @@ class ClaimReader:
     def _rules(self, schema: OpSchema, result_meta: Any, inputs: int) -> list[tuple[Placement, ...]] | None:
         info = self._propagator.op_single_dim_strategy_funcs[self.op]
         try:
-            wrapped = self._propagator._wrap_with_op_strategy(schema)
-            prepared = _PreparedSingleDimStrategy(info, wrapped, result_meta)
+            with ended_rules(_LONGEST):
+                wrapped = self._propagator._wrap_with_op_strategy(schema)
+                prepared = _PreparedSingleDimStrategy(info, wrapped, result_meta)
         except Exception:  # noqa: BLE001 - as above
             return None
         rules = [rule[prepared.num_outputs :] for rule in prepared.expanded_strategies]
@@ -239,10 +278,26 @@ class ClaimReader:
         placements: Any = tuple(slots.get(i) for i in range(len(self._leaves)))
         try:
             strategy.ensure_schema_info(self.op)
-            strategy._propagate_through_decomp(schema, placements, strategy._get_fake_mesh("cpu"))
+            with ended_rules(_LONGEST):
+                strategy._propagate_through_decomp(schema, placements, strategy._get_fake_mesh("cpu"))
+        except (EndlessRuleError, SlowRulesError) as error:
+            self._note(tuple((placement,) for placement in combination), error)
+            return False
         except Exception:  # noqa: BLE001 - as above
             return False
         return True
+
+    def _note(self, combination: Combination, error: Exception) -> None:
+        """Note how DTensor failed, unless it has refused or is slow."""
+        if isinstance(error, EndlessRuleError | SlowRulesError):
+            self._lost = True
+        if isinstance(error, EndlessRuleError):
+            self.failures[combination] = RuleFailure("", str(error))
+        elif not (isinstance(error, SlowRulesError) or is_refusal(error)):
+            code = raised_in(error)
+            where = "" if code is None else f"{code.co_filename}:{code.co_qualname}"
+            lines = str(error).strip().splitlines()
+            self.failures[combination] = RuleFailure(type(error).__name__, lines[0] if lines else "no message", where)
 
     def _schema(self, specs: Sequence[DTensorSpec]) -> OpSchema:
         leaves = list(self._leaves)

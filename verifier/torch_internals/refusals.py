@@ -40,7 +40,7 @@ def is_refusal(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, RuntimeError | ValueError) and text.startswith(_BACKEND_REFUSALS):
         return True
-    if isinstance(error, RuntimeError) and any(refusal in text for refusal in _REFUSALS):
+    if isinstance(error, RuntimeError | ValueError) and any(refusal in text for refusal in _REFUSALS):
         return True
     return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
 

@@ -1,9 +1,13 @@
-"""Watches for collectives and for conversions to coarser dtypes while code runs."""
+"""Watches for collectives, conversions to coarser dtypes, and rules without an end while code runs."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,7 +16,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["FUNCTIONAL_COLLECTIVES", "CollectiveWatch", "NarrowingWatch", "count_collectives", "next_sequence_number"]
+__all__ = [
+    "FUNCTIONAL_COLLECTIVES",
+    "CollectiveWatch",
+    "EndlessRuleError",
+    "NarrowingWatch",
+    "SlowRulesError",
+    "count_collectives",
+    "ended_rules",
+    "next_sequence_number",
+]
 
 
 @contextlib.contextmanager
@@ -118,3 +131,93 @@ FUNCTIONAL_COLLECTIVES = (
     "broadcast",
     "broadcast_",
 )
+
+
+# ------------------------------------------------------------------------------------------------- rules without an end
+_TICK = 2.5
+"""Seconds of the process's own time between two looks at what runs."""
+_PLANNERS = (
+    os.path.join("distributed", "tensor", "_ops", "utils.py"),
+    os.path.join("distributed", "tensor", "_ops", "single_dim_strategy.py"),
+    os.path.join("distributed", "tensor", "_ops", "registration.py"),
+)
+"""Files whose functions may go through many combinations of rules, and come to an end."""
+
+
+class EndlessRuleError(RuntimeError):
+    """A call of a function that works out rules does not come back."""
+
+
+class SlowRulesError(RuntimeError):
+    """DTensor takes too long to work out rules."""
+
+
+class _Interrupted(BaseException):
+    """Takes an error past torch's handlers for exceptions."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        self.error = error
+
+
+@contextlib.contextmanager
+def ended_rules(longest: int = 0) -> Iterator[None]:
+    """End a rule of DTensor's that does not come back inside the block.
+
+    A rule is said not to come back if one and the same call of a function that works out rules, not of what goes
+    through combinations of rules, is still running after 2.5 s of the process's own time. Rules take milliseconds. Only
+    the main thread is watched.
+
+    Parameters
+    ----------
+    longest
+        After so many ticks of 2.5 s the block is ended, whatever runs; 0 for no limit.
+
+    Raises
+    ------
+    EndlessRuleError
+        If a rule does not come back.
+    SlowRulesError
+        If the block has taken ``longest`` ticks.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: set[FrameType] = set()
+    ticks = 0
+
+    def look(_number: int, frame: FrameType | None) -> None:
+        nonlocal before, ticks
+        ticks += 1
+        stack = list(_callers(frame))
+        endless = next((one for one in stack if one in before), None)
+        if endless is not None and _works_out_rules(endless):
+            name = f"{endless.f_code.co_name} ({os.path.basename(endless.f_code.co_filename)})"
+            raise _Interrupted(EndlessRuleError(f"{name} does not come back"))
+        if ticks == longest:
+            raise _Interrupted(SlowRulesError(f"DTensor works out rules for more than {ticks * _TICK:g} s"))
+        before = set(stack)
+
+    handler = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _TICK, _TICK)
+    try:
+        yield
+    except _Interrupted as interrupted:
+        raise interrupted.error from None
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, handler)
+        before.clear()
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _works_out_rules(frame: FrameType) -> bool:
+    """Return whether a frame is of a rule: of a file of rules, or of a file outside torch called by the propagation."""
+    file = frame.f_code.co_filename
+    if f"{os.sep}torch{os.sep}" in file:
+        return f"{os.sep}_ops{os.sep}" in file and not file.endswith(_PLANNERS)
+    return any(caller.f_code.co_name == "propagate_op_sharding_non_cached" for caller in _callers(frame.f_back))

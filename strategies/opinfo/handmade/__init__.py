@@ -45,7 +45,12 @@ def handmade_overloads() -> Sequence[str]:
 
 
 def handmade_samples(op: str, options: SampleOptions) -> Iterator[Sample]:
-    """Yield the handmade samples of an overload, in the same order at each call."""
+    """Yield the handmade samples of an overload, in the same order at each call.
+
+    An overload in ``NO_CALLS`` has one that cannot be tested, with the reason.
+    """
+    if op in NO_CALLS:
+        yield HandmadeSample(Way(op, "no call", lambda draw: ()), options, NO_CALLS[op])
     ways = _ways().get(op, ())
     for way in [way for way in ways if not way.row]:
         yield HandmadeSample(way, options)

@@ -19,8 +19,8 @@ def _columns_first(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------- grouped
-# groups, rows, inner and columns; the kernels need rows, or columns, of 16 bytes
-_GROUPED = ((3, 10, 16, 24), (2, 3, 32, 16), (8, 8, 8, 8), (4, 6, 48, 32), (5, 7, 16, 40))
+# groups, rows, inner and columns: multiples of 16 bytes, so that the kernels take a matrix by rows and by columns
+_GROUPED = ((3, 40, 16, 24), (2, 24, 32, 16), (8, 8, 8, 8), (4, 16, 48, 32), (5, 32, 16, 40))
 _ENDS = "the ends of the groups fit these matrices only: only what DTensor claims is tried"
 
 

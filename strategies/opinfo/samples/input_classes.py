@@ -28,6 +28,10 @@ def _is_trusting(call: Call) -> bool:
     return helper or base.startswith(TRUSTING)
 
 
+_CHECKED_IN_PYTHON = ("binary_cross_entropy",)
+"""Ops whose functions check sizes, and whose kernels take what these refuse."""
+
+
 def _has_fixed_sizes(call: Call) -> bool:
     """Return whether sizes stay.
 
@@ -35,7 +39,7 @@ def _has_fixed_sizes(call: Call) -> bool:
     """
     base = base_of(str(call.op))
     writes_out = any(parameter.out for parameter in parameters(call.op))
-    fixed = writes_out or "backward" in base or base.rstrip("_") in KEEP_VALUES
+    fixed = writes_out or "backward" in base or base.rstrip("_") in KEEP_VALUES or base in _CHECKED_IN_PYTHON
     return fixed or _is_trusting(call) or base.startswith(("_foreach", "_amp_foreach"))
 
 
@@ -159,14 +163,37 @@ def narrower(call: Call) -> Iterator[Variation]:
 
 
 def empty(call: Call) -> Iterator[Variation]:
-    """Yield operands of which one, or all, have an empty dim."""
+    """Yield operands of which one, or all, have an empty dim, and sizes with a 0."""
     if _has_fixed_sizes(call):
         return
+    yield from _empty_sizes(call)
     for dim in range(max(tensor.ndim for tensor in call.tensors)):
         change = partial(_changed, tuple(range(len(call.tensors))), partial(_empty, dim=dim))
         yield Variation(f"dim {dim} of all is empty", change)
         for number in reversed(range(len(call.tensors))):
             yield _resized(number, dim, "is empty", _empty)
+
+
+def _empty_sizes(call: Call) -> Iterator[Variation]:
+    """Yield tensors with an empty dim to be viewed in sizes of which one is 0."""
+    for parameter in parameters(call.op):
+        sizes = call.values.get(parameter.name)
+        if parameter.name not in _SIZES or not isinstance(sizes, list | tuple) or len(call.tensors) != 1:
+            continue
+        for place in reversed(range(len(sizes))):
+            for dim in range(call.tensors[0].ndim):
+                new = [0 if number == place else abs(size) for number, size in enumerate(sizes)]
+                yield Variation(
+                    f"dim {dim} and {parameter.name}[{place}] are 0", partial(_emptied, parameter.name, new, dim)
+                )
+
+
+_SIZES = ("size", "shape", "sizes")
+
+
+def _emptied(name: str, sizes: list[int], dim: int, call: Call) -> Call | None:
+    changed = _changed((0,), partial(_empty, dim=dim), call)
+    return None if changed is None else with_value(changed, name, sizes)
 
 
 def _resized(number: int, dim: int, label: str, resize: Callable[..., torch.Tensor | None]) -> Variation:
@@ -291,7 +318,7 @@ INPUT_CLASSES = (
     InputClass("broadcasts", broadcasts, 6),
     InputClass("extents of 1", ones, 3),
     InputClass("narrower", narrower, 9),
-    InputClass("empty", empty, 2),
+    InputClass("empty", empty, 3),
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("negative dims", negative_dims, 3),
     InputClass("bounds", bounds, 4),

@@ -125,6 +125,7 @@ def wrong_record(wrong: WrongRule, confirmed: ConfirmationRecord, fingerprint: s
         fingerprint=fingerprint,
         known=known,
         draws=wrong.draws,
+        fails=wrong.fails,
     )
 
 

@@ -70,12 +70,14 @@ def defect_key(wrong: WrongRule) -> GroupKey:
 
     Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
     everything is replicated. Stale decisions are told apart by the argument that the key of the cache leaves out. The
-    rules of an op that special values refute are one.
+    rules of an op that special values refute are one. Rules that raise are told apart by the type of the exception.
     """
     if wrong.left_out:
         return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=wrong.left_out))
     if wrong.special:
         return GroupKey(base_op(wrong.rule.op), Symptom(VerdictKind.SPECIAL_VALUE))
+    if wrong.fails:
+        return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=f"the rule raised {wrong.raised}"))
     read = wrong.rule.inputs[: wrong.read]
     columns = ByMeshDim.of((*read, *wrong.rule.outputs)).columns
     kinds = {Change(_kinds(column[: len(read)]), _kinds(column[len(read) :])) for column in columns}
@@ -388,12 +390,22 @@ def agrees(wrong: WrongRule, failure: Failure) -> bool:
     too, or fail only once it puts the parts together.
     """
     verdict = failure.verdict
+    if wrong.fails:
+        return _fails_alike(wrong, failure)
     if verdict.kind not in LOUD:
         return wrong.verdict is not VerdictKind.CRASH
     if wrong.verdict is not VerdictKind.CRASH:
         return verdict.phase is not Phase.FORWARD or wrong.verdict is VerdictKind.DIED
     error = first_error(failure.observation)
     return error is None or error.type == wrong.raised
+
+
+def _fails_alike(wrong: WrongRule, failure: Failure) -> bool:
+    """Return whether DTensor fails on ranks as it did when it was asked for rules; it may wrap the exception."""
+    if wrong.verdict is not VerdictKind.CRASH or failure.verdict.kind is not VerdictKind.CRASH:
+        return failure.verdict.kind is wrong.verdict
+    error = first_error(failure.observation)
+    return error is None or error.type == wrong.raised or wrong.message.partition(": ")[2] in error.message
 
 
 def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:

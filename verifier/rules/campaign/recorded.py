@@ -19,6 +19,7 @@ from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import Starter
 from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
+    INTERRUPTED,
     UNCONFIRMED,
     ConfirmationRecord,
     GraphRecord,
@@ -42,6 +43,7 @@ __all__ = [
     "record_rules",
 ]
 
+FAILS_HERE = "DTensor fails when level 1 asks it for rules, and not on ranks"
 TRIAL_LIMIT = 8.0
 FEW, PARTS_OF_FEW = 24, 4
 """So few ops are shared out among the workers, each in so many parts; of more ops each worker has some to itself."""
@@ -183,7 +185,10 @@ class _RulesRun:
             for part in self._by_dims(wrong):
                 told = self.findings.confirm([(one, self.plan.targets[number].source) for number, one in part])
                 for (number, _), record in zip(part, told, strict=True):
-                    records[number].append(record)
+                    if record.fails and record.confirmed.unsure:
+                        self.ops[number].given_up.append(FAILS_HERE)
+                    else:
+                        records[number].append(record)
             for op, target, own in zip(self.ops, self.plan.targets, records, strict=True):
                 own += self.findings.confirm_stale(stale_decisions(op.reports), target.source)
             special = [
@@ -242,7 +247,9 @@ class _RulesRun:
         counts = sum(by_op.values(), Counter[str]())
         untested = sum((Counter(record.untested) for record in records.values()), Counter[str]())
         not_reached = [target.name for target in plan.targets if target.name not in records]
-        skipped = [UntestedRecord(name, NO_SAMPLES, 1) for name in (*not_reached, *plan.without_samples)]
+        why = NO_SAMPLES if complete else INTERRUPTED
+        skipped = [UntestedRecord(name, why, 1) for name in not_reached]
+        skipped += [UntestedRecord(name, NO_SAMPLES, 1) for name in plan.without_samples]
         return RunRecord(
             header=header,
             seconds=round(seconds, 3),

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ __all__ = [
     "is_torchs",
     "normalised",
     "refused",
+    "refused_by_amendment",
     "replicated_first",
     "rule_function",
     "tensors",
@@ -228,6 +230,11 @@ def _replicated(decide: Callable[[OpSchema], OutputSharding], schema: OpSchema, 
         needs_redistribute=True,
         use_val_from_redistribute_schema=sharding.use_val_from_redistribute_schema,
     )
+
+
+def refused_by_amendment(where: str) -> bool:
+    """Return whether an amendment refused a call, by the function that raised and its file."""
+    return where == f"{_replicated.__name__} ({Path(__file__).name})"
 
 
 def _is_replicated(spec: DTensorSpec) -> bool:

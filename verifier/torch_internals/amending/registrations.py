@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _decompositions as decompositions
+from torch.distributed.tensor import _sharding_prop as choosing
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _matrix_ops as matrices
+from torch.distributed.tensor._ops import _view_ops as views
 from torch.distributed.tensor._ops import single_dim_strategy as single_dim
 
 from verifier.torch_internals.amending.propagation import is_torchs
@@ -21,7 +23,10 @@ __all__ = [
     "adjusted_like",
     "bias_of_cudnn_attention",
     "cached_by",
+    "cached_by_keyword",
     "edited",
+    "empty_choices_refused",
+    "empty_views_replicated",
     "handled",
     "ordered_rules",
     "scalars_replicated",
@@ -100,6 +105,59 @@ def cached_by(op: OpOverload, static_argnum: int) -> Iterator[None]:
             key = RuntimeSchemaInfo(static_argnum, info.static_kwargkey, info.needs_pytree)
             stack.enter_context(edited(one, op, key))
         yield
+
+
+@contextlib.contextmanager
+def cached_by_keyword(op: OpOverload, name: str) -> Iterator[None]:
+    """Let the key of DTensor's cache hold the keyword argument ``name`` of ``op``."""
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    infos = propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy
+    held = [one for one in infos if op in one]
+    if not held or not is_torchs(op):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for one in held:
+            info = one[op]
+            names = [*(info.static_kwargkey or ()), name]
+            stack.enter_context(edited(one, op, RuntimeSchemaInfo(info.static_argnum, names, info.needs_pytree)))
+        yield
+
+
+@contextlib.contextmanager
+def empty_choices_refused() -> Iterator[None]:
+    """Let DTensor refuse a call for which no rule of torch's is left."""
+    module: Any = choosing
+    choose = module._select_min_redistribute_cost
+
+    def chosen(costs: Sequence[Any], strategies: Sequence[Any], schema: OpSchema | None = None) -> int:
+        if not costs and schema is not None and is_torchs(schema.op):
+            raise NotImplementedError(f"{schema.op} has no rule for the placements of what it writes")
+        return choose(costs, strategies, schema)  # type: ignore[no-any-return]
+
+    module._select_min_redistribute_cost = chosen
+    try:
+        yield
+    finally:
+        module._select_min_redistribute_cost = choose
+
+
+@contextlib.contextmanager
+def empty_views_replicated() -> Iterator[None]:
+    """Let DTensor replicate a tensor without elements before it is viewed in another shape."""
+    module: Any = views
+    groups = module.view_groups
+
+    def groups_of(from_size: Sequence[int], to_size: Sequence[int]) -> Any:
+        if 0 not in from_size:
+            return groups(from_size, to_size)
+        return tuple(views.NewDim.new(size) for size in views.infer_size(0, views.normalize_sizes(tuple(to_size))))
+
+    module.view_groups = groups_of
+    try:
+        yield
+    finally:
+        module.view_groups = groups
 
 
 @contextlib.contextmanager

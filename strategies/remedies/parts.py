@@ -1,0 +1,76 @@
+"""Remedies for rules that pass a partial placement through what is not linear, once numbers are rounded or counted."""
+
+from __future__ import annotations
+
+import torch
+
+from strategies.remedies.placing import VALUES, is_partial
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.propagation import Decision, Placed, replicated_first, vetoed
+
+__all__ = ["REMEDIES"]
+
+_SCALED = ("aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Tensor", "aten._foreach_mul.*",
+           "aten._foreach_div.*")  # fmt: skip
+_AVERAGES = tuple(f"aten.{prefix}avg_pool{n}d.*" for prefix in ("", "adaptive_", "_adaptive_") for n in (1, 2, 3))
+_FILLS = ("aten.index_fill.int_Tensor", "aten.index_fill_.int_Tensor", "aten.masked_fill.Tensor",
+          "aten.masked_fill_.Tensor")  # fmt: skip
+
+
+def _scales_bools(decision: Decision) -> bool:
+    return any(one.dtype == torch.bool and is_partial(one, "sum") for one in decision.inputs)
+
+
+def _is_whole(one: Placed) -> bool:
+    return not (one.dtype.is_floating_point or one.dtype.is_complex)
+
+
+def _averages_integers(decision: Decision) -> bool:
+    return any(_is_whole(one) and is_partial(one) for one in decision.inputs)
+
+
+def _rounds_parts(decision: Decision) -> bool:
+    """Return whether parts of a floating value are written to a tensor of integers."""
+    tensor, value = decision.inputs[0], decision.inputs[-1]
+    return _is_whole(tensor) and not _is_whole(value) and is_partial(value)
+
+
+def _leaves_out_the_tensor(decision: Decision) -> bool:
+    """Return whether beta is 0, as it is once it has been rounded for integers."""
+    beta = decision.argument(3, "beta", 1)
+    return isinstance(beta, int | float) and (int(beta) if _is_whole(decision.inputs[0]) else beta) == 0
+
+
+REMEDIES = (
+    Remedy(
+        "bools-that-are-scaled",
+        "pass no P(sum) of bools, which is OR, through a multiplication or division that makes numbers of them "
+        "(_ops/_pointwise_ops.py)",
+        lambda: vetoed(_SCALED, _scales_bools),
+        _SCALED,
+        VALUES,
+    ),
+    Remedy(
+        "averages-of-integers",
+        "pass no partial placement of integers through an average, which is rounded",
+        lambda: vetoed(_AVERAGES, _averages_integers),
+        _AVERAGES,
+        VALUES,
+    ),
+    Remedy(
+        "fills-that-round",
+        "pass no partial placement of floating values through an op that writes them to integers",
+        lambda: vetoed(_FILLS, _rounds_parts),
+        _FILLS,
+        VALUES,
+    ),
+    Remedy(
+        "addmv-without-a-tensor",
+        "keep the placement of the first argument in rules of addmv whose beta is 0: the decomposition that they are "
+        "made from leaves it out, and the kernel still wants its size",
+        lambda: replicated_first(("aten.addmv*",), _leaves_out_the_tensor),
+        ("aten.addmv*",),
+        frozenset({"CRASH"}),
+        refuses=True,
+    ),
+)

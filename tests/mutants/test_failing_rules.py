@@ -1,0 +1,132 @@
+"""Rules that raise or do not come back are accused; rules that refuse, or that are slow, are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from strategies.opinfo.source import SOURCE
+from verifier.core.case import MeshSpec
+from verifier.core.verdict import VerdictKind
+from verifier.gate.baseline import Baseline
+from verifier.rules.campaign.recorded import record_rules
+from verifier.rules.campaign.request import RulesRequest, make_rules_plan
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
+from verifier.rules.results import WrongRule
+from verifier.rules.samples import SampleOptions
+from verifier.runs.store import RunStore
+from verifier.torch_internals import watching
+from verifier.torch_internals.registries import replaced_strategy
+from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError, ended_rules
+
+Rules = Callable[..., list[list[Any]]]
+RIGHT: list[list[Any]] = [[Replicate(), Replicate()], [Shard(0), Shard(0)]]
+
+
+def raises_for_empty_tensors(_op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
+    sizes = [size for size in args[0].shape if size]
+    assert len(sizes) == len(args[0].shape), "no such size"
+    return RIGHT
+
+
+def never_ends(_op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
+    elements = 0
+    while 0 in args[0].shape and elements == 0:
+        elements *= 2
+    return RIGHT
+
+
+def refuses_empty_tensors(_op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
+    if 0 in args[0].shape:
+        raise NotImplementedError("empty tensors are not supported")
+    return RIGHT
+
+
+def wrong_for(rules: Rules) -> list[WrongRule]:
+    """Return what is wrong about ``rules`` for exp of tensors of which some are empty."""
+    (target,) = SOURCE.select(["aten.exp.default"])
+    options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
+    samples = [one for one in SOURCE.samples(target, SampleOptions(max_samples=2)) if "empty" in one.origin][:2]
+    with replaced_strategy(torch.ops.aten.exp.default, rules):
+        return [wrong for sample in samples for wrong in check_sample(sample, options).wrong]
+
+
+def test_a_rule_that_raises_is_accused_where_it_raises() -> None:
+    found = wrong_for(raises_for_empty_tensors)
+    assert {(one.verdict, one.fails, one.raised) for one in found} == {(VerdictKind.CRASH, True, "AssertionError")}
+    assert all("the rule raised AssertionError: no such size" in one.message for one in found)
+    assert all(any(0 in shape for shape in one.shapes) for one in found)
+
+
+def test_a_rule_that_does_not_come_back_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_TICK", 0.2)
+    found = wrong_for(never_ends)
+    assert {(one.verdict, one.fails) for one in found} == {(VerdictKind.HANG, True)}
+    assert all("never_ends (test_failing_rules.py) does not come back" in one.message for one in found)
+
+
+def test_a_rule_that_refuses_is_not_accused() -> None:
+    assert not wrong_for(refuses_empty_tensors)
+
+
+def busy(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(20_000))
+
+
+def propagate_op_sharding_non_cached(calls: int, seconds: float) -> None:
+    """Stand for DTensor's function of this name, which calls rules: so many calls, of so many seconds each."""
+    for _ in range(calls):
+        busy(seconds)
+
+
+def test_many_calls_of_rules_are_slow_and_not_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_TICK", 0.1)
+    with ended_rules():
+        propagate_op_sharding_non_cached(12, 0.05)
+    with pytest.raises(SlowRulesError, match=r"more than 0\.3 s"), ended_rules(3):
+        propagate_op_sharding_non_cached(12, 0.05)
+    with pytest.raises(EndlessRuleError, match="busy"), ended_rules(3):
+        propagate_op_sharding_non_cached(1, 5.0)
+
+
+IMPORTED = """
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+@register_single_dim_strategy(torch.ops.aten.exp.default, schema_info=RuntimeSchemaInfo(1), allow_uneven_sharding=True)
+def rules(op, args, kwargs):
+    sizes = {size: dim for dim, size in enumerate(args[0].shape) if size}
+    return [[Shard(sizes[size])] * 2 for size in args[0].shape]
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.processes
+def test_ranks_confirm_a_rule_that_raises(tmp_path: Path) -> None:
+    (tmp_path / "my_rules.py").write_text(IMPORTED)
+    request = RulesRequest(
+        ("aten.exp.default",), world_sizes="2", sizes=1, max_samples=2, jobs=1, claims_only=True,
+        imports=(str(tmp_path / "my_rules.py"),),
+    )  # fmt: skip
+    with replaced_strategy(torch.ops.aten.exp.default):  # takes back what the file registers in this process
+        record = record_rules(make_rules_plan(request, Baseline()), RunStore(tmp_path))
+    assert record.rules is not None
+    (op,) = record.rules.ops.values()
+    failing = [wrong for wrong in op.wrong if wrong.fails]
+    assert {(one.verdict, one.confirmed.status, tuple(one.output_placements)) for one in failing} == {
+        ("CRASH", "confirmed", ())
+    }
+    (finding,) = [one for one in record.findings if one.fingerprint == failing[0].fingerprint]
+    assert finding.verdict == "CRASH"
+    assert "my_rules.py:" in finding.message
