@@ -195,8 +195,8 @@ class _Trial:
         place, report = known.place, SampleReport(known.place.ledger.sample.op, "")
         with installed(self.mutant):
             claims = dict(place.read())
-            if not known.crashes and (crash := place.crash()) is not None:
-                self._caught(crash)
+            if failing := [wrong for wrong in place.failing() if _failure(wrong) not in known.failing]:
+                self._caught(failing[0])
                 return
             if self.mutant.operator == KEY and at == 0:
                 for stale in stale_decisions(place):
@@ -235,7 +235,11 @@ class _Known:
     place: SampleOnMesh
     claims: Mapping[Any, Any]
     stale: frozenset[tuple[str, Rule]]
-    crashes: bool
+    failing: frozenset[tuple[str, Rule]]
+
+
+def _failure(wrong: WrongRule) -> tuple[str, Rule]:
+    return wrong.raised, wrong.rule
 
 
 def _stale(wrong: WrongRule) -> tuple[str, Rule]:
@@ -249,7 +253,7 @@ def _known(target: Target, samples: SampleOptions, check: CheckOptions, number: 
     for at, place in enumerate(places_of(_ledger(sample, check, number), _PLACES)):
         claims = dict(place.read())
         stale = frozenset(_stale(one) for one in stale_decisions(place)) if at == 0 else frozenset()
-        made.append(_Known(place, claims, stale, place.crash() is not None))
+        made.append(_Known(place, claims, stale, frozenset(map(_failure, place.failing()))))
     return tuple(made)
 
 

@@ -70,8 +70,6 @@ class Exploration(SampleOnMesh):
         kinds, groups = self._arguments
         free = input_combinations(kinds, groups, options.cap)
         self.read_claims(free)
-        if self.size == 0 and (crash := self.crash()) is not None:
-            ledger.note(crash, self.mesh.ndim)
         if not self.claims:
             report.untested[self.no_claims] += 1
             return

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch.distributed.tensor import Replicate
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
@@ -130,28 +129,12 @@ class SampleOnMesh(ABC):
                 if (claim.rule, self.mesh.ndim) not in ledger.failed:
                     self.try_claim(claim, None)
 
-    def crash(self) -> WrongRule | None:
-        """Return the rule that every call has, replicated arguments, if DTensor fails before it gets to run the op.
-
-        A strategy that refuses says so; one that raises anything else would end the user's program.
-        """
-        replicated = ((Replicate(),) * self.mesh.ndim,)
-        inputs = replicated * len(self.call.tensors)
-        error = self.reader.error(inputs, self.mesh.shape)
-        if error is None or is_refusal(error):
-            return None
-        kind, text = type(error).__name__, (str(error).strip() or "no message").splitlines()[0]
-        outputs = replicated * len(self.expected)
-        rule = Rule(self.ledger.sample.op, *(tuple(map(placement_text, placed)) for placed in (inputs, outputs)))
-        # DTensor's dispatch raises a RuntimeError from whatever a strategy raised
-        found = Mismatch(VerdictKind.CRASH, f"DTensor raised {kind} when it decided: {text}", raised="RuntimeError")
-        return self.counterexample(Claim(rule, inputs, inputs, outputs, ()), found)
-
     def read_claims(self, combinations: Sequence[Combination]) -> None:
         op = self.ledger.sample.op
         if op in OWN_CODE:
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
+        self.reader.failures.clear()
         most = ASKED if self.ledger.options.claims_only else None
         asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape, most)
         kept = [combination for combination in asked if possible(self.call.tensors, combination)]
@@ -166,10 +149,11 @@ class SampleOnMesh(ABC):
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
-        self._note_failures()
+        for wrong in self.failing():
+            self.ledger.note(wrong, 1)
 
-    def _note_failures(self) -> None:
-        """Note where DTensor fails instead of naming rules, once for each way in which it does."""
+    def failing(self) -> Iterator[WrongRule]:
+        """Yield where DTensor failed, when it was last asked, instead of naming rules: once for each way to fail."""
         seen = set()
         for combination, failure in self.reader.failures.items():
             if (failure.kind, failure.where) in seen:
@@ -179,7 +163,7 @@ class SampleOnMesh(ABC):
             kind = VerdictKind.CRASH if failure.kind else VerdictKind.HANG
             message = f"the rule raised {failure.kind}: {failure.message}" if failure.kind else failure.message
             wrong = self._wrong(rule, combination, Mismatch(kind, message, raised=failure.kind))
-            self.ledger.note(replace(wrong, fails=True), 1)
+            yield replace(wrong, fails=True)
 
     def reducible(self, claim: Claim) -> bool:
         """Return whether collectives reduce each result as it is claimed, or do not say plainly that they cannot.

@@ -104,8 +104,8 @@ class ClaimReader:
     Attributes
     ----------
     failures
-        How DTensor failed where it was asked and did not refuse, by placements. Once it has not come back, it is not
-        asked again.
+        How DTensor failed where it was asked and did not refuse, by placements; the caller may clear it. Once DTensor
+        has not come back, it is not asked again.
     """
 
     def __init__(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
@@ -125,7 +125,11 @@ class ClaimReader:
         if self._lost:
             return None
         mesh = _bare_mesh(mesh_shape, rank)
-        schema = self._schema_at(combination, mesh)
+        specs = [
+            DTensorSpec(mesh, placements, tensor_meta=meta)
+            for placements, meta in zip(combination, self._metas, strict=True)
+        ]
+        schema = self._schema(specs)
         try:
             with self._without_dry_run(), ended_rules(_LONGEST):
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
@@ -146,21 +150,9 @@ class ClaimReader:
             return Propagation(inputs, outputs)
         return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
 
-    def error(self, combination: Combination, mesh_shape: tuple[int, ...]) -> Exception | None:
-        """Return what DTensor raises when it decides about the call at ``combination``; None if it raises nothing."""
-        schema = self._schema_at(combination, _bare_mesh(mesh_shape, 0))
-        try:
-            with self._without_dry_run():
-                self._propagator.propagate_op_sharding_non_cached(schema)
-        except Exception as error:  # noqa: BLE001 - as above
-            return error
-        return None
-
     def key(self, combination: Combination, mesh_shape: tuple[int, ...]) -> Hashable:
         """Return that by which DTensor's cache knows this call at ``combination``: equal keys share a decision."""
-        return self._schema_at(combination, _bare_mesh(mesh_shape, 0))
-
-    def _schema_at(self, combination: Combination, mesh: DeviceMesh) -> OpSchema:
+        mesh = _bare_mesh(mesh_shape, 0)
         placed = zip(combination, self._metas, strict=True)
         return self._schema([DTensorSpec(mesh, placements, tensor_meta=meta) for placements, meta in placed])
 

@@ -55,10 +55,14 @@ def placements_of_spec(spec: object) -> tuple[Placements | None, ...] | None:
 
 
 def masked_extent(placement: Placement) -> int | None:
-    """Return the size of the sharded tensor dim into which a masked partial's indices point; None for other kinds."""
+    """Return the size of the sharded tensor dim into which a masked partial's indices point; None for other kinds.
+
+    It is 0 if a wrong rule names a dim that the tensor does not have.
+    """
     if not isinstance(placement, _MaskPartial) or placement.offset_shape is None:
         return None
-    return int(placement.offset_shape[placement.offset_dim])
+    ndim = len(placement.offset_shape)
+    return int(placement.offset_shape[placement.offset_dim]) if -ndim <= placement.offset_dim < ndim else 0
 
 
 def strides_of(placement: Placement) -> tuple[int, int] | None:
