@@ -43,7 +43,7 @@ from verifier.planning.trials import plan_case
 FAULTS = ("raise:1", "kill:0", "abort:1", "skip:1", "exhaust:0", "hang:1", "bad_alloc:1", "from outside")
 TRIAL_LIMIT = 20.0
 RANK_MEMORY = 1 << 30
-STARTER = Starter((), RANK_MEMORY, one_hash_seed=True)
+STARTER = Starter((), RANK_MEMORY, hash_seeds=1)
 GROWTH = 1.10
 BATCH = 50
 

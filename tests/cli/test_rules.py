@@ -146,7 +146,7 @@ def test_other_dtypes_accuse_nobody(tmp_path: Path, dtype: str) -> None:
     assert run.header.dtypes == [dtype]
     for op in run.rules.ops.values():
         assert op.confirmed
-        assert not op.wrong
+        assert [wrong for wrong in op.wrong if not wrong.fails] == []  # an out= call for which no rule is left raises
         assert not op.unconfirmed
 
 

@@ -16,7 +16,7 @@ __all__ = ["check_trial", "surely_loads"]
 
 _DEEPEST, _MOST_DIMS, _LARGEST = 30, 16, 1 << 40
 """Nesting, tensor dims and sizes that torch certainly accepts."""
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_FLOATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
 _COMPLEX = ("complex64", "complex128")
 _INTEGERS = {
     **{f"uint{bits}": range(1 << bits) for bits in (8, 16, 32, 64)},
