@@ -67,7 +67,7 @@ def test_an_argument_that_passes_can_be_loaded(stored: Any) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "passing"),
-    [(text, text in ("float64", "int8", "uint64", "bool")) for text in TEXTS if text.isidentifier()],
+    [(text, text in ("float64", "float8_e4m3fn", "int8", "uint64", "bool")) for text in TEXTS if text.isidentifier()],
 )
 def test_a_tensor_that_passes_can_be_loaded(dtype: str, passing: bool) -> None:
     passed = 0
