@@ -94,7 +94,7 @@ REMEDIES = (
         "images-without-batch",
         "count the channels of _adaptive_avg_pool2d_backward from the end, so that an image without batch is not cut "
         "along its height",
-        lambda: vetoed(("aten._adaptive_avg_pool2d_backward.default",), _cuts_rows_of_images),
+        lambda: vetoed(("aten._adaptive_avg_pool2d_backward.*",), _cuts_rows_of_images),
         ("aten._adaptive_avg_pool2d*",),
         VALUES,
     ),
