@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,16 @@ def test_without_a_server_a_script_is_run_in_the_usual_way(tmp_path: Path, monke
     path = tmp_path / "finding.py"
     path.write_text(f"import os, sys\nprint(os.getppid() == {os.getpid()}, 'torch' in sys.modules)\n")
     assert run_to_end(path, 60.0) == (0, "True False\n")
+
+
+def test_scripts_that_run_at_a_time_leave_this_process_in_its_folder(tmp_path: Path) -> None:
+    """Each runs in its own folder; the folder of the process is shared by its threads."""
+    before = Path.cwd()
+    paths = [tmp_path / name / "script.py" for name in "abcd"]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text("import os, time\ntime.sleep(0.2)\nprint(os.path.basename(os.getcwd()), flush=True)")
+    with ThreadPoolExecutor(len(paths)) as threads:
+        ended = list(threads.map(lambda path: run_to_end(path, 60.0), paths))
+    assert ended == [(0, f"{path.parent.name}\n") for path in paths]
+    assert Path.cwd() == before

@@ -138,6 +138,7 @@ def fork(
     path: Sequence[str],
     steps: Sequence[Step] = (),
     base: str = "",
+    folder: str = "",
 ) -> Forked | None:
     """Have a fork server start a process when it has loaded torch; return None if there is no server.
 
@@ -157,6 +158,8 @@ def fork(
         What the server does before it forks. Programs share the first step, but not others.
     base
         A module that is loaded in a server of its own, from which the server is forked; empty for none.
+    folder
+        Where it runs; empty for the folder of this process.
     """
     if os.environ.get(FORKS) == "off":
         return None
@@ -168,7 +171,8 @@ def fork(
     if connection is None:
         return None
     try:
-        send_request(connection, Request(module, [*arguments], {**environment}, os.getcwd(), [*path]), [log, *fds])
+        request = Request(module, [*arguments], {**environment}, folder or os.getcwd(), [*path])
+        send_request(connection, request, [log, *fds])
     except OSError:
         connection.close()
         return None

@@ -52,8 +52,10 @@ def _start(path: Path, out: IO[bytes], errors: IO[bytes]) -> Forked | subprocess
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     known = {**environment, FORKS: servers_name(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     arguments = [json.dumps([str(path.parent), *_usual_path()]), str(path)]
-    with contextlib.chdir(path.parent):
-        forked = fork(TORCH_ALONE, arguments, errors.fileno(), [out.fileno()], known, [p for p in sys.path if p])
+    forked = fork(
+        TORCH_ALONE, arguments, errors.fileno(), [out.fileno()], known, [p for p in sys.path if p],
+        folder=str(path.parent.absolute()),
+    )  # fmt: skip
     return forked or subprocess.Popen(
         [sys.executable, str(path)],
         cwd=path.parent,
