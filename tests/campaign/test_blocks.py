@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -19,13 +20,16 @@ from strategies.embedding import FAMILY as LOOKUPS
 from strategies.embedding_bag import FAMILY as BAGS
 from verifier.campaign import campaign as campaigns
 from verifier.campaign import recorded
+from verifier.campaign import request as requests
 from verifier.campaign.campaign import Campaign
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.plan import Plan
+from verifier.campaign.request import Request, make_plan
 from verifier.core.case import MeshSpec, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase
 from verifier.events import CaseSkipped, PoolRestarted, RunFinished, TrialFinished, TrialRepeated
+from verifier.gate.baseline import Baseline
 from verifier.meshes import crew
 from verifier.meshes.pool import Pool, PoolSet, Stopped
 from verifier.planning.trials import CasePlan, plan_case
@@ -49,8 +53,8 @@ def told(event: Any) -> object:
     """Return what does not differ from run to run: not the tensors, which are drawn again, nor the seconds."""
     match event:
         case TrialFinished(observation, verdict, rows, position):
-            # what is said of a hang includes how long the machine let it last
-            return position, verdict.kind if observation.fate is Fate.HANG else verdict, rows
+            # what is said of ranks that hang or die includes how long they took, and how far the others came
+            return position, verdict.kind if observation.fate in (Fate.HANG, Fate.DIED) else verdict, rows
         case RunFinished(complete=complete):
             return complete
         case PoolRestarted(mesh, reason):
@@ -70,6 +74,8 @@ class Scripted(PoolSet):
         super().__init__(Pool)
         self.fates = fates
         self.tried: list[Trial] = []
+        self.first: set[int] = set()
+        """The seeds of trials before which ranks forget earlier calls."""
         self.pause = random.Random()  # Hypothesis manages that of the module
 
     def of(self, _: MeshSpec) -> Scripted:  # type: ignore[override]
@@ -82,6 +88,8 @@ class Scripted(PoolSet):
         return next(self.run([trial]))
 
     def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]:
+        if fresh:
+            self.first.add(trials[0].seed)
         for trial in trials:
             if self._stop.is_set():
                 raise Stopped
@@ -91,6 +99,10 @@ class Scripted(PoolSet):
             if fate is not Fate.COMPLETED and self.on_restart is not None:
                 self.on_restart(MESH, f"{fate}: scripted", 0.1)
             yield Observation(trial, fate, (ProcessReport((0, 1), Phase.FORWARD, REFUSED),), "detail")
+
+
+def nothing_special(_: Trial) -> Fate:
+    return Fate.COMPLETED
 
 
 def ends_some(trial: Trial) -> Fate:
@@ -112,7 +124,7 @@ def campaign(jobs: int, fates: Callable[[Trial], Fate], given: Plan) -> tuple[li
     return events, pools
 
 
-@pytest.mark.parametrize("fates", [lambda _: Fate.COMPLETED, ends_some, slow_later])
+@pytest.mark.parametrize("fates", [nothing_special, ends_some, slow_later])
 def test_events_and_skips_do_not_depend_on_the_number_in_flight(fates: Callable[[Trial], Fate]) -> None:
     given = plan()
     events, (alone,) = campaign(1, fates, given)
@@ -125,6 +137,9 @@ def test_events_and_skips_do_not_depend_on_the_number_in_flight(fates: Callable[
     for jobs in (2, 5):
         again, pools = campaign(jobs, fates, given)
         assert [told(event) for event in again] == expected
+        assert set.union(*(one.first for one in pools)) >= alone.first
+        if fates is nothing_special:
+            assert set.union(*(one.first for one in pools)) == alone.first
         tried = [len(one.tried) for one in pools]
         assert sorted(tried)[-2] > 0
         assert sum(tried) >= len(alone.tried)  # some are tried in vain, behind one that ends the ranks
@@ -133,7 +148,7 @@ def test_events_and_skips_do_not_depend_on_the_number_in_flight(fates: Callable[
 def test_a_limit_of_time_ends_all_lanes() -> None:
     given = plan(max_examples=400, time_limit=2.0)
     started = time.monotonic()
-    events, _ = campaign(3, lambda _: Fate.COMPLETED, given)
+    events, _ = campaign(3, nothing_special, given)
     assert time.monotonic() - started < 10.0
     numbers = [int(event.position.split("/")[0]) for event in events if isinstance(event, TrialFinished)]
     assert numbers == sorted(numbers)
@@ -176,7 +191,7 @@ def test_an_interrupt_ends_trials_in_all_lanes_and_keeps_those_before() -> None:
             entered.wait()
             raise KeyboardInterrupt
 
-    pools = [Waiting(lambda _: Fate.COMPLETED) for _ in range(2)]
+    pools = [Waiting(nothing_special) for _ in range(2)]
     started = time.monotonic()
     Campaign(plan(), pools[0], emit, beside=pools[1:]).run()
     assert time.monotonic() - started < 10
@@ -186,8 +201,29 @@ def test_an_interrupt_ends_trials_in_all_lanes_and_keeps_those_before() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "lane"]
 
 
+@pytest.mark.parametrize(
+    ("jobs", "message"), [(0, "--jobs 0: must be from 1 to 64"), (65, "--jobs 65: must be from 1 to 64")]
+)
+def test_a_number_of_jobs_that_cannot_be_is_refused(jobs: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_plan(Request(["embedding"], ["2"], jobs=jobs), Baseline())
+
+
+def test_what_is_recorded_of_a_request_does_not_depend_on_the_number_of_jobs() -> None:
+    one, three = (make_plan(Request(["embedding"], ["2"], jobs=jobs), Baseline()) for jobs in (1, 3))
+    assert (one.jobs, three.jobs) == (1, 3)
+    assert one.header.request == three.header.request
+
+
+def test_by_default_there_is_a_job_for_each_core_for_which_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for gibibytes, ranks, jobs in ((64, "4", 8), (3, "4", 3), (3, "2", 6), (0, "2", 1)):
+        monkeypatch.setattr(requests, "available_memory", lambda size=gibibytes: size << 30)
+        assert make_plan(Request(["embedding"], [ranks]), Baseline()).jobs == jobs
+
+
 # ---------------------------------------------------------------------------------------------------------- real ranks
-FAULTS = {1001: "raise:0", 2003: "kill:1", 7001: "hang:1"}
+FAULTS = {1001: "raise:0", 2003: "hang:1", 7001: "kill:1"}
 """The faults of trials, by seed: 2003 is the fourth trial of the second case."""
 
 
@@ -202,13 +238,13 @@ def test_faults_in_one_lane_cost_the_others_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(crew, "PAUSE_LIMIT", 0.3)
     given = plan(max_examples=9, selected={LOOKUPS.name: LOOKUPS.ops}, trial_limit=1.0)
     seen = []
-    for jobs in (1, 3):
+    for jobs in (1, 2):
         events: list[Any] = []
         recorded.campaign_on_ranks(replace(given, jobs=jobs), events.append).run()
         seen.append([told(event) for event in events])
     assert seen[0] == seen[1]
     restarts = [event[1] for event in seen[0] if isinstance(event, tuple) and event[0] == MESH]
-    assert restarts == ["stuck", "died", "died", "hang"]  # a trial in which a rank was killed is run once more
+    assert restarts == ["stuck", "hang", "died", "died"]  # a trial in which a rank was killed is run once more
 
 
 @pytest.mark.ranks
