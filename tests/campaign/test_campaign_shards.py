@@ -37,7 +37,7 @@ class Agreeable:
     def run_alone(self, trial: Trial) -> Observation:
         raise AssertionError("nothing fails")
 
-    def run(self, trials: Sequence[Trial]) -> Iterator[Observation]:
+    def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]:
         for trial in trials:
             yield Observation(trial, Fate.COMPLETED, tuple(ProcessReport((rank,), Phase.DONE) for rank in range(4)))
 

@@ -13,7 +13,7 @@ from hypothesis.strategies import nothing
 
 from strategies.embedding import FAMILY as LOOKUPS
 from strategies.embedding_bag import FAMILY as BAGS
-from verifier.campaign import campaign
+from verifier.campaign import campaign, trying
 from verifier.campaign.campaign import Campaign
 from verifier.campaign.history import Past, case_digest
 from verifier.campaign.plan import Plan
@@ -56,7 +56,7 @@ class Slow:
     def close(self) -> None:
         pass
 
-    def run(self, trials: Sequence[Trial]) -> Iterator[Observation]:
+    def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]:
         for trial in trials:
             yield self.run_alone(trial)
 
@@ -143,7 +143,7 @@ def test_each_mesh_family_and_op_gets_its_part() -> None:
     on_first = [count for (mesh, _), count in trials.items() if mesh == "2"]
     part = (1 - campaign.RESERVED_FOR_FINDINGS) * 3600 / len(MESHES) / 3 / SECONDS
     # each looks at the clock after so many trials; what one takes too much is missing in those after it
-    assert all(abs(count - part) <= campaign.LOOK_AT_CLOCK for count in on_first), (part, trials)
+    assert all(abs(count - part) <= trying.LOOK_AT_CLOCK for count in on_first), (part, trials)
 
 
 def test_each_mesh_has_its_part_for_findings_too() -> None:
@@ -155,7 +155,7 @@ def test_each_mesh_has_its_part_for_findings_too() -> None:
 
     events_of(3600.0, investigate=investigate)
     (explored, first, _), (again, second, _) = seen
-    overrun = campaign.LOOK_AT_CLOCK * SECONDS
+    overrun = trying.LOOK_AT_CLOCK * SECONDS
     assert (first, second) == (1800.0, 3600.0)
     assert 0.7 * 1800 <= explored <= 0.7 * 1800 + overrun
     begun = explored + 700.0
@@ -184,7 +184,7 @@ def test_known_findings_leave_half_of_the_time() -> None:
     trials = trials_by_unit(events)
     assert len(trials) == 6
     assert all(
-        abs(count - 0.7 * 1800 / 6 / SECONDS) <= campaign.LOOK_AT_CLOCK for (m, _), count in trials.items() if m == "2"
+        abs(count - 0.7 * 1800 / 6 / SECONDS) <= trying.LOOK_AT_CLOCK for (m, _), count in trials.items() if m == "2"
     )
 
 
@@ -235,7 +235,7 @@ def test_an_op_that_takes_its_part_to_be_drawn_gets_its_first_case(monkeypatch: 
 
     monkeypatch.setattr(type(BAGS), "left_out", slowly)
     trials = trials_by_unit(events_of(2400.0, replay_known=replay_known))
-    assert trials["2", BAGS.ops[0]] == campaign.LOOK_AT_CLOCK
+    assert trials["2", BAGS.ops[0]] == trying.LOOK_AT_CLOCK
     assert not trials["2", BAGS.ops[1]]  # now the mesh has no time either
 
 

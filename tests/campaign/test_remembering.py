@@ -37,11 +37,15 @@ class Refusing:
 
     def __init__(self) -> None:
         self.tried: list[Trial] = []
+        self.on_restart = None
 
     def of(self, _: MeshSpec) -> Refusing:
         return self
 
     def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
         pass
 
     def close(self) -> None:
@@ -50,7 +54,7 @@ class Refusing:
     def run_alone(self, trial: Trial) -> Observation:
         raise AssertionError("nothing fails")
 
-    def run(self, trials: Sequence[Trial]) -> Iterator[Observation]:
+    def run(self, trials: Sequence[Trial], *, fresh: bool = False) -> Iterator[Observation]:
         for trial in trials:
             self.tried.append(trial)
             reports = tuple(ProcessReport((rank,), Phase.FORWARD, REFUSED) for rank in range(MESH.world_size))
@@ -71,7 +75,7 @@ def told(event: Any) -> object:
             return replace(event, recalled=False)
 
 
-def run(store: RunStore, lines: int | None) -> tuple[list[Any], list[Trial], list[dict[str, Any]]]:
+def run(store: RunStore, lines: int | None, jobs: int = 1) -> tuple[list[Any], list[Trial], list[dict[str, Any]]]:
     """Return what a campaign tells, tries and writes; with ``lines`` it goes on with a journal of the first ones."""
     if lines is None:
         writer, past = store.open_run(HEADER), Past()
@@ -80,11 +84,12 @@ def run(store: RunStore, lines: int | None) -> tuple[list[Any], list[Trial], lis
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
         writer, journal = store.reopen_run(HEADER.id)
         past = Past.of_run(journal)
-    events, pools = [], Refusing()
+    events, pools = [], [Refusing() for _ in range(jobs)]
     with writer:
         write = journal_listener(writer)
-        Campaign(PLAN, pools, lambda event: (events.append(event), write(event)), past).run()  # type: ignore[arg-type, func-returns-value]
-    return events, pools.tried, read_journal(writer.journal_path).events
+        told = lambda event: (events.append(event), write(event))  # type: ignore[func-returns-value]  # noqa: E731
+        Campaign(PLAN, pools[0], told, past, beside=pools[1:]).run()  # type: ignore[arg-type]
+    return events, [trial for one in pools for trial in one.tried], read_journal(writer.journal_path).events
 
 
 def plain(lines: Sequence[dict[str, Any]], *but: str) -> list[dict[str, Any]]:
@@ -95,13 +100,14 @@ def plain(lines: Sequence[dict[str, Any]], *but: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.8, 1.0])
-def test_a_resumed_campaign_is_the_same_campaign(tmp_path: Path, part: float) -> None:
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_resumed_campaign_is_the_same_campaign(tmp_path: Path, part: float, jobs: int) -> None:
     store = RunStore(tmp_path)
     whole, tried, lines = run(store, None)
     assert not any(event.recalled for event in whole)
     finished = [event for event in whole if isinstance(event, TrialFinished)]
     assert len(tried) == len(finished) > 4
-    again, rest, written = run(store, 1 + int(part * (len(lines) - 1)))  # a header, and not the last line
+    again, rest, written = run(store, 1 + int(part * (len(lines) - 1)), jobs)  # a header, and not the last line
     others = [event for event in again if not isinstance(event, RunResumed | TrialRepeated)]
     assert list(map(told, others)) == list(map(told, whole))
     recalled = [event for event in again if isinstance(event, TrialFinished) and event.recalled]

@@ -85,7 +85,7 @@ def test_a_run_is_recorded(command: list[str], begun: str, to_all: bool, tmp_pat
 
 
 def test_a_rule_check_is_recorded(tmp_path: Path) -> None:
-    program = ["-m", "verifier", "rules", "--out", "out"]
+    program = ["-m", "verifier", "rules", "a*", "--out", "out"]
     status, said, run = ended(tmp_path, program, signal.SIGHUP, "OpChecked", to_all=True)
     assert status == 129, said
     assert run.rules is not None

@@ -15,7 +15,9 @@ from verifier.cli import work
 from verifier.cli.main import main
 from verifier.core.case import Trial
 from verifier.core.verdict import Phase, Verdict, VerdictKind
+from verifier.gate.baseline import load_baseline
 from verifier.records.schema import FAILS, GONE, NOT_RUN
+from verifier.records.values import load_trial
 
 LOOKUP = "45c5f5c71f01"
 """A crash in torch's row-wise lookup, in this repository's baseline."""
@@ -136,3 +138,13 @@ def test_a_script_is_run_before_it_is_printed(
     assert shown.out == (runs[0] if ran else finding.script)
     assert ("from the file" in shown.out) == (not ran)
     assert said in shown.err
+
+
+@pytest.mark.ranks
+def test_a_verdict_that_says_why_a_trial_fails_is_met_by_how_it_fails() -> None:
+    stale = next(one for one in load_baseline(BASELINE).entries if one.verdict == VerdictKind.STALE_CACHE)
+    trial = load_trial(stale.trial())
+    verdict, fails = work.replay_trial(trial, stale.verdict)
+    assert verdict.kind is VerdictKind.WRONG_VALUE
+    assert fails
+    assert not work.replay_trial(trial, VerdictKind.CRASH)[1]

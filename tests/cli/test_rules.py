@@ -97,7 +97,9 @@ def test_products_of_rules_are_tried_of_every_call_on_request(tmp_path: Path) ->
     """DTensor takes long to decide on meshes of several dims, so by default few are, of the first calls."""
 
     def tried(**options: Any) -> int:
-        rules = recorded(tmp_path, "mm", "aten.neg.default", meshes=["2x2"], claims_only=True, **options).rules
+        rules = recorded(
+            tmp_path, "aten.neg.default", meshes=["2x2"], claims_only=True, max_samples=3, jobs=0, **options
+        ).rules
         assert rules is not None
         return sum(op.combinations for op in rules.ops.values())
 
@@ -109,7 +111,7 @@ def test_products_of_rules_are_tried_of_every_call_on_request(tmp_path: Path) ->
 def test_missing_rules_fail_only_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("rules", "add", "--world-size", 2, "--max-samples", 2, "--out", tmp_path)
+    command = ("rules", "aten.add.Tensor", "--world-size", 2, "--max-samples", 2, "--out", tmp_path)
     status, out, _ = run(capsys, monkeypatch, *command)
     assert status == 0
     assert "missing: R, P(max) -> P(max)" in out
@@ -125,16 +127,16 @@ def test_the_verdicts_do_not_depend_on_the_number_of_jobs(tmp_path: Path) -> Non
         return run.rules.ops
 
     ops = ("sum", "neg", "aten.embedding.default")
-    one, two, here = (recorded(tmp_path / str(jobs), *ops, jobs=jobs, max_samples=3) for jobs in (1, 2, 0))
+    one, two, here = (recorded(tmp_path / str(jobs), *ops, jobs=jobs, max_samples=2, sizes=1) for jobs in (1, 2, 0))
     assert verdicts(one) == verdicts(two) == verdicts(here)
 
 
 @pytest.mark.processes
 def test_other_seeds_draw_other_values_and_come_to_the_same_rules(tmp_path: Path) -> None:
-    first, second = (recorded(tmp_path / str(seed), "mm", jobs=0, seed=seed) for seed in (0, 1))
+    first, second = (recorded(tmp_path / str(seed), "aten.mm.default", jobs=0, seed=seed, sizes=2) for seed in (0, 1))
     assert first.rules is not None
     assert second.rules is not None
-    assert first.rules.ops["mm"].confirmed == second.rules.ops["mm"].confirmed
+    assert first.rules.ops["aten.mm.default"].confirmed == second.rules.ops["aten.mm.default"].confirmed
 
 
 @pytest.mark.processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -89,6 +90,26 @@ def test_others_are_stuck_when_the_grace_after_an_exception_is_over() -> None:
     assert flight.fate((), silent=False) is None
     flight.grace_until = 0.0
     assert flight.fate((), silent=False) is None
+    assert flight.fate((), silent=True) is Fate.STUCK
+
+
+def test_ranks_that_compute_when_the_grace_is_over_get_another_one() -> None:
+    """On a busy machine a rank may be late to raise what all raise."""
+    flight = Flight(TRIAL, replace(TERMS, computed=working()), started=time.monotonic())
+    flight.take(0, "raised", RAISED)
+    for _ in range(3):
+        flight.grace_until = 0.0
+        assert flight.fate((), silent=True) is None
+        assert 0.0 < flight.grace_until - time.monotonic() <= TERMS.grace
+    flight.started -= TERMS.trial_limit
+    flight.grace_until = 0.0
+    assert flight.fate((), silent=True) is Fate.STUCK
+
+
+def test_who_raised_may_compute_and_the_others_are_stuck() -> None:
+    flight = Flight(TRIAL, replace(TERMS, computed=working()), started=time.monotonic())
+    flight.take(1, "raised", RAISED)
+    flight.grace_until = 0.0
     assert flight.fate((), silent=True) is Fate.STUCK
 
 

@@ -66,12 +66,12 @@ def test_faults_in_one_lane_cost_the_others_nothing() -> None:
         return observation.fate, judge(observation, make_reference(trial.case)).kind, observation.trial.fault
 
     told = []
-    for count in (1, 2, 3):
+    for count in (1, 3):
         lanes = Lanes(lambda: PoolSet(lambda key: Pool(key, trial_limit=30.0)), count)
         try:
             told.append(lanes.map(verdict, trials))
         finally:
             lanes.close()
-    assert told[0] == told[1] == told[2]
+    assert told[0] == told[1]
     fates = [fate for fate, _, _ in told[0]]
     assert fates == [Fate.STUCK if f == "raise:1" else Fate.DIED if f else Fate.COMPLETED for f in FAULTS]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,12 @@ from verifier.core.verdict import VerdictKind
 from verifier.findings.script.render import render_script
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.oracle.comparison import have_same_strides
+from verifier.processes.scripts import run_to_end
 
 MUTANT = Path(__file__).with_name("wrong_strides.py")
 MESH = MeshSpec((2,))
 OP = "aten.t.default"
+LIMIT = 60.0
 
 
 def turned(*shape: int) -> OpCase:
@@ -41,13 +41,13 @@ def test_strides_of_a_view_are_compared(verify: Verifier, tmp_path: Path) -> Non
     failure = caught.value.failure
     script = tmp_path / "script.py"
     script.write_text(render_script(failure.trial, failure.verdict), encoding="utf-8")
-    assert subprocess.run([sys.executable, script], check=False, capture_output=True).returncode == 0
+    assert run_to_end(script, LIMIT)[0] == 0
     script.write_text(
         script.read_text().replace("\n\ndef call(", f"\n\nexec(open({str(MUTANT)!r}).read())\n\n\ndef call(")
     )
-    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "output 0: has strides [4, 1], expected [1, 3]" in done.stdout + done.stderr
+    status, said = run_to_end(script, LIMIT)
+    assert status == 1, said
+    assert "output 0: has strides [4, 1], expected [1, 3]" in said
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,8 @@ def test_a_script_and_its_ranks_are_the_same_in_both_ways(
     (tmp_path / "only_here").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "only_here")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "only_here"))
+    for name in ("MASTER_PORT", "RANK", "TORCHELASTIC_USE_AGENT_STORE"):  # by which torch waits for torchrun's store
+        monkeypatch.setenv(name, "1")
     forked = ran(path)
     monkeypatch.setenv(FORKS, "off")
     assert forked == ran(path)
@@ -93,6 +95,7 @@ def test_a_script_and_its_ranks_are_the_same_in_both_ways(
     assert [answer for _, _, answer in told] == ["to 0", "to 1"]
     assert told[0][1] != told[1][1], "ranks have hash seeds of their own"
     assert script[1] == str(tmp_path)
+    assert not {"MASTER_PORT", "RANK", "TORCHELASTIC_USE_AGENT_STORE"} & set(script[4])
     assert str(tmp_path / "only_here") not in script[2], "a user who runs the script does not have the folder"
 
 

@@ -7,26 +7,27 @@ combinations of placements, and investigates the failures.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import hypothesis
 
+from verifier.campaign.blocks import Blocks
 from verifier.campaign.hash_seed import HashSeed
-from verifier.campaign.history import Past, case_digest, case_position
+from verifier.campaign.history import Past, case_digest
 from verifier.campaign.investigation import Investigation
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
-from verifier.campaign.remembering import RememberingPool
-from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.campaign.trying import PlannedCase
+from verifier.core.case import MeshSpec, OpCase
 from verifier.core.wording import NO_SAMPLES
-from verifier.events import CaseSkipped, CaseStarted, Listener, MeshStarted, RulesClaimed, RunFinished
+from verifier.events import CaseSkipped, CaseStarted, Event, Listener, MeshStarted, RulesClaimed, RunFinished
 from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Drawn
 from verifier.findings.shrinking import DRAWING, current_choices
 from verifier.meshes.pool import PoolSet
 from verifier.meshes.remedied import run_remedied
-from verifier.oracle.reference import Reference, make_reference
+from verifier.oracle.reference import make_reference
 from verifier.placements.alphabet import Alphabet
 from verifier.planning.families import DrawContext, Family, budget_of
 from verifier.planning.steering import Steering
@@ -40,8 +41,7 @@ RESERVED_FOR_FINDINGS = 0.3
 """The share of a mesh's time that is reserved for minimising."""
 MOST_FOR_KNOWN = 0.5
 """The largest share of the time for replaying known findings, because a run is meant to find new ones."""
-LOOK_AT_CLOCK = 16
-"""Number of trials between two looks at the clock, under a time limit."""
+BEYOND_BUDGET = "combinations beyond this profile's budget (pairwise sample taken)"
 
 
 class Campaign:
@@ -57,6 +57,8 @@ class Campaign:
         Ranks that all have one hash seed, closed with ``pools``; None if there are none.
     clock
         Returns seconds, as ``time.monotonic`` does.
+    beside
+        Ranks that try cases at the same time as ``pools``; the campaign closes them, too.
     """
 
     def __init__(
@@ -67,13 +69,14 @@ class Campaign:
         past: Past | None = None,
         alike: PoolSet | None = None,
         clock: Callable[[], float] = time.monotonic,
+        beside: Sequence[PoolSet] = (),
     ) -> None:
         self.plan = plan
         self.emit = emit
         self._past = past or Past()
-        self._pools, self._alike, self._clock = pools, alike, clock
-        self._pool = RememberingPool(pools, self._past, emit)
+        self._pools, self._alike, self._clock, self._beside = pools, alike, clock, beside
         self._outcomes = Outcomes(emit)
+        self._blocks = Blocks([pools, *beside], self._past, self._outcomes, emit, clock)
         diagnoses = [] if alike is None else [HashSeed(pools.run_alone, alike.run_alone)]
         attribution = None
         if plan.baseline.causes:
@@ -114,9 +117,9 @@ class Campaign:
             self._complete = False
             raise
         finally:
-            self._pools.close()
-            if self._alike is not None:
-                self._alike.close()
+            self._blocks.close()
+            for pools in (self._pools, *filter(None, [self._alike]), *self._beside):
+                pools.close()
             try:
                 self._investigation.settle()
             finally:
@@ -126,9 +129,6 @@ class Campaign:
         """Return the end of the first of ``parts`` equal parts of the time until ``until``, less the reserved share."""
         now = self._clock()
         return now + max(0.0, until - now) / parts * (1 - reserved)
-
-    def _skip(self, case: OpCase, mesh: MeshSpec, reason: str, count: int = 1, recalled: bool = False) -> None:
-        self.emit(CaseSkipped(f"{case.op} on mesh {mesh}", reason, count, recalled=recalled))
 
     # ------------------------------------------------------------------------------------------------------- exploring
     def _explore(self, mesh: MeshSpec, until: float) -> None:
@@ -140,11 +140,12 @@ class Campaign:
             family = self.plan.families[name]
             most, _ = self._budget(family)
             begun = self._past.begun(mesh, family.name)
-            self.emit(MeshStarted(mesh, family.name, most * len(units), recalled=begun))
-            if not begun and self._clock() < until:  # a mesh that was begun may have nothing left
+            self._blocks.tell(MeshStarted(mesh, family.name, most * len(units), recalled=begun))
+            if not begun and self._clock() < until and not self._beside:  # a mesh that was begun may have nothing left
                 self._pools.of(mesh).start()
             for unit in units:
                 last = self._case_number + most
+                self._blocks.begin_unit(most, family.broad)
                 context = DrawContext(mesh, self.plan.dtypes, unit)
                 # Drawing a broad family may take minutes. A shard draws everything even so, because the other shards
                 # plan on from it, and so does a resumed run, which cannot distinguish no time from no cases.
@@ -154,6 +155,9 @@ class Campaign:
                     tried += self._draw(family, context, self._first_part(until, left), until)
                 self._case_number = last  # a number means the same case in every run, tried or not
                 left -= 1
+                if self._until < float("inf"):  # what is left of the time is known only then
+                    self._blocks.finish()
+        self._blocks.finish()
         if not tried and self._clock() >= until:
             self._complete = False
 
@@ -167,7 +171,7 @@ class Campaign:
 
     def _tell_left(self, family: Family, context: DrawContext, count: int) -> None:
         of = f" of {context.ops[0]}" if family.broad else ""
-        self.emit(CaseSkipped(f"cases{of} on mesh {context.mesh}", OUT_OF_TIME, count))
+        self._blocks.tell(CaseSkipped(f"cases{of} on mesh {context.mesh}", OUT_OF_TIME, count))
 
     def _draw(self, family: Family, context: DrawContext, until: float, first_until: float) -> int:
         """Let Hypothesis draw cases for ``context``, try them until ``until``, and return how many were tried.
@@ -177,7 +181,7 @@ class Campaign:
         mesh = context.mesh
         most, combinations = self._budget(family)
         for what, reason in family.left_out(context):
-            self.emit(CaseSkipped(f"{what} on mesh {mesh}", reason))
+            self._blocks.tell(CaseSkipped(f"{what} on mesh {mesh}", reason))
         generator = family.cases(context)
         if generator.is_empty:
             return 0
@@ -206,7 +210,8 @@ class Campaign:
                 return
             tried += 1
             try:
-                self._try_case(case, mesh, combinations, Drawn(context.ops, current_choices()), until)
+                drawn = Drawn(context.ops, current_choices())
+                self._blocks.add(self._planned(case, mesh, combinations, drawn, until, at_once=tried == 1))
             except Exception as error:  # noqa: BLE001 - Hypothesis would run the case again to raise this
                 stopped.append(error)
 
@@ -214,12 +219,16 @@ class Campaign:
         if stopped:
             raise stopped[0]
         if elsewhere:
-            self.emit(CaseSkipped(f"cases on mesh {mesh}", f"left to other shards than {self.plan.shard}", elsewhere))
+            self._blocks.tell(
+                CaseSkipped(f"cases on mesh {mesh}", f"left to other shards than {self.plan.shard}", elsewhere)
+            )
         if out_of_time:
             self._tell_left(family, context, max(1, most - tried - elsewhere))
         return tried
 
-    def _try_case(self, case: OpCase, mesh: MeshSpec, combinations: int, drawn: Drawn, until: float) -> None:
+    def _planned(
+        self, case: OpCase, mesh: MeshSpec, combinations: int, drawn: Drawn, until: float, at_once: bool
+    ) -> PlannedCase:
         number = self._case_number
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * number
@@ -227,44 +236,13 @@ class Campaign:
         plan = plan_case(case, reference, mesh, combinations, seed, wanted, alphabet)
         started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, drawn.choices))
         recalled = self._past.has_case(started)
-        self.emit(replace(started, recalled=recalled))
+        announced: list[Event] = []
         if claimed := self._steering.news(case, mesh):
-            self.emit(RulesClaimed(case.op, claimed, recalled=recalled))
-        if plan.total > len(plan.trials):
-            reason = "combinations beyond this profile's budget (pairwise sample taken)"
-            self._skip(case, mesh, reason, plan.total - len(plan.trials), recalled)
-        known: list[tuple[str, Trial]] = []
-        waiting: list[tuple[str, Trial]] = []
-        for index, trial in enumerate(plan.trials, 1):
-            position = case_position(number, index)
-            if position in self._past.trials:
-                known.append((position, trial))
-            elif reason := self._outcomes.unaffordable(trial):
-                self._skip(case, mesh, reason, recalled=recalled)
-            else:
-                waiting.append((position, trial))
-        for answer in self._pool.run(known):
-            self._outcomes.take(answer, drawn)
-        if waiting and (reason := self._outcomes.too_slow(waiting[0][1]) or self._past.why_ended(number)):
-            self._skip(case, mesh, reason, len(waiting), recalled)
-        else:
-            if waiting and recalled:  # the run was cut short in this trial
-                self._pool.repeat(*waiting[0])
-            self._try_trials(waiting, drawn, reference, until)
-
-    def _try_trials(self, waiting: list[tuple[str, Trial]], drawn: Drawn, reference: Reference, until: float) -> None:
-        """Run the trials of a case until the time is over or the op is too slow."""
-        at_once = len(waiting) if until == float("inf") else LOOK_AT_CLOCK
-        while waiting:
-            now, waiting, reason = waiting[:at_once], waiting[at_once:], ""
-            for index, answer in enumerate(self._pool.run(now), 1):
-                self._outcomes.take(answer, drawn, reference)
-                if reason := self._outcomes.too_slow(answer.observation.trial):
-                    waiting = now[index:] + waiting
-                    break
-            if waiting and (reason := reason or (OUT_OF_TIME if self._clock() >= until else "")):
-                self._skip(reference.case, waiting[0][1].mesh, reason, len(waiting))
-                return
+            announced.append(RulesClaimed(case.op, claimed, recalled=recalled))
+        if (left := plan.total - len(plan.trials)) > 0:
+            announced.append(CaseSkipped(f"{case.op} on mesh {mesh}", BEYOND_BUDGET, left, recalled=recalled))
+        started = replace(started, recalled=recalled)
+        return PlannedCase(started, plan.trials, reference, drawn, tuple(announced), until, at_once)
 
     def _wanted(self, case: OpCase, mesh: MeshSpec) -> tuple[list[Combination], Alphabet]:
         """Return the combinations that steering wants for a case, and the placements that its tensors may have."""

@@ -1,14 +1,14 @@
-"""Judges and announces the outcomes of trials, and keeps bad ones and those that ended the ranks."""
+"""Judges and announces the outcomes of trials, and keeps bad ones."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
+from verifier.campaign.costs import Costs
 from verifier.campaign.history import Answer
 from verifier.core.arguments import combination_rows
 from verifier.core.case import Trial
-from verifier.core.observation import Fate
 from verifier.core.verdict import Verdict
 from verifier.events import Listener, TrialFinished
 from verifier.findings.failures import Drawn, Failure
@@ -18,8 +18,6 @@ from verifier.oracle.verdicts import judge
 
 __all__ = ["Outcomes"]
 
-_SLOW_ENOUGH = 2
-"""After so many slow calls of an op in a row, no others are tried, because each takes a minute."""
 _REMEMBERED = 256
 """Number of cases of each op that are kept, because one of them may have made a later case fail."""
 
@@ -31,13 +29,14 @@ class Outcomes:
     ----------
     failures
         The failures, in groups.
+    costs
+        What the trials have cost.
     """
 
     def __init__(self, emit: Listener) -> None:
         self._emit = emit
         self.failures = Collector()
-        self._costly: dict[tuple[str, str, str], str] = {}
-        self._slow: Counter[tuple[str, str, bool]] = Counter()
+        self.costs = Costs()
         self._seen: dict[str, deque[Trial]] = {}
         """The first trial of each case, by op."""
 
@@ -55,12 +54,7 @@ class Outcomes:
         seen = self._seen.setdefault(trial.case.op, deque(maxlen=_REMEMBERED))
         if not seen or seen[-1].case is not trial.case:
             seen.append(trial)
-        if observation.fate in (Fate.HANG, Fate.DIED):
-            self._costly[self._cost_key(trial)] = observation.fate
-        if observation.fate is Fate.SLOW:
-            self._slow[self._slow_key(trial)] += 1
-        else:
-            self._slow.pop(self._slow_key(trial), None)
+        self.costs.note(observation)
         if not verdict.kind.bad:
             return verdict, None
         failure = Failure(trial, observation, verdict, drawn)
@@ -70,23 +64,3 @@ class Outcomes:
     def others(self, trial: Trial) -> Iterator[Trial]:
         """Yield a trial of each other case of the same op, the latest first."""
         yield from (one for one in reversed(self._seen.get(trial.case.op, ())) if one.case is not trial.case)
-
-    def unaffordable(self, trial: Trial) -> str:
-        """Return why a trial is not tried, or nothing: a trial that ends the ranks costs new processes."""
-        fate = self._costly.get(self._cost_key(trial))
-        return f"combination that ended {fate} before" if fate is not None else self.too_slow(trial)
-
-    def too_slow(self, trial: Trial) -> str:
-        """Return why no more calls of this op are tried, or nothing."""
-        slow = self._slow[self._slow_key(trial)]
-        return f"ranks computed too long for the {slow} combinations before" if slow >= _SLOW_ENOUGH else ""
-
-    def _cost_key(self, trial: Trial) -> tuple[str, str, str]:
-        """Return the key of trials that are likely to end the ranks too: op, mesh, and placements by mesh dim."""
-        case, columns = trial.case, {tuple(map(str, column)) for column in zip(*trial.combination, strict=True)}
-        called = f"{case.op} by {case.call}"  # a program is called for many ops
-        return called, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
-
-    def _slow_key(self, trial: Trial) -> tuple[str, str, bool]:
-        """Return the key of trials that are likely to be slow too: op, mesh, and whether there is a backward pass."""
-        return trial.case.op, str(trial.mesh), bool(trial.cotangents)

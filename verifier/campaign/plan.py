@@ -28,6 +28,8 @@ class Plan:
         Ops that were to be verified and that no family draws.
     combinations
         The most combinations of a case; if there are more, a pairwise sample is taken.
+    jobs
+        How many trials run at a time, each on ranks of its own. The outcome does not depend on it.
     hash_seeds
         The number of hash seeds that ranks have; None for one each.
     meshes_named
@@ -63,3 +65,4 @@ class Plan:
     minimising: float | None = None
     meshes_named: bool = False
     hash_seeds: int | None = None
+    jobs: int = 1

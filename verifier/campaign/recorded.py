@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from verifier.campaign.campaign import Campaign
 from verifier.campaign.history import Past
 from verifier.campaign.plan import Plan
-from verifier.core.case import MeshSpec
 from verifier.core.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
 from verifier.events import Event, Listener, PoolRestarted
 from verifier.meshes.crew import PoolKey
@@ -28,19 +27,17 @@ def campaign_on_ranks(plan: Plan, emit: Listener, past: Past | None = None) -> C
     imports, memory = plan.imports, plan.rank_memory
     if plan.cluster is not None:  # ranks that torchrun has started have the hash seeds that it gave them
         return Campaign(plan, _pools(plan, emit, plan.cluster.starter(imports, memory)), emit, past)
-    pools = _pools(plan, emit, Starter(imports, memory, plan.hash_seeds))
-    return Campaign(plan, pools, emit, past, _pools(plan, emit, Starter(imports, memory, hash_seeds=1), keep=1))
+    starter = Starter(imports, memory, plan.hash_seeds)
+    alike = _pools(plan, emit, Starter(imports, memory, hash_seeds=1), keep=1)
+    beside = [_pools(plan, emit, starter, keep=1) for _ in range(plan.jobs - 1)]
+    return Campaign(plan, _pools(plan, emit, starter), emit, past, alike, beside=beside)
 
 
 def _pools(plan: Plan, emit: Listener, starter: Starter, keep: int = 2) -> PoolSet:
     def make(key: PoolKey) -> Pool:
-        mesh = MeshSpec((key.world_size,), key.backend, key.device)  # type: ignore[arg-type]
-        return Pool(
-            key, plan.imports, plan.trial_limit, memory_limit=plan.rank_memory, starter=starter,
-            on_restart=lambda reason, seconds: emit(PoolRestarted(mesh, reason, seconds)),
-        )  # fmt: skip
+        return Pool(key, plan.imports, plan.trial_limit, memory_limit=plan.rank_memory, starter=starter)
 
-    return PoolSet(make, keep)
+    return PoolSet(make, keep, lambda mesh, reason, seconds: emit(PoolRestarted(mesh, reason, seconds)))
 
 
 def record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from verifier.meshes.hosts import Place, gpu_problem, gpus_shared, local_places
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.budgets import CAMPAIGN_PROFILES
 from verifier.planning.families import Family, installed_families, select_ops, select_registered
-from verifier.processes.limits import parse_rank_memory
+from verifier.processes.limits import available_memory, parse_rank_memory
 from verifier.records.files import new_run_id
 from verifier.records.schema import RunHeader
 from verifier.runs.revision import BASELINE, revision
@@ -36,6 +37,10 @@ __all__ = [
     "Request",
     "make_plan",
 ]
+
+MOST_JOBS = 64
+BYTES_OF_RANK = 250 << 20
+"""Memory that a rank may take by default: one that DTensor has planned much for takes 100 MiB."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Request:
     rank_memory: str | None = None
     only: Sequence[str] = ()
     """The ops to verify of those that the imports register; all if none is given."""
+    jobs: int | None = None
+    """How many trials run at a time; never stored, because nothing that is recorded depends on it."""
 
 
 def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = None) -> Plan:
@@ -98,6 +105,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
     if request.time_limit is not None and not 0 < request.time_limit < math.inf:
         raise ValueError(f"--time-limit {request.time_limit:g}: the limit must be a positive, finite number of seconds")
+    jobs = _jobs(request.jobs, meshes, cluster)
     rank_memory = parse_rank_memory(request.rank_memory)
     if rank_memory is not None and any(mesh.device == "cuda" for mesh in meshes):
         raise ValueError("--rank-memory: CUDA maps far more memory than it uses, so it cannot be limited so")
@@ -120,7 +128,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         versions=versions(),
         command=request.command,
         shard=str(shard or ""),
-        request=msgspec.to_builtins(replace(request, command="")),
+        request=msgspec.to_builtins(replace(request, command="", jobs=None)),
         digests={BASELINE: baseline.digest, **revision(imports, modules_of_rules())},
         places=_describe_places(meshes, cluster),
         own_rules=own,
@@ -142,6 +150,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         cluster=cluster,
         without_samples=without_samples,
         meshes_named=bool(request.meshes),
+        jobs=jobs,
     )
 
 
@@ -178,6 +187,20 @@ def _meshes(request: Request, cluster: Cluster | None) -> tuple[MeshSpec, ...]:
         if mesh.device == "cuda" and (problem := gpu_problem(_places(mesh, cluster), mesh.backend)):
             raise ValueError(f"mesh {mesh}: {problem}")
     return meshes
+
+
+def _jobs(asked: int | None, meshes: Sequence[MeshSpec], cluster: Cluster | None) -> int:
+    """Return how many trials run at a time: as many as asked for, or one for each core, if there is memory for that."""
+    if asked is not None and not 1 <= asked <= MOST_JOBS:
+        raise ValueError(f"--jobs {asked}: must be from 1 to {MOST_JOBS}")
+    if cluster is not None and (asked or 1) > 1:
+        raise ValueError(f"--jobs {asked}: ranks that torchrun started run one trial at a time")
+    if asked is not None:
+        return asked
+    if cluster is not None or any(mesh.device == "cuda" for mesh in meshes):  # GPUs have room for one set of ranks
+        return 1
+    room = available_memory() // (BYTES_OF_RANK * max(mesh.world_size for mesh in meshes))
+    return max(1, min(len(os.sched_getaffinity(0)), room, MOST_JOBS))
 
 
 def _places(mesh: MeshSpec, cluster: Cluster | None) -> tuple[Place, ...]:

@@ -104,6 +104,7 @@ def resume(
     baseline: Path | None = None,
     cluster: Cluster | None = None,
     imports: Sequence[str] = (),
+    jobs: int | None = None,
 ) -> tuple[RunRecord, Path]:
     """Resume the run ``run_id``, and return its record and the path of its baseline.
 
@@ -115,6 +116,8 @@ def resume(
         Where the ranks are now, if torchrun started them.
     imports
         The modules to import; nothing is imported only because a journal names it.
+    jobs
+        How many trials run at a time; None for the default.
 
     Raises
     ------
@@ -129,7 +132,7 @@ def resume(
         header = journal.header
         request = _with_imports(_request(header), imports, f"python -m verifier run --resume {run_id}", store.root)
         path = baseline or Path(request.baseline)
-        plan = make_plan(request, load_baseline(path), cluster)
+        plan = make_plan(replace(request, jobs=jobs), load_baseline(path), cluster)
         _check_same(header, plan.header, f"run {run_id} cannot be resumed", ("when it began", "now"))
         return record(replace(plan, header=header), store, listeners, Past.of_run(journal), writer), path
 

@@ -32,6 +32,7 @@ from verifier.cli.options import (
     Format,
     FormatOption,
     Imports,
+    Jobs,
     LogLevelOption,
     MaxExamples,
     Meshes,
@@ -132,6 +133,7 @@ def run(
     output: FormatOption = Format.TEXT,
     baseline: BaselineOption = DEFAULT_BASELINE,
     rank_memory: RankMemory = None,
+    jobs: Jobs = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -160,6 +162,7 @@ def run(
         output,
         baseline,
         rank_memory,
+        jobs,
         dry_run,
         detail,
     )
@@ -195,13 +198,14 @@ def report(
     out: Out = DEFAULT_REPORTS,
     baseline: BaselineOption = DEFAULT_BASELINE,
     rank_memory: RankMemory = None,
+    jobs: Jobs = None,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
     """Render the newest run and the newest rule check as a page; make a run first if there is none."""
     log_to_stderr(log_level)
     with Loading():
         from verifier.cli import reading
-    reading.report(context, fresh, out, baseline, rank_memory)
+    reading.report(context, fresh, out, baseline, rank_memory, jobs)
 
 
 @app.command()
@@ -230,6 +234,7 @@ def gate(
     out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     rank_memory: RankMemory = None,
+    jobs: Jobs = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -253,7 +258,7 @@ def gate(
         from verifier.cli import reading
     reading.gate(
         context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory,
-        changed_since, dry_run, Detail.of(quiet, verbose),
+        changed_since, dry_run, Detail.of(quiet, verbose), jobs,
     )  # fmt: skip
 
 

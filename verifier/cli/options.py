@@ -27,6 +27,7 @@ __all__ = [
     "Format",
     "FormatOption",
     "Imports",
+    "Jobs",
     "LogLevelOption",
     "MaxExamples",
     "Meshes",
@@ -128,6 +129,10 @@ TimeLimit = Annotated[
 Imports = Annotated[
     list[str] | None,
     typer.Option("--import", help="Module or file to run first, here and in every rank; repeatable."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", help="Trials at a time, each on ranks of its own.", show_default="one for each core"),
 ]
 Out = Annotated[
     Path,

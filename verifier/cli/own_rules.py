@@ -63,6 +63,7 @@ def verify_own_rules(
     changed: Changed | None = None,
     dry_run: bool = False,
     detail: Detail = Detail.SCREEN,
+    jobs: int | None = None,
 ) -> Evidence:
     """Verify every op for which ``imports`` register a rule; return the two runs that were made as evidence.
 
@@ -76,6 +77,8 @@ def verify_own_rules(
     changed
         Says which strategies differ from a revision. Only their ops are verified; for the others, the runs that still
         count are the evidence, if there are any.
+    jobs
+        How many trials of level 2 run at a time; None for the default.
 
     Raises
     ------
@@ -90,14 +93,14 @@ def verify_own_rules(
             "recorded with it, name the ops: gate OP"
         )
     if changed is None:
-        return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail)
+        return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
     definitions = definitions_of_rules()
     differing = tuple(op for op in ops if changed.is_changed(definitions.get(op, ())))
     others = tuple(op for op in ops if op not in differing)
     recorded = recorded_since(changed, store, known, others, meshes)
     if not differing:
         return recorded
-    made = _verify(imports, differing, meshes, store, known, path, rank_memory, cluster, dry_run, detail)
+    made = _verify(imports, differing, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
     left_out = (f"{plural(len(others), 'op')} whose strategies do not differ from {changed.ref}: {', '.join(others)}",)
     return replace(
         made,
@@ -117,15 +120,16 @@ def _verify(
     cluster: Cluster | None,
     dry_run: bool,
     detail: Detail,
+    jobs: int | None,
 ) -> Evidence:
     request = RulesRequest(imports=imports, command=command_line(), claims_only=True, only=ops)
     plan = make_rules_plan(request, known)
     if dry_run:
-        _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, ()), store)
+        _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, (), jobs), store)
     shown = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
     rules = record_rules(plan, store, *shown) if plan.targets else None
     accused = _accused(rules)
-    campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, accused)
+    campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, accused, jobs)
     on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
     runs = [run for run in (on_meshes, rules) if run is not None]
     left_out = [f"{op} on ranks: not tried, because level 1 shows that its rules are wrong" for op in accused]
@@ -161,10 +165,11 @@ def _plan(
     rank_memory: str | None,
     cluster: Cluster | None,
     accused: Sequence[str],
+    jobs: int | None,
 ) -> Plan:
     request = Request(
         meshes=meshes or (() if cluster else MESHES), imports=imports, command=command_line(), baseline=str(path),
-        max_examples=CASES, rank_memory=rank_memory, only=ops,
+        max_examples=CASES, rank_memory=rank_memory, only=ops, jobs=jobs,
     )  # fmt: skip
     plan = make_plan(request, known, cluster)
     selected = {

@@ -27,6 +27,7 @@ from verifier.cli.options import (
     BaselineOption,
     Detail,
     FormatOption,
+    Jobs,
     Out,
     RankMemory,
 )
@@ -54,6 +55,7 @@ def report(
     out: Out,
     baseline: BaselineOption,
     rank_memory: RankMemory,
+    jobs: Jobs,
 ) -> None:
     parse_rank_memory(rank_memory)
     cluster = cluster_of(context, fresh)
@@ -65,7 +67,7 @@ def report(
         with Loading():
             from verifier.campaign.request import Request
             from verifier.cli.work import make_run
-        request = Request(command=command_line(), rank_memory=rank_memory)
+        request = Request(command=command_line(), rank_memory=rank_memory, jobs=jobs)
         newest = make_run(request, baseline, load_given_baseline(baseline), out, cluster)
     console = consoles()[0]
     with page_written(newest, store) as page:
@@ -90,6 +92,7 @@ def gate(
     changed_since: str | None = None,
     dry_run: bool = False,
     detail: Detail = Detail.SCREEN,
+    jobs: Jobs = None,
 ) -> None:
     parse_rank_memory(rank_memory)
     cluster = cluster_of(context, fresh or bool(imports and not patterns))
@@ -106,7 +109,7 @@ def gate(
         with Loading(hash_seeds=2, workers=True):
             from verifier.cli.own_rules import verify_own_rules
         evidence = verify_own_rules(
-            imports, mesh or (), store, known, baseline, rank_memory, cluster, changed, dry_run, detail
+            imports, mesh or (), store, known, baseline, rank_memory, cluster, changed, dry_run, detail, jobs
         )
     elif not fresh:
         evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
@@ -115,8 +118,9 @@ def gate(
             from verifier.campaign.request import Request
             from verifier.cli.work import make_run, say_estimate
         request = Request(
-            asked, mesh or (), profile="ci", imports=imports or (), command=command_line(), rank_memory=rank_memory
-        )
+            asked, mesh or (), profile="ci", imports=imports or (), command=command_line(), rank_memory=rank_memory,
+            jobs=jobs,
+        )  # fmt: skip
         if dry_run:
             say_estimate(request, known, out, cluster)
         made = make_run(request, baseline, known, out, cluster, detail)

@@ -35,6 +35,7 @@ from verifier.cli.options import (
     Format,
     FormatOption,
     Imports,
+    Jobs,
     MaxExamples,
     Meshes,
     Out,
@@ -66,7 +67,7 @@ from verifier.runs.store import RunStore
 
 __all__ = ["estimate", "make_run", "merge", "replay", "run", "say_estimate"]
 
-_BESIDE_RESUME = ("--resume", "--out", "--format", "--baseline", "--log-level", "--import")
+_BESIDE_RESUME = ("--resume", "--out", "--format", "--baseline", "--log-level", "--import", "--jobs")
 """The options that a resumed run may have; it keeps its others. Nothing is imported only because a file says so."""
 
 
@@ -88,6 +89,7 @@ def run(
     output: FormatOption,
     baseline: BaselineOption,
     rank_memory: RankMemory,
+    jobs: Jobs,
     dry_run: bool,
     detail: Detail,
 ) -> None:
@@ -98,11 +100,11 @@ def run(
         kept = baseline if "--baseline" in given else None
         if dry_run:
             raise ValueError("--dry-run says what a new run would try; leave out --resume")
-        made, baseline = _resumed_run(patterns or [], kept, out, cluster_of(context), imports or [], detail)
+        made, baseline = _resumed_run(patterns or [], kept, out, cluster_of(context), imports or [], jobs, detail)
     else:
         request = Request(
             patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
-            imports or (), command_line(), shard, rank_memory=rank_memory,
+            imports or (), command_line(), shard, rank_memory=rank_memory, jobs=jobs,
         )  # fmt: skip
         if dry_run:
             say_estimate(request, load_given_baseline(baseline), out, cluster_of(context))
@@ -192,7 +194,13 @@ def replay(
 
 
 def _resumed_run(
-    ids: list[str], baseline: Path | None, out: Path, cluster: Cluster | None, imports: Sequence[str], detail: Detail
+    ids: list[str],
+    baseline: Path | None,
+    out: Path,
+    cluster: Cluster | None,
+    imports: Sequence[str],
+    jobs: int | None,
+    detail: Detail,
 ) -> tuple[RunRecord, Path]:
     store = RunStore(out)
     if len(ids) > 1:
@@ -200,7 +208,7 @@ def _resumed_run(
     run_id = ids[0] if ids else run_to_resume(store)
     console = consoles()[1]
     notice = resume_notice(lambda text: console.print(text, highlight=False, markup=False))
-    return resume(run_id, store, load_given_baseline, [notice, *progress(detail)], baseline, cluster, imports)
+    return resume(run_id, store, load_given_baseline, [notice, *progress(detail)], baseline, cluster, imports, jobs)
 
 
 def _say_run(made: RunRecord, baseline: Path, out: Path, output: Format, detail: Detail = Detail.SCREEN) -> NoReturn:

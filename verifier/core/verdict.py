@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
+    "CLASSES",
     "LOUD",
     "Phase",
     "Verdict",
@@ -64,6 +65,9 @@ NOT_BAD = frozenset(
 
 LOUD = frozenset({VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED})
 """The verdicts on how a trial ended; the other bad ones are about the placements and values of tensors."""
+
+CLASSES = frozenset({VerdictKind.STALE_CACHE, VerdictKind.SPECIAL_VALUE})
+"""The verdicts of findings that say why a trial fails. The oracle's verdict on the trial is another bad one."""
 
 
 @dataclass(frozen=True)

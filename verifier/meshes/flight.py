@@ -18,6 +18,8 @@ _AT_WORK = 0.02
 """Least share of a processor that a computing rank uses; a rank that waits in a collective uses none."""
 _LONGEST = 10
 """A trial may take this many times its limit while ranks compute."""
+_CATCHES_UP = 0.015
+"""CPU seconds, within a grace, of a rank that is late on a busy machine; a rank that waits for others uses none."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class Flight:
     looks: list[list[float]] = field(default_factory=list)
     """The CPU seconds of each rank, read each time that half of the limit had passed."""
     grace_until: float = float("inf")
-    """When the ranks that have not raised must have reached the end of their phase."""
+    """When the ranks that have not raised must have reached the end of their phase, if they do not compute."""
+    _before_grace: list[float] = field(default_factory=list)
+    """The CPU seconds of each rank when the grace began."""
 
     @property
     def patience(self) -> float:
@@ -68,8 +72,19 @@ class Flight:
             self.reports[index] = report
             return
         self.raised[index] = report
+        self._begin_grace()
+
+    def begin(self) -> None:
+        """Note that the trial before it has ended; ranks may have begun it already."""
+        self.started = time.monotonic()
+        if self.raised:
+            self._before_grace = []
+            self._begin_grace()
+
+    def _begin_grace(self) -> None:
         if self.terms.size > 1:
             self.grace_until = time.monotonic() + self.patience
+            self._before_grace = self._before_grace or self.terms.computed()
 
     def fate(self, lost: Collection[int], silent: bool) -> Fate | None:
         """Return how the trial ended; None if it still runs.
@@ -89,6 +104,8 @@ class Flight:
             return None
         if lost:
             return Fate.DIED
+        if self.raised and self._catches_up():
+            return None
         return Fate.STUCK if self.raised else Fate.SLOW if self._computes() else Fate.HANG
 
     def _goes_on(self) -> bool:
@@ -105,6 +122,17 @@ class Flight:
             return True
         since = max(now - before for now, before in zip(looks[-1], looks[0], strict=True))
         return self._is_at_work() and since < self.terms.trial_limit and len(looks) < 2 * _LONGEST
+
+    def _catches_up(self) -> bool:
+        """Return whether a rank that has not raised yet still computes, and give it another grace then."""
+        before, self._before_grace = self._before_grace, self.terms.computed()
+        late = set(range(self.terms.size)) - self.raised.keys() - self.reports.keys()
+        computes = any(self._before_grace[rank] - before[rank] >= _CATCHES_UP for rank in late)
+        waited = time.monotonic() - self.started
+        if not computes or not self.terms.on_cpu or isinstance(self.trial, Task) or waited > self.terms.trial_limit:
+            return False
+        self.grace_until = time.monotonic() + self.terms.grace
+        return True
 
     def _is_at_work(self) -> bool:
         lately = max(now - before for now, before in zip(self.looks[-1], self.looks[-2], strict=True))

@@ -7,6 +7,7 @@ trial ended. It sees which ranks have reported, raised or died, and the phase of
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -23,11 +24,17 @@ from verifier.meshes.processes import Gone, PoolError, Starter
 from verifier.meshes.tasks import Task, TaskOutcome
 from verifier.processes.limits import is_out_of_memory, memory_note
 
-__all__ = ["Pool", "PoolSet"]
+__all__ = ["Pool", "PoolSet", "Stopped"]
 
 _log = logging.getLogger(__name__)
 _NAP = 0.006
 """Seconds for which reports gather: waking the controller for each one takes a processor from the ranks each time."""
+_STOP_LOOK = 0.25
+"""Seconds between two looks at whether to stop."""
+
+
+class Stopped(Exception):  # noqa: N818 - an event, not an error
+    """Another thread has called :meth:`PoolSet.stop`."""
 
 
 class Pool:
@@ -60,6 +67,8 @@ class Pool:
     ----------
     restarts
         How often the ranks had to be mended.
+    stop
+        Another thread sets it to have :meth:`run` raise Stopped; then only :meth:`close` is possible.
 
     Raises
     ------
@@ -86,6 +95,7 @@ class Pool:
         self.on_restart = on_restart
         self.memory_limit = memory_limit
         self.restarts = 0
+        self.stop = threading.Event()
         self._starter = starter or Starter(imports, memory_limit, imported_here=imported_here)
         self._crew = Crew(key, self._starter)
         self._engaged = False
@@ -245,9 +255,7 @@ class Pool:
         flights = {number: Flight(trials[number], terms) for number in range(first, len(trials))}
         for number in range(first, len(trials)):
             flight, silent = flights[number], False
-            flight.started = time.monotonic()
-            if flight.raised and self.size > 1:
-                flight.grace_until = flight.started + flight.patience
+            flight.begin()
             while (fate := flight.fate(lost, silent)) is None:
                 until = min(flight.started + flight.limit, flight.grace_until)
                 silent = not self._receive(flights, number, waiting, until)
@@ -270,8 +278,8 @@ class Pool:
         """
         if number + 1 in flights and not wait(list(waiting), 0):
             time.sleep(_NAP)  # the ranks are at the next trial already
-        ready = wait(list(waiting), max(0.0, until - time.monotonic()))
-        for connection in cast(list[Connection], ready):
+        ready = self._await(list(waiting), until)
+        for connection in ready:
             index = waiting[connection]
             try:
                 message = self._crew.processes[index].receive()
@@ -286,6 +294,16 @@ class Pool:
                 raise PoolError(f"process {index} failed: {payload}")
             flights[about].take(index, kind, cast(ProcessReport, payload))
         return bool(ready)
+
+    def _await(self, connections: Sequence[Connection], until: float) -> list[Connection]:
+        """Return the connections with messages; none if none comes until then."""
+        while True:
+            if self.stop.is_set():
+                raise Stopped
+            left = max(0.0, until - time.monotonic())
+            ready = wait(connections, min(left, _STOP_LOOK))
+            if ready or left <= _STOP_LOOK:
+                return cast(list[Connection], ready)
 
     def _give_out(self, message: bytes) -> set[int]:
         """Send ``message`` to all processes and return the indices of the processes that are gone."""
@@ -360,26 +378,48 @@ class PoolSet:
     ----------
     make
         Makes a pool for a key, without starting it.
+    on_restart
+        Called after the ranks of a mesh were mended, with the reason and the seconds that mending took. It may be
+        replaced at any time.
     """
 
-    def __init__(self, make: Callable[[PoolKey], Pool], keep: int = 2) -> None:
+    def __init__(
+        self,
+        make: Callable[[PoolKey], Pool],
+        keep: int = 2,
+        on_restart: Callable[[MeshSpec, str, float], None] | None = None,
+    ) -> None:
         self._make = make
         self._keep = keep
+        self.on_restart = on_restart
         self._pools: dict[PoolKey, Pool] = {}
+        self._stop = threading.Event()
 
     def of(self, mesh: MeshSpec) -> Pool:
         """Return the pool for ``mesh``; if there are too many pools, close the one used longest ago."""
         key = PoolKey.of(mesh)
-        pool = self._pools.pop(key, None) or self._make(key)
+        pool = self._pools.pop(key, None) or self._made(key)
         self._pools[key] = pool
         while len(self._pools) > self._keep:
             self._pools.pop(next(iter(self._pools))).close()
+        return pool
+
+    def _made(self, key: PoolKey) -> Pool:
+        pool = self._make(key)
+        pool.stop = self._stop
+        if self.on_restart is not None:
+            mesh = MeshSpec((key.world_size,), key.backend, key.device)  # type: ignore[arg-type]
+            pool.on_restart = lambda reason, seconds: self.on_restart and self.on_restart(mesh, reason, seconds)
         return pool
 
     def run_alone(self, trial: Trial) -> Observation:
         """Run one trial with DTensor's caches empty."""
         (observation,) = self.of(trial.mesh).run([trial], fresh=True)
         return observation
+
+    def stop(self) -> None:
+        """Have a trial that another thread runs end with Stopped; then only :meth:`close` is possible."""
+        self._stop.set()
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -350,6 +350,7 @@ def _serve(config: WorkerConfig, breaker_fd: int, messages: _Messages) -> None:
         if kind in ("batch", "fresh batch"):
             if kind == "fresh batch":
                 forget_calls()
+                tried = 0
             ranks.run_batch(payload)
             tried += len(payload)
             if tried >= REMEMBERED_TRIALS:

@@ -11,7 +11,7 @@ import msgspec
 
 from verifier.meshes import worker
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
-from verifier.processes.child import Child
+from verifier.processes.child import Child, without_launcher
 from verifier.processes.scripts import TORCH_ALONE
 
 __all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
@@ -20,8 +20,6 @@ LOOPBACK = "lo"
 _MODULE = worker.__name__
 _PRELOAD = f"{_MODULE}:{worker.preload.__name__}"
 STDERR_TAIL = 600
-_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-_PREFIXES_OF_A_LAUNCHER = ("ROLE_", "MASTER_", "TORCHELASTIC_")
 
 
 _LOG_RECORD = re.compile(r"^(\[rank\d+\]:)?[DIWE]\d{4} \d\d:\d\d:\d\d")
@@ -146,15 +144,11 @@ class WorkerProgram(Child):
 
 
 def _environment(spec: ProgramSpec) -> dict[str, str]:
-    """Return the environment of a worker: ours, without a launcher's variables about our own rank.
+    """Return the environment of a worker.
 
-    DeviceMesh and the user's files would take these for the worker's (LOCAL_RANK, for example, names a GPU).
+    DeviceMesh and the user's files would take a launcher's variables for the worker's own (LOCAL_RANK names a GPU).
     """
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _OF_A_LAUNCHER and not name.startswith(_PREFIXES_OF_A_LAUNCHER)
-    }
+    kept = without_launcher()
     if spec.interface is not None:
         kept["GLOO_SOCKET_IFNAME"] = spec.interface
     return dict(kept, PYTHONHASHSEED=str(spec.hash_seed))

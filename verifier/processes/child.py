@@ -23,11 +23,22 @@ from verifier.processes.fork_server import start
 from verifier.processes.forks import Forked, Step, fork
 from verifier.processes.limits import die_with
 
-__all__ = ["Child", "begin"]
+__all__ = ["Child", "begin", "without_launcher"]
 
 ENDING_LIMIT = 30.0
 """Seconds that a process gets to end after it was killed or its connection was closed."""
 _LOG_READ = 8192
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_PREFIXES_OF_A_LAUNCHER = ("ROLE_", "MASTER_", "TORCHELASTIC_")
+
+
+def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment without the variables by which a launcher, such as torchrun, says which rank this is."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OF_A_LAUNCHER and not name.startswith(_PREFIXES_OF_A_LAUNCHER)
+    }
 
 
 class Child:

@@ -12,7 +12,8 @@ from multiprocessing.connection import wait
 from verifier.core.wording import nearest
 
 __all__ = [
-    "die_with", "format_size", "is_out_of_memory", "limit_memory", "memory_note", "parse_rank_memory", "parse_size",
+    "available_memory", "die_with", "format_size", "is_out_of_memory", "limit_memory", "memory_note",
+    "parse_rank_memory", "parse_size",
 ]  # fmt: skip
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -38,6 +39,13 @@ def mapped_memory() -> int:
     """Return the bytes of address space that this process has mapped."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that new processes can have on this machine."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        kibibytes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in file)}
+    return kibibytes["MemAvailable"] << 10
 
 
 def limit_memory(above: int) -> None:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from verifier.processes.child import without_launcher
 from verifier.processes.forks import FORKS, Forked, fork, servers_name
 
 __all__ = ["TORCH_ALONE", "run_to_end"]
@@ -49,7 +50,8 @@ def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:
 
 
 def _start(path: Path, out: IO[bytes], errors: IO[bytes]) -> Forked | subprocess.Popen[bytes]:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = without_launcher()  # with torchrun's, the ranks of the script would wait for torchrun's store
+    environment.pop("PYTHONPATH", None)
     known = {**environment, FORKS: servers_name(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     arguments = [json.dumps([str(path.parent), *_usual_path()]), str(path)]
     forked = fork(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from verifier.core.case import MeshSpec, Trial
 from verifier.core.observation import Observation
-from verifier.core.verdict import LOUD, Phase, Verdict, VerdictKind
+from verifier.core.verdict import CLASSES, LOUD, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure, Runner, first_error
 from verifier.findings.grouping import Group, group_key, unlike
@@ -43,7 +43,6 @@ from verifier.rules.results import WrongRule
 
 __all__ = ["Confirmer", "base_op", "defect_key"]
 
-_KINDS = (VerdictKind.STALE_CACHE, VerdictKind.SPECIAL_VALUE)
 _MOST_SPECIAL = 4
 """So many rules of an op are tried on real processes, until special values refute one there."""
 _SPECIAL_SCRIPTS = 4
@@ -351,7 +350,7 @@ class Confirmer:
             level=1, name=name, script_status=status,
         )  # fmt: skip
         kind = defect.kind
-        if kind is None and entry is not None and entry.verdict in _KINDS:
+        if kind is None and entry is not None and entry.verdict in CLASSES:
             kind = VerdictKind(entry.verdict)
         return record if kind is None else replace(record, verdict=kind)
 

@@ -31,6 +31,7 @@ __all__ = [
     "normalised",
     "refused",
     "refused_by_amendment",
+    "refused_first",
     "replicated_first",
     "rule_function",
     "tensors",
@@ -271,6 +272,11 @@ def replicated_first(ops: Sequence[str], wrong: Veto) -> contextlib.AbstractCont
 def refused(ops: Sequence[str], wrong: Veto, why: str) -> contextlib.AbstractContextManager[None]:
     """Let DTensor refuse a call of ``ops``, and say ``why``, where ``wrong`` returns True of what it has decided."""
     return _amended(_Amendment(tuple(ops), after=wrong, refuse=why))
+
+
+def refused_first(ops: Sequence[str], wrong: Veto, why: str) -> contextlib.AbstractContextManager[None]:
+    """Let DTensor refuse a call of ``ops`` before it asks for rules, and say ``why``, where ``wrong`` returns True."""
+    return _amended(_Amendment(tuple(ops), before=wrong, refuse=why))
 
 
 def normalised(ops: Sequence[str], change: Normaliser) -> contextlib.AbstractContextManager[None]:
