@@ -8,7 +8,7 @@ import torch
 
 from strategies.remedies.placing import VALUES, has_uneven_shards, is_sharded, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.propagation import Decision, Placed, vetoed
+from verifier.torch_internals.amending.propagation import Decision, Placed, refused_first, vetoed
 from verifier.torch_internals.amending.watching import locals_measured
 
 __all__ = ["REMEDIES"]
@@ -55,10 +55,13 @@ def _shrinks_to_one(decision: Decision) -> bool:
     return any(size == 1 != whole for shape in shapes for size, whole in zip(shape, tensor.shape, strict=True))
 
 
-def _cuts_a_mask(decision: Decision) -> bool:
+def _masks(decision: Decision) -> list[Placed]:
     indices = decision.args[1]
-    masks = [one for one in indices if isinstance(one, Placed) and one.dtype in (torch.bool, torch.uint8)]
-    return any(map(is_sharded, masks))
+    return [one for one in indices if isinstance(one, Placed) and one.dtype in (torch.bool, torch.uint8)]
+
+
+def _cuts_a_mask(decision: Decision) -> bool:
+    return any(map(is_sharded, _masks(decision)))
 
 
 def _batches_differ(decision: Decision) -> bool:
@@ -110,6 +113,15 @@ REMEDIES = (
         "do not shard an index that is a mask (index_single_dim_strategy in _ops/_tensor_ops.py)",
         lambda: vetoed(("aten.index.Tensor", "aten.index.Tensor_out"), _cuts_a_mask),
         ("aten.index.*",),
+        refuses=True,
+    ),
+    Remedy(
+        "masks-without-a-size",
+        "refuse an index that is a mask, because the size of the result depends on its values "
+        "(ShardingPropagator._propagate_tensor_meta_non_cached in _sharding_prop.py)",
+        lambda: refused_first(("aten.index.Tensor",), lambda one: bool(_masks(one)), "takes no masks"),
+        ("aten.index.Tensor", "aten.embedding_backward.*", "aten.embedding.*"),
+        frozenset({"CRASH"}),
         refuses=True,
     ),
     Remedy(

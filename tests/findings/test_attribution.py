@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, ProcessReport, Raised
+from verifier.core.observation import Difference, DifferenceKind, Executed, Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.execution.remedies import Remedy
 from verifier.findings.attribution import Attribution, passed_again
@@ -141,6 +141,40 @@ def test_a_refusal_after_the_phase_that_failed_comes_after_a_right_result() -> N
     failure = Failure(TRIAL, observed(TRIAL, True), judge(observed(TRIAL, True), make_reference(TRIAL.case)))
     assert failure.verdict.phase is Phase.FORWARD
     assert attribution.is_mended(failure, [cause("a")])
+
+
+def test_a_refusing_remedy_of_an_op_that_was_not_seen_is_tried_last() -> None:
+    """A function of torch calls ops that nobody names, and whose arguments are not redistributed."""
+    tried = Tried(lambda names: names == {"b"}, remedy("a"), remedy("b", "aten.other", refuses=True))
+    assert tried.explain() == ["b"]
+    assert tried.runs == [("a",), ("a", "b"), ("b",)]
+
+
+@pytest.mark.parametrize(
+    ("raised_in", "ran", "runs_now", "explained"),
+    [
+        ("placement_types.py", ["aten.mean.dim"], ["aten.mean.dim", "aten.mul.Tensor"], True),
+        ("placement_types.py", ["aten.mean.dim"], ["aten.mean.dim"], True),  # the refused op is not recorded
+        ("placement_types.py", ["aten.mean.dim"], [], False),  # refused before what crashed
+        ("placement_types.py", ["aten.mean.dim"], ["aten.sum.default"], False),
+        ("placement_types.py", [], [], False),
+        ("_math_ops.py", ["aten.mean.dim"], ["aten.mean.dim"], False),  # the op that crashed may be the one refused
+    ],
+)
+def test_a_refusal_of_a_later_op_comes_after_what_crashed(
+    raised_in: str, ran: list[str], runs_now: list[str], explained: bool
+) -> None:
+    def seen(raised: Raised, ops: list[str]) -> Observation:
+        executed = tuple(Executed(Phase.BACKWARD, 0, op, ("R",)) for op in ops)
+        reports = (ProcessReport((rank,), Phase.BACKWARD, raised, executed=executed) for rank in (0, 1))
+        return Observation(TRIAL, Fate.COMPLETED, tuple(reports))
+
+    refusal = Raised(Phase.BACKWARD, "NotImplementedError", "no", refusal=True)
+    attribution = Attribution(lambda *_: seen(refusal, runs_now), [cause("a")], {"a": remedy("a")})
+    observation = seen(Raised(Phase.BACKWARD, "AssertionError", "", file=raised_in), ran)
+    failure = Failure(TRIAL, observation, judge(observation, make_reference(TRIAL.case)))
+    assert failure.verdict.kind is VerdictKind.CRASH
+    assert [one.remedy for one in attribution.explain(failure)] == ["a"] * explained
 
 
 def test_zeros_that_were_wrong_before_are_mended() -> None:

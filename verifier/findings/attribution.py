@@ -27,6 +27,8 @@ Recall = Callable[[Trial, tuple[str, ...], Callable[[], Outcome]], Outcome]
 """Returns what is known of a trial under remedies, or else what the function returns."""
 
 _PHASES = list(Phase)
+_REDISTRIBUTES = ("placement_types.py", "_redistribute.py", "_collective_utils.py", "_mask_buffer.py")
+"""The files of torch's that move data between placements."""
 
 
 def ops_of(failure: Failure) -> frozenset[str]:
@@ -103,7 +105,9 @@ class Attribution:
         """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
 
         Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
-        left out as can be. At last, causes are added one by one, as each shows the next.
+        left out as can be. Then the other causes are tried whose remedies let DTensor refuse, because an op that a
+        function of torch calls is not known if nothing is redistributed for it. At last, causes are added one by one,
+        as each shows the next.
         """
         kind = failure.verdict.kind
         may = [cause for cause in self.causes if self._may_have(cause, kind)]
@@ -119,6 +123,9 @@ class Attribution:
                 changed.append((cause, left))
         if len(may) > 1 and self.is_mended(failure, may):
             return tuple(self._fewest(failure, may))
+        for cause in may:
+            if self.remedies[cause.remedy].refuses and cause not in likely and self.is_mended(failure, (cause,)):
+                return (cause,)
         for cause, left in changed:  # under its remedy, the trial gets as far as another defect
             for further in likely:
                 if self._may_have(further, left) and self.is_mended(failure, (cause, further)):
@@ -130,8 +137,9 @@ class Attribution:
 
         It counts as passed if the results are now right, be they all zero: the trial itself has shown what is wrong
         without the remedies. It also counts if DTensor refuses what comes after the phase that failed, which was right
-        then. A refusal of the call counts if a remedy itself refuses it, because no right rule is left for the
-        placements of what the op writes to, or if the only remedy in force says that DTensor may.
+        then; and if what raised has now run, and DTensor refuses a later op of the same phase. A refusal of the call
+        counts if a remedy itself refuses it, because no right rule is left for the placements of what the op writes to,
+        or if the only remedy in force says that DTensor may.
         """
         return self._left(failure, causes) is None
 
@@ -146,6 +154,10 @@ class Attribution:
             ):
                 return None
             case VerdictKind.UNSUPPORTED if _PHASES.index(verdict.phase) > _PHASES.index(failure.verdict.phase):
+                return None
+            case VerdictKind.UNSUPPORTED if failure.verdict.kind is VerdictKind.CRASH and _goes_on(
+                failure.observation, observation
+            ):
                 return None
             case VerdictKind.UNSUPPORTED if len(causes) == 1 and self.remedies[causes[0].remedy].refuses:
                 return None
@@ -172,6 +184,22 @@ class Attribution:
                 else:
                     start += size
         return mending
+
+
+def _goes_on(crashed: Observation, refused: Observation) -> bool:
+    """Return whether every rank has run the redistribution in which it raised, before DTensor refused an op.
+
+    A call is recorded once its arguments are about to be redistributed, which is after DTensor has accepted it.
+    """
+    for before, now in zip(crashed.reports, refused.reports, strict=True):
+        if before is None or before.raised is None or now is None:
+            return False
+        ran = [(one.phase, one.backward, one.op) for one in before.executed]
+        if before.raised.file not in _REDISTRIBUTES or not ran or ran[-1][0] is not before.raised.phase:
+            return False
+        if [(one.phase, one.backward, one.op) for one in now.executed][: len(ran)] != ran:
+            return False
+    return True
 
 
 def _refused(observation: Observation) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from strategies.chains import procedures
 from strategies.chains.building import Building
 from strategies.chains.composites.table import composite
 
-_PROGRAMS = "strategies.chains.procedures."
+_PROGRAMS = f"{procedures.__name__}."
 
 
 def _parameters(b: Building, count: int) -> None:
