@@ -216,7 +216,7 @@ def test_what_is_recorded_of_a_request_does_not_depend_on_the_number_of_jobs() -
 
 
 def test_by_default_there_is_a_job_for_each_core_for_which_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     for gibibytes, ranks, jobs in ((64, "4", 8), (3, "4", 3), (3, "2", 6), (0, "2", 1)):
         monkeypatch.setattr(requests, "available_memory", lambda size=gibibytes: size << 30)
         assert make_plan(Request(["embedding"], [ranks]), Baseline()).jobs == jobs
