@@ -192,7 +192,7 @@ def _meshes(request: Request, cluster: Cluster | None) -> tuple[MeshSpec, ...]:
 
 
 def _jobs(asked: int | None, meshes: Sequence[MeshSpec], cluster: Cluster | None) -> int:
-    """Return how many trials run at a time: as many as asked for; else one for each core, if there is memory for that."""
+    """Return how many trials run at a time: as many as asked for; else one for each core, if memory allows."""
     if asked is not None and not 1 <= asked <= MOST_JOBS:
         raise ValueError(f"--jobs {asked}: must be from 1 to {MOST_JOBS}")
     if cluster is not None and (asked or 1) > 1:
