@@ -154,7 +154,7 @@ def run_imports_with_warnings(names: Sequence[str]) -> None:
     """
     for op in run_imports(names):
         warnings.warn(
-            f"{op}: DTensor keeps its own rule beside one from register_sharding; yours is verified in its place",
+            f"{op}: DTensor keeps its own rule beside one that is registered later; yours is verified in its place",
             stacklevel=3,
         )
 

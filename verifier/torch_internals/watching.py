@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -216,8 +216,12 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _works_out_rules(frame: FrameType) -> bool:
-    """Return whether a frame is of a rule: of a file of rules, or of a file outside torch called by the propagation."""
+    """Return whether a frame is of a rule: in a file of torch's rules, or outside torch if DTensor asks it for one."""
     file = frame.f_code.co_filename
     if f"{os.sep}torch{os.sep}" in file:
         return f"{os.sep}_ops{os.sep}" in file and not file.endswith(_PLANNERS)
-    return any(caller.f_code.co_name == "propagate_op_sharding_non_cached" for caller in _callers(frame.f_back))
+    return any(_asks_for_rules(caller.f_code) for caller in _callers(frame.f_back))
+
+
+def _asks_for_rules(code: CodeType) -> bool:
+    return code.co_filename.endswith(_PLANNERS) or code.co_name in ("propagate_op_sharding_non_cached", "enumerated")
