@@ -93,7 +93,6 @@ def registered_rules() -> Mapping[str, Registered]:
     columns = [list(column) for registry in registries for column in (registry, registry.values())]
     if columns == _read.columns:  # which compares by identity first
         return _read.rules
-    # DTensor makes keys for ops without rules, as it decomposes them
     ops = dict.fromkeys(op for registry in registries_of_rules() for op in registry)
     entries = {op: tuple(registry.get(op) for registry in registries) for op in ops}
     rules = {}
@@ -116,6 +115,8 @@ def _registered(entry: Sequence[object]) -> Registered:
             described[asked_first] = None
     if described[3] is not None and described[3].sources and described[5] is not None:
         described[4] = None
+    if described[2] is described[3] is None:
+        described[4:] = None, None  # DTensor makes keys for ops without strategies, as it decomposes them
     texts = [f"{kind} {one.text}" for kind, one in zip(_KINDS, described, strict=True) if one is not None]
     found = [one for one in described if one is not None]
     sources = tuple(dict.fromkeys(source for one in found for source in one.sources))
