@@ -160,6 +160,12 @@ REMEDIES = (
         ("aten.multinomial.default",),
     ),
     Remedy(
+        "dims-of-crosses-cached",
+        'register the rule of linalg_cross with static_kwargkey=["dim"] (_ops/_math_ops.py)',
+        lambda: cached_by_keyword(aten.linalg_cross.default, "dim"),
+        ("aten.linalg_cross.default",),
+    ),
+    Remedy(
         "dtypes-of-views-cached",
         "register the rule of view.dtype with RuntimeSchemaInfo(1) (_ops/_tensor_ops.py)",
         lambda: cached_by(aten.view.dtype, 1),
