@@ -1,12 +1,13 @@
 """Trials per second of the pool, beside the same checks in the ways that torch offers, and where a trial's time goes.
 
-    python benchmarks/trials_per_second.py [--ranks 2,4,8] [--seconds 3] [--repeats 3] [--spawned 1] [--json FILE]
-                                           [--markdown]
+    python benchmarks/trials_per_second.py [--ranks 2,4,8] [--jobs N] [--seconds 3] [--repeats 3] [--spawned 1]
+                                           [--no-shares] [--json FILE] [--markdown]
 
 One run measures all of them in turn, so that the ratios hold whatever the machine does meanwhile: each figure is the
 median of the repeats, with the smallest and the largest, and a ratio is taken within a repeat. A trial is one row-,
 column- or batch-wise embedding with one backward pass, every comparison included. Repeated shapes are in the cache of
-DTensor's sharding propagation, new ones never are. ``--markdown`` prints the tables as
+DTensor's sharding propagation, new ones never are. ``--jobs`` pools work side by side, as those of a run do, each fed
+by a thread; one pool alone is measured, too. ``--markdown`` prints the tables as
 docs/reference/benchmarks.md has them, which also says what the columns mean.
 """
 
@@ -22,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,6 +45,8 @@ from verifier.planning.families import DrawContext
 from verifier.planning.trials import plan_case
 
 BATCH = 32
+BATCHES = 4
+"""Batches that each of several pools runs in a round; a round ends with the slowest."""
 CLOCK = str(Path(__file__).with_name("rank_clock.py"))
 SHAPES = {True: "repeated", False: "new"}
 DRAWN = "drawn"
@@ -130,6 +134,35 @@ class Ours:
         self.pool.close()
 
 
+class SideBySide:
+    """So many pools that work at the same time."""
+
+    def __init__(self, ranks: int, jobs: int) -> None:
+        self.pools = [Ours(ranks) for _ in range(jobs)]
+
+    def rate(self, repeated: bool, seconds: float) -> float:
+        """Return trials per second of all pools together."""
+        done, spent = 0, 0.0
+        with ThreadPoolExecutor(len(self.pools)) as threads:
+            while done == 0 or spent < seconds:
+                rounds = [[pool.batch(repeated) for _ in range(BATCHES)] for pool in self.pools]
+                started = time.perf_counter()
+                done += sum(threads.map(self._run, self.pools, rounds))
+                spent += time.perf_counter() - started
+        return done / spent
+
+    @staticmethod
+    def _run(pool: Ours, batches: Sequence[Sequence[Trial]]) -> int:
+        for trials in batches:
+            for _ in pool.run(trials):
+                pass
+        return sum(map(len, batches))
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()
+
+
 # -------------------------------------------------------------------------------------------------------------- figures
 @dataclass(frozen=True)
 class Figure:
@@ -150,10 +183,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast the pool is, and how many times as fast as another way."""
+    """How fast so many pools side by side are, and how many times as fast as another way."""
 
     ranks: int
     shapes: str
+    pools: int
     way: str
     ours: Figure
     theirs: Figure
@@ -179,31 +213,40 @@ class Share:
     own: Figure
 
 
-def compare_speed(ranks: int, seconds: float, repeats: int, spawned: int) -> list[Speed]:
-    """Measure the pool and the other ways in turn."""
-    ours, peers = Ours(ranks), {way: Peer(way, ranks) for way in WAYS}
+def compare_speed(ranks: int, jobs: int, seconds: float, repeats: int, spawned: int) -> list[Speed]:
+    """Measure one pool, ``jobs`` pools side by side, and the other ways in turn."""
+    ours: dict[str, Ours | SideBySide] = {_name(1): Ours(ranks)}
+    if jobs > 1:
+        ours[_name(jobs)] = SideBySide(ranks, jobs)
+    sides = {**ours, **{way: Peer(way, ranks) for way in WAYS}}
     rates: dict[tuple[str, bool], list[float]] = {}
     try:
         for repeated in SHAPES:
-            for side in (ours, *peers.values()):
+            for side in sides.values():
                 side.rate(repeated, 0.0)  # fills caches, loads what is loaded when it is first used
         for _ in range(repeats):
             for repeated in SHAPES:
-                for way, side in {"pool": ours, **peers}.items():
+                for way, side in sides.items():
                     rates.setdefault((way, repeated), []).append(side.rate(repeated, seconds))
             for _ in range(spawned):
                 rates.setdefault(("spawned", True), []).append(rate_of_spawned(ranks))
     finally:
-        for side in (ours, *peers.values()):
+        for side in sides.values():
             side.close()
     found = []
-    for (way, repeated), theirs in rates.items():
-        if way != "pool":
-            own = rates["pool", repeated]
-            each = len(theirs) // len(own)  # several spawned checks beside one turn of the pool
-            ratios = [own[number // each] / rate for number, rate in enumerate(theirs)]
-            found.append(Speed(ranks, SHAPES[repeated], way, Figure.of(own), Figure.of(theirs), Figure.of(ratios)))
-    return found
+    for pools in dict.fromkeys((1, jobs)):
+        for (way, repeated), theirs in rates.items():
+            if way not in (_name(pools), _name(max(jobs, 2))):
+                own = rates[_name(pools), repeated]
+                each = len(theirs) // len(own)  # several spawned checks beside one turn of the pool
+                ratios = Figure.of([own[number // each] / rate for number, rate in enumerate(theirs)])
+                speed = Speed(ranks, SHAPES[repeated], pools, way, Figure.of(own), Figure.of(theirs), ratios)
+                found.append(speed)
+    return sorted(found, key=lambda speed: list(SHAPES.values()).index(speed.shapes))
+
+
+def _name(pools: int) -> str:
+    return "1 pool" if pools == 1 else f"{pools} pools"
 
 
 def share_time(ranks: int, seconds: float, repeats: int, clock: str) -> list[Share]:
@@ -266,8 +309,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], markdown: boo
 
 
 def speed_table(speeds: Sequence[Speed], markdown: bool) -> str:
-    header = ("ranks", "shapes", "pool, trials/s", "against", "its checks/s", "pool / it")
-    return table(header, [(s.ranks, s.shapes, s.ours, s.way, s.theirs, s.ratio) for s in speeds], markdown)
+    header = ("ranks", "shapes", "pools", "trials/s", "against", "its checks/s", "pools / it")
+    return table(header, [(s.ranks, s.shapes, s.pools, s.ours, s.way, s.theirs, s.ratio) for s in speeds], markdown)
 
 
 def share_table(shares: Sequence[Share], markdown: bool) -> str:
@@ -290,14 +333,17 @@ def numbers(text: str) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=numbers, default=[2, 4, 8], metavar="N,N", help="2 to 9 each [default: 2,4,8]")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=cores, help="pools side by side [default: one for each core]")
+    parser.add_argument("--no-shares", action="store_true", help="leave out where a trial's time goes")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each turn [default: 3]")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each side [default: 3]")
     parser.add_argument("--spawned", type=int, default=1, help="checks a turn that spawn their processes [default: 1]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     arguments = parser.parse_args()
-    if arguments.seconds <= 0 or arguments.repeats < 1 or arguments.spawned < 0:
-        parser.error("--seconds has to be positive, --repeats at least 1, --spawned at least 0")
+    if arguments.seconds <= 0 or arguments.repeats < 1 or arguments.spawned < 0 or arguments.jobs < 1:
+        parser.error("--seconds has to be positive, --repeats and --jobs at least 1, --spawned at least 0")
     torch.set_num_threads(1)
     machine = f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     turns = f"{arguments.repeats} turns of {arguments.seconds:g} s; median (smallest-largest)"
@@ -308,14 +354,15 @@ def main() -> None:
     try:
         for ranks in arguments.ranks:
             say(f"{ranks} ranks")
-            speeds += compare_speed(ranks, arguments.seconds, arguments.repeats, arguments.spawned)
-            for clock in ("wall", "cpu"):
+            speeds += compare_speed(ranks, arguments.jobs, arguments.seconds, arguments.repeats, arguments.spawned)
+            for clock in () if arguments.no_shares else ("wall", "cpu"):
                 shares += share_time(ranks, arguments.seconds, arguments.repeats, clock)
     except KeyboardInterrupt:
         say("interrupted: what there is until now")
         status = 130
-    for text in (speed_table(speeds, arguments.markdown), share_table(shares, arguments.markdown)):
-        print(text, end="\n\n")
+    print(speed_table(speeds, arguments.markdown), end="\n\n")
+    if shares:
+        print(share_table(shares, arguments.markdown), end="\n\n")
     print(f"load at the end {os.getloadavg()[0]:.1f}")
     if arguments.json:
         parts = {"speeds": speeds, "shares": shares}

@@ -13,26 +13,46 @@ __all__ = ["REMEDIES"]
 _SCALED = ("aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Tensor", "aten._foreach_mul.*",
            "aten._foreach_div.*")  # fmt: skip
 _AVERAGES = tuple(f"aten.{prefix}avg_pool{n}d.*" for prefix in ("", "adaptive_", "_adaptive_") for n in (1, 2, 3))
-_FILLS = ("aten.index_fill.int_Tensor", "aten.index_fill_.int_Tensor", "aten.masked_fill.Tensor",
+_FILLS = ("aten.copy_.default", "aten.index_fill.int_Tensor", "aten.index_fill_.int_Tensor", "aten.masked_fill.Tensor",
           "aten.masked_fill_.Tensor")  # fmt: skip
+_REDUCTIONS = tuple(f"aten.{name}.*" for name in ("sum", "nansum", "mean", "prod", "cumsum", "cumprod"))
 
 
 def _scales_bools(decision: Decision) -> bool:
     return any(one.dtype == torch.bool and is_partial(one, "sum") for one in decision.inputs)
 
 
+def _is_whole_dtype(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
 def _is_whole(one: Placed) -> bool:
-    return not (one.dtype.is_floating_point or one.dtype.is_complex)
+    return _is_whole_dtype(one.dtype)
 
 
 def _averages_integers(decision: Decision) -> bool:
     return any(_is_whole(one) and is_partial(one) for one in decision.inputs)
 
 
-def _rounds_parts(decision: Decision) -> bool:
-    """Return whether parts of a floating value are written to a tensor of integers."""
-    tensor, value = decision.inputs[0], decision.inputs[-1]
-    return _is_whole(tensor) and not _is_whole(value) and is_partial(value)
+def _rounds(parts: Placed, dtype: torch.dtype) -> bool:
+    """Return whether a conversion to ``dtype`` takes parts of something else for ``parts``.
+
+    It rounds floating numbers, asks whether numbers are 0, or counts bools, whose sum is OR.
+    """
+    if not is_partial(parts) or parts.dtype == dtype:
+        return False
+    return dtype == torch.bool or (
+        is_partial(parts, "sum") if parts.dtype == torch.bool else _is_whole_dtype(dtype) and not _is_whole(parts)
+    )
+
+
+def _writes_rounded_parts(decision: Decision) -> bool:
+    return _rounds(decision.inputs[-1], decision.inputs[0].dtype)
+
+
+def _reduces_rounded_parts(decision: Decision) -> bool:
+    dtype = decision.kwargs.get("dtype")
+    return isinstance(dtype, torch.dtype) and _rounds(decision.inputs[0], dtype)
 
 
 def _leaves_out_the_tensor(decision: Decision) -> bool:
@@ -60,8 +80,16 @@ REMEDIES = (
     Remedy(
         "fills-that-round",
         "pass no partial placement of floating values through an op that writes them to integers",
-        lambda: vetoed(_FILLS, _rounds_parts),
+        lambda: vetoed(_FILLS, _writes_rounded_parts),
         _FILLS,
+        VALUES,
+    ),
+    Remedy(
+        "reductions-that-round",
+        "pass no partial placement through a reduction whose dtype is not that of a sum of the parts "
+        "(linear_reduction_strategy in _ops/_math_ops.py)",
+        lambda: vetoed(_REDUCTIONS, _reduces_rounded_parts),
+        _REDUCTIONS,
         VALUES,
     ),
     Remedy(

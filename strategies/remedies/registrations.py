@@ -166,6 +166,12 @@ REMEDIES = (
         ("aten.linalg_cross.default",),
     ),
     Remedy(
+        "sizes-of-topk-cached",
+        "register topk_strategy with RuntimeSchemaInfo(1) (_ops/_math_ops.py)",
+        lambda: cached_by(aten.topk.default, 1),
+        ("aten.topk.default",),
+    ),
+    Remedy(
         "dtypes-of-views-cached",
         "register the rule of view.dtype with RuntimeSchemaInfo(1) (_ops/_tensor_ops.py)",
         lambda: cached_by(aten.view.dtype, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import torch
 
@@ -12,6 +13,8 @@ from verifier.torch_internals.amending.propagation import Decision, Placed, refu
 from verifier.torch_internals.amending.watching import locals_measured
 
 __all__ = ["REMEDIES"]
+
+_PICKING = ("aten.gather.*", "aten.scatter_add.*")
 
 
 def _leaves_a_rank_empty(decision: Decision) -> bool:
@@ -62,6 +65,15 @@ def _masks(decision: Decision) -> list[Placed]:
 
 def _cuts_a_mask(decision: Decision) -> bool:
     return any(map(is_sharded, _masks(decision)))
+
+
+def _cuts_apart(decision: Decision) -> bool:
+    """Return whether tensors of unequal sizes are sharded along one dim, so that elements no longer meet."""
+    sizes: dict[int, set[int]] = defaultdict(set)
+    for one in decision.inputs:
+        for dim in shard_dims(one.placements):
+            sizes[dim].add(one.shape[dim])
+    return any(len(found) > 1 for found in sizes.values())
 
 
 def _batches_differ(decision: Decision) -> bool:
@@ -123,6 +135,14 @@ REMEDIES = (
         ("aten.index.Tensor", "aten.embedding_backward.*", "aten.embedding.*"),
         frozenset({"CRASH"}),
         refuses=True,
+    ),
+    Remedy(
+        "indices-cut-apart",
+        "shard tensor, index and source along a dim only if all have the same size there (gather_strategy and "
+        "scatter_add_strategy in _ops/_tensor_ops.py)",
+        lambda: vetoed(_PICKING, _cuts_apart),
+        _PICKING,
+        VALUES | {"CRASH"},
     ),
     Remedy(
         "batches-of-solvers",

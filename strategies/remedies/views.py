@@ -7,12 +7,13 @@ from typing import Any
 
 from strategies.remedies.placing import is_partial, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.propagation import Decision, normalised, replicated_first, vetoed
+from verifier.torch_internals.amending.propagation import Decision, normalised, refused_first, replicated_first, vetoed
 from verifier.torch_internals.amending.registrations import empty_views_replicated
 
 __all__ = ["REMEDIES"]
 
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.view_copy.default", "aten.reshape.default")
+_PIECES = ("aten.unbind_copy.int", "aten.unsafe_split.Tensor")
 _INSERTING = ("aten.select_backward.default",)
 _SLICING = ("aten.slice_backward.default",)
 
@@ -47,6 +48,19 @@ def _dim_of_sizes(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return (*args[:2], args[2] + len(args[1]), *args[3:]) if args[2] < 0 else None
 
 
+def _split_size(decision: Decision) -> int:
+    """Return the size of the dim that a call splits."""
+    position = 1 if decision.op.startswith("aten.unbind") else 2
+    dim = decision.argument(position, "dim", 0)
+    return int(decision.args[0].shape[dim])
+
+
+def _makes_one_piece(decision: Decision) -> bool:
+    """Return whether a list of results has one tensor alone."""
+    pieces = 1 if decision.op.startswith("aten.unbind") else decision.args[1]
+    return isinstance(pieces, int) and _split_size(decision) <= pieces
+
+
 def _has_no_elements(decision: Decision) -> bool:
     return any(0 in one.shape for one in decision.inputs)
 
@@ -65,6 +79,23 @@ REMEDIES = (
         "keep dims of size 0 in dim_squeeze, which keeps those of more than one element (_ops/_view_ops.py)",
         lambda: replicated_first(("aten.squeeze.*", "aten.squeeze_.*"), _has_no_elements),
         ("aten.squeeze.*", "aten.squeeze_.*"),
+    ),
+    Remedy(
+        "lists-of-one-tensor",
+        "make a list of specs for a list of one tensor in unsafe_split and unbind_copy, whose rules name one placement "
+        "for all pieces (ShardingPropagator._wrap_output_spec_tensor_meta in _sharding_prop.py)",
+        lambda: refused_first(_PIECES, _makes_one_piece, "makes no list of one tensor"),
+        _PIECES,
+        frozenset({"CRASH"}),
+        refuses=True,
+    ),
+    Remedy(
+        "splits-of-empty-dims",
+        "take a dim of size 0 for one piece of size 0 in split_strategy (_ops/_tensor_ops.py)",
+        lambda: refused_first(("aten.split.Tensor",), lambda one: _split_size(one) == 0, "splits no dim of size 0"),
+        ("aten.split.Tensor",),
+        frozenset({"CRASH"}),
+        refuses=True,
     ),
     Remedy(
         "local-sizes-of-views",

@@ -31,7 +31,7 @@ from verifier.planning.families import Family, installed_families
 from verifier.rules.campaign.workers import WorkerError
 from verifier.runs.revision import import_digests
 from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.registries import registries_of_rules, replaced_strategy
+from verifier.torch_internals.registries import keys_of_rules, registries_of_rules, replaced_strategy
 
 
 @pytest.fixture
@@ -225,7 +225,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor._ops._matrix_ops import mm_single_dim_strategy, mm_strategy
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
-from torch.distributed.tensor._ops.utils import register_op_strategy
+from torch.distributed.tensor._op_schema import OutputSharding, RuntimeSchemaInfo
+from torch.distributed.tensor._ops.utils import register_op_strategy, register_prop_rule
 from torch.distributed.tensor.experimental import register_sharding
 
 aten = torch.ops.aten
@@ -236,21 +237,38 @@ register_op_strategy(aten.bmm.default)(mm_strategy)
 @register_sharding([aten.neg.default, torch.ops.prims.neg.default])
 def neg(x):
     return [([Replicate()], [Replicate()])]
+
+
+@register_prop_rule(aten.t.default)
+def t(schema):
+    return OutputSharding(schema.args_schema[0])
+
+
+@register_single_dim_strategy(aten.topk.default, schema_info=RuntimeSchemaInfo(1))
+def topk(op, args, kwargs):
+    return []
 """
 
 
 def test_an_import_has_registered_what_it_registers_in_whatever_way(tmp_path: Path) -> None:
     aten = torch.ops.aten
-    ops = [aten.bmm.default, aten.neg.default, aten.sub.Tensor, torch.ops.prims.neg.default]
+    ops = [aten.bmm.default, aten.neg.default, aten.sub.Tensor, aten.t.default, aten.topk.default]
+    ops.append(torch.ops.prims.neg.default)
+    strategies, keys = dict(registries_of_rules()[2]), keys_of_rules()[0]
     (tmp_path / "ways.py").write_text(WAYS)
     (tmp_path / "nothing.py").touch()
     names = [str(tmp_path / "nothing.py"), str(tmp_path / "ways.py")]
     with contextlib.ExitStack() as stack:
         for op in ops:
             stack.enter_context(replaced_strategy(op))
-        run_imports(names)
+        registries_of_rules()[2][aten.t.default] = strategies[aten.t.default]
+        assert aten.topk.default in keys
+        helped = run_imports(names)
         assert registered_by(names) == tuple(map(str, ops))
         assert registered_by(names[:1]) == ()
+        assert "aten.t.default" in helped
+        assert aten.t.default not in registries_of_rules()[2], "DTensor would ask it before the prop rule"
+        assert aten.topk.default not in keys, "DTensor would ask it before the key of the strategy for one mesh dim"
         assert {*map(str, ops)} <= {*own_rules()}
         places = places_of_rules()
         assert places["aten.neg.default"][1] == 1 + WAYS.splitlines().index(

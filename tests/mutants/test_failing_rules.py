@@ -49,10 +49,10 @@ def refuses_empty_tensors(_op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
     return RIGHT
 
 
-def wrong_for(rules: Rules) -> list[WrongRule]:
+def wrong_for(rules: Rules, *meshes: MeshSpec) -> list[WrongRule]:
     """Return what is wrong about ``rules`` for exp of tensors of which some are empty."""
     (target,) = SOURCE.select(["aten.exp.default"])
-    options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
+    options = CheckOptions(meshes or (MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
     samples = [one for one in SOURCE.samples(target, SampleOptions(max_samples=2)) if "empty" in one.origin][:2]
     with replaced_strategy(torch.ops.aten.exp.default, rules):
         return [wrong for sample in samples for wrong in check_sample(sample, options).wrong]
@@ -70,6 +70,21 @@ def test_a_rule_that_does_not_come_back_is_accused(monkeypatch: pytest.MonkeyPat
     found = wrong_for(never_ends)
     assert {(one.verdict, one.fails) for one in found} == {(VerdictKind.HANG, True)}
     assert all("never_ends (test_failing_rules.py) does not come back" in one.message for one in found)
+
+
+def test_a_rule_that_does_not_come_back_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_TICK", 0.2)
+    asked: list[Any] = []
+
+    def counted(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+        if 0 in args[0].shape:
+            asked.append(args[0].shape)
+        return never_ends(op, args, kwargs)
+
+    (found,) = wrong_for(counted, MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2)))
+    assert found.verdict is VerdictKind.HANG
+    assert len(asked) == 1
+    assert wrong_for(counted), "a rule that is registered later is asked again"
 
 
 def test_a_rule_that_refuses_is_not_accused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from rule_mutants import MUTANTS, RuleMutant, check, short
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.execution.imports import registered_by, run_imports
 from verifier.execution.remedies import installed_remedies, remedied
 from verifier.gate.baseline import load_baseline
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.claims import ClaimReader, Propagation
 from verifier.torch_internals.placements import Placements
-from verifier.torch_internals.registries import registries_of_rules, replaced_strategy
+from verifier.torch_internals.registries import keys_of_rules, registries_of_rules, replaced_strategy
 
 BASELINE = Path(__file__).resolve().parents[2] / "reports" / "baseline.toml"
 REMEDIES = installed_remedies()
@@ -98,6 +100,47 @@ def test_a_convolution_whose_gradient_is_called_replicated_stays_wrong_under_all
         assert weight_gradient() == (Partial("sum"),)
     with replaced_strategy(aten.convolution_backward.default, replicated_gradient), remedied(REMEDIES):
         assert weight_gradient() == (Replicate(),)
+
+
+DISGUISED = """
+import functools
+import torch
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+
+aten = torch.ops.aten
+propagator = DTensor._op_dispatcher.sharding_propagator
+scan = propagator.op_strategy_funcs[aten.cumsum.default]
+
+
+@functools.wraps(scan)
+def wrapped(schema):
+    return scan(schema)
+
+
+propagator.register_op_strategy(aten.cumsum.default, wrapped)
+propagator.op_to_schema_info[aten.logsumexp.default] = RuntimeSchemaInfo(2)
+"""
+
+
+def test_what_an_import_registers_is_no_rule_of_torch_s_whatever_it_looks_like(tmp_path: Path) -> None:
+    (tmp_path / "disguised.py").write_text(DISGUISED)
+    keys, strategies = keys_of_rules()[0], dict(registries_of_rules()[2])
+    with ExitStack() as stack:
+        for op in (aten.cumsum.default, aten.logsumexp.default):
+            stack.enter_context(replaced_strategy(op))
+            registries_of_rules()[2][op] = strategies[op]
+        assert is_torchs(aten.cumsum.default)
+        before = keys[aten.logsumexp.default]
+        run_imports([str(tmp_path / "disguised.py")])
+        assert registered_by([str(tmp_path / "disguised.py")]) == ("aten.cumsum.default", "aten.logsumexp.default")
+        assert not is_torchs(aten.cumsum.default)
+        assert not is_torchs(aten.logsumexp.default)
+        with remedied(["negative-dim-of-scans"]):
+            assert scan(-1) == ((Shard(1),),), "the remedy mends torch's rule alone"
+    assert keys[aten.logsumexp.default] is before
+    assert is_torchs(aten.cumsum.default)
+    assert is_torchs(aten.logsumexp.default)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

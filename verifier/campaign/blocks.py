@@ -6,6 +6,7 @@ which order, and which trials are skipped is the same for any number of lanes.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections import deque
@@ -24,6 +25,8 @@ __all__ = ["Blocks"]
 
 _MOST_CASES = 8
 """The most cases of a block of a family that is not broad. Calls in one block may make each other fail."""
+_AHEAD = 3
+"""Blocks for each lane that may be given out: while one hangs, the others go on."""
 _STOP_LIMIT = 10.0
 """Seconds that lanes get to end; processes that are starting cannot be interrupted."""
 
@@ -35,6 +38,7 @@ _Told = PlannedCase | Event | Answer
 class _Block:
     """Cases that a lane tries: ``costs`` is what decides about their trials, from all trials before the block."""
 
+    number: int
     cases: tuple[PlannedCase, ...]
     costs: Costs
     told: queue.SimpleQueue[_Told | BaseException | None] = field(default_factory=queue.SimpleQueue)
@@ -49,17 +53,19 @@ class _Block:
             yield told
 
 
+_Todo = queue.PriorityQueue[tuple[int, int, _Block | None]]
+"""The number of a block, a number that no other entry has, and the block; None ends a lane."""
+
+
 class _Lane(threading.Thread):
     """Tries the blocks in ``todo`` on its own pools, until None comes."""
 
-    def __init__(
-        self, pools: PoolSet, todo: queue.SimpleQueue[_Block | None], past: Past, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, pools: PoolSet, todo: _Todo, past: Past, clock: Callable[[], float]) -> None:
         super().__init__(name="lane", daemon=True)
         self._pools, self._todo, self._past, self._clock = pools, todo, past, clock
 
     def run(self) -> None:
-        while (block := self._todo.get()) is not None:
+        while (block := self._todo.get()[-1]) is not None:
             kept, self._pools.on_restart = self._pools.on_restart, _restarts_told(block.told.put)
             try:
                 self._try(block)
@@ -105,7 +111,9 @@ class Blocks:
         self._run: BlockRun | None = None
         """Tries this block, if there is one lane."""
         self._given: deque[_Block | Event] = deque()
-        self._todo: queue.SimpleQueue[_Block | None] = queue.SimpleQueue()
+        self._todo: _Todo = queue.PriorityQueue()
+        self._entries = itertools.count()
+        self._blocks = itertools.count()
         self._lanes: list[_Lane] = []
 
     def begin_unit(self, most: int, whole: bool) -> None:
@@ -118,7 +126,7 @@ class Blocks:
         """Tell an event after all cases before it."""
         self._end_block()
         self._given.append(event)
-        self._settle(len(self._lanes))
+        self._settle(_AHEAD * len(self._lanes))
 
     def add(self, case: PlannedCase) -> None:
         """Try a case, now or later."""
@@ -129,7 +137,7 @@ class Blocks:
             self._take(self._run.of(case), case)
         if len(self._cases) == self._size:
             self._end_block()
-        self._settle(len(self._lanes))
+        self._settle(_AHEAD * len(self._lanes))
 
     def finish(self) -> None:
         """Wait for all cases."""
@@ -142,7 +150,7 @@ class Blocks:
         for pools in self._pools if lanes else ():
             pools.stop()
         for _ in lanes:
-            self._todo.put(None)
+            self._todo.put((-1, next(self._entries), None))
         for lane in lanes:
             lane.join(_STOP_LIMIT)
 
@@ -150,16 +158,16 @@ class Blocks:
     def _end_block(self) -> None:
         cases, self._cases, self._run = tuple(self._cases), [], None
         if cases and len(self._pools) > 1:
-            self._given.append(self._give_out(cases))
+            self._given.append(self._give_out(next(self._blocks), cases))
 
-    def _give_out(self, cases: tuple[PlannedCase, ...]) -> _Block:
-        """Return a block of cases that a lane tries as soon as one is free."""
+    def _give_out(self, number: int, cases: tuple[PlannedCase, ...]) -> _Block:
+        """Return a block of cases that a lane tries as soon as one is free, the first blocks first."""
         if not self._lanes:
             self._lanes = [_Lane(pools, self._todo, self._past, self._clock) for pools in self._pools]
             for lane in self._lanes:
                 lane.start()
-        block = _Block(cases, self._costs(cases))
-        self._todo.put(block)
+        block = _Block(number, cases, self._costs(cases))
+        self._todo.put((number, next(self._entries), block))
         return block
 
     def _costs(self, cases: Iterable[PlannedCase]) -> Costs:
@@ -186,7 +194,7 @@ class Blocks:
         for number, block in enumerate(self._given):
             if isinstance(block, _Block) and block.costs != self._costs(block.cases):
                 block.given_up.set()
-                self._given[number] = self._give_out(block.cases)
+                self._given[number] = self._give_out(block.number, block.cases)
 
     def _take(self, told: Iterable[_Told], case: PlannedCase | None = None) -> None:
         """Judge answers and tell events; ``case`` is what they come of."""

@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import definition_of
-from verifier.torch_internals.registries import registries_of_rules
+from verifier.torch_internals.registries import keys_of_rules, registries_of_rules
 
 __all__ = [
     "Lacking",
@@ -40,7 +40,7 @@ __all__ = [
     "registered_rules",
 ]
 
-_KINDS = ("handler", "rule", "strategy", "strategy for one mesh dim")
+_KINDS = ("handler", "rule", "strategy", "strategy for one mesh dim", "key", "key for one mesh dim")
 _DEEPEST, _MOST = 8, 2000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _STANDARD, *_INSTALLED = (
@@ -89,11 +89,12 @@ def registered_rules() -> Mapping[str, Registered]:
 
     That takes some 20 microseconds.
     """
-    registries = registries_of_rules()
+    registries = (*registries_of_rules(), *keys_of_rules())
     columns = [list(column) for registry in registries for column in (registry, registry.values())]
     if columns == _read.columns:  # which compares by identity first
         return _read.rules
-    ops = dict.fromkeys(op for registry in registries for op in registry)
+    # DTensor makes keys for ops without rules, as it decomposes them
+    ops = dict.fromkeys(op for registry in registries_of_rules() for op in registry)
     entries = {op: tuple(registry.get(op) for registry in registries) for op in ops}
     rules = {}
     for op, entry in entries.items():
@@ -108,8 +109,13 @@ def registered_rules() -> Mapping[str, Registered]:
 
 def _registered(entry: Sequence[object]) -> Registered:
     described = [None if one is None else _Description(one) for one in entry]
-    if any(one is not None and one.sources for one in described[1:3]) and described[3] and not described[3].sources:
-        described[3] = None  # torch's, which a rule of the user's takes the place of (``let_new_rules_win``)
+    # what is torch's, and a rule of the user's takes its place (``let_new_rules_win``)
+    for number, asked_first in ((1, 2), (1, 3), (2, 3)):
+        one, other = described[number], described[asked_first]
+        if one is not None and one.sources and other is not None and not other.sources:
+            described[asked_first] = None
+    if described[3] is not None and described[3].sources and described[5] is not None:
+        described[4] = None
     texts = [f"{kind} {one.text}" for kind, one in zip(_KINDS, described, strict=True) if one is not None]
     found = [one for one in described if one is not None]
     sources = tuple(dict.fromkeys(source for one in found for source in one.sources))

@@ -257,7 +257,8 @@ class RankProcess:
         if refused := self._import(also):
             raise PoolError(f"a rank did not start: {refused}")
         for modules in (defining_modules, referring_modules):
-            found = self.lacks(rules, alike)
+            if not (found := self.lacks(rules, alike)):
+                return
             options = [as_option(source.module, source.file, sys.path) for source in modules(found)]
             if refused := self._import(options):
                 raise RulesNotInRanks(found[0], options, refused, len(found) - 1)

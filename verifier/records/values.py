@@ -187,9 +187,20 @@ def _store_text(text: str, where: str) -> str:
     return text
 
 
+_WHOLE = 2.0**53
+"""Below, every whole number is a float64."""
+
+
 def _store_float(value: float) -> float | str:
     """Return nan and the infinities as text, because JSON lacks them."""
     return value if math.isfinite(value) else str(value)
+
+
+def _store_element(value: float) -> float | str:
+    """Return an element of a tensor of floats: whole numbers without a point, because the dtype says what they are."""
+    if value.is_integer() and (value or math.copysign(1.0, value) > 0.0) and abs(value) < _WHOLE:
+        return int(value)
+    return _store_float(value)
 
 
 def _store_tensor(tensor: torch.Tensor, where: str) -> TensorRecord:
@@ -198,10 +209,10 @@ def _store_tensor(tensor: torch.Tensor, where: str) -> TensorRecord:
     values: list[Any]
     if flat.dtype.is_complex:
         pairs = torch.view_as_real(flat.to(torch.complex128)).tolist()
-        values = [[_store_float(part) for part in pair] for pair in pairs]
+        values = [[_store_element(part) for part in pair] for pair in pairs]
     elif flat.dtype.is_floating_point:
         # Every narrower float is a float64 exactly, and JSON carries a float64 exactly.
-        values = [_store_float(number) for number in flat.to(torch.float64).tolist()]
+        values = [_store_element(number) for number in flat.to(torch.float64).tolist()]
     else:
         values = flat.tolist()
     return TensorRecord(

@@ -23,6 +23,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import (
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
+from verifier.torch_internals.caches import endless_rules
 from verifier.torch_internals.placements import Combination, Placements, placements_of_spec
 from verifier.torch_internals.refusals import is_refusal, raised_in
 from verifier.torch_internals.registries import installed_sharded_op
@@ -104,8 +105,9 @@ class ClaimReader:
     Attributes
     ----------
     failures
-        How DTensor failed where it was asked and did not refuse, by placements; the caller may clear it. Once DTensor
-        has not come back, it is not asked again.
+        How DTensor failed where it was asked and did not refuse, by placements; the caller may clear it.
+    lost
+        Whether DTensor did not come back from a rule of this op. It is not asked again, by any reader.
     """
 
     def __init__(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
@@ -118,11 +120,11 @@ class ClaimReader:
         self._result_meta: Any = _result_meta(result)
         self._in_args = len([leaf for leaf in pytree.tree_leaves(tuple(args)) if isinstance(leaf, torch.Tensor)])
         self.failures: dict[Combination, RuleFailure] = {}
-        self._lost = False
+        self.lost = op in endless_rules
 
     def at(self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0) -> Propagation | None:
         """Return what DTensor does at ``combination``; None if it has no rule for it or fails to apply one."""
-        if self._lost:
+        if self.lost:
             return None
         mesh = _bare_mesh(mesh_shape, rank)
         specs = [
@@ -173,13 +175,15 @@ class ClaimReader:
         An op without a strategy is traced through its decomposition with each of ``combinations``. The result is None
         if the strategy decides by the placements that it is given; each combination then has to be tried.
         """
+        if self.lost:
+            return []
         if self.op in self._propagator.op_single_dim_strategy_funcs:
             return self._listed_per_element() if self._is_foreach() else self._listed_whole(mesh_shape)
         if self.op in self._propagator.op_strategy_funcs or self.op in self._propagator.op_to_rules:
             return None
         whole: tuple[Placement, ...] = (Replicate(),) * len(self._metas)
         if not self._decomposes(whole):
-            return [] if self._lost else [whole]  # it says why when it is asked
+            return [] if self.lost else [whole]  # it says why when it is asked
         return [combination for combination in combinations if self._decomposes(combination)]
 
     @property
@@ -190,14 +194,15 @@ class ClaimReader:
     def enumerated(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]]:
         """Return the input placements, on one mesh dim, that the op's strategy enumerates for replicated arguments."""
         strategy = self._propagator.op_strategy_funcs.get(self.op)
-        if strategy is None or self.lists_rules or len(mesh_shape) > 1:
+        if strategy is None or self.lists_rules or len(mesh_shape) > 1 or self.lost:
             return []
         mesh = _bare_mesh(mesh_shape, 0)
         specs = [DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas]
         try:
             with ended_rules(_LONGEST):
                 decided = strategy(self._propagator._wrap_with_op_strategy(self._schema(specs)))
-        except Exception:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_lost(mesh_shape, error)
             return []
         rules = []
         for one in getattr(decided, "strategies", []):
@@ -214,7 +219,7 @@ class ClaimReader:
             DTensorSpec(mesh, (Shard(0) if i == first else Replicate(),) * mesh.ndim, tensor_meta=meta)
             for i, meta in enumerate(self._metas)
         ]  # the strategy fills in Shard where it sees one among the inputs
-        return self._rules(self._schema(specs), self._result_meta, len(self._metas))
+        return self._rules(self._schema(specs), mesh, self._result_meta, len(self._metas))
 
     def _is_foreach(self) -> bool:
         return str(self.op).startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_")) and any(
@@ -241,18 +246,21 @@ class ClaimReader:
                 element.append(arg)
         meta = self._result_meta[0] if isinstance(self._result_meta, list | tuple) and self._result_meta else None
         schema = OpSchema(_resolve_foreach_elementwise_overload(self.op) or self.op, tuple(element), {})
-        rules = self._rules(schema, meta, len(lengths))
+        rules = self._rules(schema, mesh, meta, len(lengths))
         if rules is None:
             return None
         return [tuple(p for p, n in zip(rule, lengths, strict=True) for _ in range(n)) for rule in rules]
 
-    def _rules(self, schema: OpSchema, result_meta: Any, inputs: int) -> list[tuple[Placement, ...]] | None:
+    def _rules(
+        self, schema: OpSchema, mesh: DeviceMesh, result_meta: Any, inputs: int
+    ) -> list[tuple[Placement, ...]] | None:
         info = self._propagator.op_single_dim_strategy_funcs[self.op]
         try:
             with ended_rules(_LONGEST):
                 wrapped = self._propagator._wrap_with_op_strategy(schema)
                 prepared = _PreparedSingleDimStrategy(info, wrapped, result_meta)
-        except Exception:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_lost(mesh.shape, error)
             return None
         rules = [rule[prepared.num_outputs :] for rule in prepared.expanded_strategies]
         complete = [tuple(p for p in rule if p is not None) for rule in rules]
@@ -279,11 +287,17 @@ class ClaimReader:
             return False
         return True
 
+    def _note_lost(self, mesh_shape: Sequence[int], error: Exception) -> None:
+        """Note that DTensor did not come back when it was asked for all rules; other failures show at each of them."""
+        if isinstance(error, EndlessRuleError):
+            self._note(tuple((Replicate(),) * len(mesh_shape) for _ in self._metas), error)
+
     def _note(self, combination: Combination, error: Exception) -> None:
         """Note how DTensor failed, unless it has refused or is slow."""
         if isinstance(error, EndlessRuleError | SlowRulesError):
-            self._lost = True
+            self.lost = True
         if isinstance(error, EndlessRuleError):
+            endless_rules.add(self.op)
             self.failures[combination] = RuleFailure("", str(error))
         elif not (isinstance(error, SlowRulesError) or is_refusal(error)):
             code = raised_in(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,13 @@ from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.sharded_ops import ShardedOp
 
 __all__ = [
+    "count_as_registered",
     "has_own_handler",
     "install_handler",
     "install_sharded_op",
     "installed_sharded_op",
+    "is_registered_by_user",
+    "keys_of_rules",
     "let_new_rules_win",
     "registries_of_rules",
     "replaced_handler",
@@ -49,21 +52,63 @@ def registries_of_rules() -> tuple[dict[OpOverload, Any], ...]:
     )
 
 
+def keys_of_rules() -> tuple[dict[OpOverload, RuntimeSchemaInfo], ...]:
+    """Return the registries of what the key of DTensor's cache holds: of other rules, and of those for one mesh dim.
+
+    DTensor asks the first one first, whatever rules the op has.
+    """
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    return propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy
+
+
+_of_the_user: dict[OpOverload, tuple[object, ...]] = {}
+"""The rules and keys of the ops for which an import has registered something."""
+
+
+def is_registered_by_user(op: OpOverload) -> bool:
+    """Return whether an import registered the rules of ``op``, or their key; a function of torch may be among them."""
+    registered = _of_the_user.get(op)
+    return registered is not None and all(a is b for a, b in zip(registered, _entry_of(op), strict=True))
+
+
+def count_as_registered(names: Collection[str]) -> None:
+    """Let the rules of the ops with these names count as the user's, because an import has exchanged code of theirs."""
+    _of_the_user.update(
+        {op: _entry_of(op) for registry in registries_of_rules() for op in registry if str(op) in names}
+    )
+
+
+def _entry_of(op: OpOverload) -> tuple[object, ...]:
+    return tuple(registry.get(op) for registry in (*registries_of_rules()[1:], *keys_of_rules()))
+
+
 @contextlib.contextmanager
 def let_new_rules_win() -> Iterator[list[str]]:
     """Let rules that are registered inside the block replace torch's own; yield the ops that needed help for it.
 
-    ``register_sharding`` says that it overrides a strategy of DTensor, but it leaves the newer registry of single-dim
-    strategies as it is. DTensor (torch 2.13.0) asks that registry first, so the op's entry there is removed.
+    DTensor (torch 2.13.0) asks for a strategy for one mesh dim first, then for another strategy, then for a prop rule.
+    None of the functions that register a rule takes back those that are asked before. ``register_sharding`` says that
+    it overrides a strategy of DTensor, and does not where that one is for one mesh dim. The key that torch's older rule
+    has in the cache is asked before that of a new strategy for one mesh dim, too.
     """
-    _, *registries, asked_first = registries_of_rules()
-    before = [dict(registry) for registry in registries]
+    _, *rules = registries_of_rules()
+    keys, keys_of_single = keys_of_rules()
+    every = (*rules, keys, keys_of_single)
+    before = [dict(registry) for registry in every]
     helped: list[str] = []
     yield helped
-    for old, registry in zip(before, registries, strict=True):
-        for op, rule in registry.items():
-            if old.get(op) is not rule and asked_first.pop(op, None) is not None:
+    new = [
+        {op for op, held in registry.items() if old.get(op) is not held}
+        for old, registry in zip(before, every, strict=True)
+    ]
+    for number, asked_first in ((1, 2), (0, 1), (0, 2)):
+        for op in sorted(new[number] - new[asked_first], key=str):
+            if rules[asked_first].pop(op, None) is not None:
                 helped.append(str(op))
+    for op in new[4] - new[3]:
+        if op in rules[2]:
+            keys.pop(op, None)
+    _of_the_user.update({op: _entry_of(op) for op in set().union(*new)})
     clear_caches()
 
 

@@ -49,18 +49,25 @@ def import_all(names: Sequence[str]) -> None:
     """Import what --import named; rules that this registers replace torch's own."""
     dispatcher: Any = DTensor._op_dispatcher
     propagator = dispatcher.sharding_propagator
-    registries = [propagator.op_strategy_funcs, propagator.op_to_rules]
-    before = [dict(registry) for registry in registries]
+    rules = [propagator.op_to_rules, propagator.op_strategy_funcs, propagator.op_single_dim_strategy_funcs]
+    keys = [propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy]
+    before = [dict(registry) for registry in [*rules, *keys]]
     for number, name in enumerate(names):
         try:
             first_import(name, number)
         except BaseException as error:
             print(f"UNDECIDED: {name} cannot be imported: {type(error).__name__}: {error}", flush=True)
             os._exit(2)
-    for old, registry in zip(before, registries, strict=True):
-        for op, rule in registry.items():
-            if old.get(op) is not rule:  # DTensor would ask its own single-dim rules first
-                propagator.op_single_dim_strategy_funcs.pop(op, None)
+    new = [
+        {op for op, held in registry.items() if old.get(op) is not held}
+        for old, registry in zip(before, [*rules, *keys], strict=True)
+    ]
+    for number, asked_first in (1, 2), (0, 1), (0, 2):  # torch's own, which DTensor would ask before
+        for op in new[number] - new[asked_first]:
+            rules[asked_first].pop(op, None)
+    for op in new[4] - new[3]:
+        if op in rules[2]:
+            keys[0].pop(op, None)
 
 
 # -------------------------------------------------------------------------------------------------------------- limits

@@ -22,7 +22,7 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.placements import Placements, placements_of_spec
-from verifier.torch_internals.registries import registries_of_rules
+from verifier.torch_internals.registries import is_registered_by_user, registries_of_rules
 
 __all__ = [
     "Decision",
@@ -106,10 +106,23 @@ def rule_function(op: OpOverload) -> Callable[..., object] | None:
 
 
 def is_torchs(op: OpOverload) -> bool:
-    """Return whether the rules of ``op`` are torch's own; what ``register_sharding`` makes is not."""
+    """Return whether the rules of ``op`` are torch's own, and registered by torch.
+
+    What ``register_sharding`` makes is not, nor is a function of torch that an import registers, nor one of the user's
+    that looks like torch's, as ``functools.wraps`` makes it.
+    """
     function = rule_function(op)
-    module = "torch" if function is None else str(getattr(function, "__module__", ""))
-    return module.partition(".")[0] == "torch" and ".experimental." not in module
+    if function is None:
+        return True
+    module = _module_of(function)
+    return module.partition(".")[0] == "torch" and ".experimental." not in module and not is_registered_by_user(op)
+
+
+def _module_of(function: Callable[..., object]) -> str:
+    """Return the module that has the code of a function; of one that a remedy wraps, without the remedy."""
+    module = str(getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", ""))
+    wrapped = getattr(function, "__wrapped__", None)
+    return _module_of(wrapped) if module.partition(".")[0] == "verifier" and wrapped is not None else module
 
 
 # ----------------------------------------------------------------------------------------------- around the propagation
