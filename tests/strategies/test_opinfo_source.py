@@ -25,7 +25,7 @@ DRAWS = 6
 def samples(name: str, op: str = "", **options: int) -> tuple[Sample, ...]:
     """Return the usual samples of the one target called ``name``, those of one overload if ``op`` is given."""
     (target,) = SOURCE.select([name])
-    found = SOURCE.samples(target, SampleOptions(rare=False, **options))  # type: ignore[arg-type]
+    found = SOURCE.samples(target, SampleOptions(**{"rare": False, **options}))  # type: ignore[arg-type]
     return tuple(sample for sample in found if op in ("", sample.op))
 
 
@@ -129,6 +129,16 @@ def test_no_more_samples_than_asked_for() -> None:
     ]
     assert len(captured) == 3
     assert len({len(first(drawn(sample)).shape) for sample in captured}) > 1
+
+
+def test_numbers_and_tensors_are_complex_in_turn() -> None:
+    found = samples("aten.mul.Scalar", rare=True)
+    origins = " ".join(sample.origin for sample in found)
+    assert "other is complex" in origins
+    assert "complex tensors" in origins
+    numbers = {type(argument) for sample in found for argument in arguments(drawn(sample))[1:]}
+    assert complex in numbers
+    assert not any("complex" in sample.origin for sample in samples("aten.floor.default", rare=True)), "floor refuses them"
 
 
 def test_renamed_bases_lead_somewhere() -> None:
