@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.redistribution.programs import CHAIN, SEQUENCE, VIEWS, WRITES, operands, sequence, spelled
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
 from verifier.core.case import MeshSpec, OpCase
+from verifier.execution.patches import REDISTRIBUTE
 from verifier.placements.algebra import in_order, is_shard_order, sharded_dim
 from verifier.placements.partials import bitwise_reductions, partial_reductions
 from verifier.planning.families import DrawContext
@@ -33,7 +34,6 @@ __all__ = [
     "target_placements",
 ]
 
-REDISTRIBUTE = "dtensor.redistribute"
 SEQUENCE_OP = "dtensor.sequence"
 
 _MESH_DIMS = 3

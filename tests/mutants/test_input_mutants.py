@@ -49,9 +49,18 @@ def dims_as_given(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(dim), Shard(dim)] for dim in range(len(args[0].shape)) if dim != args[1]]
 
 
+def sum_passes_if(branch: Callable[[Any], bool]) -> Rules:
+    """Return rules that claim a pending sum of some tensors alone, and shards of all."""
+    shards = [[Shard(dim), Shard(dim)] for dim in range(6)]
+    return lambda op, args, kwargs: [*shards[: len(args[0].shape)], *([[SUM, SUM]] if branch(args[0]) else [])]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.sqrt.default", sum_passes_if(lambda meta: meta.dtype == torch.bfloat16), " as torch.bfloat16"),
+        ("aten.sigmoid.default", sum_passes_if(lambda meta: meta.shape.numel() > 100), "times as large"),
+        ("aten.sigmoid.default", sum_passes_if(lambda meta: len(meta.shape) == 4), "4 dims"),
         ("aten.add.Tensor", sum_passes_a_number, " is "),
         ("aten.copy_.default", sum_passes, " as torch.int64"),
         ("aten.gather.default", same_shards, "is narrower"),
@@ -62,6 +71,15 @@ def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, k
     usual, rare = checked(op, rules, lambda sample: kind in sample.origin)
     assert not any(report.wrong for report in usual), "usual calls show it as well"
     assert any(report.wrong for report in rare)
+
+
+def test_rules_without_branches_bring_no_calls_for_them() -> None:
+    def is_of_a_branch(sample: Sample) -> bool:
+        return any(kind in sample.origin for kind in (" as torch.float16", "times as large", " dims"))
+
+    usual, rare = checked("aten.sigmoid.default", sum_passes_if(lambda meta: False), is_of_a_branch)
+    assert usual
+    assert not rare
 
 
 def test_special_values_show_what_usual_values_do_not() -> None:
@@ -79,11 +97,11 @@ def checked(op: str, rules: Rules, wanted: Callable[[Sample], bool]) -> tuple[li
     namespace, packet, name = op.split(".")
     overload = getattr(getattr(getattr(torch.ops, namespace), packet), name)
     options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
-    samples = list(SOURCE.samples(target, SampleOptions(max_samples=4)))
-    usual = [sample for sample in samples if not is_rare(sample) and "dim=-" not in sample.origin]
-    rare = [sample for sample in samples if is_rare(sample) and wanted(sample)]
     with replaced_strategy(overload):
         info = RuntimeSchemaInfo(1)
         register_single_dim_strategy(overload, schema_info=info, allow_uneven_sharding=True)(rules)
+        samples = list(SOURCE.samples(target, SampleOptions(max_samples=4)))  # some depend on the rules
+        usual = [sample for sample in samples if not is_rare(sample) and "dim=-" not in sample.origin]
+        rare = [sample for sample in samples if is_rare(sample) and wanted(sample)]
         usual_reports, rare_reports = ([check_sample(one, options) for one in some] for some in (usual[:4], rare[:9]))
     return usual_reports, rare_reports

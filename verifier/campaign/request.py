@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 MOST_JOBS = 64
+MOST_BY_DEFAULT = 8
+"""More jobs than these do not pay: this one process judges all trials, at about a millisecond each."""
 BYTES_OF_RANK = 250 << 20
 """Memory that a rank may take by default: one that DTensor has planned much for takes 100 MiB."""
 
@@ -190,7 +192,7 @@ def _meshes(request: Request, cluster: Cluster | None) -> tuple[MeshSpec, ...]:
 
 
 def _jobs(asked: int | None, meshes: Sequence[MeshSpec], cluster: Cluster | None) -> int:
-    """Return how many trials run at a time: as many as asked for, or one for each core, if there is memory for that."""
+    """Return how many trials run at a time: as many as asked for; else one for each core, if memory allows."""
     if asked is not None and not 1 <= asked <= MOST_JOBS:
         raise ValueError(f"--jobs {asked}: must be from 1 to {MOST_JOBS}")
     if cluster is not None and (asked or 1) > 1:
@@ -200,7 +202,7 @@ def _jobs(asked: int | None, meshes: Sequence[MeshSpec], cluster: Cluster | None
     if cluster is not None or any(mesh.device == "cuda" for mesh in meshes):  # GPUs have room for one set of ranks
         return 1
     room = available_memory() // (BYTES_OF_RANK * max(mesh.world_size for mesh in meshes))
-    return max(1, min(len(os.sched_getaffinity(0)), room, MOST_JOBS))
+    return max(1, min(len(os.sched_getaffinity(0)), room, MOST_BY_DEFAULT))
 
 
 def _places(mesh: MeshSpec, cluster: Cluster | None) -> tuple[Place, ...]:

@@ -132,7 +132,9 @@ Imports = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", help="Trials at a time, each on ranks of its own.", show_default="one for each core"),
+    typer.Option(
+        "--jobs", help="Trials at a time, each on ranks of its own.", show_default="one for each core, at most 8"
+    ),
 ]
 Out = Annotated[
     Path,

@@ -20,6 +20,7 @@ from verifier.cli.work import estimate, progress
 from verifier.core.verdict import Phase
 from verifier.core.wording import NO_SAMPLES, plural
 from verifier.execution.imports import definitions_of_rules, registered_by, run_imports_with_warnings
+from verifier.execution.patches import REDISTRIBUTE
 from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
 from verifier.gate.baseline import Baseline
@@ -217,7 +218,7 @@ def is_caused_by_rule_of(own: Collection[str], finding: FindingRecord) -> bool:
     arguments are replicated, because no rule is wrong then.
     """
     op, _, where = finding.rule.partition(": ")
-    if op not in own:
+    if op not in own or op == REDISTRIBUTE:
         return False
     if op != finding.op:  # an op that ran while gradients were made
         return True

@@ -17,6 +17,7 @@ from types import ModuleType
 import torch
 
 import verifier
+from verifier.execution.patches import REDISTRIBUTE, definitions_of_dtensor, exchanged, ops_that_run
 from verifier.execution.registrations import (
     Lacking,
     Registered,
@@ -29,7 +30,7 @@ from verifier.execution.registrations import (
     module_of_op,
     registered_rules,
 )
-from verifier.torch_internals.registries import let_new_rules_win
+from verifier.torch_internals.registries import count_as_registered, let_new_rules_win
 
 __all__ = [
     "ImportFailedError",
@@ -82,10 +83,11 @@ def run_imports(names: Sequence[str]) -> list[str]:
     with let_new_rules_win() as helped:
         for name in names:
             _running.append(name)
-            before = registered_rules()
+            before, defined = registered_rules(), definitions_of_dtensor()
             try:
                 _import(name)
                 _registered.setdefault(name, {}).update(_changed(before, registered_rules()))
+                _take_in_exchanged(name, exchanged(defined, definitions_of_dtensor()))
             except KeyboardInterrupt:
                 raise
             # The user's own code may raise anything. What ends it with sys.exit must not end us, with its status.
@@ -105,11 +107,20 @@ def _changed(before: Mapping[str, Registered], after: Mapping[str, Registered]) 
     return {op: text for op, text in ops.items() if after[op].sources or not op.startswith("prims.")}
 
 
+def _take_in_exchanged(name: str, changed: frozenset[tuple[str, str]]) -> None:
+    """Let ops count as registered by the import ``name`` if their rules run code of DTensor that it has changed."""
+    rules = registered_rules()
+    ops = ops_that_run(changed, rules) if changed else ()
+    if ops:
+        _registered[name].update({op: rules[op].text if op in rules else "" for op in ops})
+        count_as_registered(ops)
+
+
 def registered_by(names: Sequence[str]) -> tuple[str, ...]:
     """Return the ops that have rules, handlers or strategies of the imports ``names``, sorted."""
     now = registered_rules()
     given = [item for name in names for item in _registered.get(name, {}).items()]
-    return tuple(sorted({op for op, text in given if op in now and now[op].text == text}))
+    return tuple(sorted({op for op, text in given if op == REDISTRIBUTE or (op in now and now[op].text == text)}))
 
 
 def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str], only: Sequence[str] = ()) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.sharded_ops import ShardedOp
 
 __all__ = [
+    "count_as_registered",
     "has_own_handler",
     "install_handler",
     "install_sharded_op",
@@ -68,6 +69,13 @@ def is_registered_by_user(op: OpOverload) -> bool:
     """Return whether an import registered the rules of ``op``, or their key; a function of torch may be among them."""
     registered = _of_the_user.get(op)
     return registered is not None and all(a is b for a, b in zip(registered, _entry_of(op), strict=True))
+
+
+def count_as_registered(names: Collection[str]) -> None:
+    """Let the rules of the ops with these names count as the user's, because an import has exchanged code of theirs."""
+    _of_the_user.update(
+        {op: _entry_of(op) for registry in registries_of_rules() for op in registry if str(op) in names}
+    )
 
 
 def _entry_of(op: OpOverload) -> tuple[object, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes enums of numbers, which takes longer than the calls
 import contextlib
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -159,9 +159,8 @@ class _Interrupted(BaseException):
         self.error = error
 
 
-@contextlib.contextmanager
-def ended_rules(longest: int = 0) -> Iterator[None]:
-    """End a rule of DTensor's that does not come back inside the block.
+class ended_rules:  # noqa: N801 - a context manager, and a class, since a trial enters it several times
+    """Ends a rule of DTensor's that does not come back inside the block.
 
     A rule is said not to come back if one and the same call of a function that works out rules, not of what goes
     through combinations of rules, is still running after 2.5 s of the process's own time. Rules take milliseconds. Only
@@ -179,34 +178,38 @@ def ended_rules(longest: int = 0) -> Iterator[None]:
     SlowRulesError
         If the block has taken ``longest`` ticks.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: set[FrameType] = set()
-    ticks = 0
 
-    def look(_number: int, frame: FrameType | None) -> None:
-        nonlocal before, ticks
-        ticks += 1
+    __slots__ = ("_before", "_handler", "_longest", "_ticks", "_watches")
+
+    def __init__(self, longest: int = 0) -> None:
+        self._longest = longest
+        self._ticks = 0
+        self._before: set[FrameType] = set()
+
+    def __enter__(self) -> None:
+        self._watches = threading.current_thread() is threading.main_thread()
+        if self._watches:
+            self._handler = _signal.signal(_signal.SIGVTALRM, self._look)
+            _signal.setitimer(_signal.ITIMER_VIRTUAL, _TICK, _TICK)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._watches:
+            _signal.setitimer(_signal.ITIMER_VIRTUAL, 0.0)
+            _signal.signal(_signal.SIGVTALRM, self._handler)
+            self._before.clear()
+        if isinstance(error, _Interrupted):
+            raise error.error from None
+
+    def _look(self, _number: int, frame: FrameType | None) -> None:
+        self._ticks += 1
         stack = list(_callers(frame))
-        endless = next((one for one in stack if one in before), None)
+        endless = next((one for one in stack if one in self._before), None)
         if endless is not None and _works_out_rules(endless):
             name = f"{endless.f_code.co_name} ({os.path.basename(endless.f_code.co_filename)})"
             raise _Interrupted(EndlessRuleError(f"{name} does not come back"))
-        if ticks == longest:
-            raise _Interrupted(SlowRulesError(f"DTensor works out rules for more than {ticks * _TICK:g} s"))
-        before = set(stack)
-
-    handler = signal.signal(signal.SIGVTALRM, look)
-    signal.setitimer(signal.ITIMER_VIRTUAL, _TICK, _TICK)
-    try:
-        yield
-    except _Interrupted as interrupted:
-        raise interrupted.error from None
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, handler)
-        before.clear()
+        if self._ticks == self._longest:
+            raise _Interrupted(SlowRulesError(f"DTensor works out rules for more than {self._ticks * _TICK:g} s"))
+        self._before = set(stack)
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:

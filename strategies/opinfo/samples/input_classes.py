@@ -16,6 +16,7 @@ from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
+from strategies.opinfo.samples.branches import branches
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
 __all__ = ["INPUT_CLASSES", "InputClass"]
@@ -331,11 +332,15 @@ _BOUNDARIES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class InputClass:
-    """A class of input: the changes that make a call one of it, and of how many samples of an overload it is tried."""
+    """A class of input: the changes that make a call one of it, and how many such calls of an overload are made.
+
+    Changes are asked for of at most ``samples`` samples; None for no limit.
+    """
 
     name: str
     changes: Callable[[Call], Iterator[Variation]]
     most: int
+    samples: int | None = None
 
 
 INPUT_CLASSES = (
@@ -352,5 +357,6 @@ INPUT_CLASSES = (
     InputClass("index lists", index_lists, 5),
     InputClass("arguments left out", left_out, 2),
     InputClass("boundaries", boundaries, 4),
+    InputClass("branches of rules", branches, 6, samples=3),
 )
 """The classes, each with its most telling changes first."""
