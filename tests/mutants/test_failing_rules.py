@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
+from torch.distributed.tensor._ops.utils import register_op_strategy
 
 from strategies.opinfo.source import SOURCE
 from verifier.core.case import MeshSpec
@@ -85,6 +88,30 @@ def test_a_rule_that_does_not_come_back_is_asked_once(monkeypatch: pytest.Monkey
     assert found.verdict is VerdictKind.HANG
     assert len(asked) == 1
     assert wrong_for(counted), "a rule that is registered later is asked again"
+
+
+def drops_partial_placements(schema: Any) -> OpStrategy:
+    """Return rules whose specs have no placement for a mesh dim on which the tensor is pending."""
+    given = schema.args_schema[0]
+    rules = []
+    for spec in (one.output_spec for one in given.strategies):
+        kept = tuple(placement for placement in spec.placements if not placement.is_partial())
+        short = DTensorSpec(spec.mesh, kept, tensor_meta=spec.tensor_meta)
+        rules.append(OpSpec(short, (short,), redistribute_cost=[[0.0] * len(given.strategies)]))
+    return OpStrategy(rules)
+
+
+def test_a_rule_without_a_placement_for_each_mesh_dim_is_accused() -> None:
+    (target,) = SOURCE.select(["aten.tanh.default"])
+    options = CheckOptions((MeshSpec((2,)), MeshSpec((2, 2))), sizes=1, claims_only=True, samples_called_again=0)
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
+    with replaced_strategy(torch.ops.aten.tanh.default):
+        register_op_strategy(torch.ops.aten.tanh.default)(drops_partial_placements)
+        report = check_sample(sample, options)
+    assert {(one.verdict, one.message) for one in report.wrong if one.mesh == "2"} == {
+        (VerdictKind.CRASH, "the rule raised ValueError: a rule has 0 placements for a mesh of 1 dims")
+    }
+    assert {str(rule) for rule in report.confirmed} >= {"aten.tanh.default: S(0) -> S(0)"}
 
 
 def test_a_rule_that_refuses_is_not_accused() -> None:

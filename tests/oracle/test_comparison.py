@@ -39,6 +39,15 @@ def test_a_part_of_another_layout_is_a_difference_and_no_contribution() -> None:
     assert parts == []
 
 
+def test_a_result_without_a_placement_for_each_mesh_dim_is_wrongly_placed() -> None:
+    locals_ = {0: torch.ones(2)}
+    differences, parts = check_shards(locals_, (Shard(0),), torch.ones(4), 0.0, MeshSpec((2, 2)), SPOT)
+    assert [(d.kind, d.got, d.expected) for d in differences] == [
+        (DifferenceKind.PLACEMENT, "S(0)", "a placement for each of 2 mesh dims")
+    ]
+    assert parts == []
+
+
 def test_a_wrong_shard_names_rank_and_element() -> None:
     locals_ = {0: torch.tensor([1.0, 2.0]), 1: torch.tensor([9.0])}
     differences, _ = check_shards(locals_, (Shard(0),), torch.tensor([1.0, 2.0, 3.0]), 0.0, MeshSpec((2,)), SPOT)

@@ -117,6 +117,9 @@ def check_shards(
     A single local tensor of a Partial cannot be compared. It is returned as a contribution, and the oracle compares the
     reduction.
     """
+    if len(placements) != mesh.ndim:
+        text, wanted = format_placements(placements), f"a placement for each of {plural(mesh.ndim, 'mesh dim')}"
+        return [spot.difference(DifferenceKind.PLACEMENT, text, wanted, rank) for rank in locals_], []
     cut = [sharded_dim(placement) for placement in placements]
     if any(dim is not None and dim >= expected.ndim for dim in cut):
         text, wanted = format_placements(placements), f"placements of a tensor with {plural(expected.ndim, 'dim')}"

@@ -140,6 +140,12 @@ class ClaimReader:
             return None
         outputs = placements_of_spec(sharding.output_spec)
         changed = sharding.redistribute_schema if sharding.needs_redistribute else None
+        inner = [leaf for leaf in pytree.tree_leaves(changed.args_schema if changed else ()) if _is_spec(leaf)]
+        placed = [*(one for one in outputs or () if one is not None), *(tuple(spec.placements) for spec in inner)]
+        if any(len(one) != mesh.ndim for one in placed):
+            text = f"a rule has {min(map(len, placed))} placements for a mesh of {mesh.ndim} dims"
+            self.failures[combination] = RuleFailure("ValueError", text)
+            return None
         ours = installed_sharded_op(self.op)
         if ours is not None:
             return self._by_kernel(ours, changed or schema, mesh, outputs)
@@ -207,7 +213,7 @@ class ClaimReader:
         rules = []
         for one in getattr(decided, "strategies", []):
             inputs = one.input_specs or ()
-            placed = [spec.placements[0] for spec in inputs if isinstance(spec, DTensorSpec)]
+            placed = [spec.placements[0] for spec in inputs if isinstance(spec, DTensorSpec) and spec.placements]
             if len(placed) == len(self._metas):
                 rules.append(tuple(placed))
         return rules
@@ -330,6 +336,10 @@ def _with_slots(args: Sequence[object]) -> tuple[object, ...]:
     numbers = itertools.count()
     filled = pytree.tree_map_only(DTensorSpec, lambda _: Slot(next(numbers)), tuple(args))
     return tuple(filled)
+
+
+def _is_spec(leaf: object) -> bool:
+    return isinstance(leaf, DTensorSpec)
 
 
 def _meta_of(tensor: torch.Tensor) -> TensorMeta:
