@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verifier.planning.boundary import declares
 
@@ -68,19 +68,63 @@ def scaled(steps: int, /, **tensors: torch.Tensor) -> list[torch.Tensor]:
     return [*found, torch.ones_like(found[0]) * scaler.get_scale()]
 
 
-def parallel_loss(placements: list[Any], reduction: str, /, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-    """Return the cross entropy of the scores ``x`` and its gradient, computed by ``loss_parallel`` on DTensors."""
+def parallel_loss(
+    placements: list[Any],
+    options: dict[str, Any],
+    before: str,
+    /,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    **tensors: torch.Tensor,
+) -> list[torch.Tensor]:
+    """Return a loss of the scores ``x`` and its gradient, computed under ``loss_parallel`` on DTensors.
+
+    Parameters
+    ----------
+    options
+        Keywords of ``cross_entropy``. Without a reduction the loss is the squared ``log_softmax``.
+    before
+        ``nested`` for one ``loss_parallel`` inside of another, ``raised`` for a loss that comes after a block which an
+        error has ended.
+    tensors
+        ``z``, the weights of classes.
+    """
+    from contextlib import ExitStack
+
     from torch.distributed.tensor.parallel import loss_parallel
 
+    def loss_of(leaf: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if "reduction" in options:
+            return torch.nn.functional.cross_entropy(leaf, target, weight=weight, **options)
+        return torch.nn.functional.log_softmax(leaf, min(leaf.ndim - 1, 1)) ** 2
+
+    weight = tensors.get("z")
     if not isinstance(x, DTensor):
         leaf = x.detach().requires_grad_()
-        loss = torch.nn.functional.cross_entropy(leaf, y, reduction=reduction)
+        loss = loss_of(leaf, y, weight)
         return [loss.detach(), *torch.autograd.grad(loss.sum(), leaf)]
     scores: Any = x.detach()
+    if before == "raised":
+        try:
+            with loss_parallel():
+                raise ArithmeticError
+        except ArithmeticError:
+            pass
+        try:
+            leaf = scores.requires_grad_()
+            loss = loss_of(leaf, y, weight)
+            return [loss.detach(), *torch.autograd.grad(loss.sum(), leaf)]
+        finally:
+            with loss_parallel():  # its end takes away what the error has left
+                pass
     leaf = scores.redistribute(placements=placements).requires_grad_()
-    with loss_parallel():
-        target = y.full_tensor() if isinstance(y, DTensor) else y
-        loss = torch.nn.functional.cross_entropy(leaf, target, reduction=reduction)
+    kept = [placement if placement == Shard(0) and leaf.ndim > 1 else Replicate() for placement in placements]
+    target = y.redistribute(placements=kept) if isinstance(y, DTensor) else y
+    weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    with ExitStack() as blocks:
+        for _ in range(2 if before == "nested" else 1):
+            blocks.enter_context(loss_parallel())
+        loss = loss_of(leaf, target, weight)
         return [loss.detach(), *torch.autograd.grad(loss.sum(), leaf)]
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "holds_tensor",
     "other_arguments",
     "second_calls",
+    "squared",
 ]
 
 SECOND_CALL = "second call"
@@ -119,6 +120,24 @@ def exchanged(call: Call) -> Iterator[tuple[str, str, Call]]:
                     yield name, also, changed
 
 
+def squared(call: Call) -> Call:
+    """Return ``call`` with tensors whose dims all have one size, so that another dim is legal as well.
+
+    The size is the smallest of the call but 1. What a dim lacks is filled with its own elements.
+    """
+    size = min((size for tensor in call.tensors for size in tensor.shape if size > 1), default=1)
+
+    def square(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        for dim, old in enumerate(leaf.shape):
+            if old > 1:
+                leaf = leaf.index_select(dim, torch.arange(size) % old)
+        return leaf.detach()
+
+    return call.with_leaves([square(leaf) for leaf in call.leaves])
+
+
 def second_calls(case: OpCase) -> Iterator[SecondCall]:
     """Yield pairs of calls that torch accepts, of which one is the plain call ``case``, in both orders."""
     op = resolve(case.call)
@@ -130,11 +149,18 @@ def second_calls(case: OpCase) -> Iterator[SecondCall]:
         if made is None:
             return
         for name, other in other_arguments(call):
-            results = attempt(other)
-            if results is not None and changes(call, other):
-                for first, second, last in ((call, other, results), (other, call, made)):
-                    cast = _telling_cast(made, results, last)
-                    yield _pair(case, name, first, second, (changes(first, second), *cast))
+            if not changes(call, other):
+                continue
+            before, plain, results = made, call, attempt(other)
+            if results is None:
+                plain, other = squared(call), squared(other)
+                square, results = attempt(plain), attempt(other)
+                if square is None or results is None:
+                    continue
+                before = square
+            for first, second, last in ((plain, other, results), (other, plain, before)):
+                cast = _telling_cast(before, results, last)
+                yield _pair(case, name, first, second, (changes(first, second), *cast))
         for name, also, other in [] if checks_no_sizes(call) else exchanged(call):
             if attempt(other) is not None:
                 yield _pair(case, name, call, other, (name, also))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from strategies.remedies import (
     convolutions,
     embeddings,
+    entry_points,
     losses,
     matrices,
     parts,
@@ -33,5 +34,6 @@ REMEDIES = Remedies(
         *embeddings.REMEDIES,
         *writes.REMEDIES,
         *redistributing.REMEDIES,
+        *entry_points.REMEDIES,
     ),
 )

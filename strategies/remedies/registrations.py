@@ -17,6 +17,7 @@ from verifier.torch_internals.amending.registrations import (
     cached_by_keyword,
     empty_choices_refused,
     handled,
+    numbers_refused,
     ordered_rules,
     scalars_replicated,
     shape_argument,
@@ -44,6 +45,14 @@ _REDUCTIONS = (
 )  # fmt: skip
 """Those that take a dtype."""
 
+
+_WITHOUT_META = {
+    aten.add.Scalar_out: aten.add.Scalar,
+    aten.embedding_dense_backward.out: aten.embedding_dense_backward.default,
+    aten.normal.out: aten.normal_functional.default,
+    aten.randint_like.low_dtype_out: aten.randint_like.low_dtype,
+}
+"""Out variants whose meta function does not take ``out`` or the arguments as they are given, and what they write."""
 
 _VIEWS_OF_SCALARS = (aten.transpose.int, aten.transpose_copy.int, aten.view_as_real.default)
 
@@ -79,6 +88,19 @@ def _shifts() -> AbstractContextManager[None]:
     return _all(*(lambda op=op, by=by: handled(op, by) for op, by in ops))()
 
 
+def _written_after(functional: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return an out variant that calls ``functional`` and copies its result."""
+
+    def call(*args: object, out: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        return out.copy_(functional(*args, **kwargs))
+
+    return call
+
+
+def _metas_of_out_variants() -> AbstractContextManager[None]:
+    return _all(*(lambda op=op, by=by: handled(op, _written_after(by)) for op, by in _WITHOUT_META.items()))()
+
+
 def _item(tensor: DTensor) -> object:
     return tensor.full_tensor().item()
 
@@ -112,6 +134,16 @@ REMEDIES = (
         frozenset({"CRASH", "WRONG_VALUE", "WRONG_SHAPE"}),
     ),
     Remedy(
+        "metas-of-out-variants",
+        "compute the shapes of results of these out variants by the functional overloads, because torch has registered "
+        "functions for fake tensors that do not take their arguments (_propagate_tensor_meta_non_cached in "
+        "_sharding_prop.py)",
+        _metas_of_out_variants,
+        tuple(map(str, _WITHOUT_META)),
+        frozenset({"CRASH"}),
+        refuses=True,
+    ),
+    Remedy(
         "names-in-place",
         "ask the schema, not the last character of the name, whether an op writes in place (is_inplace_op in "
         "_op_schema.py, and its counterpart in C++)",
@@ -142,6 +174,14 @@ REMEDIES = (
         frozenset({"CRASH"}),
     ),
     Remedy(
+        "complex-numbers-hashed",
+        "hash complex Python numbers among the arguments of a call when the cache is asked (the dispatch of DTensor in "
+        "C++)",
+        lambda: numbers_refused(lambda one: isinstance(one, complex), "takes no complex number"),
+        verdicts=frozenset({"CRASH"}),
+        refuses=True,
+    ),
+    Remedy(
         "histc-bins-cached",
         "register histc_strategy with RuntimeSchemaInfo(1) (_ops/_math_ops.py)",
         lambda: cached_by(aten.histc.default, 1),
@@ -158,6 +198,12 @@ REMEDIES = (
         "register the rule of multinomial with RuntimeSchemaInfo(1)",
         lambda: cached_by(aten.multinomial.default, 1),
         ("aten.multinomial.default",),
+    ),
+    Remedy(
+        "dims-of-crosses-cached",
+        'register the rule of linalg_cross with static_kwargkey=["dim"] (_ops/_math_ops.py)',
+        lambda: cached_by_keyword(aten.linalg_cross.default, "dim"),
+        ("aten.linalg_cross.default",),
     ),
     Remedy(
         "sizes-of-topk-cached",

@@ -9,7 +9,7 @@ import torch
 
 from strategies.remedies.placing import VALUES, has_uneven_shards, is_sharded, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.propagation import Decision, Placed, refused_first, vetoed
+from verifier.torch_internals.amending.propagation import Decision, Placed, refused_first, replicated_first, vetoed
 from verifier.torch_internals.amending.watching import locals_measured
 
 __all__ = ["REMEDIES"]
@@ -143,6 +143,12 @@ REMEDIES = (
         lambda: vetoed(_PICKING, _cuts_apart),
         _PICKING,
         VALUES | {"CRASH"},
+    ),
+    Remedy(
+        "shapes-that-are-unequal",
+        "replicate both tensors in equal_strategy if their shapes differ (_ops/_tensor_ops.py)",
+        lambda: replicated_first(("aten.equal.default",), lambda one: len({x.shape for x in one.inputs}) > 1),
+        ("aten.equal.default",),
     ),
     Remedy(
         "batches-of-solvers",

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import DifferenceKind, Fate, Observation, ProcessReport, Raised
+from verifier.core.observation import Difference, DifferenceKind, Fate, Observation, ProcessReport, Raised
 from verifier.core.ops import is_view
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.failures import Failure
@@ -59,6 +59,25 @@ def test_what_any_op_meets_is_one_finding_and_names_the_ops() -> None:
     (group,) = collector.groups.values()
     assert group.occurrences == 2
     assert [text.split(" on ")[0] for text in group.seen] == ["aten.relu.default", "aten.neg.default"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "groups"),
+    [
+        ([DifferenceKind.PLAIN_ZEROS], 1),
+        ([DifferenceKind.STRUCTURE], 2),  # a gradient that is plain and not 0 is a defect of the op
+        ([DifferenceKind.PLAIN_ZEROS, DifferenceKind.VALUE], 2),
+    ],
+)
+def test_plain_gradients_of_zeros_are_one_finding_of_any_op(kinds: list[DifferenceKind], groups: int) -> None:
+    def failed(of: OpCase) -> Failure:
+        made = [Difference(kind, Phase.BACKWARD, "self.grad", 0, "this", "that") for kind in kinds]
+        reports = tuple(ProcessReport((rank,), Phase.DONE, differences=tuple(made)) for rank in range(2))
+        verdict = Verdict(VerdictKind.WRONG_GRADIENT, "this, expected that", Phase.BACKWARD, "self.grad")
+        trial = Trial(of, MESH, ((S,),))
+        return Failure(trial, Observation(trial, Fate.COMPLETED, reports), verdict)
+
+    assert len({group_key(failed(of)) for of in (RELU, NEG)}) == groups
 
 
 def test_a_program_is_no_view() -> None:

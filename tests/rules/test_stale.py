@@ -91,6 +91,16 @@ def test_arguments_of_each_kind_are_changed(op: str, args: Any, kwargs: Any, cha
         assert case.args in (pair.first.args, pair.second.args)
 
 
+def test_tensors_are_made_square_for_a_call_along_another_dim_that_they_do_not_allow() -> None:
+    vectors = torch.arange(15.0, dtype=torch.float64).reshape(5, 3)
+    case = OpCase(
+        "aten.linalg_cross.default", "torch.ops.aten.linalg_cross.default", (vectors, vectors + 1), {}, "opinfo"
+    )
+    pairs = [pair for pair in second_calls(case) if pair.changed == "dim"]
+    shapes = {tuple(each.args[0].shape) for pair in pairs for each in (pair.first, pair.second)}  # type: ignore[attr-defined]
+    assert shapes == {(5, 3), (3, 3)}
+
+
 def test_a_program_returns_the_results_of_both_calls_in_order() -> None:
     case = OpCase("aten.index.Tensor", "torch.ops.aten.index.Tensor", (NUMBERS, [torch.tensor([2, 0])]), {}, "opinfo")
     (pair,) = second_calls(case)

@@ -25,7 +25,7 @@ DRAWS = 6
 def samples(name: str, op: str = "", **options: int) -> tuple[Sample, ...]:
     """Return the usual samples of the one target called ``name``, those of one overload if ``op`` is given."""
     (target,) = SOURCE.select([name])
-    found = SOURCE.samples(target, SampleOptions(rare=False, **options))  # type: ignore[arg-type]
+    found = SOURCE.samples(target, SampleOptions(**{"rare": False, **options}))  # type: ignore[arg-type]
     return tuple(sample for sample in found if op in ("", sample.op))
 
 
@@ -129,6 +129,17 @@ def test_no_more_samples_than_asked_for() -> None:
     ]
     assert len(captured) == 3
     assert len({len(first(drawn(sample)).shape) for sample in captured}) > 1
+
+
+def test_numbers_and_tensors_are_complex_in_turn() -> None:
+    found = samples("aten.mul.Scalar", rare=True)
+    origins = " ".join(sample.origin for sample in found)
+    assert "other is complex" in origins
+    assert "complex tensors" in origins
+    numbers = [drawn(sample).args[1] for sample in found if "other is complex" in sample.origin]
+    assert {type(number) for number in numbers} == {complex}
+    refused = samples("aten.floor.default", rare=True)
+    assert not any("complex" in sample.origin for sample in refused)
 
 
 def test_renamed_bases_lead_somewhere() -> None:

@@ -121,6 +121,7 @@ def main() -> None:
     SIGTERM and SIGHUP end it as a Ctrl-C does, with the exit status that shells expect. Under torchrun, the first
     process runs the command line; the others end with its exit status.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings about calls that the verifier made up help nobody
     with one_interrupt_at_a_time(signals=ENDING_SIGNALS) as interrupts:
         status = _status_of(lambda: _main(interrupts), interrupts)
     raise SystemExit(status)

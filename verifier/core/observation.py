@@ -32,6 +32,8 @@ class DifferenceKind(StrEnum):
     STRUCTURE = "structure"
     PLACEMENT = "placement"
     MUTATED = "mutated"
+    PLAIN_ZEROS = "class"
+    """A gradient is zero, as it has to be, and no DTensor. Autograd makes it from the sizes of the tensor alone."""
 
 
 @dataclass(frozen=True)

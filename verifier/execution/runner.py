@@ -385,6 +385,10 @@ class _Steps:
                 self.check(spot, gradient, expected)
             elif expected is not None and gradient is not None and not expected.numel():
                 self.log.unchecked.append(f"{subject}: an empty gradient came as a plain tensor")
+            elif _is_zero(expected) and _is_zero(gradient):
+                self.log.differences.append(
+                    spot.difference(DifferenceKind.PLAIN_ZEROS, "a plain tensor of zeros", "a DTensor")
+                )
             elif expected is not None or gradient is not None:
                 wanted = "no gradient" if expected is None else "a gradient" if gradient is None else "a DTensor"
                 plain = gradient is not None and not isinstance(gradient, DTensor)
@@ -417,3 +421,7 @@ class _Steps:
                 )
                 self.log.contributions += parts
             self.log.differences += [replace(difference, kind=DifferenceKind.MUTATED) for difference in wrong]
+
+
+def _is_zero(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.layout is torch.strided and not tensor.count_nonzero()

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 
 from verifier.core.arguments import combination_rows, tensor_arguments
 from verifier.core.case import OpCase
-from verifier.core.observation import Executed, Fate, Observation
+from verifier.core.observation import DifferenceKind, Executed, Fate, Observation
 from verifier.core.ops import is_view, parameter_names, resolve, written_arguments
 from verifier.core.placement_text import format_placements
 from verifier.core.verdict import LOUD, Phase, VerdictKind
@@ -149,6 +149,8 @@ def structure(failure: Failure) -> GroupKey:
     case, mesh_dims = failure.trial.case, failure.trial.mesh.ndim
     if failure.by_hash_seed:
         return GroupKey(case.op, BY_HASH_SEED, mesh_dims=mesh_dims)
+    if is_plain_zeros(failure):
+        return GroupKey("any op", symptom(failure))
     if is_of_any_op(failure):
         return GroupKey(f"any {_style(case)} op", symptom(failure), mesh_dims=mesh_dims)
     return GroupKey(
@@ -184,6 +186,12 @@ def is_of_any_op(failure: Failure) -> bool:
     error = first_error(failure.observation)
     file = "" if error is None else error.file
     return file in _FOR_ANY_OP or (file == _FOR_VIEWS and not is_view(failure.trial.case))
+
+
+def is_plain_zeros(failure: Failure) -> bool:
+    """Return whether nothing is wrong but that a gradient of zeros is no DTensor, which no rule has made."""
+    found = [one.kind for report in failure.observation.reports if report is not None for one in report.differences]
+    return failure.verdict.kind is VerdictKind.WRONG_GRADIENT and set(found) == {DifferenceKind.PLAIN_ZEROS}
 
 
 def is_of_several_ranks(failure: Failure) -> bool:
@@ -242,6 +250,8 @@ def symptom(failure: Failure) -> Symptom:
     if verdict.kind in LOUD:
         error = first_error(failure.observation)
         return Symptom(verdict.kind, verdict.phase, f"{error.type} in {error.where}" if error is not None else "")
+    if is_plain_zeros(failure):
+        return Symptom(verdict.kind, Phase.BACKWARD, "a plain tensor of zeros")
     return Symptom(verdict.kind, _BEFORE.get(verdict.phase, verdict.phase), re.sub(r" \d+$", "", verdict.subject))
 
 

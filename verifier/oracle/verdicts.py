@@ -43,6 +43,7 @@ _KINDS = {
     DifferenceKind.STRIDES: VerdictKind.WRONG_SHAPE,
     DifferenceKind.DTYPE: VerdictKind.WRONG_DTYPE,
     DifferenceKind.STRUCTURE: VerdictKind.WRONG_SHAPE,
+    DifferenceKind.PLAIN_ZEROS: VerdictKind.WRONG_SHAPE,
     DifferenceKind.PLACEMENT: VerdictKind.WRONG_PLACEMENT,
     DifferenceKind.MUTATED: VerdictKind.MUTATED_INPUT,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategies.chains.composites import arrangements, layers, lists, losses, training, transforms
+from strategies.chains.composites import arrangements, entry_points, layers, lists, losses, training, transforms
 from strategies.chains.composites.table import COMPOSITES
 
-__all__ = ["COMPOSITES", "arrangements", "layers", "lists", "losses", "training", "transforms"]
+__all__ = ["COMPOSITES", "arrangements", "entry_points", "layers", "lists", "losses", "training", "transforms"]

@@ -53,21 +53,33 @@ def _clipped_gradients(b: Building) -> None:
 
 @composite
 def _scaled_gradients(b: Building) -> None:
-    """Gradients of which one element may be infinite, so that a single rank decides whether a step is taken."""
+    """Gradients of which one element may be infinite, so that one rank and one gradient decide about a step."""
     _parameters(b, b.pick((1, 2)))
-    if b.chance(0.5):
-        b.tensors["g0"].flatten()[-1] = float("inf")
+    if b.chance(0.6):
+        b.tensors[b.pick([name for name in b.tensors if name.startswith("g")])].flatten()[-1] = float("inf")
     b.program(f"{_PROGRAMS}scaled", 1)
 
 
 @composite
 def _parallel_loss(b: Building) -> None:
-    b.floats(*b.size())
-    b.ids(b.rows, below=b.columns)
-    others: list[Placement] = [b.pick((Replicate(), Shard(0))) for _ in range(b.mesh.ndim - 1)]
+    """Losses of scores with any number of dims, with weights and ignored targets, also where a class is on no rank."""
+    more = [b.pick((2, 3)) for _ in range(b.pick((0, 0, 0, 1, 2)))]
+    alone = b.chance(0.1)
+    b.floats(*([] if alone else [b.rows]), b.columns, *([] if alone else more))
+    y = b.ids(*([] if alone else [b.rows, *more]), below=b.columns)
+    options: dict[str, object] = {"reduction": b.pick(("mean", "sum", "none"))}
+    if b.chance(0.3):
+        z = b.positive(b.columns)
+        b.tensors[z] = b.tensors[z].detach()
+    if b.chance(0.4) and not alone:
+        options["ignore_index"] = ignored = b.pick((-100, 0))
+        b.tensors[y].flatten()[::2] = ignored
+    classes = 0 if alone else 1
+    others: list[Placement] = [b.pick((Replicate(), *([] if alone else [Shard(0)]))) for _ in range(b.mesh.ndim - 1)]
     where = b.pick(range(b.mesh.ndim))
-    placements = [*others[:where], Shard(1), *others[where:]]
-    b.program(f"{_PROGRAMS}parallel_loss", placements, b.pick(("mean", "sum", "none")))
+    placements = [*others[:where], Shard(classes), *others[where:]]
+    before = b.pick(("", "", "", "", "nested", "raised"))
+    b.program(f"{_PROGRAMS}parallel_loss", placements, {} if b.chance(0.1) else options, before)
 
 
 @composite

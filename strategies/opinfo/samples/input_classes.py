@@ -115,6 +115,32 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     return torch.where(whole == 0, torch.ones_like(whole), whole)  # a division by 0 is a special value
 
 
+def complex_numbers(call: Call) -> Iterator[Variation]:
+    """Yield complex tensors in place of floats, and with them a complex Python number."""
+    if _is_trusting(call) or any(parameter.out for parameter in parameters(call.op)):
+        return
+    floating = tuple(number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point())
+    if not floating:
+        return
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name, parameter.default)
+        if "number" in parameter.type and isinstance(given, int | float) and not isinstance(given, bool):
+            yield Variation(f"{parameter.name} is complex", partial(_with_complex, floating, parameter.name))
+    yield Variation("complex tensors", partial(_changed, floating, _as_complex))
+
+
+def _with_complex(which: tuple[int, ...], name: str, call: Call) -> Call | None:
+    changed = _changed(which, _as_complex, call)
+    return None if changed is None else with_value(changed, name, 0.5 - 1j)
+
+
+def _as_complex(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor with the elements as real parts, and other ones as imaginary parts."""
+    if not tensor.is_floating_point() or tensor.dtype not in (torch.float32, torch.float64):
+        return None
+    return torch.complex(tensor, tensor.flatten().roll(1).reshape(tensor.shape) + 1)
+
+
 # ---------------------------------------------------------------------------------------------------------------- sizes
 def broadcasts(call: Call) -> Iterator[Variation]:
     """Yield operands of which one has an extent of 1, or fewer dims, and is broadcast: results keep their shapes."""
@@ -320,6 +346,7 @@ class InputClass:
 INPUT_CLASSES = (
     InputClass("numbers", numbers, 4),
     InputClass("dtypes", dtypes, 4),
+    InputClass("complex numbers", complex_numbers, 2),
     InputClass("broadcasts", broadcasts, 6),
     InputClass("extents of 1", ones, 3),
     InputClass("narrower", narrower, 9),

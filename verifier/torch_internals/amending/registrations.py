@@ -17,6 +17,7 @@ from torch.distributed.tensor._ops import _view_ops as views
 from torch.distributed.tensor._ops import single_dim_strategy as single_dim
 
 from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.registries import replicated_rule
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "empty_choices_refused",
     "empty_views_replicated",
     "handled",
+    "numbers_refused",
     "ordered_rules",
     "scalars_replicated",
     "shape_argument",
@@ -70,6 +72,28 @@ def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
         yield
         return
     with edited(handlers, op, lambda _op, args, kwargs: handler(*args, **kwargs)):
+        yield
+
+
+@contextlib.contextmanager
+def numbers_refused(wrong: Callable[[object], bool], why: str) -> Iterator[None]:
+    """Let DTensor refuse a call with an argument of which ``wrong`` is true, and say ``why``.
+
+    Ops of which no schema takes a Python number, and ops with a handler, stay as they are.
+    """
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def handler(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if any(map(wrong, (*args, *kwargs.values()))):
+            raise NotImplementedError(f"{op} {why}")
+        with edited(handlers, op, _ABSENT):  # as without this amendment
+            return op(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for op in registered_overloads():
+            takes = any("number" in str(one.type) for one in op._schema.arguments)
+            if takes and op not in handlers and is_torchs(op):
+                stack.enter_context(edited(handlers, op, handler))
         yield
 
 

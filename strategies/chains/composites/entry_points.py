@@ -1,0 +1,61 @@
+"""DTensor's entry points that no op reaches: factories, initialisers, submeshes, parallel styles."""
+
+from __future__ import annotations
+
+from torch.distributed.tensor import Replicate, Shard
+
+from strategies.chains import entry_points
+from strategies.chains.building import Building
+from strategies.chains.composites.table import composite
+
+_PROGRAMS = f"{entry_points.__name__}."
+
+
+@composite
+def _factory(b: Building) -> None:
+    """Factories with every placement that ``distribute_tensor`` takes, dims counted from either end."""
+    b.floats(*b.size())
+    kind, *given = b.way(("ones",), ("full", 3.0), ("rand",), ("randn",))
+    letters = (Replicate(), Shard(0), Shard(1), Shard(-1))
+    b.program(f"{_PROGRAMS}made", kind, [b.pick(letters) for _ in range(b.mesh.ndim)], given)
+
+
+@composite
+def _initialiser(b: Building) -> None:
+    """The initialiser whose result is the same for every generator and differs from element to element."""
+    b.floats(*b.size())
+    b.program(f"{_PROGRAMS}initialised", "eye_", [])
+
+
+@composite
+def _submesh(b: Building) -> None:
+    """Functions on the rows of a mesh, each a mesh of its own whose tensors have other values."""
+    path = b.pick(("torch.equal", "torch.equal", "torch.mul", "torch.dot", "torch.bucketize"))
+    x, y = b.floats(b.rows), b.floats(b.rows)
+    b.tensors[x].requires_grad_(False)
+    b.tensors[y] = b.tensors[y if b.chance(0.3) else x].detach().clone()
+    if path == "torch.bucketize":
+        b.tensors[y] = b.tensors[y].sort().values
+    b.program(f"{_PROGRAMS}on_submeshes", path, b.mesh.shape[0] if b.mesh.ndim > 1 else 1)
+
+
+@composite
+def _parallel_style(b: Building) -> None:
+    """Layers under parallel styles, whose sizes need not be multiples of the ranks, frozen ones too."""
+    local = b.chance(0.5)
+    kept = {"use_local_output": False}
+    first = ["ColwiseParallel", {"use_local_output": local}]
+    second = ["RowwiseParallel", {**kept, "output_layouts": b.pick((Replicate(), Shard(0), Shard(-1)))}]
+    model = b.pick(("perceptron", "frozen", "normed", "padded"))
+    if model == "normed":
+        first = ["SequenceParallel", {"sequence_dim": 0}]
+        second = ["ColwiseParallel", {**kept, "output_layouts": b.pick((Replicate(), Shard(-1)))}]
+    elif model == "padded":
+        first = ["RowwiseParallel", {**kept, "input_layouts": Replicate()}]
+        second = ["ColwiseParallel", {**kept, "output_layouts": Replicate()}]
+    hidden = b.pick((b.pending + 1, b.mesh.shape[-1], 2 * b.mesh.shape[-1], 2 * b.mesh.shape[-1] - 1))
+    if model == "padded":
+        b.ids(b.rows, below=hidden)
+    else:
+        b.floats(*b.size())
+    b.program(f"{_PROGRAMS}styled", model, {"0": first, "1": second}, [b.columns, hidden])

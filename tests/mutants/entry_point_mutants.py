@@ -1,0 +1,48 @@
+"""Entry points of DTensor that are wrong in one way each; every function puts one in the place of torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed.tensor._api as api
+import torch.distributed.tensor.parallel.loss as losses
+import torch.distributed.tensor.parallel.style as styles
+from torch.distributed.tensor import DTensor
+
+
+def ones_that_are_two() -> None:
+    """Each rank fills its shard with another number."""
+    before = api._dtensor_init_helper
+
+    def made(init: Any, size: Any, **kwargs: Any) -> DTensor:
+        return (
+            before(torch.full, size, fill_value=2.0, **kwargs) if init is torch.ones else before(init, size, **kwargs)
+        )
+
+    api._dtensor_init_helper = made
+
+
+def identities_forgotten() -> None:
+    """Nothing is written."""
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.eye.m_out] = lambda op, args, kwargs: kwargs["out"]
+
+
+def equal_denied() -> None:
+    """Every rank says that its tensors are not equal."""
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.equal.default] = lambda op, args, kwargs: False
+
+
+def losses_without_weights() -> None:
+    """The weights of classes are left out."""
+    before = losses._nll_loss_forward
+    losses._nll_loss_forward = lambda x, target, weight, local, *rest: before(x, target, None, None, *rest)
+
+
+def styles_without_reduction() -> None:
+    """The parts of a result are called the result."""
+
+    def prepared(layouts: Any, local: bool, module: Any, outputs: Any, mesh: Any) -> DTensor:
+        return DTensor.from_local(outputs.to_local(), mesh, layouts, run_check=False)
+
+    styles.RowwiseParallel._prepare_output_fn = staticmethod(prepared)

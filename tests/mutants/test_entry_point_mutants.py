@@ -1,0 +1,70 @@
+"""Entry points that are wrong are caught by the programs that call them, which pass before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import entry_point_mutants
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from strategies.chains import entry_points, procedures
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.verdict import VerdictKind
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.tasks import Task
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+
+MESH = MeshSpec((2,))
+NUMBERS = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3)
+KEPT = {"use_local_output": False}
+
+CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], dict[str, torch.Tensor]]] = {
+    entry_point_mutants.ones_that_are_two: (entry_points.made, ("ones", [Shard(0)], []), {"x": NUMBERS}),
+    entry_point_mutants.identities_forgotten: (entry_points.initialised, ("eye_", []), {"x": NUMBERS}),
+    entry_point_mutants.equal_denied: (
+        entry_points.on_submeshes,
+        ("torch.equal", 1),
+        {"x": NUMBERS[:, 0].clone(), "y": NUMBERS[:, 0].clone()},
+    ),
+    entry_point_mutants.losses_without_weights: (
+        procedures.parallel_loss,
+        ([Shard(1)], {"reduction": "sum"}, ""),
+        {"x": NUMBERS / 4, "y": torch.tensor([0, 2, 1, 2]), "z": NUMBERS[0].clone()},
+    ),
+    entry_point_mutants.styles_without_reduction: (
+        entry_points.styled,
+        ("perceptron", {"0": ["ColwiseParallel", KEPT], "1": ["RowwiseParallel", KEPT]}, [3, 4]),
+        {"x": NUMBERS},
+    ),
+}
+"""For each mutant a program, its arguments and its tensors."""
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[PoolSet]:
+    pools = PoolSet(Pool)
+    yield pools
+    pools.close()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mutant", CASES, ids=lambda mutant: mutant.__name__)
+def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet) -> None:
+    program, args, tensors = CASES[mutant]
+    case = OpCase("composite.given", f"{program.__module__}.{program.__name__}", args, tensors, "chains", False)
+    whole = program is entry_points.initialised  # torch's own is wrong on shards
+    placements = tuple(((Shard(0) if name == "x" and not whole else Replicate()),) for name in tensors)
+    trial = Trial(case, MESH, placements)
+    assert judge(pools.run_alone(trial), make_reference(case)).kind is VerdictKind.PASS
+    outcome = pools.of(MESH).call(Task("rules_in_ranks.register", (f"{mutant.__module__}.{mutant.__name__}",), MESH))
+    assert outcome.ok, outcome
+    assert judge(pools.run_alone(trial), make_reference(case)).kind is VerdictKind.WRONG_VALUE
+
+
+def test_every_mutant_is_tried() -> None:
+    own = {f for name, f in vars(entry_point_mutants).items() if callable(f) and name[0] != "_"}
+    assert {f for f in own if f.__module__ == entry_point_mutants.__name__} == {*CASES}

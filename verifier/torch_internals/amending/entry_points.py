@@ -1,0 +1,235 @@
+"""Amendments to DTensor's entry points: factories, the parallel loss, parallel styles, unscaling of gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed.tensor._api as api
+import torch.distributed.tensor.parallel as parallel
+import torch.distributed.tensor.parallel.loss as losses
+import torch.distributed.tensor.parallel.style as styles
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+__all__ = [
+    "absent_classes",
+    "dims_of_factories_counted",
+    "factories_without_tracker",
+    "gradients_of_log_softmax",
+    "ignored_targets_of_losses",
+    "infinities_of_all_gradients",
+    "losses_end",
+    "losses_of_many_dims",
+    "styles_keep_frozen",
+]
+
+_UNSCALE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+
+
+@contextlib.contextmanager
+def _exchanged(module: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Put ``wrap(function)`` in the place of a function of torch's, unless someone else has replaced it."""
+    before = getattr(module, name)
+    if not str(before.__module__).startswith("torch."):
+        yield
+        return
+    setattr(module, name, wrap(before))
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+# ----------------------------------------------------------------------------------------------------------- factories
+def _counted(placement: Placement, ndim: int) -> Placement:
+    negative = isinstance(placement, Shard) and placement.dim < 0
+    return Shard(placement.dim + ndim) if isinstance(placement, Shard) and negative else placement
+
+
+def dims_of_factories_counted() -> contextlib.AbstractContextManager[None]:
+    """Let factories count negative dims of shards from the end, as ``distribute_tensor`` does."""
+
+    def wrap(helper: Any) -> Any:
+        def made(init: Any, size: Any, device_mesh: Any = None, placements: Any = None, **kwargs: Any) -> Any:
+            placements = placements and tuple(_counted(one, len(size)) for one in placements)
+            return helper(init, size, device_mesh, placements, **kwargs)
+
+        made.__module__ = helper.__module__
+        return made
+
+    return _exchanged(api, "_dtensor_init_helper", wrap)
+
+
+def factories_without_tracker() -> contextlib.AbstractContextManager[None]:
+    """Let factories draw random numbers without a tracker of generators where a device has none, as ops do."""
+
+    def wrap(helper: Any) -> Any:
+        def made(init: Any, size: Any, device_mesh: Any = None, placements: Any = None, **kwargs: Any) -> Any:
+            if init not in (torch.rand, torch.randn) or (device_mesh is not None and device_mesh.device_type != "cpu"):
+                return helper(init, size, device_mesh, placements, **kwargs)
+            tensor = helper(torch.empty, size, device_mesh, placements, **kwargs)
+            with torch.no_grad():
+                tensor._local_tensor.copy_(init(tensor._local_tensor.shape, dtype=tensor.dtype))
+            return tensor
+
+        made.__module__ = helper.__module__
+        return made
+
+    return _exchanged(api, "_dtensor_init_helper", wrap)
+
+
+# -------------------------------------------------------------------------------------------------------------- losses
+def losses_end() -> contextlib.AbstractContextManager[None]:
+    """Let ``loss_parallel`` end with its block also after an error, and not with a block inside of it."""
+
+    def wrap(before: Any) -> Any:
+        @contextlib.contextmanager
+        def loss_parallel() -> Iterator[None]:
+            handlers = DTensor._op_dispatcher._custom_op_handlers
+            held = dict(handlers)
+            handlers.update(losses.customized_loss_ops)
+            try:
+                yield
+            finally:
+                handlers.clear()
+                handlers.update(held)
+
+        loss_parallel.__module__ = before.__module__
+        return loss_parallel
+
+    return _exchanged(parallel, "loss_parallel", wrap)
+
+
+def losses_of_many_dims() -> contextlib.AbstractContextManager[None]:
+    """Let the gradient of a parallel loss take all dims behind the classes for one."""
+
+    def wrap(backward: Any) -> Any:
+        def flat(grad: Any, x: Any, target: Any, *rest: Any) -> Any:
+            if x.dim() < 4:
+                return backward(grad, x, target, *rest)
+            grad = grad.flatten(1) if grad.dim() else grad
+            return backward(grad, x.flatten(2), target.flatten(1), *rest).view(x.shape)
+
+        flat.__module__ = backward.__module__
+        return flat
+
+    return _exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap)
+
+
+def ignored_targets_of_losses() -> contextlib.AbstractContextManager[None]:
+    """Let the gradient of a parallel loss with weights look up no weight of targets that are ignored."""
+
+    def wrap(backward: Any) -> Any:
+        def safe(grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, *rest: Any) -> Any:
+            counts = target != ignored
+            found = backward(grad, x, target.where(counts, 0), weight, reduction, -1, *rest)
+            return found * counts.unsqueeze(0 if x.dim() < 2 else 1)
+
+        safe.__module__ = backward.__module__
+        return safe
+
+    return _exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap)
+
+
+@contextlib.contextmanager
+def absent_classes() -> Iterator[None]:
+    """Let a rank without classes take part in a parallel loss, by a column that no target names."""
+
+    def padded(x: Any, dim: int) -> Any:
+        return torch.cat([x, x.new_zeros([1 if at == dim else size for at, size in enumerate(x.shape)])], dim)
+
+    def forward(before: Any) -> Any:
+        def taken(x: Any, target: Any, weight: Any, local_weight: Any, *rest: Any) -> Any:
+            dim = 0 if x.dim() < 2 else 1
+            if x.shape[dim] == 0:
+                local_weight = None if local_weight is None else padded(local_weight, 0)
+                x = padded(x, dim)
+            return before(x, target, weight, local_weight, *rest)
+
+        taken.__module__ = before.__module__
+        return taken
+
+    def backward(before: Any) -> Any:
+        def taken(grad: Any, x: Any, *rest: Any) -> Any:
+            dim = 0 if x.dim() < 2 else 1
+            if x.shape[dim]:
+                return before(grad, x, *rest)
+            return before(grad, padded(x, dim), *rest).narrow(dim, 0, 0)
+
+        taken.__module__ = before.__module__
+        return taken
+
+    with (
+        _exchanged(losses, "_nll_loss_forward", forward),
+        _exchanged(losses, "_nll_loss_and_log_softmax_backward", backward),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def gradients_of_log_softmax() -> Iterator[None]:
+    """Let the gradient of ``log_softmax`` in a parallel loss be its own, which leaves that of the loss as it is."""
+    op = torch.ops.aten._log_softmax_backward_data.default
+    handlers: dict[Any, Any] = losses.customized_loss_ops
+    before = handlers[op]
+
+    def backward(_op: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+        cotangent, output, dim, dtype = args
+        with torch.no_grad():
+            total = cotangent.sum(dim, keepdim=True).redistribute(placements=[
+                Replicate() if placement.is_partial() or placement.is_shard(dim % output.ndim) else placement
+                for placement in output.placements
+            ])  # fmt: skip
+            found: DTensor = (cotangent.redistribute(placements=output.placements) - output.exp() * total).to(dtype)
+        return found
+
+    handlers[op] = backward
+    try:
+        yield
+    finally:
+        handlers[op] = before
+
+
+# -------------------------------------------------------------------------------------------------- styles and scaling
+def styles_keep_frozen() -> contextlib.AbstractContextManager[None]:
+    """Let ``SequenceParallel`` keep which parameters want a gradient."""
+
+    def wrap(replicate: Any) -> Any:
+        def kept(self: Any, name: str, module: Any, mesh: Any) -> None:
+            wanted = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+            replicate(self, name, module, mesh)
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(wanted[name])
+
+        kept.__module__ = replicate.__module__
+        return kept
+
+    return _exchanged(styles.SequenceParallel, "_replicate_module_fn", wrap)
+
+
+@contextlib.contextmanager
+def infinities_of_all_gradients() -> Iterator[None]:
+    """Let the ranks tell each other of infinite gradients if any gradient is not replicated, not the first alone."""
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    before = handlers[_UNSCALE]
+    if not str(before.__module__).startswith("torch."):
+        yield
+        return
+
+    def unscaled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        before(op, args, kwargs)
+        gradients, found, *_ = args
+        mesh = gradients[0].device_mesh
+        apart = [any(not one.placements[dim].is_replicate() for one in gradients) for dim in range(mesh.ndim)]
+        placements = [Partial("max") if each else Replicate() for each in apart]
+        found = found.to_local() if isinstance(found, DTensor) else found
+        found.copy_(DTensor.from_local(found.clone(), mesh, placements, run_check=False).full_tensor())
+
+    handlers[_UNSCALE] = unscaled
+    try:
+        yield
+    finally:
+        handlers[_UNSCALE] = before
