@@ -10,6 +10,7 @@ import torch
 from strategies.remedies.placing import VALUES, is_partial, is_sharded
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, normalised, vetoed
+from verifier.torch_internals.placements import norm_order
 
 __all__ = ["REMEDIES"]
 
@@ -20,6 +21,7 @@ _DIMS = {
 }  # fmt: skip
 """Reductions over a list of dims, and the position of the list."""
 _SCANS = ("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
+_SUMS = ("aten.sum.*", "aten.nansum.*", "prims.sum.*")
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -85,6 +87,11 @@ def _sums_bools(decision: Decision) -> bool:
     return source.dtype == torch.bool and is_partial(source, "sum")
 
 
+def _sums_norms(decision: Decision) -> bool:
+    """Return whether parts of norms are added to others before their roots and powers are taken."""
+    return any(norm_order(placement) is not None for one in decision.inputs for placement in one.placements)
+
+
 def _is_any_of_parts(decision: Decision) -> bool:
     source = decision.args[0]
     return source.dtype != torch.bool and is_partial(source, "sum")
@@ -128,6 +135,14 @@ REMEDIES = (
         "pass no P(max) or P(min) through a norm of infinite order, which takes absolute values first",
         lambda: vetoed(_names("linalg_vector_norm.*", "_foreach_norm.*"), _is_infinite_norm_of_partial),
         _names("linalg_vector_norm.*", "_foreach_norm.*"),
+        VALUES,
+    ),
+    Remedy(
+        "norms-that-are-summed",
+        "pass no _NormPartial through a sum, although its reduce_op is called sum (linear_reduction_strategy in "
+        "_ops/_math_ops.py)",
+        lambda: vetoed(_SUMS, _sums_norms),
+        _SUMS,
         VALUES,
     ),
     Remedy(
