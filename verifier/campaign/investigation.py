@@ -13,7 +13,7 @@ from verifier.campaign.history import Answer, Past, entry_position
 from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
 from verifier.core.case import MOST_RANKS, MeshSpec, OpCase, Trial
-from verifier.core.verdict import Verdict, VerdictKind
+from verifier.core.verdict import Verdict, VerdictKind, is_expected
 from verifier.core.wording import plural
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
 from verifier.findings.attribution import Attribution, passed_again
@@ -194,7 +194,7 @@ class Investigation:
         verdict, failure = replayed
         if failure is not None and isinstance(entry, Cause):
             self._take_in_cause(entry, failure)
-        elif failure is not None and failure.verdict.kind == entry.verdict:
+        elif failure is not None and is_expected(failure.verdict.kind, entry.verdict):
             self._is_shown(entry, failure, *entry.groups, group_key(failure))
         elif verdict.kind is VerdictKind.PASS:
             self.known.append(passed_again(entry, self.plan.imports))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verifier.core.case import Trial
-from verifier.core.verdict import CLASSES, Verdict
+from verifier.core.verdict import Verdict, is_expected
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
 from verifier.meshes.torchrun.controller import Cluster
@@ -36,4 +36,4 @@ def replay(
     with Pool(PoolKey.of(trial.mesh), imports, memory_limit=memory_limit, starter=starter) as pool:
         (observation,) = pool.run([trial])
     verdict = judge(observation, make_reference(trial.case))
-    return verdict, verdict.kind == expected or (expected in CLASSES and verdict.kind.bad)
+    return verdict, is_expected(verdict.kind, expected)

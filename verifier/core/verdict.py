@@ -11,6 +11,7 @@ __all__ = [
     "Phase",
     "Verdict",
     "VerdictKind",
+    "is_expected",
     "tensor_name",
 ]
 
@@ -68,6 +69,11 @@ LOUD = frozenset({VerdictKind.CRASH, VerdictKind.HANG, VerdictKind.DIED})
 
 CLASSES = frozenset({VerdictKind.STALE_CACHE, VerdictKind.SPECIAL_VALUE})
 """The verdicts of findings that say why a trial fails. The oracle's verdict on the trial is another bad one."""
+
+
+def is_expected(kind: VerdictKind, expected: str) -> bool:
+    """Return whether a trial with the verdict ``kind`` fails as a finding with the verdict ``expected`` does."""
+    return kind == expected or (expected in CLASSES and kind.bad)
 
 
 @dataclass(frozen=True)
