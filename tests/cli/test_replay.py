@@ -145,6 +145,6 @@ def test_a_verdict_that_says_why_a_trial_fails_is_met_by_how_it_fails() -> None:
     stale = next(one for one in load_baseline(BASELINE).entries if one.verdict == VerdictKind.STALE_CACHE)
     trial = load_trial(stale.trial())
     verdict, fails = work.replay_trial(trial, stale.verdict)
-    assert verdict.kind in (VerdictKind.WRONG_VALUE, VerdictKind.WRONG_SHAPE)
+    assert verdict.kind not in (VerdictKind.STALE_CACHE, VerdictKind.PASS)
     assert fails
-    assert not work.replay_trial(trial, VerdictKind.CRASH)[1]
+    assert not work.replay_trial(trial, VerdictKind.DIED)[1]
