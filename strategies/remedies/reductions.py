@@ -82,6 +82,21 @@ def _counts_bools(decision: Decision) -> bool:
     return source.dtype == torch.bool and dtype not in (None, torch.bool) and is_partial(source, "sum")
 
 
+def _drops_imaginary_parts(decision: Decision) -> bool:
+    """Return whether a cast takes real parts of complex factors, or rounds real parts of parts."""
+    source, dtype = decision.args[0], decision.kwargs.get("dtype")
+    if dtype is None or dtype.is_complex or not source.dtype.is_complex:
+        return False
+    return is_partial(source) if not dtype.is_floating_point else is_partial(source, "product")
+
+
+def _is_reciprocal_power_of_shards(decision: Decision) -> bool:
+    """Return whether negative powers of complex numbers are added up, of which a shard may have one alone."""
+    order = decision.argument(1, "ord", 2)
+    negative = isinstance(order, int | float) and order < 0
+    return negative and any(one.dtype.is_complex and is_sharded(one) for one in decision.inputs)
+
+
 def _sums_bools(decision: Decision) -> bool:
     source = decision.args[0]
     return source.dtype == torch.bool and is_partial(source, "sum")
@@ -171,6 +186,23 @@ REMEDIES = (
         "pass no P(sum) of bools through a cast to numbers (_to_copy_single_dim_strategy in _ops/_tensor_ops.py)",
         lambda: vetoed(_names("_to_copy.default"), _counts_bools),
         _names("_to_copy.default"),
+        VALUES,
+    ),
+    Remedy(
+        "casts-of-complex-parts",
+        "pass no partial placement of complex numbers through a cast to integers, nor P(product) through a cast to "
+        "reals (_to_copy_single_dim_strategy in _ops/_tensor_ops.py)",
+        lambda: vetoed(_names("_to_copy.default"), _drops_imaginary_parts),
+        _names("_to_copy.default"),
+        VALUES | {"CRASH"},
+        refuses=True,  # no collective multiplies complex numbers
+    ),
+    Remedy(
+        "powers-of-one-complex-number",
+        "take the absolute value of a single complex number for a negative power, too (the kernel of powsum takes that "
+        "of its real part)",
+        lambda: vetoed(_names("linalg__powsum.*", "_foreach_powsum.*"), _is_reciprocal_power_of_shards),
+        _names("linalg__powsum.*", "_foreach_powsum.*"),
         VALUES,
     ),
     Remedy(

@@ -95,12 +95,12 @@ class SampleOnMesh(ABC):
         """Make one draw after the other current.
 
         Left out are draws whose call raises, and those that came upon an infinity or NaN, by a division by 0 for one,
-        where the first did not: these are special values, which a Partial cannot always carry.
+        where another did not: these are special values, which a Partial cannot always carry.
         """
-        finite = self.finite
-        yield True
-        for draw in range(1, self.ledger.options.draws):
-            if self.take_drawn(draw) and (self.finite or not finite):
+        others = range(1, self.ledger.options.draws)
+        finite = self.finite or any(self.take_drawn(draw) and self.finite for draw in others)
+        for draw in (0, *others):
+            if (draw == self.draw or self.take_drawn(draw)) and (self.finite or not finite):
                 yield True
 
     def take_drawn(self, draw: int, values: Values = Values.USUAL) -> bool:
