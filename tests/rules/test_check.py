@@ -115,7 +115,7 @@ def test_what_is_claimed_at_one_size_is_not_missing_at_another() -> None:
     assert texts(report, "missing") == {"R, P(max) -> P(max)", "R, P(min) -> P(min)"}
 
 
-@pytest.mark.parametrize(("infinite", "accused"), [({0}, False), ({1}, False), ({0, 1, 2, 3, 4, 5}, True)])
+@pytest.mark.parametrize(("infinite", "accused"), [({0}, False), ({1}, False), ({*range(1000)}, True)])
 def test_a_draw_that_came_upon_an_infinity_is_left_out_if_another_did_not(infinite: set[int], accused: bool) -> None:
     def make(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
         most = torch.inf if g.initial_seed() % 1000 in infinite else 3.0
