@@ -1,13 +1,15 @@
-"""Remedies that veto a rule because of the redistribution that it asks for."""
+"""Remedies for redistributions that rules ask for, whether the rules are torch's or not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.remedies.placing import VALUES, partials, shard_dims
+from strategies.remedies.placing import VALUES, partials
 from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.moving import complex_products_not_scattered, integers_not_divided
 from verifier.torch_internals.amending.propagation import Decision, Placed, tensors, vetoed
 from verifier.torch_internals.placements import masked_extent
 
@@ -29,14 +31,6 @@ def _divides_products(decision: Decision) -> bool:
     return False
 
 
-def _scatters_complex_products(decision: Decision) -> bool:
-    return any(
-        given.dtype.is_complex and partials((before,)) == {"product"} and bool(shard_dims((after,)))
-        for given, changes in _changes(decision)
-        for before, after in changes
-    )
-
-
 def _divides_integers(decision: Decision) -> bool:
     return any(
         not (given.dtype.is_floating_point or given.dtype.is_complex)
@@ -46,6 +40,13 @@ def _divides_integers(decision: Decision) -> bool:
         )
         for given, changes in _changes(decision)
     )
+
+
+@contextmanager
+def _integers_not_divided() -> Iterator[None]:
+    """Let torch's rules not ask for parts of integers, and divide none where others do."""
+    with vetoed(("aten.*",), _divides_integers), integers_not_divided():
+        yield
 
 
 REMEDIES = (
@@ -59,7 +60,7 @@ REMEDIES = (
         "complex-products-scattered",
         "refuse a reduce-scatter of complex numbers by product, as the all-reduce does (Partial._reduce_shard_value in "
         "placement_types.py)",
-        lambda: vetoed(("aten.*",), _scatters_complex_products),
+        complex_products_not_scattered,
         verdicts=VALUES,
         refuses=True,
     ),
@@ -67,6 +68,6 @@ REMEDIES = (
         "integers-divided-for-sums",
         "give one rank the value and the others 0, or keep the dtype, where a replica of integers becomes the parts of "
         "a sum (Partial._partition_value in placement_types.py)",
-        lambda: vetoed(("aten.*",), _divides_integers),
+        _integers_not_divided,
     ),
 )

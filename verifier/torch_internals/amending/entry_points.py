@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
+
+from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
     "absent_classes",
@@ -27,20 +29,6 @@ __all__ = [
 ]
 
 _UNSCALE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-
-
-@contextlib.contextmanager
-def _exchanged(module: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Put ``wrap(function)`` in the place of a function of torch's, unless someone else has replaced it."""
-    before = getattr(module, name)
-    if not str(before.__module__).startswith("torch."):
-        yield
-        return
-    setattr(module, name, wrap(before))
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
 
 
 # ----------------------------------------------------------------------------------------------------------- factories
@@ -60,7 +48,7 @@ def dims_of_factories_counted() -> contextlib.AbstractContextManager[None]:
         made.__module__ = helper.__module__
         return made
 
-    return _exchanged(api, "_dtensor_init_helper", wrap)
+    return exchanged(api, "_dtensor_init_helper", wrap)
 
 
 def factories_without_tracker() -> contextlib.AbstractContextManager[None]:
@@ -78,7 +66,7 @@ def factories_without_tracker() -> contextlib.AbstractContextManager[None]:
         made.__module__ = helper.__module__
         return made
 
-    return _exchanged(api, "_dtensor_init_helper", wrap)
+    return exchanged(api, "_dtensor_init_helper", wrap)
 
 
 # -------------------------------------------------------------------------------------------------------------- losses
@@ -100,7 +88,7 @@ def losses_end() -> contextlib.AbstractContextManager[None]:
         loss_parallel.__module__ = before.__module__
         return loss_parallel
 
-    return _exchanged(parallel, "loss_parallel", wrap)
+    return exchanged(parallel, "loss_parallel", wrap)
 
 
 def losses_of_many_dims() -> contextlib.AbstractContextManager[None]:
@@ -116,7 +104,7 @@ def losses_of_many_dims() -> contextlib.AbstractContextManager[None]:
         flat.__module__ = backward.__module__
         return flat
 
-    return _exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap)
+    return exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap)
 
 
 def ignored_targets_of_losses() -> contextlib.AbstractContextManager[None]:
@@ -131,7 +119,7 @@ def ignored_targets_of_losses() -> contextlib.AbstractContextManager[None]:
         safe.__module__ = backward.__module__
         return safe
 
-    return _exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap)
+    return exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap)
 
 
 @contextlib.contextmanager
@@ -163,8 +151,8 @@ def absent_classes() -> Iterator[None]:
         return taken
 
     with (
-        _exchanged(losses, "_nll_loss_forward", forward),
-        _exchanged(losses, "_nll_loss_and_log_softmax_backward", backward),
+        exchanged(losses, "_nll_loss_forward", forward),
+        exchanged(losses, "_nll_loss_and_log_softmax_backward", backward),
     ):
         yield
 
@@ -207,7 +195,7 @@ def styles_keep_frozen() -> contextlib.AbstractContextManager[None]:
         kept.__module__ = replicate.__module__
         return kept
 
-    return _exchanged(styles.SequenceParallel, "_replicate_module_fn", wrap)
+    return exchanged(styles.SequenceParallel, "_replicate_module_fn", wrap)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ __all__ = [
     "edited",
     "empty_choices_refused",
     "empty_views_replicated",
+    "exchanged",
     "handled",
     "numbers_refused",
     "ordered_rules",
@@ -51,6 +52,20 @@ def edited(registry: dict[Any, Any], key: object, value: object) -> Iterator[Non
         registry.pop(key, None)
         if before is not _ABSENT:
             registry[key] = before
+
+
+@contextlib.contextmanager
+def exchanged(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Put ``wrap(function)`` in the place of a function of torch's, unless someone else has replaced it."""
+    before = getattr(holder, name)
+    if not str(before.__module__).startswith("torch."):
+        yield
+        return
+    setattr(holder, name, wrap(before))
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,47 @@
+"""Amendments to how parts are made and reduced, whoever's rule asks for it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.torch_internals.amending.registrations import exchanged
+
+__all__ = ["complex_products_not_scattered", "integers_not_divided"]
+
+
+def complex_products_not_scattered() -> AbstractContextManager[None]:
+    """Let a reduce-scatter of complex numbers by product be refused, as the all-reduce is."""
+
+    def wrap(scatter: Any) -> Any:
+        def scatter_or_refuse(
+            self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int, shard: Placement
+        ) -> object:
+            if self.reduce_op == "product" and tensor.is_complex():
+                raise NotImplementedError("reduce_scatter: reduce_op product does not support complex tensors")
+            return scatter(self, tensor, mesh, mesh_dim, shard)
+
+        return scatter_or_refuse
+
+    return exchanged(Partial, "_reduce_shard_value", wrap)
+
+
+def integers_not_divided() -> AbstractContextManager[None]:
+    """Let the first rank of a mesh dim keep integers, and the others have 0, where a replica becomes parts of a sum."""
+
+    def wrap(divide: Any) -> Any:
+        def divide_or_keep(self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> object:
+            if self.reduce_op != "sum" or tensor.is_floating_point() or tensor.is_complex():
+                return divide(self, tensor, mesh, mesh_dim)
+            coordinate = mesh.get_coordinate()
+            first = coordinate is None or coordinate[mesh_dim] == 0
+            return tensor.clone() if first else torch.zeros_like(tensor)
+
+        return divide_or_keep
+
+    return exchanged(Partial, "_partition_value", wrap)
