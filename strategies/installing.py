@@ -14,6 +14,7 @@ from strategies.embedding_bag.ops import BAG_OPS
 from strategies.fill_rules import FILLING_OPS
 from strategies.remedies import REMEDIES
 from strategies.reshape_rules import GUARDS, install_embedding_bag, replaced_embedding_bag
+from verifier.execution.imports import once_imported
 from verifier.execution.remedies import remedied
 from verifier.torch_internals.registries import (
     guarded,
@@ -48,7 +49,14 @@ _in_force: list[str] = []
 
 
 def install_remedies() -> None:
-    """Put all our remedies in force for good. A second call changes nothing."""
+    """Put all our remedies in force for good. A second call changes nothing.
+
+    An import that calls this has them in force once it has run: what they change does not count as registered by it.
+    """
+    once_imported(_put_in_force)
+
+
+def _put_in_force() -> None:
     if not _in_force:
         _in_force.extend(remedy.name for remedy in REMEDIES.remedies)
         _remedies.enter_context(remedied(_in_force))

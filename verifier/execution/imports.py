@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +41,7 @@ __all__ = [
     "imports_beside",
     "is_importing",
     "modules_of_rules",
+    "once_imported",
     "own_rules",
     "patterns_of_imports",
     "places_of_rules",
@@ -59,6 +60,22 @@ _registered: dict[str, dict[str, str]] = {}
 
 class ImportFailedError(ValueError):
     """A module or file named by ``--import`` could not be run."""
+
+
+_later: list[Callable[[], object]] = []
+"""What waits until the imports have run."""
+
+
+def once_imported(action: Callable[[], object]) -> None:
+    """Do ``action`` now, or once the imports that are being run have all run: what it changes is not theirs."""
+    _later.append(action)
+    if not _running:
+        _act()
+
+
+def _act() -> None:
+    while _later:
+        _later.pop(0)()
 
 
 def is_importing() -> bool:
@@ -97,6 +114,8 @@ def run_imports(names: Sequence[str]) -> list[str]:
                 raise ImportFailedError(f"--import {name}: {said}{_where(error)}") from error
             finally:
                 _running.pop()
+    if not _running:
+        _act()
     return helped
 
 
