@@ -24,7 +24,7 @@ from verifier.planning.profiles import register_profiles
 from verifier.processes import child, scripts
 from verifier.processes.forks import FORKS, shared_servers
 from verifier.torch_internals.caches import clear_caches
-from verifier.torch_internals.registries import registries_of_rules
+from verifier.torch_internals.registries import keys_of_rules, registries_of_rules
 
 _PLUGIN = "verifier.pytest_plugin"
 _installed = any(entry_point.value == _PLUGIN for entry_point in entry_points(group="pytest11"))
@@ -128,9 +128,10 @@ def _rules() -> tuple[dict[object, object], ...]:
 @pytest.fixture
 def rules_taken_back() -> Iterator[None]:
     """Remove the rules that a test registers with DTensor in this process."""
-    before = _rules()
+    registries = (*registries_of_rules(), *keys_of_rules())
+    before = [dict(registry) for registry in registries]
     yield
-    for registry, old in zip(registries_of_rules(), before, strict=True):
+    for registry, old in zip(registries, before, strict=True):
         registry.clear()
         registry.update(old)
     clear_caches()
