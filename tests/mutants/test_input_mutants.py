@@ -55,6 +55,12 @@ def sum_passes_if(branch: Callable[[Any], bool]) -> Rules:
     return lambda op, args, kwargs: [*shards[: len(args[0].shape)], *([[SUM, SUM]] if branch(args[0]) else [])]
 
 
+def dims_not_shifted(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a dim which comes after the one that goes keeps its number, but for the last dim, which none has."""
+    ndim = len(args[0].shape)
+    return [[Shard(dim), Shard(dim)] for dim in range(ndim - 1) if dim != args[1] % ndim]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
@@ -65,6 +71,7 @@ def sum_passes_if(branch: Callable[[Any], bool]) -> Rules:
         ("aten.copy_.default", sum_passes, " as torch.int64"),
         ("aten.gather.default", same_shards, "is narrower"),
         ("aten.cumsum.default", dims_as_given, "from the other end"),
+        ("aten.select.int", dims_not_shifted, "dim is 0"),
     ],
 )
 def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, kind: str) -> None:

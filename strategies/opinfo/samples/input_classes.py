@@ -292,6 +292,23 @@ def negative_dims(call: Call) -> Iterator[Variation]:
             yield _value(parameter.name, turned)
 
 
+def other_dims(call: Call) -> Iterator[Variation]:
+    """Yield the other dims in place of a dim, or of a list of one dim: the first, one in the middle, the last."""
+    if _is_trusting(call) or not call.tensors:
+        return
+    ndim = call.tensors[0].ndim
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name, parameter.default)
+        if parameter.name not in ("dim", "dims") or "int" not in parameter.type or parameter.out or ndim < 2:
+            continue
+        listed = isinstance(given, list | tuple)
+        dim = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
+        if type(dim) is int:
+            for other in dict.fromkeys((0, ndim // 2, ndim - 1)):
+                if other != dim % ndim:
+                    yield _value(parameter.name, [other] if listed else other)
+
+
 # ------------------------------------------------------------------------------------------------------ boundary values
 def boundaries(call: Call) -> Iterator[Variation]:
     """Yield numbers at the boundary of their domain: orders without an ordinary norm, equal or crossed limits, 0."""
@@ -353,6 +370,7 @@ INPUT_CLASSES = (
     InputClass("empty", empty, 3),
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("negative dims", negative_dims, 3),
+    InputClass("other dims", other_dims, 3),
     InputClass("bounds", bounds, 4),
     InputClass("index lists", index_lists, 5),
     InputClass("arguments left out", left_out, 2),
