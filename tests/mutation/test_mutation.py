@@ -12,9 +12,10 @@ from strategies.opinfo.source import SOURCE
 from verifier.cli.main import main
 from verifier.core.case import MeshSpec
 from verifier.gate.baseline import Baseline
-from verifier.mutation.campaign import Kind, MutationOptions, MutationRun, Outcome, run_mutants
+from verifier.mutation.campaign import MutationOptions, run_mutants
 from verifier.mutation.mutants import KEY, TABLE, Mutant, installed, mutants_of_files, mutants_of_registrations
 from verifier.mutation.operators import OPERATORS, edits_of
+from verifier.mutation.outcomes import Kind, MutationRun, Outcome
 from verifier.mutation.text import mutation_lines
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
