@@ -126,7 +126,8 @@ def run_mutants(
             raise ReportedError(f"no sample of {len(sampled)} ops reaches a strategy, so there is nothing to change")
         random.Random(options.seed).shuffle(mutants)
         chosen = options.part(mutants)
-        asked = {mutant: _asked(mutant, chosen, files, sampled, options) for mutant in chosen}
+        samples = _Samples(sampled, files)
+        asked = {mutant: samples.asked(mutant, options.samples) for mutant in chosen}
         for mutant in chosen:
             if not asked[mutant]:
                 run.add(_unreached(mutant))
@@ -212,32 +213,40 @@ def _is_reached(mutant: Mutant, lines: set[int] | frozenset[int]) -> bool:
     return any(line in lines for line in range(mutant.line, mutant.last_line + 1))
 
 
-def _asked(
-    mutant: Mutant,
-    mutants: Sequence[Mutant],
-    files: Sequence[str],
-    sampled: Sequence[_Sampled],
-    options: MutationOptions,
-) -> tuple[tuple[Target, int], ...]:
-    """Return the samples on which ``mutant`` is tried: samples that reach it, different ways through the code first."""
-    file = files.index(mutant.file)
+class _Samples:
+    """The samples of all targets, by the lines that they reach."""
 
-    def concerns(reached: Reached) -> bool:
+    def __init__(self, sampled: Sequence[_Sampled], files: Sequence[str]) -> None:
+        self._flat = [(one.target, reached) for one in sampled for reached in one.reached]
+        self._files = {file: number for number, file in enumerate(files)}
+        self._at: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, (_, reached) in enumerate(self._flat):
+            for file, lines in reached.lines.items():
+                for line in lines:
+                    self._at[file, line].append(index)
+
+    def asked(self, mutant: Mutant, most: int) -> tuple[tuple[Target, int], ...]:
+        """Return the samples on which ``mutant`` is tried, at most ``most``: different ways through the code first."""
+        file = self._files[mutant.file]
+        found: dict[Target, list[Reached]] = defaultdict(list)
+        for index in self._reaching(mutant, file):
+            target, reached = self._flat[index]
+            found[target].append(reached)
+        # a few targets have the strategy to themselves; of many that share it, those with the most samples tell most
+        ranked: list[tuple[int, int, Target, int]] = []
+        for order, target in enumerate(sorted(found, key=lambda one: (-len(found[one]), one))[:_TARGETS]):
+            ways: Counter[object] = Counter()
+            for reached in found[target]:
+                way = reached.op, reached.lines.get(file)
+                ranked.append((ways[way], order, target, reached.sample))
+                ways[way] += 1
+        return tuple((target, number) for _, _, target, number in sorted(ranked)[:most])
+
+    def _reaching(self, mutant: Mutant, file: int) -> Sequence[int]:
         if mutant.op:
-            return reached.op == mutant.op
-        return _is_reached(mutant, reached.lines.get(file, frozenset()))
-
-    found = {one.target: [reached for reached in one.reached if concerns(reached)] for one in sampled}
-    by_number = sorted((target for target, here in found.items() if here), key=lambda one: (-len(found[one]), one))
-    # targets that are few have the strategy to themselves; of those that share it the ones with most samples tell most
-    ranked: list[tuple[int, int, Target, int]] = []
-    for order, target in enumerate(by_number[:_TARGETS]):
-        ways: Counter[object] = Counter()
-        for reached in found[target]:
-            way = reached.op, reached.lines.get(file)
-            ranked.append((ways[way], order, target, reached.sample))
-            ways[way] += 1
-    return tuple((target, number) for _, _, target, number in sorted(ranked)[: options.samples])
+            return [index for index, (_, reached) in enumerate(self._flat) if reached.op == mutant.op]
+        lines = range(mutant.line, mutant.last_line + 1)
+        return sorted({index for line in lines for index in self._at.get((file, line), ())})
 
 
 def _items(mutants: Sequence[Mutant], asked: Asked, plan: RulesPlan) -> Iterator[Trying]:

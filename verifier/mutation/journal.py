@@ -46,7 +46,7 @@ class Question:
         for name, value in asdict(self).items():
             theirs = getattr(other, name)
             if name != "shard" and value != theirs:
-                return "the changed files differ" if name == "files" else f"{name} was {theirs} and is {value}"
+                return "the changed files differ" if name == "files" else f"{name} {value}, not {theirs}"
         return ""
 
 
@@ -86,7 +86,7 @@ class Journal:
         if exists:
             before, self.run = read_journal(path)
             if difference := before.difference(question) or (
-                before.shard != question.shard and f"the shard was {before.shard or 'all'}"
+                before.shard != question.shard and f"shard {before.shard or 'all'}, not {question.shard or 'all'}"
             ):
                 raise ReportedError(f"--out {path}: holds the outcomes of another run: {difference}")
             _drop_cut_line(path)

@@ -99,7 +99,9 @@ class RankTrials:
                         if not self._failing(None, mesh, [one])[0]:
                             rows = combination_rows(one[0].case, one[0].combination)
                             call = describe_call(one[0].case, rows)
-                            return OnRanks(str(verdict.kind), f"{call} on mesh {mesh}: {verdict.message}", tried)
+                            return OnRanks(
+                                str(verdict.kind), f"{one[0].case.op}, {call}, on mesh {mesh}: {verdict.message}", tried
+                            )
         return OnRanks("", "", tried)
 
     def _units(self, patterns: Sequence[str]) -> list[tuple[Family, tuple[str, ...]]]:
