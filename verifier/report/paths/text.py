@@ -37,14 +37,14 @@ def _step_line(step: Step, seconds: float) -> tuple[str, str, str]:
     return f"{step.source} -> {step.target}", _how(step), f"{bytes_text(step.bytes)}, {time_text(seconds)}"
 
 
-def path_lines(path: Path, model: Seconds) -> list[str]:
-    """Return a line for each step of ``path``, and one with their sum."""
+def path_lines(path: Path, model: Seconds, padded: bool = False) -> list[str]:
+    """Return a line for each step of ``path``, and one with their sum; with the padding if it is ``padded``."""
     rows = [_step_line(step, model(step)) for step in path.steps]
     if not rows:
         return ["  nothing to do"]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
-    padding = f" and {bytes_text(path.padding)} of padding" if path.padding else ""
+    padding = f" and {bytes_text(path.padding)} of padding" if padded and path.padding else ""
     return [
         *lines,
         f"  in all {plural(path.collectives, 'collective')}; {bytes_text(path.bytes)} received by all ranks{padding}, "
@@ -86,7 +86,10 @@ def one_pair(judge: Judge, judgement: Judgement) -> Iterator[str]:
         yield f"torch executes no path: {judgement.refusal}"
     else:
         yield f"torch's {judgement.planner} planner takes:"
-        yield from path_lines(judgement.path, model)
+        yield from path_lines(judgement.path, model, padded=True)
+    if judgement.blame == "planner":
+        yield "the cheapest path of torch's own steps, by torch's own cost model:"
+        yield from path_lines(judgement.best["planner"], model)
     best = judgement.best["model"]
     if judgement.path is not None and best.seconds(model) >= judgement.path.seconds(model) * (1 - 1e-9):
         yield "no path of any steps is faster by the alpha-beta model"
