@@ -178,7 +178,9 @@ def _reach(
                 continue
             case Failed(item=number, traceback=text):
                 run.errors.append(f"{plan.targets[number].name}: {text.strip()}")
-            case Finished() | GaveUp():
+            case GaveUp(item=number, why=why):
+                run.errors.append(f"{plan.targets[number].name}: its samples were not drawn: {why}")
+            case Finished():
                 pass
             case Died():
                 continue
