@@ -114,6 +114,17 @@ def test_a_rule_without_a_placement_for_each_mesh_dim_is_accused() -> None:
     assert {str(rule) for rule in report.confirmed} >= {"aten.tanh.default: S(0) -> S(0)"}
 
 
+def test_a_strategy_that_returns_nothing_is_accused() -> None:
+    (target,) = SOURCE.select(["aten.tanh.default"])
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
+    with replaced_strategy(torch.ops.aten.tanh.default):
+        register_op_strategy(torch.ops.aten.tanh.default)(lambda schema: None)
+        report = check_sample(sample, CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True))
+    assert {(one.verdict, one.message) for one in report.wrong} == {
+        (VerdictKind.CRASH, "the rule raised NotImplementedError: the op's strategy returns None")
+    }
+
+
 def test_a_rule_that_refuses_is_not_accused() -> None:
     assert not wrong_for(refuses_empty_tensors)
 

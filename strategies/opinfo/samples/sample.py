@@ -70,6 +70,7 @@ class OpInfoSample:
         self._prepared: dict[int, _Prepared | None] = {}
         self._wide: dict[int, _Prepared | None] = {}
         self._takes_specials: bool | None = None
+        self._strided = any(change.strided for change in changes)
         first = self._changed(template.call)
         assert first is not None
         self.first = first
@@ -140,6 +141,8 @@ class OpInfoSample:
         seed = self._seed + size * 0x85EBCA6B + draw * 0xC2B2AE35 + special
         generator = self._row.generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         leaves = refilled(prepared.call, prepared.fills, generator, draw)
+        if self._strided:
+            leaves = [_laid_out(leaf, like) for leaf, like in zip(leaves, prepared.call.leaves, strict=True)]
         if special:
             for place, fill in prepared.fills.items():
                 if isinstance(fill, Palette | Chosen):
@@ -216,6 +219,13 @@ class OpInfoSample:
                     call = prepared.call.with_leaves(self._leaves(prepared, 0, number, True))
                     self._takes_specials = self._takes_specials and attempt(call) is not None
         return self._takes_specials
+
+
+def _laid_out(leaf: object, like: object) -> object:
+    """Return the values of ``leaf`` with the strides of ``like``, if both are tensors."""
+    if not isinstance(leaf, torch.Tensor) or not isinstance(like, torch.Tensor) or leaf.stride() == like.stride():
+        return leaf
+    return torch.empty_like(like, dtype=leaf.dtype).copy_(leaf)
 
 
 def _tags(call: Call) -> frozenset[str]:
