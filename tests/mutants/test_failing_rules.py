@@ -127,6 +127,17 @@ def test_a_rule_with_something_else_than_a_placement_is_accused(strange: object)
     assert {repr(strange) in one.message or "rule raised" in one.message for one in report.wrong} == {True}
 
 
+def test_a_strategy_that_returns_nothing_is_accused() -> None:
+    (target,) = SOURCE.select(["aten.tanh.default"])
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
+    with replaced_strategy(torch.ops.aten.tanh.default):
+        register_op_strategy(torch.ops.aten.tanh.default)(lambda schema: None)
+        report = check_sample(sample, CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True))
+    assert {(one.verdict, one.message) for one in report.wrong} == {
+        (VerdictKind.CRASH, "the rule raised NotImplementedError: the op's strategy returns None")
+    }
+
+
 def test_a_rule_that_refuses_is_not_accused() -> None:
     assert not wrong_for(refuses_empty_tensors)
 

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.caches import endless_rules
 from verifier.torch_internals.placements import Combination, Placements, placements_of_spec
-from verifier.torch_internals.refusals import is_refusal, raised_in
+from verifier.torch_internals.refusals import is_refusal, raised_in, returns_none
 from verifier.torch_internals.registries import installed_sharded_op
 from verifier.torch_internals.sharded_ops import ShardedOp
 from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError, ended_rules
@@ -318,7 +318,7 @@ class ClaimReader:
         elif not (isinstance(error, SlowRulesError) or is_refusal(error)):
             code = raised_in(error)
             where = "" if code is None else f"{code.co_filename}:{code.co_qualname}"
-            lines = str(error).strip().splitlines()
+            lines = ["the op's strategy returns None"] if returns_none(error) else str(error).strip().splitlines()
             self.failures[combination] = RuleFailure(type(error).__name__, lines[0] if lines else "no message", where)
 
     def _schema(self, specs: Sequence[DTensorSpec]) -> OpSchema:

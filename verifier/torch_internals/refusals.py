@@ -6,9 +6,12 @@ import os
 import re
 from types import CodeType
 
+from torch.distributed.tensor import DTensor
+
 __all__ = [
     "is_refusal",
     "raised_in",
+    "returns_none",
 ]
 
 _BACKEND_REFUSALS = (
@@ -26,6 +29,10 @@ _REFUSALS = (
     "for tensor parallel convolution",  # for some strides, dilations and sizes
     "cannot be evenly sharded",  # nll_loss, whose mean would be biased
 )
+_FAILURES = ("Unsupported op strategy type",)
+"""What DTensor says of a strategy that returns no strategy."""
+_NOT_REGISTERED = re.compile(r"Operator (\S+) does not have a sharding strategy registered")
+"""What DTensor says of an op without a strategy, and of one whose strategy returns None."""
 _SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
 
@@ -36,13 +43,20 @@ def is_refusal(error: BaseException) -> bool:
     their refusals are recognised by known messages. Any other exception from DTensor must say so in its message.
     """
     if isinstance(error, NotImplementedError):
-        return True
+        return not returns_none(error)
     text = str(error)
     if isinstance(error, RuntimeError | ValueError) and text.startswith(_BACKEND_REFUSALS):
         return True
     if isinstance(error, RuntimeError | ValueError) and any(refusal in text for refusal in _REFUSALS):
         return True
-    return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
+    return _raised_by_dtensor(error) and text not in _FAILURES and bool(_SAYS_SO.search(text))
+
+
+def returns_none(error: BaseException) -> bool:
+    """Return whether DTensor says that an op has no strategy, and it has one, which has returned None."""
+    named = _NOT_REGISTERED.match(str(error))
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    return named is not None and any(str(op) == named[1] for op in strategies)
 
 
 def _raised_by_dtensor(error: BaseException) -> bool:
