@@ -239,6 +239,8 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
         if len(shapes) > 1:
             raise Disagreement(f"parts of {placement} differ in shape: {sorted(shapes)}")
         order_p = norm_order(placement)
+        if order_p == 0:
+            raise Disagreement(f"parts of {placement} cannot be put together: 1 / 0 is the power that does it")
         if order_p is not None:
             powers = torch.stack([piece.double().abs() ** order_p for piece in pieces])
             return (powers.sum(0) ** (1 / order_p)).to(pieces[0].dtype)
