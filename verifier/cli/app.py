@@ -294,6 +294,12 @@ def graph(
     every_pair: Annotated[
         bool, typer.Option("--all-pairs", help="Judge the redistributions between all layouts of the tensor.")
     ] = False,
+    properties: Annotated[
+        bool, typer.Option("--properties", help="Check what should hold of torch's planners; status 1 if it does not.")
+    ] = False,
+    strided: Annotated[
+        list[str] | None, typer.Option("--strided", help="A strided shard that layouts have as well, as '_S(0, 2)'.")
+    ] = None,
     source: Annotated[
         str | None, typer.Option("--source", help="Judge one redistribution: its placements before, as '(S(0), R)'.")
     ] = None,
@@ -323,12 +329,16 @@ def graph(
 
     A layout is placements with shard order, as '(S(0)[1], S(0)[0])' if mesh dim 1 shards first.
     """
-    if every_pair == (source is not None or target is not None) or (source is None) != (target is None):
-        raise ValueError("say what to judge: --all-pairs, or --source and --target")
+    if (source is None) != (target is None) or every_pair + properties + (source is not None) != 1:
+        raise ValueError("say what to judge: --all-pairs, --properties, or --source and --target")
     with Loading():
         from verifier.cli.common import write_out
-        from verifier.report.paths.asking import Question, answer
-    question = Question(mesh, shape, dtype, source, target, planner.value, worst, link or ())
+        from verifier.report.paths.asking import Question, answer, answer_on_properties
+    question = Question(mesh, shape, dtype, source, target, planner.value, worst, link or (), strided=strided or ())
+    if properties:
+        text, holds = answer_on_properties(question, output)
+        write_out(text, output)
+        raise typer.Exit(not holds)
     write_out(answer(question, output), output)
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from verifier.core.wording import bytes_text, plural
 from verifier.redistribution.graph import Path, Seconds
 from verifier.redistribution.judging import OPTIMA, Judge, Judgement
+from verifier.redistribution.properties import Outcome
 from verifier.redistribution.steps import Step
 
-__all__ = ["blame_text", "one_pair", "path_lines", "ratio_text", "summary_rows", "time_text", "worst_pairs"]
+__all__ = ["all_pairs", "one_pair", "path_lines", "properties", "ratio_text", "time_text"]
 
 
 def time_text(seconds: float) -> str:
@@ -168,6 +169,19 @@ def worst_pairs(judge: Judge, judgements: Sequence[Judgement], worst: int) -> It
         yield f"  torch  {_brief(one.path, model)}"
         yield f"  best   {_brief(one.best['model'], model)}"
         yield f"  why    {blame_text(judge, one)}"
+
+
+def properties(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield a line for each property, and the worst violation of each that does not hold."""
+    rows = [(one.statement, f"{one.checked:,}", f"{len(one.violations):,}" if one.checked else "-") for one in outcomes]
+    yield from _table([("property", "checked", "violated"), *rows])
+    for outcome in outcomes:
+        for violation in outcome.violations[:1]:
+            source, target, *_ = violation.layouts
+            yield ""
+            yield f"violated: {outcome.statement}"
+            yield f"  {source} -> {target}"
+            yield f"  {violation.what}"
 
 
 def _badness(one: Judgement) -> tuple[float, float, str, str]:
