@@ -19,6 +19,7 @@ __all__ = [
     "AskedPatterns",
     "BackendOption",
     "BaselineOption",
+    "By",
     "Detail",
     "Device",
     "DryRun",
@@ -73,6 +74,12 @@ class GraphFormat(StrEnum):
     GRAPHML = "graphml"
     DOT = "dot"
     MERMAID = "mermaid"
+
+
+class By(StrEnum):
+    OP = "op"
+    PAIR = "pair"
+    EDGE = "edge"
 
 
 class TorchPlanner(StrEnum):
