@@ -20,6 +20,7 @@ __all__ = [
     "AskedPatterns",
     "BackendOption",
     "BaselineOption",
+    "By",
     "Detail",
     "Device",
     "DryRun",
@@ -84,6 +85,12 @@ class GraphFormat(StrEnum):
     GRAPHML = "graphml"
     DOT = "dot"
     MERMAID = "mermaid"
+
+
+class By(StrEnum):
+    OP = "op"
+    PAIR = "pair"
+    EDGE = "edge"
 
 
 class TorchPlanner(StrEnum):
