@@ -85,6 +85,7 @@ class GraphFormat(StrEnum):
     GRAPHML = "graphml"
     DOT = "dot"
     MERMAID = "mermaid"
+    SVG = "svg"
 
 
 class By(StrEnum):

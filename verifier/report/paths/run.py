@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from markupsafe import Markup
+
 from verifier.core.case import MeshSpec
+from verifier.core.verdict import Phase
 from verifier.core.wording import bytes_text, plural
 from verifier.records.schema import PathRecord, RunRecord
+from verifier.redistribution.graph import Path
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta, links_for
 from verifier.redistribution.recorded import Executed, NotJudged, Reader
+from verifier.report.paths.picture import lanes_svg
 from verifier.report.paths.words import brief, ratio_text
 
-__all__ = ["JudgedRun", "diff_text", "judge_run", "run_json", "run_text"]
+__all__ = ["JudgedRun", "MeshPaths", "PathView", "diff_text", "judge_run", "paths_by_mesh", "run_json", "run_text"]
+
+
+_OF_THE_CALL = (Phase.FORWARD.value, Phase.BACKWARD.value)
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,16 @@ class JudgedRun:
 
 
 def judge_run(run: RunRecord, op: str = "*", mesh: str | None = None) -> JudgedRun:
-    """Judge what ``run`` recorded of the ops that match the glob ``op``, on ``mesh`` or all meshes."""
+    """Judge what ``run`` recorded of the ops that match the glob ``op``, on ``mesh`` or all meshes.
+
+    The redistributions in which the verifier gathers results are left out: the call did not ask for them.
+    """
     reader, found, others = Reader(), list[Executed](), Counter[str]()
-    for record in run.graph.paths:
-        if not _matches(record.op, op) or mesh not in (None, record.mesh):
+    for stored in run.graph.paths:
+        phases = {phase: count for phase, count in stored.phases.items() if phase in _OF_THE_CALL}
+        if not phases or not _matches(stored.op, op) or mesh not in (None, stored.mesh):
             continue
+        record = replace(stored, phases=phases, count=sum(phases.values()))
         try:
             found.append(reader.read(record))
         except NotJudged as error:
@@ -199,3 +212,66 @@ def _by_ends(judged: JudgedRun) -> dict[tuple[str, str, str, str, str], Executed
         record = one.record
         found[record.op, record.mesh, record.tensor, record.source, record.target] = one
     return found
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+@dataclass(frozen=True)
+class MeshPaths:
+    """The redistributions on one mesh for the page of a run: bytes in all, and the worst."""
+
+    mesh: str
+    count: int
+    received: int
+    bound: int
+    worst: tuple[PathView, ...]
+
+    @property
+    def ratio(self) -> str:
+        return ratio_text(self.received / self.bound) if self.bound else ""
+
+
+@dataclass(frozen=True)
+class PathView:
+    """A redistribution with the path that ran and the best one."""
+
+    executed: Executed
+    best: Path | None
+    picture: Markup
+
+    @property
+    def ratio(self) -> str:
+        bound = self.executed.bound.total
+        return ratio_text(self.executed.path.bytes / bound if bound else float("inf"))
+
+
+def paths_by_mesh(run: RunRecord, css: Callable[[str], str], worst: int = 4) -> list[MeshPaths]:
+    """Return for each mesh its redistributions, with the ``worst`` kinds by bytes beyond the lower bound."""
+    judged, result = judge_run(run), []
+    for mesh in dict.fromkeys(path.mesh for path in run.graph.paths):
+        here = [one for one in judged.executed if one.record.mesh == mesh]
+        views = [_view(judged, one, css) for one in _unlike([one for one in here if one.excess])[:worst]]
+        received, bound = (sum(size(one) * one.record.count for one in here) for size in (_received, _bound))
+        result.append(MeshPaths(mesh, sum(one.record.count for one in here), received, bound, tuple(views)))
+    return result
+
+
+def _received(one: Executed) -> int:
+    return one.path.bytes
+
+
+def _bound(one: Executed) -> int:
+    return one.bound.total
+
+
+def _unlike(ranked: Sequence[Executed]) -> list[Executed]:
+    """Return the first of those with equal layouts on the way: a person learns nothing from the others."""
+    found: dict[tuple[object, ...], Executed] = {}
+    for one in ranked:
+        found.setdefault(one.path.layouts, one)
+    return list(found.values())
+
+
+def _view(judged: JudgedRun, one: Executed, css: Callable[[str], str]) -> PathView:
+    best = judged.reader.best(one, _model(one.record, ()))
+    lanes = [("ran", one.path), *([("best", best)] if best is not None and best != one.path else [])]
+    return PathView(one, best, lanes_svg(lanes, css))
