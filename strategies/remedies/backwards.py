@@ -1,0 +1,46 @@
+"""Remedies for backward passes that DTensor refuses although it has accepted the forward one."""
+
+from __future__ import annotations
+
+from verifier.execution.remedies import Remedy
+from verifier.torch_internals.amending.backwards import (
+    cotangents_of_averages,
+    pending_gradients_reduced,
+    plain_tensors_taken,
+    views_of_gradients_reshard,
+)
+
+__all__ = ["REMEDIES"]
+
+_CRASH = frozenset({"CRASH"})
+
+REMEDIES = (
+    Remedy(
+        "plain-tensors-of-gradients",
+        "take a plain tensor that a formula of autograd has made for a replicated one, or make a DTensor there "
+        "(FunctionsManual.cpp)",
+        plain_tensors_taken,
+        verdicts=_CRASH,
+    ),
+    Remedy(
+        "views-of-gradients",
+        "redistribute a gradient before a view that DTensor refuses: who trains a model cannot do it there "
+        "(_ops/_view_ops.py)",
+        views_of_gradients_reshard,
+        verdicts=_CRASH,
+    ),
+    Remedy(
+        "pending-gradients-written-to",
+        "reduce a gradient before a formula of autograd writes to it, if there is no rule for its placements "
+        "(_ops/utils.py)",
+        pending_gradients_reduced,
+        verdicts=_CRASH,
+    ),
+    Remedy(
+        "cotangents-of-averages",
+        "replicate a cotangent that is pending in another way than the input was (_redistribute_backward in "
+        "_redistribute.py)",
+        cotangents_of_averages,
+        verdicts=_CRASH,
+    ),
+)
