@@ -68,7 +68,8 @@ def taken(checked: bool, placements: list[Any], /, x: torch.Tensor) -> list[torc
 def unwrapped(x: torch.Tensor) -> list[torch.Tensor]:
     """Return the gradient of a weighted sum of ``x``, whose local tensors ``from_local`` takes. It is the weights.
 
-    The gradients of the parts of an average, a maximum or a minimum sum up to that of the whole.
+    The gradients of the parts of an average, a maximum or a minimum sum up to that of the whole. Each part of a sum has
+    that of the whole, and so it is taken to be of a product.
     """
     weights = torch.arange(1, x.numel() + 1, dtype=x.dtype).view(x.shape)
     if not isinstance(x, DTensor):
@@ -81,7 +82,7 @@ def unwrapped(x: torch.Tensor) -> list[torch.Tensor]:
     gradient: Any = torch.autograd.grad((whole.full_tensor() * weights).sum(), parts)[0]
     pending = [getattr(placement, "reduce_op", "") for placement in x.placements]
     kept = [
-        Replicate() if op == "sum" else torch.distributed.tensor.Partial() if op else placement
+        Replicate() if op in ("sum", "product") else torch.distributed.tensor.Partial() if op else placement
         for op, placement in zip(pending, x.placements, strict=True)
     ]
     return [DTensor.from_local(gradient, mesh, kept, **given)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.backwards import (
     cotangents_of_averages,
+    gradients_of_group_norms,
+    gradients_without_strategies,
     pending_gradients_reduced,
     plain_tensors_taken,
     views_of_gradients_reshard,
@@ -35,6 +37,20 @@ REMEDIES = (
         "(_ops/utils.py)",
         pending_gradients_reduced,
         verdicts=_CRASH,
+    ),
+    Remedy(
+        "gradients-without-strategies",
+        "register a strategy for the op that computes the gradient, where the op itself has one (_ops)",
+        gradients_without_strategies,
+        verdicts=_CRASH,
+    ),
+    Remedy(
+        "gradients-of-group-norms",
+        "register a strategy for native_group_norm_backward, with its sizes adjusted as those of native_group_norm are "
+        "(_ops/_math_ops.py)",
+        gradients_of_group_norms,
+        ("aten.native_group_norm*", "composite.normalised"),
+        _CRASH,
     ),
     Remedy(
         "cotangents-of-averages",

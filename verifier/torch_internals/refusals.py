@@ -11,6 +11,7 @@ from torch.autograd.graph import _engine_run_backward
 __all__ = [
     "asks_otherwise",
     "is_refusal",
+    "lacks_strategy",
     "raised_in",
 ]
 
@@ -37,12 +38,19 @@ _ENGINE = _engine_run_backward.__code__
 def is_refusal(error: BaseException) -> bool:
     """Return True if DTensor or the backend says plainly that it does not support the call.
 
-    In a backward pass, whose forward pass DTensor has accepted, only an op without a strategy and a backend that lacks
-    a reduction are refusals. What other messages ask for, such as to redistribute first, nobody can do there.
+    In a backward pass, whose forward pass DTensor has accepted, an op without a strategy is no refusal: autograd calls
+    the op. What other messages ask for, such as to redistribute first, nobody can do there.
     """
-    if isinstance(error, NotImplementedError) or _is_of_backend(error):
+    if _is_of_backend(error):
         return True
-    return asks_otherwise(error) and not _raised_in_backward(error)
+    if _raised_in_backward(error):
+        return isinstance(error, NotImplementedError) and not lacks_strategy(error)
+    return isinstance(error, NotImplementedError) or asks_otherwise(error)
+
+
+def lacks_strategy(error: BaseException) -> bool:
+    """Return True if DTensor says that an op has no sharding strategy."""
+    return isinstance(error, NotImplementedError) and "does not have a sharding strategy registered" in str(error)
 
 
 def asks_otherwise(error: BaseException) -> bool:

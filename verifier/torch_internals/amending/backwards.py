@@ -13,11 +13,18 @@ from torch.distributed.tensor import _redistribute as redistributing
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
 
-from verifier.torch_internals.amending.registrations import exchanged
+from verifier.torch_internals.amending.registrations import exchanged, handled
 from verifier.torch_internals.amending.watching import Watch
-from verifier.torch_internals.refusals import asks_otherwise
+from verifier.torch_internals.refusals import asks_otherwise, lacks_strategy
 
-__all__ = ["cotangents_of_averages", "pending_gradients_reduced", "plain_tensors_taken", "views_of_gradients_reshard"]
+__all__ = [
+    "cotangents_of_averages",
+    "gradients_of_group_norms",
+    "gradients_without_strategies",
+    "pending_gradients_reduced",
+    "plain_tensors_taken",
+    "views_of_gradients_reshard",
+]
 
 
 class _InBackwards(Watch):  # type: ignore[no-untyped-call]
@@ -31,10 +38,14 @@ class _InBackwards(Watch):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         try:
             return func(*args, **kwargs)
-        except RuntimeError as error:
-            if not asks_otherwise(error) or not self.mends(func, args):
+        except (RuntimeError, AssertionError, ValueError) as error:
+            if not self.concerns(error) or not self.mends(func, args):
                 raise
         return self.again(func, args, kwargs)
+
+    def concerns(self, error: Exception) -> bool:
+        """Return whether the refusal is one that this amendment is about."""
+        return asks_otherwise(error)
 
     def mends(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
         """Return whether this amendment concerns the call."""
@@ -72,10 +83,42 @@ class _ReducesFirst(_InBackwards):  # type: ignore[no-untyped-call]
         return func._schema.is_mutable and isinstance(args[0], DTensor)
 
     def again(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = args[0]
-        whole = _whole(written)
-        written._local_tensor, written._spec = whole._local_tensor, whole._spec  # in place, for whoever else holds it
+        _replicate(args[0])
         return func(*args, **kwargs)
+
+
+class _RunsOnWholes(_InBackwards):  # type: ignore[no-untyped-call]
+    def concerns(self, error: Exception) -> bool:
+        return lacks_strategy(error)
+
+    def mends(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
+        return True
+
+    def again(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return on_wholes(func, args, kwargs)
+
+
+def on_wholes(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the results of an op on whole tensors, replicated; what it writes to is replicated, too."""
+    mesh = next(leaf.device_mesh for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DTensor))
+    whole = [Replicate()] * mesh.ndim
+    if func._schema.is_mutable and isinstance(args[0], DTensor):
+        _replicate(args[0])
+
+    def local(leaf: Any) -> Any:
+        return _whole(leaf)._local_tensor if isinstance(leaf, DTensor) else leaf
+
+    def wrapped(leaf: Any) -> Any:
+        return DTensor.from_local(leaf, mesh, whole, run_check=False) if type(leaf) is torch.Tensor else leaf
+
+    found = func(*pytree.tree_map(local, args), **pytree.tree_map(local, kwargs))
+    return args[0] if func._schema.is_mutable else pytree.tree_map(wrapped, found)
+
+
+def _replicate(tensor: DTensor) -> None:
+    """Replicate a tensor in place, for whoever else holds it."""
+    whole = _whole(tensor)
+    tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
 
 
 def _whole(tensor: DTensor) -> DTensor:
@@ -102,6 +145,19 @@ def pending_gradients_reduced() -> Iterator[None]:
     """Let DTensor replicate a gradient before it is written to, if it has no rule for the placements that it has."""
     with _ReducesFirst():
         yield
+
+
+@contextlib.contextmanager
+def gradients_without_strategies() -> Iterator[None]:
+    """Let DTensor replicate the arguments of an op of a backward pass that has no strategy."""
+    with _RunsOnWholes():
+        yield
+
+
+def gradients_of_group_norms() -> contextlib.AbstractContextManager[None]:
+    """Let DTensor compute the gradients of a group norm on whole tensors."""
+    op = torch.ops.aten.native_group_norm_backward.default
+    return handled(op, lambda *args, **kwargs: on_wholes(op, args, kwargs))
 
 
 def cotangents_of_averages() -> contextlib.AbstractContextManager[None]:

@@ -323,7 +323,7 @@ def parts_differentiated() -> contextlib.AbstractContextManager[None]:
                 kind = placement.reduce_op if isinstance(placement, Partial) else "sum"
                 if kind == "avg":
                     found = (found[0] / ctx.forward_input_device_mesh.size(mesh_dim), *found[1:])
-                elif kind != "sum":
+                elif kind in ("max", "min"):
                     raise NotImplementedError(f"the gradient of parts of a {kind} is not supported")
             return found
 
