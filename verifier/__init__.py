@@ -33,6 +33,7 @@ _PUBLIC = {
     "declares": "verifier.planning.boundary",
     "mean_square": "verifier.modules.verify",
     "moves": "verifier.programs",
+    "samples": "verifier.planning.own_samples",
     "simplifies": "verifier.programs",
     "sum_of_squares": "verifier.modules.verify",
     "tell_apart_by": "verifier.programs",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from verifier.modules.verify import mean_square, sum_of_squares, verify_module
     from verifier.planning.boundary import declares
     from verifier.planning.families import DrawContext, Family, NarrowFamily, ReplicatedFamily
+    from verifier.planning.own_samples import samples
     from verifier.programs import asks, moves, simplifies, tell_apart_by
     from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target
 
@@ -80,6 +82,7 @@ __all__ = [
     "declares",
     "mean_square",
     "moves",
+    "samples",
     "simplifies",
     "sum_of_squares",
     "tell_apart_by",

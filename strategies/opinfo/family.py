@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from strategies.opinfo.calls.call import quiet
 from strategies.opinfo.calls.gradients import differentiated
 from strategies.opinfo.composing import COMPOSITIONS, SECOND_CALL, WRITTEN_COPY, WRITTEN_VIEW, composed
 from strategies.opinfo.random_ops import CHECKED, random_case
@@ -27,7 +28,7 @@ from verifier.rules.samples import Sample, SampleOptions, Target
 if TYPE_CHECKING:
     from strategies.opinfo.source import OpInfoSource
 
-__all__ = ["FAMILY", "OpInfoFamily"]
+__all__ = ["FAMILY", "OpInfoFamily", "determined_cases"]
 
 _DRAWS = 16
 """Sets of values of each call at each size; the first sets have values of different kinds."""
@@ -85,32 +86,12 @@ class OpInfoFamily:
                         by_overload.setdefault((sample.op, dtype), []).append(sample)
                     elif sample.op in CHECKED:
                         random[sample.op, dtype] = None
-        determined = self._determined(by_overload, context.mesh)
+        determined = determined_cases(by_overload, context.mesh)
         if not random:
             return determined
         choices = st.tuples(st.sampled_from(list(random)), st.integers(0, _VARIANTS - 1))
         checked = choices.map(lambda drawn: random_case(*drawn[0], drawn[1]))
         return checked if determined.is_empty else determined | checked
-
-    def _determined(
-        self, by_overload: dict[tuple[str, torch.dtype], list[Sample]], mesh: MeshSpec
-    ) -> SearchStrategy[OpCase]:
-        """Return a generator of calls whose arguments determine their results, and of programs around such calls."""
-        if not by_overload:
-            return st.nothing()
-        groups = sorted(by_overload.values(), key=lambda samples: samples[0].op.count("."))
-        return (
-            st.tuples(
-                st.sampled_from(groups).flatmap(st.sampled_from),
-                st.integers(0, SampleOptions().sizes - 1),
-                st.integers(0, _DRAWS - 1),
-                st.sampled_from(_PROGRAMS),
-                st.integers(0, _VARIANTS - 1),
-            )
-            .map(lambda drawn: _drawn(*drawn, mesh))
-            .filter(lambda case: case is not None)
-            .map(_present)
-        )
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
         """Return the usual placements."""
@@ -133,6 +114,27 @@ class OpInfoFamily:
 FAMILY = OpInfoFamily()
 
 
+def determined_cases(
+    by_overload: Mapping[tuple[str, torch.dtype], Sequence[Sample]], mesh: MeshSpec
+) -> SearchStrategy[OpCase]:
+    """Return a generator of calls whose arguments determine their results, and of programs around such calls."""
+    if not by_overload:
+        return st.nothing()
+    groups = sorted(by_overload.values(), key=lambda samples: samples[0].op.count("."))
+    return (
+        st.tuples(
+            st.sampled_from(groups).flatmap(st.sampled_from),
+            st.integers(0, SampleOptions().sizes - 1),
+            st.integers(0, _DRAWS - 1),
+            st.sampled_from(_PROGRAMS),
+            st.integers(0, _VARIANTS - 1),
+        )
+        .map(lambda drawn: _drawn(*drawn, mesh))
+        .filter(lambda case: case is not None)
+        .map(_present)
+    )
+
+
 def _present(case: OpCase | None) -> OpCase:
     assert case is not None
     return case
@@ -140,21 +142,22 @@ def _present(case: OpCase | None) -> OpCase:
 
 def _drawn(sample: Sample, size: int, draw: int, with_program: bool, variant: int, mesh: MeshSpec) -> OpCase | None:
     """Return a call, or a program around the call if ``with_program`` and there is a program."""
-    case = sample.draw(size, draw)
-    if case is None:
-        return None
-    if variant % 2:  # infinite results have to agree, too
-        case = more_telling(case)
-    writes = bool(written_arguments(case))
-    kinds = Random(variant).sample(list(COMPOSITIONS), len(COMPOSITIONS)) if with_program else []
-    for kind in kinds:
-        if (program := composed(case, kind, mesh, variant)) is not None:
-            if writes and kind != WRITTEN_COPY:
-                return program
-            wanting = differentiated(program)
-            if wanting is not program or is_telling(program):  # a fill is informative only by its gradient
-                return wanting
-    return case if writes else differentiated(case)  # a leaf that requires a gradient cannot be written to
+    with quiet():  # of a user's op without a gradient torch warns
+        case = sample.draw(size, draw)
+        if case is None:
+            return None
+        if variant % 2:  # infinite results have to agree, too
+            case = more_telling(case)
+        writes = bool(written_arguments(case))
+        kinds = Random(variant).sample(list(COMPOSITIONS), len(COMPOSITIONS)) if with_program else []
+        for kind in kinds:
+            if (program := composed(case, kind, mesh, variant)) is not None:
+                if writes and kind != WRITTEN_COPY:
+                    return program
+                wanting = differentiated(program)
+                if wanting is not program or is_telling(program):  # a fill is informative only by its gradient
+                    return wanting
+        return case if writes else differentiated(case)  # a leaf that requires a gradient cannot be written to
 
 
 @lru_cache(maxsize=1)

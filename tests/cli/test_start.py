@@ -43,11 +43,13 @@ def loaded(*typed: str) -> tuple[int, set[str], int]:
         (["--help"], 0),
         (["run", "--help"], 0),
         (["layouts", "--help"], 0),
+        (["graph", "--help"], 0),
+        (["graph"], 2),
         (["run", "--no-such-option"], 2),
         (["gate", "--format", "xml"], 2),
         (["nonsense"], 2),
     ],
-    ids=["help", "help of run", "help of layouts", "no such option", "no such format", "no such command"],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_help_and_usage_errors_load_nothing_heavy(typed: list[str], status: int) -> None:
     ended, names, number = loaded(*typed)

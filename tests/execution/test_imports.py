@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from verifier.campaign import request as recording
 from verifier.cli import main as entry
@@ -30,6 +32,7 @@ from verifier.meshes.processes import PoolError
 from verifier.planning.families import Family, installed_families
 from verifier.rules.campaign.workers import WorkerError
 from verifier.runs.revision import import_digests
+from verifier.torch_internals.claims import ClaimReader
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.registries import keys_of_rules, registries_of_rules, replaced_strategy
 
@@ -276,3 +279,29 @@ def test_an_import_has_registered_what_it_registers_in_whatever_way(tmp_path: Pa
         )
         assert "aten.bmm.default" not in places
     assert registered_by(names) == (), "the rules are no longer there"
+
+
+def test_a_prop_rule_is_asked_before_the_op_is_decomposed(tmp_path: Path) -> None:
+    op, tensor = torch.ops.aten.t.default, torch.ones(3, 4)
+    (tmp_path / "prop_rule.py").write_text(
+        """
+import torch
+from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor._ops.utils import register_prop_rule
+
+
+@register_prop_rule(torch.ops.aten.t.default)
+def t(schema):
+    return OutputSharding(schema.args_schema[0])
+"""
+    )
+    shards: tuple[Placement, ...] = (Shard(0),)
+    with replaced_strategy(op):
+        asked = ClaimReader(op, (tensor,), {}, tensor.t())
+        before = asked.at((shards,), (2,))
+        assert run_imports([str(tmp_path / "prop_rule.py")]) == ["aten.t.default"]
+        after = asked.at((shards,), (2,))
+    assert before is not None
+    assert before.outputs == ((Shard(1),),), "it is decomposed into a transposition"
+    assert after is not None
+    assert after.outputs == (shards,)

@@ -35,11 +35,29 @@ def relu(x):
 """
 CUSTOM = """
 @torch.library.custom_op("gate_of_own_rules::double", mutates_args=())
-def double(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
+def double(x: torch.Tensor, mode: str) -> torch.Tensor:
+    return x * len(mode)
 
 
 register_op_strategy(torch.ops.gate_of_own_rules.double.default)(linear_reduction_strategy)
+"""
+"""No call of an op that takes a text can be made from its schema."""
+SCALE = """
+import verifier
+
+@torch.library.custom_op("gate_of_own_rules::scale", mutates_args=())
+def scale(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    return rows * factors[:, None]
+
+scale.register_fake(lambda rows, factors: torch.empty_like(rows))
+S, R = Shard(0), Replicate()
+"""
+RIGHT_SCALE = "register_sharding(scale._opoverload)(lambda rows, factors: [([R], [R, R]), ([S], [S, S])])\n"
+WRONG_SCALE = "register_sharding(scale._opoverload)(lambda rows, factors: [([R], [R, R]), ([S], [S, R])])\n"
+EXAMPLES = """
+@verifier.samples("gate_of_own_rules::scale")
+def examples():
+    yield torch.randn(8, 4), torch.randn(8)
 """
 
 
@@ -69,6 +87,17 @@ def test_true_rules_pass_and_an_op_without_samples_is_named(project: Path) -> No
     status, said = gate(project, RIGHT + CUSTOM)
     assert status == 0, said
     assert f"gate_of_own_rules.double.default {NO_SAMPLES}" in said
+
+
+def test_an_op_of_ones_own_is_verified_by_calls_from_its_schema_or_by_its_samples(project: Path) -> None:
+    status, said = gate(project, SCALE + RIGHT_SCALE)
+    assert status == 0, said
+    assert "warning: gate_of_own_rules.scale.default: its calls were made from its schema alone; give better" in said
+
+    status, said = gate(project, SCALE + WRONG_SCALE + EXAMPLES)
+    assert status == 1, said
+    assert "    in gate_of_own_rules.scale.default(rows=f64[" in said
+    assert "from its schema" not in said
 
 
 def test_nothing_is_verified_of_an_op_without_samples_or_of_a_file_that_registers_nothing(project: Path) -> None:

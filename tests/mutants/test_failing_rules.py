@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor._ops.utils import register_op_strategy
 
 from strategies.opinfo.source import SOURCE
@@ -112,6 +113,29 @@ def test_a_rule_without_a_placement_for_each_mesh_dim_is_accused() -> None:
         (VerdictKind.CRASH, "the rule raised ValueError: a rule has 0 placements for a mesh of 1 dims")
     }
     assert {str(rule) for rule in report.confirmed} >= {"aten.tanh.default: S(0) -> S(0)"}
+
+
+@pytest.mark.parametrize("strange", [None, "S(0)"])
+def test_a_rule_with_something_else_than_a_placement_is_accused(strange: object) -> None:
+    (target,) = SOURCE.select(["aten.tanh.default"])
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
+    options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
+    with replaced_strategy(torch.ops.aten.tanh.default):
+        register_single_dim_strategy(torch.ops.aten.tanh.default)(lambda op, args, kwargs: [[strange, Shard(0)]])
+        report = check_sample(sample, options)
+    assert {one.verdict for one in report.wrong} == {VerdictKind.CRASH}
+    assert {repr(strange) in one.message or "rule raised" in one.message for one in report.wrong} == {True}
+
+
+def test_a_strategy_that_returns_nothing_is_accused() -> None:
+    (target,) = SOURCE.select(["aten.tanh.default"])
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
+    with replaced_strategy(torch.ops.aten.tanh.default):
+        register_op_strategy(torch.ops.aten.tanh.default)(lambda schema: None)
+        report = check_sample(sample, CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True))
+    assert {(one.verdict, one.message) for one in report.wrong} == {
+        (VerdictKind.CRASH, "the rule raised NotImplementedError: the op's strategy returns None")
+    }
 
 
 def test_a_rule_that_refuses_is_not_accused() -> None:

@@ -61,9 +61,39 @@ def dims_not_shifted(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(dim), Shard(dim)] for dim in range(ndim - 1) if dim != args[1] % ndim]
 
 
+def first_dim_of_the_result(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of the first dim of the result, whichever dim of the operand is sharded."""
+    return [[Shard(0), Shard(dim)] for dim in range(len(args[0].shape))]
+
+
+def nothing_for_three_dims(op: Any, args: Any, kwargs: Any) -> Any:
+    """Forget to return rules for a tensor of three dims."""
+    return None if len(args[0].shape) == 3 else [[Shard(dim), Shard(dim)] for dim in range(len(args[0].shape))]
+
+
+def whole_dim(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of a dim that is taken as a whole, whatever the step is."""
+    ndim = len(args[0].shape)
+    dim, start, end = [*args[1:4], 0, None, None][:3] if len(args) == 1 else [*args[1:4], None, None][:3]
+    whole = not start and (end is None or end >= args[0].shape[dim])
+    return [[Shard(other), Shard(other)] for other in range(ndim) if other != dim % ndim or whole]
+
+
+def two_dims_not_shifted(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a dim between the two that go keeps its number."""
+    ndim = len(args[0].shape)
+    gone = {dim % ndim for dim in [*args[2:], *(0, 1)[max(0, len(args) - 2) :]]}
+    return [[Shard(dim), Shard(dim)] for dim in range(ndim - 1) if dim not in gone]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.exp.default", first_dim_of_the_result, "3 dims"),
+        ("aten.exp.default", sum_passes_if(lambda meta: meta.stride[-1:] > (1,)), "the first is the innermost"),
+        ("aten.tanh.default", nothing_for_three_dims, "3 dims"),
+        ("aten.slice.Tensor", whole_dim, "in steps of"),
+        ("aten.diagonal.default", two_dims_not_shifted, "dim2 is"),
         ("aten.sqrt.default", sum_passes_if(lambda meta: meta.dtype == torch.bfloat16), " as torch.bfloat16"),
         ("aten.sigmoid.default", sum_passes_if(lambda meta: meta.shape.numel() > 100), "times as large"),
         ("aten.sigmoid.default", sum_passes_if(lambda meta: len(meta.shape) == 4), "4 dims"),
@@ -82,7 +112,7 @@ def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, k
 
 def test_rules_without_branches_bring_no_calls_for_them() -> None:
     def is_of_a_branch(sample: Sample) -> bool:
-        return any(kind in sample.origin for kind in (" as torch.float16", "times as large", " dims"))
+        return any(kind in sample.origin for kind in (" as torch.float16", "times as large", "4 dims", "innermost"))
 
     usual, rare = checked("aten.sigmoid.default", sum_passes_if(lambda meta: False), is_of_a_branch)
     assert usual

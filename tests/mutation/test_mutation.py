@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import ast
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from torch.distributed.tensor import _redistribute as redistribute
 
 from strategies.opinfo.source import SOURCE
+from verifier.campaign.request import Request, make_plan
 from verifier.cli.main import main
 from verifier.core.case import MeshSpec
+from verifier.core.errors import ReportedError
+from verifier.core.parts import RunPart
 from verifier.gate.baseline import Baseline
-from verifier.mutation.campaign import Kind, MutationOptions, MutationRun, Outcome, run_mutants
+from verifier.mutation.campaign import MutationOptions, run_mutants
+from verifier.mutation.journal import Journal, Question, joined, question_of, read_journal
 from verifier.mutation.mutants import KEY, TABLE, Mutant, installed, mutants_of_files, mutants_of_registrations
 from verifier.mutation.operators import OPERATORS, edits_of
+from verifier.mutation.outcomes import Kind, MutationRun, Outcome
+from verifier.mutation.ranks import RankTrials
 from verifier.mutation.text import mutation_lines
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
@@ -88,6 +96,78 @@ def test_each_mutant_of_a_file_ends_as_it_should(made: MutationRun) -> None:
     assert f"{made.candidates} of {made.candidates} mutants tried" in lines[-1]
 
 
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:.*DTensor keeps its own rule beside one:UserWarning")
+def test_ranks_tell_a_mutant_and_forget_it(tmp_path: Path, rules_taken_back: None) -> None:
+    file = tmp_path / "strategies_on_ranks.py"
+    file.write_text(STRATEGIES)
+    request = Request((), ["2"], imports=[str(file)], jobs=1, max_examples=2)
+    mutants = {(one.before, one.after): one for one in mutants_of_files([str(file.resolve())])}
+    of_kinds = next(one for one in mutants.values() if one.operator == "reduce kind")
+    with closing(RankTrials(make_plan(request, Baseline()))) as ranks:
+        wrong = ranks.attempt(of_kinds, ["nn.functional.relu"])
+        assert (wrong.verdict, wrong.trials > 0) == ("WRONG_VALUE", True)
+        assert wrong.why.startswith("aten.relu.default, self=f64")
+        alike = ranks.attempt(mutants["x.ndim >= 0", "x.ndim > 0"], ["neg"])
+        assert (alike.verdict, alike.trials > 0) == ("", True)
+
+
+def _some(mutant: Mutant, kind: Kind) -> Outcome:
+    return Outcome(mutant, kind, "", "because", ("neg",), 1, 0, 0)
+
+
+def test_a_file_of_outcomes_is_gone_on_with(tmp_path: Path) -> None:
+    source, path = tmp_path / "source.py", tmp_path / "mutants.jsonl"
+    source.write_text(STRATEGIES)
+    first, second, *_ = mutants_of_files([str(source)])
+
+    def question(seed: int = 0, shard: str | None = None) -> Question:
+        return question_of([], [str(source)], [], seed, None, 3, 2, shard)
+
+    run = MutationRun(candidates=7)
+    with closing(Journal(str(path), question())) as journal:
+        assert journal.run.outcomes == []
+        journal.note(run, _some(second, Kind.SURVIVED))
+        journal.note(run, _some(first, Kind.SAME))
+        journal.note(run, _some(second, Kind.CAUGHT))
+    with path.open("a") as file:
+        file.write('{"candidates": 7, "outco')  # the process was killed here
+    with closing(Journal(str(path), question())) as journal:
+        assert journal.run.outcomes == [_some(first, Kind.SAME), _some(second, Kind.CAUGHT)]
+        journal.note(run, _some(first, Kind.FEWER))
+    assert [one.kind for one in read_journal(str(path))[1].outcomes] == [Kind.FEWER, Kind.CAUGHT]
+    with pytest.raises(ReportedError, match="seed 0, not 1"):
+        Journal(str(path), question(seed=1))
+    with pytest.raises(ReportedError, match="shard all, not 1/2"):
+        Journal(str(path), question(shard="1/2"))
+    source.write_text(STRATEGIES + "\n")
+    with pytest.raises(ReportedError, match="the changed files differ"):
+        Journal(str(path), question())
+
+
+def test_files_of_shards_are_put_together(tmp_path: Path) -> None:
+    source = tmp_path / "source.py"
+    source.write_text(STRATEGIES)
+    mutants = mutants_of_files([str(source)])
+    options = [MutationOptions(6, 0, 3, 1, RunPart(index, 2)) for index in (1, 2)]
+    parts = [one.part(mutants) for one in options]
+    assert sorted(parts[0] + parts[1]) == MutationOptions(6, 0, 3, 1).part(mutants)
+    paths = [str(tmp_path / f"{index}.jsonl") for index in (1, 2, 3)]
+    for index, (path, part) in enumerate(zip(paths, [*parts, []], strict=True), 1):
+        question = question_of([], [str(source)], [], 0, 6 if index < 3 else 5, 3, 2, f"{index}/2")
+        with closing(Journal(path, question)) as journal:
+            for mutant in part:
+                journal.note(MutationRun(candidates=len(mutants)), _some(mutant, Kind.CAUGHT))
+    made = joined(paths[:2])
+    assert made.candidates == len(mutants)
+    assert [one.mutant for one in made.outcomes] == sorted(mutants[:6])
+    with pytest.raises(ReportedError, match=r"another question .*: most 6, not 5"):
+        joined(paths)
+    Path(paths[0]).write_text("no JSON\n")
+    with pytest.raises(ReportedError, match="line 1: no outcome of mutants"):
+        joined(paths[:2])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -95,6 +175,11 @@ def test_each_mutant_of_a_file_ends_as_it_should(made: MutationRun) -> None:
         (["--max", "0"], "--max 0: must be at least 1"),
         (["--jobs", "1000"], "--jobs 1000: must be from 1 to 256"),
         (["no_such_file.py"], "there is no file"),
+        (["--level", "3"], "--level 3: must be 1 or 2"),
+        (["--shard", "3/2"], "--shard 3/2: shards are counted from 1"),
+        (["--join", "no_such_file.jsonl"], "no_such_file.jsonl: No such file"),
+        (["--join", "one.jsonl", "--out", "two.jsonl"], "--join: takes no ops, no --out"),
+        ([redistribute.__file__, "--level", "1"], "is tried by itself, and on ranks"),
     ],
 )
 def test_usage_errors(

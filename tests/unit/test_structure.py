@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FLOORS = (
     ("verifier", "torch_internals"),
-    ("core", "torch_internals.amending"),
+    ("core", "torch_internals.amending", "torch_internals.redistributing"),
     ("processes", "programs"),
     ("placements",),
     ("oracle", "records"),
-    ("events", "execution", "findings.script", "rules"),
-    ("meshes", "planning", "runs"),
+    ("events", "execution", "findings.script", "redistribution", "rules"),
+    ("meshes", "planning", "report.paths", "runs"),
     ("gate", "meshes.torchrun", "report", "testing"),
     ("findings",),
     ("calls", "campaign", "rules.campaign"),
@@ -159,7 +159,7 @@ def test_private_modules_of_torch_have_one_importer() -> None:
     files = python_files("verifier", "strategies")
     private = {path for path in files if any(map(is_private_torch, imports_of(path)))}
     room = ROOT / "verifier" / "torch_internals"
-    assert {path.parent for path in private} == {room, room / "amending"}
+    assert {path.parent for path in private} == {room, room / "amending", room / "redistributing"}
 
 
 @pytest.mark.parametrize(

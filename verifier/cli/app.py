@@ -31,6 +31,7 @@ from verifier.cli.options import (
     Dtypes,
     Format,
     FormatOption,
+    GraphFormat,
     Imports,
     Jobs,
     LogLevelOption,
@@ -43,6 +44,7 @@ from verifier.cli.options import (
     RankMemory,
     Seed,
     TimeLimit,
+    TorchPlanner,
     Verbose,
 )
 from verifier.cli.rules import rules as check_rules
@@ -285,6 +287,59 @@ def replay(
     with Loading():
         from verifier.cli import work
     work.replay(context, finding, script, imports, out, baseline, rank_memory)
+
+
+@app.command()
+def graph(
+    every_pair: Annotated[
+        bool, typer.Option("--all-pairs", help="Judge the redistributions between all layouts of the tensor.")
+    ] = False,
+    properties: Annotated[
+        bool, typer.Option("--properties", help="Check what should hold of torch's planners; status 1 if it does not.")
+    ] = False,
+    strided: Annotated[
+        list[str] | None, typer.Option("--strided", help="A strided shard that layouts have as well, as '_S(0, 2)'.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--source", help="Judge one redistribution: its placements before, as '(S(0), R)'.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Its placements after, as '(R, S(0))'.")] = None,
+    mesh: Annotated[
+        str, typer.Option("--mesh", help="Mesh as 4 or 2x4; 2x4+flat has its flattened submeshes, too.")
+    ] = "2x4",
+    shape: Annotated[str, typer.Option("--shape", help="Sizes of the tensor dims.")] = "8,8",
+    dtype: Annotated[str, typer.Option("--dtype", help="Dtype of the tensor.")] = "float32",
+    planner: Annotated[
+        TorchPlanner, typer.Option("--torch-planner", help="The planner of torch whose paths are judged.")
+    ] = TorchPlanner.DEFAULT,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--link",
+            help="Latency and bandwidth for the alpha-beta model, as 2us,50GB/s; once, or for each mesh dim.",
+            show_default="those of torch's model",
+        ),
+    ] = None,
+    worst: Annotated[int, typer.Option("--worst", min=0, help="Print so many of the worst paths.")] = 5,
+    output: Annotated[GraphFormat, typer.Option("--format", help="What to print on stdout.")] = GraphFormat.TEXT,
+) -> None:
+    """Judge redistributions: torch's path beside the best path and a lower bound that no path can beat.
+
+    No ranks are started. Torch's planners are asked for their paths.
+
+    A layout is placements with shard order, as '(S(0)[1], S(0)[0])' if mesh dim 1 shards first.
+    """
+    if (source is None) != (target is None) or every_pair + properties + (source is not None) != 1:
+        raise ValueError("say what to judge: --all-pairs, --properties, or --source and --target")
+    with Loading():
+        from verifier.cli.common import write_out
+        from verifier.report.paths.asking import Question, answer, answer_on_properties
+    question = Question(mesh, shape, dtype, source, target, planner.value, worst, link or (), strided=strided or ())
+    if properties:
+        text, holds = answer_on_properties(question, output)
+        write_out(text, output)
+        raise typer.Exit(not holds)
+    write_out(answer(question, output), output)
 
 
 for _command in load_entry_points(COMMANDS, Command).values():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack, closing
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -14,6 +15,9 @@ from verifier.cli.loading import Loading
 from verifier.cli.options import Imports, LogLevelOption, Seed
 from verifier.core.logs import LogLevel, log_to_stderr
 from verifier.core.wording import plain_text
+
+if TYPE_CHECKING:
+    from verifier.mutation.outcomes import MutationRun
 
 __all__ = ["mutate"]
 
@@ -30,7 +34,7 @@ def mutate(
         typer.Argument(
             metavar="[OP_GLOB | FILE]...",
             help="Ops, as `rules` names them, or a Python file that registers strategies; all of torch's if none is "
-            "given.",
+            "given. With a file of torch that has no strategies, such as _redistribute.py: ops as `run` names them.",
             show_default=False,
         ),
     ] = None,
@@ -44,45 +48,103 @@ def mutate(
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Worker processes.", show_default="one for each core")
     ] = None,
+    level: Annotated[
+        int, typer.Option("--level", help="1: rules alone; 2: what these do not tell is tried on ranks as well.")
+    ] = 2,
+    meshes: Annotated[list[str] | None, typer.Option("--mesh", help="Meshes of the ranks.", show_default="2")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write each outcome to this file at once; with a FILE that exists, go on where that run ended.",
+            show_default=False,
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Try the I-th of N parts.", show_default=False)
+    ] = None,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--join", metavar="FILE", help="Try nothing; print what such files hold together.", show_default=False
+        ),
+    ] = None,
     output: Annotated[_Format, typer.Option("--format", help="What to print on stdout.")] = _Format.TEXT,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Change the source of strategies, and list the changes that the rule check (level 1) does not notice.
+    """Change the source of strategies, and list the changes that the rule check and trials on ranks do not notice.
 
     Exit status: 0 if no change survived, 1 if one did.
     """
     log_to_stderr(log_level)
     with Loading():
-        from verifier.cli.common import consoles, refuse_cluster, write_out
+        from verifier.campaign.request import Request, make_plan
+        from verifier.cli.common import consoles, refuse_cluster
+        from verifier.core.parts import RunPart
         from verifier.gate.baseline import Baseline
-        from verifier.mutation.campaign import Kind, MutationOptions, run_mutants
-        from verifier.mutation.text import mutation_json, mutation_lines
+        from verifier.mutation.campaign import BENEATH_ARE, MutationOptions, run_mutants, run_on_ranks
+        from verifier.mutation.journal import Journal, joined, question_of
+        from verifier.mutation.ranks import RankTrials
         from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
-        from verifier.torch_internals.amending.mutating import files_of_torchs_rules
+        from verifier.torch_internals.amending.mutating import files_of_torchs_rules, is_of_torch
     refuse_cluster(context)
     for name, value in (("--max", most), ("--samples", samples)):
         if value is not None and value < 1:
             raise ValueError(f"{name} {value}: must be at least 1")
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:  # 0: in this process, which a mutant could end
         raise ValueError(f"--jobs {jobs}: must be from 1 to {MAX_JOBS}")
-    given = [name for name in patterns or () if name.endswith(".py") or Path(name).is_file()]
-    globs = [name for name in patterns or () if name not in given]
-    plan = make_rules_plan(RulesRequest(globs, seed=seed, jobs=jobs, imports=[*(imports or ()), *given]), Baseline())
-    if not plan.targets:
-        raise ValueError(f"{', '.join(given)}: no source has samples of an op that it registers")
+    if level not in (1, 2):
+        raise ValueError(f"--level {level}: must be 1 or 2")
+    if join:
+        if patterns or out or shard:
+            raise ValueError("--join: takes no ops, no --out and no --shard, because it tries nothing")
+        _tell(joined(join), output)
+    part = None if shard is None else RunPart.parse(shard)
+    named = [name for name in patterns or () if name.endswith(".py") or Path(name).is_file()]
+    globs = [name for name in patterns or () if name not in named]
+    beneath = [os.path.realpath(name) for name in named if is_of_torch(name)]  # what strategies rest on
+    given = [name for name in named if not is_of_torch(name)]
+    if beneath and (given or level == 1):
+        raise ValueError(f"{beneath[0]}: a file of torch is tried by itself, and on ranks (--level 2)")
+    plan = None
+    if not beneath:
+        plan = make_rules_plan(
+            RulesRequest(globs, seed=seed, jobs=jobs, imports=[*(imports or ()), *given]), Baseline()
+        )
+        if not plan.targets:
+            raise ValueError(f"{', '.join(given)}: no source has samples of an op that it registers")
     display = consoles()[1]
 
     def progress(what: str, done: int, total: int) -> None:
         if display.is_terminal:
             display.print(f"{what}: {done} of {total}", end="\r", highlight=False)
 
-    made = run_mutants(
-        plan,
-        [os.path.realpath(name) for name in given] or files_of_torchs_rules(),
-        bool(given) or not patterns,
-        MutationOptions(most, seed, samples, plan.jobs),
-        progress,
-    )
+    files = beneath or [os.path.realpath(name) for name in given] or list(files_of_torchs_rules())
+    all_imports = list(imports or ()) if plan is None else plan.header.imports
+    with ExitStack() as stack:
+        journal = ranks = None
+        if out is not None:
+            question = question_of(globs, files, all_imports, seed, most, samples, level, shard)
+            journal = stack.enter_context(closing(Journal(out, question)))
+        if level == 2:
+            request = Request((), meshes or ["2"], seed=seed, imports=all_imports, jobs=1)
+            ranks = stack.enter_context(closing(RankTrials(make_plan(request, Baseline()))))
+        options = MutationOptions(most, seed, samples, jobs or 0 if plan is None else plan.jobs, part)
+        if plan is None:
+            assert ranks is not None
+            made = run_on_ranks(files, globs or BENEATH_ARE, options, progress, ranks, journal)
+        else:
+            made = run_mutants(plan, files, bool(given) or not patterns, options, progress, ranks, journal)
+    _tell(made, output)
+
+
+def _tell(made: MutationRun, output: _Format) -> NoReturn:
+    """Print what came of mutants, and end."""
+    from verifier.cli.common import write_out
+    from verifier.mutation.outcomes import Kind
+    from verifier.mutation.text import mutation_json, mutation_lines
+
     if output is _Format.JSON:
         write_out(mutation_json(made) + "\n", output)
     else:

@@ -26,6 +26,7 @@ __all__ = [
     "FailOn",
     "Format",
     "FormatOption",
+    "GraphFormat",
     "Imports",
     "Jobs",
     "LogLevelOption",
@@ -38,6 +39,7 @@ __all__ = [
     "RankMemory",
     "Seed",
     "TimeLimit",
+    "TorchPlanner",
     "Verbose",
 ]
 
@@ -63,6 +65,20 @@ class Detail(StrEnum):
 class FailOn(StrEnum):
     WRONG = "wrong"
     MISSING = "missing"
+
+
+class GraphFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    GRAPHML = "graphml"
+    DOT = "dot"
+    MERMAID = "mermaid"
+
+
+class TorchPlanner(StrEnum):
+    DEFAULT = "default"
+    GREEDY = "greedy"
+    GRAPH = "graph"
 
 
 class Format(StrEnum):

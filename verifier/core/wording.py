@@ -1,4 +1,4 @@
-"""Words in messages: a count with its noun, the name of a signal, the nearest valid name for an unknown one."""
+"""Words in messages: bytes, a count with its noun, the name of a signal, the nearest valid name for an unknown one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 __all__ = [
     "NO_SAMPLES",
+    "bytes_text",
     "did_you_mean",
     "import_options",
     "nearest",
@@ -61,6 +62,22 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """
     found = nearest(name, known, cutoff)
     return "" if found is None else f"; did you mean {found!r}?"
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes as readable text.
+
+    >>> bytes_text(0), bytes_text(1023), bytes_text(1536), bytes_text(5 << 30)
+    ('0 B', '1023 B', '1.5 KiB', '5.0 GiB')
+    """
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1023.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:,.1f} TiB"
 
 
 def plural(count: int, noun: str, many: str = "") -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from verifier.core.wording import plural
-from verifier.mutation.campaign import Kind, MutationRun, Outcome
 from verifier.mutation.operators import OPERATORS
+from verifier.mutation.outcomes import Kind, MutationRun, Outcome
 
 __all__ = ["mutation_json", "mutation_lines"]
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.placement_text import BITWISE_REDUCTIONS, format_placements
 from verifier.core.wording import plural
-from verifier.placements.bounds import shard_bounds
+from verifier.placements.bounds import shard_bounds, strided_indices
 from verifier.placements.partials import bitwise, is_reducible, split_partial
 from verifier.torch_internals.placements import (
     PLAIN_PLACEMENTS,
@@ -56,9 +56,6 @@ class Irreducible(Disagreement):
 def shard_indices(placement: Placement, size: int, parts: int, index: int) -> Sequence[int]:
     """Return which of the ``size`` indices of the tensor dim that ``placement`` shards are in shard ``index``.
 
-    A strided shard splits the dim into ``split_factor`` pieces, and then each piece into ``parts``. Shard ``index`` is
-    made of the ``index``-th part of every piece.
-
     >>> from torch.distributed.tensor.placement_types import _StridedShard
     >>> shard_indices(_StridedShard(0, split_factor=2), 8, 2, 0)
     [0, 1, 4, 5]
@@ -66,13 +63,7 @@ def shard_indices(placement: Placement, size: int, parts: int, index: int) -> Se
     strided = strides_of(placement)
     if strided is None:
         return range(*shard_bounds(size, parts, index))
-    _, factor = strided
-    indices: list[int] = []
-    for piece in range(factor):
-        first, last = shard_bounds(size, factor, piece)
-        start, stop = shard_bounds(last - first, parts, index)
-        indices += range(first + start, first + stop)
-    return indices
+    return strided_indices(size, strided[1], parts, index)
 
 
 def sharded_dim(placement: Placement) -> int | None:
@@ -248,6 +239,8 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
         if len(shapes) > 1:
             raise Disagreement(f"parts of {placement} differ in shape: {sorted(shapes)}")
         order_p = norm_order(placement)
+        if order_p == 0:
+            raise Disagreement(f"parts of {placement} cannot be put together: 1 / 0 is the power that does it")
         if order_p is not None:
             powers = torch.stack([piece.double().abs() ** order_p for piece in pieces])
             return (powers.sum(0) ** (1 / order_p)).to(pieces[0].dtype)

@@ -1,6 +1,10 @@
 """Where the shards of a tensor dim begin and end; needs no torch."""
 
-__all__ = ["shard_bounds"]
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["shard_bounds", "strided_indices"]
 
 
 def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -13,3 +17,20 @@ def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     """
     width = -(-size // parts)
     return min(index * width, size), min((index + 1) * width, size)
+
+
+def strided_indices(size: int, factor: int, parts: int, index: int) -> Sequence[int]:
+    """Return the indices in shard ``index`` of a strided shard of a tensor dim of ``size``.
+
+    The dim is split into ``factor`` pieces, and each piece into ``parts``. The shard is made of the ``index``-th part
+    of every piece.
+
+    >>> strided_indices(8, 2, 2, 0)
+    [0, 1, 4, 5]
+    """
+    indices: list[int] = []
+    for piece in range(factor):
+        first, last = shard_bounds(size, factor, piece)
+        start, stop = shard_bounds(last - first, parts, index)
+        indices += range(first + start, first + stop)
+    return indices

@@ -11,9 +11,8 @@ import networkx as nx  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from verifier.core.placement_text import split_placements
-from verifier.core.wording import plural
+from verifier.core.wording import bytes_text, plural
 from verifier.records.schema import EdgeRecord, GraphRecord
-from verifier.report.words import bytes_text
 from verifier.runs.graph import LOCAL
 
 __all__ = ["Drawing", "collective_class", "draw_graph", "placement_order"]

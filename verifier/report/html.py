@@ -12,7 +12,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from verifier.core.case import MeshSpec
-from verifier.core.wording import plural
+from verifier.core.wording import bytes_text, plural
 from verifier.records.commands import finding_text, replay_command, replay_text
 from verifier.records.files import AS_IT_WAS, DEFAULT_REPORTS, write_atomically
 from verifier.records.schema import FindingRecord, RunRecord
@@ -27,7 +27,6 @@ from verifier.report.values import NamedTensor, call_text, named_tensors, values
 from verifier.report.words import (
     OUTCOMES,
     Totals,
-    bytes_text,
     counted,
     evidence_text,
     level_1_only,

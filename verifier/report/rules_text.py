@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from verifier.core.case import MeshSpec
-from verifier.core.wording import plural
+from verifier.core.wording import bytes_text, plural
 from verifier.records.commands import command_text, replay_text
 from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import (
@@ -18,7 +18,7 @@ from verifier.records.schema import (
     UntestedRecord,
     WrongRuleRecord,
 )
-from verifier.report.words import bytes_text, evidence_text, seconds_text
+from verifier.report.words import evidence_text, seconds_text
 
 __all__ = [
     "by_worth",

@@ -13,7 +13,6 @@ __all__ = [
     "OUTCOMES",
     "Outcome",
     "Totals",
-    "bytes_text",
     "counted",
     "evidence_text",
     "level_1_only",
@@ -180,22 +179,6 @@ def evidence_text(level: int, confirmed: ConfirmationRecord) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
-def bytes_text(count: int) -> str:
-    """Return a number of bytes as readable text.
-
-    >>> bytes_text(0), bytes_text(1023), bytes_text(1536), bytes_text(5 << 30)
-    ('0 B', '1023 B', '1.5 KiB', '5.0 GiB')
-    """
-    if count < 1024:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1023.95:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:,.1f} TiB"
-
-
 def seconds_text(seconds: float) -> str:
     """Return a duration as readable text.
 

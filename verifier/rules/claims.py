@@ -19,7 +19,7 @@ from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
-from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.claims import ClaimReader, Propagation, RuleFailure
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, Placements, masked_extent, placement_text
 from verifier.torch_internals.registries import has_own_handler
@@ -29,6 +29,7 @@ __all__ = [
     "OWN_CODE",
     "Claim",
     "claimed_rules",
+    "claims_and_failures",
     "judge_claim",
     "possible",
     "read_claim",
@@ -127,14 +128,24 @@ def claimed_rules(case: OpCase, extent: int) -> dict[str, tuple[Placement, ...]]
     The text has the placements on which the op runs, the value those that the arguments have to have for that. Empty
     for a call that is not one of an operator, that raises, or for which DTensor runs code of its own.
     """
+    return _answers(case, extent)[0]
+
+
+def claims_and_failures(case: OpCase, extent: int) -> frozenset[str]:
+    """Return the rules that DTensor claims of a call, as :func:`claimed_rules`, and how it fails instead, as text."""
+    rules, failures = _answers(case, extent)
+    return frozenset((*rules, *(f"{failure.kind} raised in {failure.where}" for failure in failures)))
+
+
+def _answers(case: OpCase, extent: int) -> tuple[dict[str, tuple[Placement, ...]], tuple[RuleFailure, ...]]:
     call = LocalCall(case)
     if not isinstance(call.op, OpOverload) or has_own_handler(call.op) or case.op in OWN_CODE:
-        return {}
+        return {}, ()
     try:
         with torch.no_grad():
             reference = call(call.tensors)
     except Exception:  # noqa: BLE001 - an op may raise anything; then there is no result to place
-        return {}
+        return {}, ()
     mesh = MeshSpec((extent,))
     reader = ClaimReader(call.op, case.args, case.kwargs, reference.returned)
     kinds = tuple((tensor.ndim, tensor.dtype) for tensor in call.tensors)
@@ -147,7 +158,7 @@ def claimed_rules(case: OpCase, extent: int) -> dict[str, tuple[Placement, ...]]
             claim = read_claim(reader, call, case.op, combination, mesh, reference)
             if claim is not None:
                 rules[", ".join(claim.rule.inputs)] = tuple(p for (p,) in combination)
-    return rules
+    return rules, tuple(reader.failures.values())
 
 
 def read_claim(

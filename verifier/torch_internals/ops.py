@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 
@@ -15,6 +17,7 @@ from verifier.torch_internals.registries import registries_of_rules
 
 __all__ = [
     "definition_of",
+    "fake_tensors",
     "has_decomposition",
     "is_composite",
     "registered_overloads",
@@ -66,3 +69,11 @@ def is_composite(op: OpOverload) -> bool:
     """Return whether autograd decomposes ``op``, so that DTensor sees the op itself only in inference mode."""
     name: str = op.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+@contextmanager
+def fake_tensors() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Yield a function that returns a tensor without values for a tensor; ops in the block run their fake kernels."""
+    mode = FakeTensorMode()
+    with mode:
+        yield mode.from_tensor

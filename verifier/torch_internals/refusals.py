@@ -7,12 +7,14 @@ import re
 from types import CodeType
 
 from torch.autograd.graph import _engine_run_backward
+from torch.distributed.tensor import DTensor
 
 __all__ = [
     "asks_otherwise",
     "is_refusal",
     "lacks_strategy",
     "raised_in",
+    "returns_none",
 ]
 
 _BACKEND_REFUSALS = (
@@ -30,6 +32,10 @@ _REFUSALS = (
     "for tensor parallel convolution",  # for some strides, dilations and sizes
     "cannot be evenly sharded",  # nll_loss, whose mean would be biased
 )
+_FAILURES = ("Unsupported op strategy type",)
+"""What DTensor says of a strategy that returns no strategy."""
+_NOT_REGISTERED = re.compile(r"Operator (\S+) does not have a sharding strategy registered")
+"""What DTensor says of an op without a strategy, and of one whose strategy returns None."""
 _SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
 _ENGINE = _engine_run_backward.__code__
@@ -43,14 +49,14 @@ def is_refusal(error: BaseException) -> bool:
     """
     if _is_of_backend(error):
         return True
-    if _raised_in_backward(error):
-        return isinstance(error, NotImplementedError) and not lacks_strategy(error)
-    return isinstance(error, NotImplementedError) or asks_otherwise(error)
+    if isinstance(error, NotImplementedError):
+        return not (returns_none(error) or (lacks_strategy(error) and _raised_in_backward(error)))
+    return asks_otherwise(error) and not _raised_in_backward(error)
 
 
 def lacks_strategy(error: BaseException) -> bool:
     """Return True if DTensor says that an op has no sharding strategy."""
-    return isinstance(error, NotImplementedError) and "does not have a sharding strategy registered" in str(error)
+    return isinstance(error, NotImplementedError) and _NOT_REGISTERED.match(str(error)) is not None
 
 
 def asks_otherwise(error: BaseException) -> bool:
@@ -62,7 +68,14 @@ def asks_otherwise(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, RuntimeError | ValueError) and any(refusal in text for refusal in _REFUSALS):
         return True
-    return _raised_by_dtensor(error) and bool(_SAYS_SO.search(text))
+    return _raised_by_dtensor(error) and text not in _FAILURES and bool(_SAYS_SO.search(text))
+
+
+def returns_none(error: BaseException) -> bool:
+    """Return whether DTensor says that an op has no strategy, and it has one, which has returned None."""
+    named = _NOT_REGISTERED.match(str(error))
+    strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    return named is not None and any(str(op) == named[1] for op in strategies)
 
 
 def _is_of_backend(error: BaseException) -> bool:

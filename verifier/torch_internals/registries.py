@@ -10,6 +10,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import _SingleDimStrategyInfo
@@ -89,7 +90,8 @@ def let_new_rules_win() -> Iterator[list[str]]:
     DTensor (torch 2.13.0) asks for a strategy for one mesh dim first, then for another strategy, then for a prop rule.
     None of the functions that register a rule takes back those that are asked before. ``register_sharding`` says that
     it overrides a strategy of DTensor, and does not where that one is for one mesh dim. The key that torch's older rule
-    has in the cache is asked before that of a new strategy for one mesh dim, too.
+    has in the cache is asked before that of a new strategy for one mesh dim, too. An op that has a decomposition is
+    decomposed before its prop rule is asked.
     """
     _, *rules = registries_of_rules()
     keys, keys_of_single = keys_of_rules()
@@ -108,8 +110,19 @@ def let_new_rules_win() -> Iterator[list[str]]:
     for op in new[4] - new[3]:
         if op in rules[2]:
             keys.pop(op, None)
+    if new[0]:
+        helped += [str(op) for op in sorted(new[0], key=str) if str(op) not in helped and _has_decomposition(op)]
+        DecompShardingStrategy.has_decomp = staticmethod(_is_decomposed)  # type: ignore[method-assign]
     _of_the_user.update({op: _entry_of(op) for op in set().union(*new)})
     clear_caches()
+
+
+_has_decomposition = DecompShardingStrategy.has_decomp
+
+
+def _is_decomposed(op: OpOverload) -> bool:
+    """Return whether DTensor decomposes an op without a strategy: not if it has a prop rule."""
+    return op not in DTensor._op_dispatcher.sharding_propagator.op_to_rules and _has_decomposition(op)
 
 
 @contextlib.contextmanager

@@ -16,10 +16,14 @@ __all__ = ["Variation", "equivalent_dim", "spellings", "with_value"]
 
 @dataclass(frozen=True)
 class Variation:
-    """A change to a call: its label, and the changed call at each size (None if it does not apply)."""
+    """A change to a call: its label, and the changed call at each size (None if it does not apply).
+
+    ``strided`` says that the strides are what it changes, so that they are kept with other values.
+    """
 
     label: str
     apply: Callable[[Call], Call | None]
+    strided: bool = False
 
 
 _DIMS = {"dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1", "start_dim", "end_dim"}

@@ -77,10 +77,10 @@ class FillPlan:
 
 def why_not_testable(call: Call) -> str:
     """Return why the arguments of a call do not determine its results; empty if they do."""
-    base = stem(base_of(str(call.op)))
+    base = stem(base_of(str(call.op))) if call.op.namespace in ("aten", "prims") else ""
     if base in UNINITIALISED:
         return "uninitialised memory"
-    if torch.Tag.nondeterministic_seeded in call.op.tags or base in RANDOM_BASES:
+    if (torch.Tag.nondeterministic_seeded in call.op.tags and not _drops_nothing(call)) or base in RANDOM_BASES:
         return "random"
     before = torch.get_rng_state()
     first, second = attempt(call), attempt(call)
@@ -88,8 +88,16 @@ def why_not_testable(call: Call) -> str:
         torch.set_rng_state(before)
         return "random"
     if first is not None and (second is None or not _same(first, second)):
-        return "uninitialised memory"
+        return "uninitialised memory" if base else "two calls of it return different results"
     return ""
+
+
+def _drops_nothing(call: Call) -> bool:
+    """Return whether an op draws random numbers for a dropout alone, of whose probability this call makes 0."""
+    return any(
+        parameter.name == "dropout_p" and call.values.get(parameter.name, parameter.default) == 0
+        for parameter in parameters(call.op)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- fills
@@ -175,11 +183,26 @@ def make_plan(call: Call, regenerate: Regenerate, generator: torch.Generator) ->
     for level in Level:
         plan = FillPlan(level, domains, frozenset(), False)
         outcomes = _tried(call, plan, regenerate, generator, reference, _CHECKED_DRAWS)
-        if outcomes is not None:
+        if outcomes is not None and not (level < Level.CHOSEN and _is_blunt(call, reference, outcomes)):
             poison = _unread(call, plan, regenerate, generator, outcomes)
             exact = _is_exact(call, plan, poison, regenerate, generator, outcomes)
             return FillPlan(level, domains, poison, exact)
     return None
+
+
+def _is_blunt(call: Call, reference: Sequence[torch.Tensor], outcomes: Sequence[Sequence[torch.Tensor]]) -> bool:
+    """Return whether an op of the user's has a result that is the same everywhere only because few values are drawn.
+
+    So is the largest of many elements.
+    """
+    if call.op.namespace in ("aten", "prims"):
+        return False
+    differ = [number for number, result in enumerate(reference) if _differs(result)]
+    return any(not _differs(results[number]) for number in differ for results in outcomes)
+
+
+def _differs(tensor: torch.Tensor) -> bool:
+    return _is_floating(tensor) and tensor.numel() > 1 and bool((tensor != tensor.reshape(-1)[0]).any())
 
 
 def settled(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch.Generator) -> FillPlan | None:

@@ -302,7 +302,7 @@ def other_dims(call: Call) -> Iterator[Variation]:
     ndim = call.tensors[0].ndim
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
-        if parameter.name not in ("dim", "dims") or "int" not in parameter.type or parameter.out or ndim < 2:
+        if parameter.name not in _NAMES_OF_DIMS or "int" not in parameter.type or parameter.out or ndim < 2:
             continue
         listed = isinstance(given, list | tuple)
         dim = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
@@ -310,6 +310,22 @@ def other_dims(call: Call) -> Iterator[Variation]:
             for other in dict.fromkeys((0, ndim // 2, ndim - 1)):
                 if other != dim % ndim:
                     yield _value(parameter.name, [other] if listed else other)
+
+
+_NAMES_OF_DIMS = ("dim", "dims", "dim0", "dim1", "dim2")
+
+
+def steps(call: Call) -> Iterator[Variation]:
+    """Yield larger steps through a whole dim: the rows of a rank begin anywhere between two of those that are taken."""
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name, parameter.default)
+        if parameter.name == "step" and type(given) is int and not parameter.out:
+            yield from (Variation(f"in steps of {step}", partial(_in_steps, step)) for step in (2, 3) if step != given)
+
+
+def _in_steps(step: int, call: Call) -> Call | None:
+    ends = {one.name: None for one in parameters(call.op) if one.name in ("start", "end") and "Optional" in one.type}
+    return Call.of(call.op, {**call.values, **ends, "step": step})
 
 
 # ------------------------------------------------------------------------------------------------------ boundary values
@@ -374,6 +390,7 @@ INPUT_CLASSES = (
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("negative dims", negative_dims, 3),
     InputClass("other dims", other_dims, 3),
+    InputClass("steps", steps, 2),
     InputClass("bounds", bounds, 4),
     InputClass("index lists", index_lists, 5),
     InputClass("arguments left out", left_out, 2),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
-from strategies.opinfo.calls.by_op import Row, Template
+from strategies.opinfo.calls.by_op import Template
 from strategies.opinfo.calls.call import Call, attempt, parameters, quiet
 from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
@@ -26,9 +27,9 @@ from strategies.opinfo.samples.fill_plans import (
 )
 from strategies.opinfo.samples.fills import SPECIAL_DRAWS, Chosen, Fill, Palette, with_specials
 from verifier.core.case import OpCase
-from verifier.rules.samples import Values
+from verifier.rules.samples import SampleOptions, Values
 
-__all__ = ["OpInfoSample"]
+__all__ = ["CallsAtSizes", "OpInfoSample"]
 
 _DIMS = ("dim", "dims", "dim0", "dim1", "axis")
 
@@ -43,14 +44,33 @@ class _Prepared:
     tags: frozenset[str]
 
 
+class CallsAtSizes(Protocol):
+    """Where the calls of a sample come from: the row of an OpInfo, or the user's examples."""
+
+    @property
+    def options(self) -> SampleOptions: ...
+
+    @property
+    def generator(self) -> torch.Generator: ...
+
+    def at_size(self, template: Template, size: int, seed: int = 0) -> Call | None:
+        """Return the call at size number ``size`` with the values for ``seed``; None if there is none."""
+
+    def regenerated(self, template: Template, size: int) -> Callable[[int], Call | None]:
+        """Return a function from a draw's number to the call with its source's values for that draw."""
+
+
 class OpInfoSample:
     """A captured call, perhaps changed by ``changes``; see :class:`verifier.rules.samples.Sample`."""
 
-    def __init__(self, row: Row, template: Template, changes: tuple[Variation, ...] = (), rare: bool = False) -> None:
+    def __init__(
+        self, row: CallsAtSizes, template: Template, changes: tuple[Variation, ...] = (), rare: bool = False
+    ) -> None:
         self._row, self._template, self._changes, self.rare = row, template, changes, rare
         self._prepared: dict[int, _Prepared | None] = {}
         self._wide: dict[int, _Prepared | None] = {}
         self._takes_specials: bool | None = None
+        self._strided = any(change.strided for change in changes)
         first = self._changed(template.call)
         assert first is not None
         self.first = first
@@ -67,6 +87,10 @@ class OpInfoSample:
             with quiet():
                 self._not_testable = why_not_testable(self.first)
         return self._not_testable
+
+    def refuse(self, why: str) -> None:
+        """Give a reason why the rules cannot be checked on this sample."""
+        self._not_testable = why
 
     @property
     def unread(self) -> frozenset[str] | None:
@@ -117,6 +141,8 @@ class OpInfoSample:
         seed = self._seed + size * 0x85EBCA6B + draw * 0xC2B2AE35 + special
         generator = self._row.generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         leaves = refilled(prepared.call, prepared.fills, generator, draw)
+        if self._strided:
+            leaves = [_laid_out(leaf, like) for leaf, like in zip(leaves, prepared.call.leaves, strict=True)]
         if special:
             for place, fill in prepared.fills.items():
                 if isinstance(fill, Palette | Chosen):
@@ -193,6 +219,13 @@ class OpInfoSample:
                     call = prepared.call.with_leaves(self._leaves(prepared, 0, number, True))
                     self._takes_specials = self._takes_specials and attempt(call) is not None
         return self._takes_specials
+
+
+def _laid_out(leaf: object, like: object) -> object:
+    """Return the values of ``leaf`` with the strides of ``like``, if both are tensors."""
+    if not isinstance(leaf, torch.Tensor) or not isinstance(like, torch.Tensor) or leaf.stride() == like.stride():
+        return leaf
+    return torch.empty_like(like, dtype=leaf.dtype).copy_(leaf)
 
 
 def _tags(call: Call) -> frozenset[str]:

@@ -68,6 +68,10 @@ def import_all(names: Sequence[str]) -> None:
     for op in new[4] - new[3]:
         if op in rules[2]:
             keys[0].pop(op, None)
+    if new[0]:  # DTensor would decompose these ops first
+        decomposing = type(propagator.decomp_strategy)
+        has_decomp = decomposing.has_decomp
+        decomposing.has_decomp = staticmethod(lambda op: op not in rules[0] and has_decomp(op))
 
 
 # -------------------------------------------------------------------------------------------------------------- limits

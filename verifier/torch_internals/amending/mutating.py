@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
@@ -25,6 +26,7 @@ __all__ = [
     "differently_keyed",
     "exchanged_code",
     "files_of_torchs_rules",
+    "is_of_torch",
     "key_text",
     "keys_of",
     "ruled_like",
@@ -46,6 +48,13 @@ def files_of_torchs_rules() -> tuple[str, ...]:
     named = {os.path.realpath(one.__code__.co_filename) for one in functions if isinstance(one, FunctionType)}
     own = {file for file in named if os.path.dirname(file) == folder}
     return tuple(sorted(own | {os.path.realpath(str(module.__file__)) for module in (utils, single_dim_strategy)}))
+
+
+def is_of_torch(file: str) -> bool:
+    """Return whether a file is torch's own and has no strategies for ops: it cannot be imported once more."""
+    folder = os.path.dirname(os.path.realpath(torch.__file__))
+    real = os.path.realpath(file)
+    return real.startswith(folder + os.sep) and real not in files_of_torchs_rules()
 
 
 @functools.cache

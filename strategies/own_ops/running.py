@@ -1,0 +1,54 @@
+"""Runs calls of a user's op, which may do anything: write to what it does not declare, or refuse what it is given."""
+
+from __future__ import annotations
+
+import torch
+
+from strategies.opinfo.calls.call import Call, attempt, outcome, parameters, quiet
+from verifier.torch_internals.ops import fake_tensors
+
+__all__ = ["accepts", "copied", "same_as_fake", "undeclared_write"]
+
+
+def copied(call: Call) -> Call:
+    """Return the call on copies of its tensors."""
+    return call.with_leaves([leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves])
+
+
+def accepts(call: Call) -> bool:
+    """Return whether the op takes the call, and its fake kernel, if it has one, says the same of the results."""
+    with quiet():
+        results = attempt(copied(call))
+    return results is not None and same_as_fake(call, results) is not False
+
+
+def same_as_fake(call: Call, results: list[torch.Tensor]) -> bool | None:
+    """Return whether the op on fake tensors has results of these shapes and dtypes; None if it fails on them."""
+    with quiet():
+        try:
+            with fake_tensors() as fake:
+                leaves = [fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+                made = outcome(call.with_leaves(leaves))
+        except Exception:  # noqa: BLE001 - the user's fake kernel may raise anything, and there may be none
+            return None
+    return [(tuple(t.shape), t.dtype) for t in made] == [(tuple(t.shape), t.dtype) for t in results]
+
+
+def undeclared_write(call: Call) -> str:
+    """Return the parameter that the op writes to though its schema does not say so; empty if there is none."""
+    fresh = copied(call)
+    with quiet():
+        try:
+            fresh.op(*fresh.args, **fresh.kwargs)
+        except Exception:  # noqa: BLE001 - the user's kernel may raise anything
+            return ""
+    declared = {parameter.name for parameter in parameters(call.op) if parameter.written}
+    places = zip(call.leaves, fresh.leaves, call.parameter_of, strict=True)
+    written = (name for before, after, name in places if name not in declared and _differ(before, after))
+    return next(written, "")
+
+
+def _differ(before: object, after: object) -> bool:
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return False
+    return before.shape != after.shape or not torch.equal(before.nan_to_num(), after.nan_to_num())

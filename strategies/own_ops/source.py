@@ -1,0 +1,176 @@
+"""The source "own": calls of ops of the user's own, for the rule check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from strategies.opinfo.calls.by_op import Template, spread
+from strategies.opinfo.calls.call import Call, quiet
+from strategies.opinfo.calls.capture import Origin
+from strategies.opinfo.samples.argument_spellings import spellings
+from strategies.opinfo.samples.sample import OpInfoSample
+from strategies.own_ops.extents import Extents, rare_extents
+from strategies.own_ops.from_schema import calls_from_schema
+from strategies.own_ops.names import own_ops, own_ops_named
+from strategies.own_ops.running import accepts, undeclared_write
+from verifier.core.wording import did_you_mean
+from verifier.planning.own_samples import examples_of, overload_named, sampled_ops, say_made_from_schema
+from verifier.rules.samples import Sample, SampleOptions, Target
+from verifier.torch_internals.names import OpOverload
+
+__all__ = ["SOURCE", "OwnSource", "own_samples"]
+
+_MOST_SPELLINGS, _MOST_RARE = 4, 8
+FROM_SCHEMA = "from its schema"
+"""The label of calls that were made of the op's schema alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class _OwnCalls:
+    """The calls of an op, at several sizes; see :class:`strategies.opinfo.samples.sample.CallsAtSizes`."""
+
+    op: OpOverload
+    options: SampleOptions
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    _extents: dict[Template, Extents] = field(default_factory=dict)
+
+    def at_size(self, template: Template, size: int, seed: int = 0) -> Call | None:
+        """Return the call at size number ``size``, with the values of its example for ``seed``."""
+        with quiet():
+            if size and template not in self._extents:
+                self._extents[template] = Extents.of(template.call)
+            call = template.call if not size else self._extents[template].at_size(size)
+            if not seed or call is None:
+                return call
+            others = _given(self.op, self.options.dtype, seed) if str(self.op) in sampled_ops() else []
+            number = template.origin.sample
+            other = others[number] if number < len(others) else None
+            return other if other is not None and other.signature() == call.signature() else call
+
+    def regenerated(self, template: Template, size: int) -> Callable[[int], Call | None]:
+        """Return a function from a draw's number to the call with other values of its example."""
+        return lambda number: self.at_size(template, size, 1 + number % 4)
+
+
+@dataclass(frozen=True)
+class OwnSource:
+    """Draws calls of the user's own ops; see :class:`verifier.rules.samples.SampleSource`."""
+
+    name: str = "own"
+
+    def prepare(self) -> None:
+        """Do nothing: there is nothing to load."""
+
+    def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
+        """Return the user's own ops that the globs name; without globs those with samples or rules.
+
+        Raises
+        ------
+        ValueError
+            If a pattern names none, or an op of which no call could be made.
+        """
+        names: set[str] = set() if patterns else set(own_ops())
+        for pattern in patterns:
+            found = own_ops_named(pattern)
+            if not found:
+                raise ValueError(f"no op of your own matches {pattern!r}{did_you_mean(pattern, own_ops())}")
+            names.update(found)
+        with_calls = [name for name in sorted(names) if _has_calls(name)]
+        if patterns and not with_calls:
+            raise ValueError(f"no call of {', '.join(sorted(names))} could be made")
+        return tuple(Target(name, self.name, name) for name in with_calls)
+
+    def samples(self, target: Target, options: SampleOptions) -> Iterator[Sample]:
+        """Yield the samples of ``target``, in the same order at each call."""
+        yield from own_samples(target.name, options)
+
+
+SOURCE = OwnSource()
+
+
+def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
+    """Yield the samples of an overload: its calls, other spellings of them, and classes of extents, which are rare."""
+    op = overload_named(name)
+    calls = _OwnCalls(op, options)
+    declared = name in sampled_ops()
+    label = "its samples" if declared else FROM_SCHEMA
+    made = _given(op, options.dtype) if declared else calls_from_schema(op, options.dtype)
+    numbered = {call.signature(): number for number, call in reversed(list(enumerate(made)))}
+    templates = [
+        Template(Origin(0, number, name, 0), made[number], f"{label}, call {number}")
+        for number in sorted(numbered.values())
+    ]
+    samples = [OpInfoSample(calls, template) for template in spread(templates, options.max_samples)]
+    if samples and (written := undeclared_write(samples[0].first)):
+        samples[0].refuse(f"writes to its argument {written}, which its schema does not declare")
+        yield samples[0]
+        return
+    if samples and samples[0].not_testable:
+        yield samples[0]
+        return
+    yield from samples
+    seen = set(numbered)
+    with quiet():
+        for most, changes, rare in ((_MOST_SPELLINGS, spellings, False), (_MOST_RARE, rare_extents, True)):
+            left = most if options.rare or not rare else 0
+            for sample in samples:
+                for change in changes(sample.first) if left else ():
+                    other = sample.varied(change, rare)
+                    if left and other is not None and other.first.signature() not in seen and accepts(other.first):
+                        seen.add(other.first.signature())
+                        left -= 1
+                        yield other
+
+
+def _given(op: OpOverload, dtype: torch.dtype, seed: int = 0) -> list[Call]:
+    """Return the declared examples as calls, with floating tensors of ``dtype`` if the op takes them.
+
+    Raises
+    ------
+    ValueError
+        If the op does not take an example; the message has what it raised.
+    """
+    calls = []
+    for number, example in enumerate(examples_of(str(op), seed)):
+        call = Call(op, example.args, example.kwargs)
+        leaves = [_detached(leaf) for leaf in call.leaves]
+        call = call.with_leaves(leaves)
+        usual = (torch.float32, torch.float64)
+        cast = [leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype in usual else leaf for leaf in leaves]
+        with quiet():
+            other = call.with_leaves(cast)
+            if accepts(other):
+                calls.append(other)
+            elif accepts(call):
+                calls.append(call)
+            elif not seed:
+                raise ValueError(f"samples of {op}: the op does not take example {number}: {_refusal(call)}")
+    return calls
+
+
+def _detached(leaf: object) -> object:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _refusal(call: Call) -> str:
+    try:
+        call.op(*call.args, **call.kwargs)
+    except Exception as error:  # noqa: BLE001 - the user's kernel may raise anything
+        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return "its results are not those of its fake kernel"
+
+
+@cache
+def _has_calls(name: str) -> bool:
+    """Return whether calls of an overload can be made; say once that they were made from the schema."""
+    if name in sampled_ops():
+        _given(overload_named(name), torch.float64)
+        return True
+    if not calls_from_schema(overload_named(name), torch.float64):
+        return False
+    say_made_from_schema(name)
+    return True

@@ -1,0 +1,83 @@
+"""What ``graph`` prints."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from verifier.report.paths.asking import Question, answer
+
+PAIR = Question("2x4", "1024,8,1024", source="S(0)S(2)", target="RS(0)")
+
+
+def test_one_pair_as_text() -> None:
+    lines = answer(PAIR, "text").splitlines()
+    assert lines[0].startswith("float32[1024, 8, 1024] on mesh 2x4; torch 2.")
+    rest = "\n".join(lines[4:])
+    assert rest.startswith("(S(0), S(2)) -> (R, S(0))\ntorch's greedy planner takes:\n")
+    assert "  (S(0), S(2)) -> (S(0), R)  all_gather over mesh dim 1  96.0 MiB" in rest
+    assert "(R, R) -> (R, S(0))        local slice" in rest
+    assert "in all 2 collectives; 224.0 MiB received by all ranks, 28.0 MiB by the busiest rank" in rest
+    assert "no path of any steps can do with less than 56.0 MiB received by all ranks" in rest
+    ratios = {line[:42].strip(): line.split()[-1] for line in lines if line.rstrip().endswith("x")}
+    assert ratios["lower bound on bytes received"] == "4x"
+    assert "why: the planner misses a path of torch's own steps" in rest
+
+
+def test_all_pairs_as_text() -> None:
+    text = answer(Question("2x2", "5,3", worst=3), "text")
+    assert "uneven: tensor dim 0 of 5, tensor dim 1 of 3" in text
+    assert "18 layouts (placements with shard order), 306 ordered pairs, 246 with a path that torch executes" in text
+    assert "torch plans S(0) -> P(sum) as one step, which it does not execute" in text
+    assert text.count("\n  torch  ") == text.count("\n  best   ") == text.count("\n  why    ") == 3
+
+
+def test_json_has_every_pair() -> None:
+    document = json.loads(answer(Question("4", "8,8"), "json"))
+    assert (document["mesh"], document["shape"], document["format_version"]) == ("4", "8,8", 1)
+    assert len(document["judgements"]) == 12
+    gather = next(one for one in document["judgements"] if (one["source"], one["target"]) == ("S(0)", "R"))
+    assert gather["bound"] == {"bytes": 768, "busiest": 192}
+    assert gather["path"]["steps"][0]["received"] == [192] * 4
+    assert gather["regrets"]["bytes"] == {"path": 768, "optimum": 768, "ratio": 1.0}
+    refused = next(one for one in document["judgements"] if (one["source"], one["target"]) == ("S(0)", "P(sum)"))
+    assert refused["path"] is None
+    assert "does not execute" in refused["refusal"]
+
+
+def test_graphml_is_the_whole_graph() -> None:
+    root = ElementTree.fromstring(answer(Question("2x4", "8,8"), "graphml"))
+    names = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert {"graphml", "node", "edge"} <= names
+    nodes = [element for element in root.iter() if element.tag.endswith("}node")]
+    assert len(nodes) == 18
+
+
+@pytest.mark.parametrize(
+    ("output", "solid", "dashed"), [("dot", "style=solid", "style=dashed"), ("mermaid", "-->|", "-.->|")]
+)
+def test_pictures_have_both_paths(output: str, solid: str, dashed: str) -> None:
+    text = answer(PAIR, output)
+    assert text.count(solid) == 3
+    assert text.count(dashed) == 2
+
+
+@pytest.mark.parametrize(
+    ("question", "error"),
+    [
+        (Question("2y2", "8,8"), "mesh '2y2' is not a shape"),
+        (Question("2x2+flt", "8,8"), "'flt' after the . is not flat"),
+        (Question("64x64", "8,8"), "has 4096 ranks"),
+        (Question("2x2", "8;8"), "shape '8;8' is no list of sizes"),
+        (Question("2x2", "8,8", dtype="float31"), "dtype 'float31' is none of"),
+        (Question("2x2", "8,8", source="S(2)R", target="RR"), "names tensor dim 2"),
+        (Question("2x2", "8,8", source="P(max)R", target="RP"), "one reduction is supported"),
+        (Question("2x2x2", "8,8,8,8,8"), "at most 200 are judged"),
+    ],
+)
+def test_what_cannot_be_answered_is_said_in_one_line(question: Question, error: str) -> None:
+    with pytest.raises(ValueError, match=error) as raised:
+        answer(question, "text")
+    assert "\n" not in str(raised.value)

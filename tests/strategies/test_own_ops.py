@@ -1,0 +1,240 @@
+"""Calls of ops of one's own: from declared examples, and from the schema alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+import verifier
+from strategies.opinfo.calls.call import Call
+from strategies.own_ops.extents import Extents
+from strategies.own_ops.from_schema import calls_from_schema
+from strategies.own_ops.source import SOURCE, own_samples
+from verifier.core.case import MeshSpec
+from verifier.planning.own_samples import examples_of
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
+from verifier.rules.results import SampleReport
+from verifier.rules.samples import SampleOptions
+
+R, S = Replicate(), Shard
+OPS = torch.ops.test_own_ops
+LIBRARY = torch.library.Library("test_own_ops", "FRAGMENT")
+QUICK = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, products=0, samples_called_again=0)
+
+
+@torch.library.custom_op("test_own_ops::scale", mutates_args=())
+def scale(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    return rows * factors[:, None]
+
+
+@torch.library.custom_op("test_own_ops::softmax", mutates_args=())
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(-1)
+
+
+@torch.library.custom_op("test_own_ops::attend", mutates_args=())
+def attend(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT).softmax(-1) @ k
+
+
+@torch.library.custom_op("test_own_ops::total", mutates_args=())
+def total(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return x.sum(dim)
+
+
+@torch.library.custom_op("test_own_ops::pick", mutates_args=())
+def pick(table: torch.Tensor, ids: torch.Tensor, rows: int) -> torch.Tensor:
+    return table[:rows].index_select(0, ids)
+
+
+@torch.library.custom_op("test_own_ops::bump_", mutates_args=("x",))
+def bump_(x: torch.Tensor, by: float) -> None:
+    x.add_(by)
+
+
+@torch.library.custom_op("test_own_ops::noise", mutates_args=())
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand_like(x)
+
+
+@torch.library.custom_op("test_own_ops::secret", mutates_args=())
+def secret(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+@torch.library.custom_op("test_own_ops::peaks", mutates_args=())
+def peaks(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(x.shape[0], -1, 32).amax(-1)
+
+
+@torch.library.custom_op("test_own_ops::named", mutates_args=())
+def named(x: torch.Tensor, mode: str) -> torch.Tensor:
+    return x * len(mode)
+
+
+for op in (scale, softmax, attend, bump_, noise, secret, named):
+    if op is not bump_:
+        op.register_fake(lambda x, *_: torch.empty_like(x))
+total.register_fake(lambda x, dim: x.sum(dim))
+pick.register_fake(lambda table, ids, rows: table.new_empty(ids.shape[0], table.shape[1]))
+peaks.register_fake(lambda x: x.new_empty(x.shape[0], x.shape[1] // 32))
+LIBRARY.define("mixed(Tensor[] parts, *, Tensor scale, Tensor? bias=None) -> Tensor[]")
+LIBRARY.impl(
+    "mixed",
+    lambda parts, *, scale, bias=None: [part * scale + (0 if bias is None else bias) for part in parts],
+    "CompositeExplicitAutograd",
+)
+
+
+def declare(name: str, *rules: tuple[list[object], list[object]]) -> None:
+    register_sharding(getattr(OPS, name).default)(lambda *_: [*rules])
+
+
+def reports(name: str) -> Iterator[SampleReport]:
+    for sample in islice(own_samples(f"test_own_ops.{name}.default", SampleOptions(rare=False)), 3):
+        yield check_sample(sample, QUICK)
+
+
+def wrong(name: str) -> set[str]:
+    return {", ".join(found.rule.inputs) for report in reports(name) for found in report.wrong}
+
+
+def shapes(name: str) -> set[tuple[int, ...]]:
+    calls = calls_from_schema(getattr(OPS, name).default, torch.float64)
+    return {tuple(tensor.ndim for tensor in call.tensors) for call in calls}
+
+
+# --------------------------------------------------------------------------------------------------- from the schema
+@pytest.mark.usefixtures("rules_taken_back")
+@pytest.mark.parametrize(
+    ("name", "right", "mutant", "ndims"),
+    [
+        ("scale", ([S(0)], [S(0), S(0)]), ([S(0)], [S(0), R]), {(2, 1)}),
+        ("softmax", ([S(0)], [S(0)]), ([S(1)], [S(1)]), {(2,)}),
+        ("attend", ([S(0)], [S(0), S(0)]), ([S(2)], [S(2), S(2)]), {(3, 3)}),
+        ("bump_", ([], [S(0), None]), ([], [Partial(), None]), {(2,)}),
+    ],
+)
+def test_calls_from_a_schema_refute_a_wrong_rule_and_no_right_one(
+    name: str, right: tuple[list[object], list[object]], mutant: tuple[list[object], list[object]],
+    ndims: set[tuple[int, ...]],
+) -> None:  # fmt: skip
+    whole = ([R] * len(right[0]), [None if one is None else R for one in right[1]])
+    declare(name, whole, right)
+    calls_from_schema.cache_clear()
+    assert shapes(name) == ndims
+    assert wrong(name) == set()
+    declare(name, whole, right, mutant)
+    calls_from_schema.cache_clear()
+    placed = ", ".join("P(sum)" if p == Partial() else str(p) for p in mutant[1] if p is not None)
+    assert wrong(name) == {placed}
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_dims_of_every_number_are_tried_for_a_strategy_that_asks_for_them() -> None:
+    def strategy(x: torch.Tensor, dim: int) -> list[object]:
+        return [([R], [R, None]), *(([S(d)], [S(d), None]) for d in range(x.ndim) if d != dim)]
+
+    register_sharding(OPS.total.default)(strategy)
+    calls_from_schema.cache_clear()
+    assert shapes("total") == {(2,), (3,), (4,)}
+    assert wrong("total")
+
+
+@pytest.mark.parametrize(("name", "why"), [("noise", "random"), ("secret", "writes to its argument x")])
+def test_an_op_whose_arguments_do_not_determine_its_results_is_named(name: str, why: str) -> None:
+    verifier.samples(f"test_own_ops::{name}")(lambda: [(torch.ones(4, 6),)])
+    (report,) = reports(name)
+    assert report.not_testable.startswith(why)
+
+
+def test_no_call_is_made_of_an_op_that_takes_a_text() -> None:
+    assert calls_from_schema(OPS.named.default, torch.float64) == ()
+    with pytest.raises(ValueError, match=r"no call of test_own_ops\.named\.default could be made"):
+        SOURCE.select(["test_own_ops.named"])
+
+
+# ------------------------------------------------------------------------------------------------- from examples
+def test_extents_and_indices_are_varied_together() -> None:
+    call = Call(OPS.pick.default, (torch.ones(8, 6), torch.tensor([7, 0, 3, 5, 2]), 8), {})
+    extents = Extents.of(call)
+    assert [len(group) for group in extents.groups] == [1, 1, 1]
+    other = extents.at_size(2)
+    assert other is not None
+    table, ids, rows = other.args
+    assert isinstance(table, torch.Tensor)
+    assert isinstance(ids, torch.Tensor)
+    assert (table.shape[0], table.shape[1], len(ids)) == (2, 3, 1)
+    assert rows == 2
+    assert int(ids.max()) < 2
+
+
+def test_extents_keep_the_divisors_that_an_op_asks_for_and_its_results_differ() -> None:
+    verifier.samples("test_own_ops::peaks")(lambda: [(torch.randn(6, 64),)])
+    sample = next(own_samples("test_own_ops.peaks.default", SampleOptions()))
+    cases = [case for size in range(3) if (case := sample.draw(size, 0)) is not None]
+    made = [case.args[0] for case in cases]
+    assert len({tuple(tensor.shape) for tensor in made if isinstance(tensor, torch.Tensor)}) == 3
+    assert all(tensor.shape[1] % 32 == 0 for tensor in made if isinstance(tensor, torch.Tensor))
+    assert len(set(peaks(made[0]).flatten().tolist())) > 1
+
+
+def test_lists_keywords_and_optional_tensors_are_arguments_like_others() -> None:
+    def examples() -> Iterator[tuple[object, ...]]:
+        yield [torch.randn(4, 6), torch.randn(4, 6)], {"scale": torch.randn(6)}
+        yield [torch.randn(4, 6)], {"scale": torch.randn(6), "bias": torch.randn(4, 6)}
+
+    verifier.samples("test_own_ops.mixed")(examples)
+    declared = [sample for sample in own_samples("test_own_ops.mixed.default", SampleOptions()) if not sample.rare]
+    drawn = [sample.draw(size, 0) for sample in declared for size in range(3)]
+    assert len(declared) == 2
+    assert all(case is not None for case in drawn)
+    assert {len(case.kwargs) for case in drawn if case is not None} == {1, 2}
+
+
+def test_hypothesis_generators_are_drawn_from_and_draw_the_same_again() -> None:
+    extents = st.tuples(st.integers(2, 9), st.integers(2, 9))
+    verifier.samples("test_own_ops::softmax")(lambda: extents.map(lambda shape: (torch.ones(shape),)))
+    first, second = (
+        [example.args[0].shape for example in examples_of("test_own_ops.softmax.default")] for _ in range(2)
+    )
+    assert first == second
+    assert len(set(first)) > 3
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        ([torch.ones(2)], r"a Tensor is no tuple of arguments; write \(x,\) for a single one"),
+        ([], "it gave no example"),
+        (3, "it has to yield tuples of arguments, and returned a int"),
+        ([(torch.ones(2), 3)], "the op does not take example 0: RuntimeError"),
+    ],
+)
+def test_examples_that_are_none_are_refused(examples: object, said: str) -> None:
+    name = "test_own_ops.attend.default"
+    verifier.samples(name)(lambda: examples)
+    from verifier.planning import own_samples as declared
+
+    try:
+        with pytest.raises(ValueError, match=said):
+            list(own_samples(name, SampleOptions()))
+    finally:
+        declared._makers[name].pop()
+
+
+def test_a_name_that_is_none_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(ValueError, match="no op test_own_ops::sofmax is registered; did you mean 'softmax'"):
+        verifier.samples("test_own_ops::sofmax")
+    with pytest.raises(ValueError, match="'softmax' does not name an op"):
+        verifier.samples("softmax")
+    with pytest.raises(ValueError, match="give the name of an op"):
+        verifier.samples(softmax)  # type: ignore[arg-type]

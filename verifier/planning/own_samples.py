@@ -1,0 +1,164 @@
+"""Example calls of ops of one's own, declared in the file that ``--import`` names."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import seed as seeded
+from hypothesis.strategies import SearchStrategy
+
+from verifier.core.wording import did_you_mean
+from verifier.torch_internals.names import OpOverload, OpOverloadPacket
+
+__all__ = [
+    "MOST_EXAMPLES",
+    "Example",
+    "examples_of",
+    "overload_named",
+    "sampled_ops",
+    "samples",
+    "say_made_from_schema",
+]
+
+MOST_EXAMPLES = 16
+"""So many examples of one function are taken."""
+
+Maker = Callable[[], object]
+_makers: dict[str, list[Maker]] = {}
+"""The functions that give examples, by overload."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """The arguments of one call."""
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+
+
+def samples(op: str) -> Callable[[Maker], Maker]:
+    """Return a decorator of a function that gives example calls of ``op``, from which all commands make their calls.
+
+    The function takes no arguments. It yields tuples of arguments, or returns a list of them, or a Hypothesis generator
+    that draws them. A dict at the end of a tuple has the keyword arguments. Extents, and the values of tensors, are
+    varied as far as the op accepts them.
+
+    Parameters
+    ----------
+    op
+        The overload, as ``"mylib::my_op"``, ``"mylib.my_op.default"`` or ``"torch.ops.mylib.my_op"``.
+
+    Raises
+    ------
+    ValueError
+        If no such op is registered, with the nearest name of the same library.
+    """
+    if not isinstance(op, str):
+        raise ValueError(f'verifier.samples({op!r}): give the name of an op, as @verifier.samples("mylib::my_op")')
+    name = str(overload_named(op))
+
+    def declare(maker: Maker) -> Maker:
+        _makers.setdefault(name, []).append(maker)
+        return maker
+
+    return declare
+
+
+def overload_named(text: str) -> OpOverload:
+    """Return the overload that a user named; of an op with one overload its name may be left out.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    parts = text.removeprefix("torch.ops.").replace("::", ".").split(".")
+    if len(parts) not in (2, 3) or not all(part.isidentifier() for part in parts):
+        raise ValueError(f"{text!r} does not name an op, as 'mylib::my_op' does")
+    library = getattr(torch.ops, parts[0])
+    try:
+        packet = getattr(library, parts[1])
+    except AttributeError:
+        raise ValueError(f"no op {text} is registered{did_you_mean(parts[1], [*dir(library)])}") from None
+    assert isinstance(packet, OpOverloadPacket)
+    overloads: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
+    name = parts[2] if len(parts) == 3 else "default" if "default" in overloads else overloads[0]
+    if name not in overloads or (len(parts) == 2 and "default" not in overloads and len(overloads) > 1):
+        raise ValueError(f"{text}: its overloads are {', '.join(overloads)}")
+    overload = getattr(packet, name)
+    assert isinstance(overload, OpOverload)
+    return overload
+
+
+def sampled_ops() -> tuple[str, ...]:
+    """Return the overloads of which examples were declared, sorted."""
+    return tuple(sorted(_makers))
+
+
+def examples_of(op: str, seed: int = 0) -> list[Example]:
+    """Return the examples that were declared of an overload, the same ones for the same seed.
+
+    Raises
+    ------
+    ValueError
+        If a function gives something else than tuples of arguments, or nothing.
+    """
+    found: list[Example] = []
+    for maker in _makers.get(op, ()):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            made = maker()
+            where = f"samples of {op} by {getattr(maker, '__qualname__', maker)}"
+            if isinstance(made, SearchStrategy):
+                drawn = _drawn(made, seed)
+            elif isinstance(made, Iterable) and not isinstance(made, str | bytes | torch.Tensor | Mapping):
+                drawn = list(itertools.islice(made, MOST_EXAMPLES))
+            else:
+                raise ValueError(f"{where}: it has to yield tuples of arguments, and returned a {type(made).__name__}")
+        if not drawn:
+            raise ValueError(f"{where}: it gave no example")
+        found += [_example(one, where) for one in drawn]
+    return found
+
+
+def say_made_from_schema(op: str) -> None:
+    """Warn that calls of an op were made from its schema alone."""
+    warnings.warn(
+        f"{op}: its calls were made from its schema alone; give better ones with @verifier.samples "
+        "(docs/guides/samples.md)",
+        stacklevel=1,
+    )
+
+
+def _example(given: object, where: str) -> Example:
+    if not isinstance(given, tuple):
+        raise ValueError(f"{where}: {_brief(given)} is no tuple of arguments; write (x,) for a single one")
+    if given and isinstance(given[-1], Mapping):
+        return Example(tuple(given[:-1]), dict(given[-1]))
+    return Example(given, {})
+
+
+def _brief(given: object) -> str:
+    return f"a {type(given).__name__}" if isinstance(given, torch.Tensor) else repr(given)[:60]
+
+
+def _drawn(generator: SearchStrategy[object], seed: int) -> list[object]:
+    """Return what Hypothesis draws from ``generator`` with a fixed seed; nothing is stored or shrunk."""
+    drawn: list[object] = []
+
+    @seeded(seed)
+    @settings(
+        max_examples=MOST_EXAMPLES, phases=(Phase.generate,), database=None, deadline=None, verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(generator)
+    def draw(one: object) -> None:
+        drawn.append(one)
+
+    draw()
+    return drawn

@@ -1,0 +1,1 @@
+"""Redistribution paths as text, JSON, GraphML, DOT, Mermaid and SVG."""

@@ -1,0 +1,1 @@
+"""Torch's planners of redistributions and its cost model, asked without ranks."""
