@@ -43,6 +43,7 @@ REMEDIES = (
         "register a strategy for the op that computes the gradient, where the op itself has one (_ops)",
         gradients_without_strategies,
         verdicts=_CRASH,
+        refuses=True,
     ),
     Remedy(
         "gradients-of-group-norms",

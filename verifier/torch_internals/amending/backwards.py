@@ -112,7 +112,11 @@ def on_wholes(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return DTensor.from_local(leaf, mesh, whole, run_check=False) if type(leaf) is torch.Tensor else leaf
 
     found = func(*pytree.tree_map(local, args), **pytree.tree_map(local, kwargs))
-    return args[0] if func._schema.is_mutable else pytree.tree_map(wrapped, found)
+    if not func._schema.is_mutable:
+        return pytree.tree_map(wrapped, found)
+    if found.shape != args[0].shape:
+        raise NotImplementedError(f"{func} is not supported on a DTensor, whose shape it changes in place")
+    return args[0]
 
 
 def _replicate(tensor: DTensor) -> None:
