@@ -189,20 +189,8 @@ def _single(planned: PlannedStep) -> Sequence[PlannedStep]:
 
 
 def _after(layout: Layout, planned: PlannedStep) -> Layout:
-    """Return the layout after a step: mesh dims that begin to shard a tensor dim are its last to do so."""
+    """Return the layout after a step."""
     placements = list(layout.placements)
     for mesh_dim in planned.mesh_dims:
         placements[mesh_dim] = str(planned.after)
-    orders: dict[int, Sequence[int]] = {}
-    moved = Layout.of(placements)
-    for tensor_dim in {dim for dim in range(_most(layout, moved) + 1) if moved.order(dim)}:
-        dims = moved.order(tensor_dim)
-        stay = [d for d in layout.order(tensor_dim) if d in dims]
-        orders[tensor_dim] = [*stay, *(d for d in dims if d not in stay)]
-    return Layout.of(placements, orders)
-
-
-def _most(*layouts: Layout) -> int:
-    """Return the last tensor dim that is sharded, or 0."""
-    texts = [text for layout in layouts for text in layout.placements if "S(" in text]
-    return max((int(text.partition("(")[2].strip(")").partition(",")[0]) for text in texts), default=0)
+    return layout.moved_to(placements)

@@ -16,7 +16,7 @@ from verifier.redistribution.layouts import Space, parse_layout
 from verifier.redistribution.models import AlphaBeta, Link, links_for
 from verifier.redistribution.properties import check_properties
 from verifier.redistribution.torch_side import PlannerName, TorchSide
-from verifier.report.paths.documents import as_dict, dot, graphml, mermaid
+from verifier.report.paths.documents import as_dict, dot, graphml, mermaid, svg
 from verifier.report.paths.text import all_pairs, one_pair, properties
 
 __all__ = ["Question", "answer", "answer_on_properties", "judge_for"]
@@ -100,7 +100,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def answer(question: Question, output: str) -> str:
-    """Return the answer in the format ``output``: ``text``, ``json``, ``graphml``, ``dot`` or ``mermaid``.
+    """Return the answer in the format ``output``: ``text``, ``json``, ``graphml``, ``dot``, ``mermaid`` or ``svg``.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def answer(question: Question, output: str) -> str:
     if output == "json":
         document = {**_about(question), "judgements": [as_dict(judge, one) for one in judgements]}
         return json.dumps(document, indent=2) + "\n"
-    writers: dict[str, Callable[[Judge, Sequence[Judgement]], str]] = {"dot": dot, "mermaid": mermaid}
+    writers: dict[str, Callable[[Judge, Sequence[Judgement]], str]] = {"dot": dot, "mermaid": mermaid, "svg": svg}
     if output in writers:
         return writers[output](judge, judgements)
     return "\n".join([*_header(judge, question), "", *_lines(judge, judgements, question), ""])

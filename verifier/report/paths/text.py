@@ -10,28 +10,9 @@ from verifier.redistribution.graph import Path, Seconds
 from verifier.redistribution.judging import OPTIMA, Judge, Judgement
 from verifier.redistribution.properties import Outcome
 from verifier.redistribution.steps import Step
+from verifier.report.paths.words import brief, ratio_text, time_text
 
-__all__ = ["all_pairs", "one_pair", "path_lines", "properties", "ratio_text", "time_text"]
-
-
-def time_text(seconds: float) -> str:
-    """Return a duration of a collective as readable text.
-
-    >>> time_text(0.0), time_text(3.14e-5), time_text(0.0042)
-    ('0 us', '31.4 us', '4.2 ms')
-    """
-    if not seconds:
-        return "0 us"
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
-
-
-def ratio_text(ratio: float) -> str:
-    """Return how many times the optimum a path costs.
-
-    >>> ratio_text(1.0), ratio_text(2.5), ratio_text(float("inf"))
-    ('1x', '2.5x', 'all of it')
-    """
-    return "all of it" if ratio == float("inf") else f"{ratio:.3g}x"
+__all__ = ["all_pairs", "one_pair", "path_lines", "properties"]
 
 
 def _step_line(step: Step, seconds: float) -> tuple[str, str, str]:
@@ -166,8 +147,8 @@ def worst_pairs(judge: Judge, judgements: Sequence[Judgement], worst: int) -> It
             f"{one.source} -> {one.target}: {bytes_text(one.path.bytes)} where {bytes_text(one.bound.total)} must be "
             f"({ratio_text(one.regrets['bytes'].ratio)})"
         )
-        yield f"  torch  {_brief(one.path, model)}"
-        yield f"  best   {_brief(one.best['model'], model)}"
+        yield f"  torch  {brief(one.path, model)}"
+        yield f"  best   {brief(one.best['model'], model)}"
         yield f"  why    {blame_text(judge, one)}"
 
 
@@ -186,18 +167,6 @@ def properties(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _badness(one: Judgement) -> tuple[float, float, str, str]:
     return -one.excess, -one.regrets["model"].ratio, str(one.source), str(one.target)
-
-
-def _brief(path: Path, model: Seconds) -> str:
-    """Return a path on one line, with the kind of each step over its arrow.
-
-    Local steps have a bare arrow.
-    """
-    text = str(path.source)
-    for step in path.steps:
-        dims = ",".join(map(str, step.mesh_dims))
-        text += f" -{step.kind}({dims})-> {step.target}" if dims else f" -> {step.target}"
-    return f"{text}   {bytes_text(path.bytes)}, {time_text(path.seconds(model))}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
