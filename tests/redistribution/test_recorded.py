@@ -24,7 +24,7 @@ THERE_AND_BACK = PathRecord(
     3,
     {"forward": 2, "backward": 1},
 )
-DIRECT = PathRecord("aten.mm.default", "4", "float64[5]", "S(0)", "R", [("all_gather", "R")], True, 2, {"gather": 2})
+DIRECT = PathRecord("aten.mm.default", "4", "float64[5]", "S(0)", "R", [("all_gather", "R")], True, 2, {"forward": 2})
 
 
 def with_steps(record: PathRecord, *steps: tuple[str, str], **changes: object) -> PathRecord:
@@ -59,6 +59,24 @@ def test_a_merged_collective_is_one_step() -> None:
     assert (step.kind, step.mesh_dims) == ("all_reduce", (0, 1))
 
 
+@pytest.mark.parametrize("partial", ["MaskP(sum)", "_NormP(2)", "_NormP(0.5)"])
+def test_masked_partials_and_norms_send_what_sums_send(partial: str) -> None:
+    steps = ("all_reduce", "(R, R)")
+    masked, plain = (
+        Reader().read(with_steps(THERE_AND_BACK, steps, source=f"({one}, R)", target="(R, R)"))
+        for one in (partial, "P(sum)")
+    )
+    assert (masked.path, masked.bound) == (plain.path, plain.bound)
+    assert masked.path.bytes > 0
+
+
+def test_what_the_verifier_gathers_for_itself_does_not_count() -> None:
+    own = with_steps(DIRECT, *DIRECT.steps, phases={"gather": 7}, count=7)
+    both = with_steps(THERE_AND_BACK, *THERE_AND_BACK.steps, phases={"forward": 2, "gather gradient": 5}, count=7)
+    (found,) = judged(own, both).executed
+    assert (found.record.count, found.record.phases) == (2, {"forward": 2})
+
+
 def test_reductions_in_several_steps_are_named_if_they_round() -> None:
     steps = ("all_reduce", "(R, P(sum))"), ("all_reduce", "(R, R)")
     ends = {"source": "(P(sum), P(sum))", "target": "(R, R)"}
@@ -75,7 +93,7 @@ def test_a_strided_shard_is_gathered_on_the_way() -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (with_steps(THERE_AND_BACK, ("all_reduce", "(R, R)"), source="(MaskP(sum), R)"), "is no placement"),
+        (with_steps(THERE_AND_BACK, ("all_reduce", "(R, R)"), source="(X, R)"), "is no placement"),
         (with_steps(THERE_AND_BACK, ("all_reduce", "(R, R)"), source="(P(max), P(sum))"), "mixes reductions"),
         (with_steps(THERE_AND_BACK, ("all_gather", "(R, S(2))")), "end at"),
         (with_steps(THERE_AND_BACK, ("all_reduce", "(R, S(2))"), target="(R, S(2))"), "all_reduce from"),
@@ -93,7 +111,7 @@ def test_the_worst_in_total_is_first() -> None:
         DIRECT, ("all_gather", "R"), ("", "S(1)"), target="S(1)", tensor="float32[4, 4]", count=1_000_000
     )
     assert [one.record for one in judged(DIRECT, THERE_AND_BACK).executed] == [THERE_AND_BACK, DIRECT]
-    many = with_steps(often, *often.steps, count=100_000_000)
+    many = with_steps(often, *often.steps, count=100_000_000, phases={"forward": 100_000_000})
     assert judged(DIRECT, THERE_AND_BACK, many).executed[0].record == many
 
 

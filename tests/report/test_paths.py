@@ -105,7 +105,7 @@ def test_the_page_shows_the_worst_paths_of_each_mesh() -> None:
         PathRecord("aten.<i>", mesh, "float32[8, 8]", "(S(0), S(1))", "(R, S(0))", steps, False, 2, {"forward": 2})
         for mesh in ("2x2", "2x4")
     ]
-    exact = PathRecord("aten.mm", "4", "float32[8]", "S(0)", "R", [("all_gather", "R")], True, 1, {"gather": 1})
+    exact = PathRecord("aten.mm", "4", "float32[8]", "S(0)", "R", [("all_gather", "R")], True, 1, {"forward": 1})
     page = render_html(make_run(graph=GraphRecord([], [], [*paths, exact])))
     region = page[page.index('<h2 id="graph">') :].split("</section>")[0]
     assert [region.count(f"Paths on mesh {mesh} ") for mesh in ("2x2", "2x4", "4")] == [1, 1, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from verifier.core.case import MeshSpec
 from verifier.core.placement_text import split_placements
@@ -66,6 +66,7 @@ class Reader:
         NotJudged
             If a placement or a step of it is not modelled.
         """
+        record = _as_plain_partials(record)
         space = self._space(record)
         source, target = (self._layout(text, space) for text in (record.source, record.target))
         layout, steps = source, list[Step]()
@@ -107,6 +108,16 @@ class Reader:
             return parse_layout(text, len(space.shape), len(space.mesh_shape))
         except ValueError as error:
             raise NotJudged(str(error)) from error
+
+
+def _as_plain_partials(record: PathRecord) -> PathRecord:
+    """Return ``record`` with ``P(sum)`` in place of masked partials and norms: their reductions send the same bytes."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"MaskP\((\w+)\)", r"P(\1)", re.sub(r"_NormP\([^()]*\)", "P(sum)", text))
+
+    steps = [(collective, plain(target)) for collective, target in record.steps]
+    return replace(record, source=plain(record.source), target=plain(record.target), steps=steps)
 
 
 def _itemsize(dtype: str) -> int:

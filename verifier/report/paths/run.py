@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from markupsafe import Markup
 
 from verifier.core.case import MeshSpec
+from verifier.core.verdict import Phase
 from verifier.core.wording import bytes_text, plural
 from verifier.records.schema import PathRecord, RunRecord
 from verifier.redistribution.graph import Path
@@ -20,6 +21,9 @@ from verifier.report.paths.picture import lanes_svg
 from verifier.report.paths.words import brief, ratio_text
 
 __all__ = ["JudgedRun", "MeshPaths", "PathView", "diff_text", "judge_run", "paths_by_mesh", "run_json", "run_text"]
+
+
+_OF_THE_CALL = (Phase.FORWARD.value, Phase.BACKWARD.value)
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,16 @@ class JudgedRun:
 
 
 def judge_run(run: RunRecord, op: str = "*", mesh: str | None = None) -> JudgedRun:
-    """Judge what ``run`` recorded of the ops that match the glob ``op``, on ``mesh`` or all meshes."""
+    """Judge what ``run`` recorded of the ops that match the glob ``op``, on ``mesh`` or all meshes.
+
+    The redistributions in which the verifier gathers results are left out: the call did not ask for them.
+    """
     reader, found, others = Reader(), list[Executed](), Counter[str]()
-    for record in run.graph.paths:
-        if not _matches(record.op, op) or mesh not in (None, record.mesh):
+    for stored in run.graph.paths:
+        phases = {phase: count for phase, count in stored.phases.items() if phase in _OF_THE_CALL}
+        if not phases or not _matches(stored.op, op) or mesh not in (None, stored.mesh):
             continue
+        record = replace(stored, phases=phases, count=sum(phases.values()))
         try:
             found.append(reader.read(record))
         except NotJudged as error:
