@@ -101,7 +101,8 @@ REMEDIES = (
     ),
     Remedy(
         "ranks-without-classes",
-        "look up nothing in an empty shard of classes (_nll_loss_forward and its gradient in parallel/loss.py)",
+        "look up nothing in an empty shard of classes (_nll_loss_forward and its gradient in parallel/loss.py), and "
+        "take part in the maximum of _log_softmax there, for which the other ranks wait",
         absent_classes,
         _LOSS,
     ),

@@ -158,7 +158,18 @@ def absent_classes() -> Iterator[None]:
         taken.__module__ = before.__module__
         return taken
 
+    def softmax(before: Any) -> Any:
+        def taken(x: Any, dim: int, *rest: Any) -> Any:
+            if x.shape[dim]:
+                return before(x, dim, *rest)
+            nothing = x.new_full([1 if at == dim else size for at, size in enumerate(x.shape)], -torch.inf)
+            return before(nothing, dim, *rest).narrow(dim, 0, 0)
+
+        taken.__module__ = before.__module__
+        return taken
+
     with (
+        exchanged(losses, "_log_softmax", softmax),
         exchanged(losses, "_nll_loss_forward", forward),
         exchanged(losses, "_nll_loss_and_log_softmax_backward", backward),
     ):
