@@ -9,7 +9,11 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.remedies.placing import VALUES, partials
 from verifier.execution.remedies import Remedy
-from verifier.torch_internals.amending.moving import complex_products_not_scattered, integers_not_divided
+from verifier.torch_internals.amending.moving import (
+    complex_products_not_scattered,
+    integers_not_divided,
+    uneven_gathers_apart,
+)
 from verifier.torch_internals.amending.propagation import Decision, Placed, tensors, vetoed
 from verifier.torch_internals.placements import masked_extent
 
@@ -64,6 +68,13 @@ REMEDIES = (
         "reduce what is pending before a replica is divided for P(sum) (_gen_transform_infos in _redistribute.py)",
         lambda: vetoed(("aten.*",), _divides_products),
         verdicts=VALUES,
+    ),
+    Remedy(
+        "uneven-gathers-merged",
+        "merge no all-gathers over a flattened mesh if the tensor dim cannot be cut evenly by it, as is asked of "
+        "reduce-scatters (_optimize_transform_infos in _redistribute.py)",
+        uneven_gathers_apart,
+        ("composite.flattened_mesh",),
     ),
     Remedy(
         "replicas-divided-for-products",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, _redistribute
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.amending.registrations import exchanged
 
-__all__ = ["complex_products_not_scattered", "integers_not_divided"]
+__all__ = ["complex_products_not_scattered", "integers_not_divided", "uneven_gathers_apart"]
 
 
 def complex_products_not_scattered() -> AbstractContextManager[None]:
@@ -45,3 +46,22 @@ def integers_not_divided() -> AbstractContextManager[None]:
         return divide_or_keep
 
     return exchanged(Partial, "_partition_value", wrap)
+
+
+def uneven_gathers_apart() -> AbstractContextManager[None]:
+    """Let DTensor gather over several mesh dims one after another if it cannot cut the tensor dim evenly by all."""
+
+    def wrap(merge: Any) -> Any:
+        def merged(infos: list[Any], mesh: DeviceMesh, *placements: Any) -> Any:
+            gathers = [info for info in infos if info._comm_type_key() == "all_gather"]
+            for dim in {info.src_dst_placements[0].dim for info in gathers}:
+                along = [info for info in gathers if info.src_dst_placements[0].dim == dim]
+                size = max(info.logical_shape[dim] for info in along)
+                if size % math.prod(mesh.size(info.mesh_dim) for info in along):
+                    return infos
+            return merge(infos, mesh, *placements)
+
+        merged.__module__ = merge.__module__
+        return merged
+
+    return exchanged(_redistribute, "_optimize_transform_infos", wrap)
