@@ -59,7 +59,7 @@ MANY = 8
 SAMPLES_OF_MANY, CASES_OF_MANY = 3, 2
 MOST_ALONE = 6
 """The most findings that are tried without the imports."""
-MOST_OF_EXCHANGED = 24
+MOST_OF_EXCHANGED = 100
 """The same, if the imports exchange code that rules of torch run."""
 _BY_RULES = (Phase.FORWARD, Phase.GATHER, Phase.INPUTS)
 """The phases of a trial that show the rules of its op, and not those of other ops."""
