@@ -76,8 +76,12 @@ def other_arguments(call: Call) -> Iterator[tuple[str, Call]]:
 def _harmless(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
     """Yield other values that no kernel has to check: dims that all tensors have, and ends of the first one's shape."""
     shape = call.tensors[0].shape
-    if parameter.name == "dim" and type(given) is int and all(tensor.shape == shape for tensor in call.tensors):
+    alike = parameter.name == "dim" and all(tensor.shape == shape for tensor in call.tensors)
+    if alike and type(given) is int:
         yield from range(len(shape))
+    elif alike and isinstance(given, list | tuple) and given and shape:
+        yield from ([(dim + step) % len(shape) for dim in given] for step in range(1, len(shape)))
+        yield list(given[:-1])
     elif parameter.name == "normalized_shape" and len(call.tensors) == 1:
         yield from (list(shape[start:]) for start in range(len(shape)))
 

@@ -270,6 +270,21 @@ def test_inputs_that_tell_a_mutant_are_drawn(
     assert not any(check_sample(sample, options).wrong for sample in samples)
 
 
+def test_a_pending_value_that_a_mask_puts_into_a_shard_is_caught() -> None:
+    file = next(one for one in files_of_torchs_rules() if one.endswith("_tensor_ops.py"))
+    found = [
+        one for one in mutants_of_files([file])
+        if (one.function, one.before, one.after) == ("index_put_single_dim_strategy", "Replicate()", "Partial()")
+    ]  # fmt: skip
+    options = CheckOptions((MeshSpec((2,)),), 1, claims_only=True, samples_called_again=0)
+    samples = SOURCE.samples(Target("index_put", "opinfo"), SampleOptions())
+    masked = [one for one in samples if "without its first dim" in one.origin and one.op == "aten.index_put.default"]
+    assert masked
+    with installed(found[0]):  # for values that lack the dim
+        wrong = [one for sample in masked for one in check_sample(sample, options).wrong]
+    assert {one.rule.inputs[-1] for one in wrong} == {"P(sum)"}
+
+
 def test_mutants_of_registrations_are_caught() -> None:
     key, *_ = (one for one in mutants_of_registrations(["aten.select.int"]) if one.operator == KEY)
     _, before = check("aten.select.int")

@@ -95,6 +95,7 @@ def test_with_all_arguments_in_the_key_nothing_is_stale() -> None:
         ("aten._softmax.default", (NUMBERS, 1, False), {}, {"dim"}),
         ("aten.native_layer_norm.default", (NUMBERS, [6], None, None, 1e-5), {}, {"normalized_shape"}),
         ("aten.linalg_qr.default", (NUMBERS,), {}, {"mode"}),
+        ("aten._fft_c2c.default", (NUMBERS + 0j, [1], 0, True), {}, {"dim"}),
     ],
 )
 def test_arguments_of_each_kind_are_changed(op: str, args: Any, kwargs: Any, changed: set[str]) -> None:

@@ -73,6 +73,8 @@ def _summary(run: MutationRun) -> str:
     counts = run.counts()
     told = counts[Kind.CAUGHT] + counts[Kind.FEWER] + counts[Kind.SURVIVED]
     score = f": {counts[Kind.CAUGHT] / told:.0%} of {told} that differ are caught" if told else ""
+    unreached = sum(one.kind is Kind.SURVIVED and not one.samples for one in run.outcomes)
     parts = ", ".join(f"{counts[kind]} {kind}" for kind in Kind)
+    parts += f" ({unreached} on lines that no sample reaches)" if unreached else ""
     left_out = f"; {plural(len(run.no_programs), 'mutant')} could not be put in" if run.no_programs else ""
     return f"{len(run.outcomes)} of {plural(run.candidates, 'mutant')} tried: {parts}{score}{left_out}"

@@ -108,7 +108,9 @@ def fills_of(call: Call, plan: FillPlan, regenerate: Regenerate) -> dict[int, Fi
     fills: dict[int, Fill] = {}
     for place, leaf in enumerate(call.leaves):
         if isinstance(leaf, torch.Tensor):
-            keep = level >= Level.REGENERATED or (base in UNIQUE_INDICES and not _is_floating(leaf))
+            # the flags of a mask are no indices that could occur twice, and OpInfo's are all equal in places
+            indices = base in UNIQUE_INDICES and not _is_floating(leaf) and leaf.dtype != torch.bool
+            keep = level >= Level.REGENERATED or indices
             if place in plan.poison:
                 fills[place] = Poison(leaf.shape, leaf.dtype)
             elif base in WRITE_ONLY and place == 0 and not _is_floating(leaf) and leaf.dtype != torch.bool:
