@@ -16,6 +16,10 @@ from verifier.deriving.generalise import Derivation
 __all__ = ["Closed", "close"]
 
 
+_PRODUCTS = "2x2"
+"""The mesh on which level 1 tries products of the rules."""
+
+
 @dataclass(frozen=True)
 class Closed:
     """What the checks said of a derived strategy.
@@ -55,8 +59,8 @@ def close(
     out = ["--out", str(file.parent / "reports")]
     named = [word for name in (*imports, str(file)) for word in ("--import", name)]
     on = [word for mesh in meshes for word in ("--mesh", mesh)]
-    words = ["rules", op, *named, "--world-size", world_sizes, *on, "--max-samples", str(max_samples), *out]
-    status, text, errors = _verifier([*words, "--format", "json"])
+    words = ["rules", op, *named, "--world-size", world_sizes, "--mesh", _PRODUCTS, "--max-samples", str(max_samples)]
+    status, text, errors = _verifier([*words, *out, "--format", "json"])
     if status == 2 or not text:
         raise ValueError(f"rules of the derived strategy: {_last(errors)}")
     record = msgspec.json.decode(text)["ops"]

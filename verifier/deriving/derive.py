@@ -38,7 +38,7 @@ class DeriveRequest:
     op: str
     target: Target = Target.SINGLE_DIM
     world_sizes: str = "2,3"
-    meshes: Sequence[str] = ("2", "2x2")
+    meshes: Sequence[str] = ("2", "3")
     dtype: str = "float64"
     max_samples: int = 8
     seed: int = 0
