@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from verifier.redistribution.judging import Judge, Judgement
 from verifier.report.paths.asking import Question, judge_for
-from verifier.report.paths.text import ratio_text
+from verifier.report.paths.words import ratio_text
 
 MESHES = ("2x2", "2x3", "2x4", "2x2x2")
 EVEN, UNEVEN = "1152,1152", "1151,1147"

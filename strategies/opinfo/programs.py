@@ -207,13 +207,18 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
     drawn: list[Any] = []
     kept: list[Any] = []
     gradients: list[Any] = []
+    pending = isinstance(input, DTensor) and any(p.is_partial() for p in input.placements)
     with torch.random.fork_rng(devices=[]):
         for turn in range(rounds):
             torch.manual_seed(seed + turn)
             target = {"out": torch.zeros_like(input)} if op.endswith("out") else {}
-            with torch.set_grad_enabled(not target and turn < 2):
+            with torch.set_grad_enabled(not target and not pending and turn < 2):
                 leaf = input.detach().requires_grad_()
-                result = call(leaf.clone(), *options, **target)
+                given = leaf.clone()
+                if pending and isinstance(leaf, DTensor):  # a clone would be reduced
+                    local = leaf.to_local().clone()
+                    given = DTensor.from_local(local, leaf.device_mesh, leaf.placements, run_check=False)
+                result = call(given, *options, **target)
                 made = result if isinstance(result, list | tuple) else [result]
                 if made[0].requires_grad and "NotImplemented" not in made[0].grad_fn.name():
                     gradients += torch.autograd.grad(made[0], leaf, 3 * torch.ones_like(made[0]))

@@ -38,7 +38,10 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "rounding_mode": (None, "floor", "trunc"),
     "approximate": ("none", "tanh"),
     "reduce": ("sum", "prod", "mean", "amax", "amin"),
-    "mode": ("reflect", "constant", "replicate"),
+    "mode": ("reflect", "constant", "replicate", "reduced", "complete", "r"),
+    "side": ("left", "right"),
+    "interpolation": ("linear", "lower", "higher", "midpoint", "nearest"),
+    "ord": ("fro", "nuc"),
 }
 """Values of arguments that are texts, by name."""
 _CODES = ("dtype", "out_dtype", "layout", "memory_format")
@@ -55,10 +58,11 @@ def checks_no_sizes(call: Call) -> bool:
 
 def other_arguments(call: Call) -> Iterator[tuple[str, Call]]:
     """Yield calls with the tensors of ``call``, in each of which one other argument differs, by its name."""
-    for parameter in [] if checks_no_sizes(call) else parameters(call.op):
+    unchecked = checks_no_sizes(call)
+    for parameter in parameters(call.op):
         if parameter.out or holds_tensor(given := call.values.get(parameter.name, parameter.default)):
             continue
-        for value in _others(call, parameter, given):
+        for value in (_harmless if unchecked else _others)(call, parameter, given):
             if value != given or type(value) is not type(given):
                 changed = with_value(call, parameter.name, value)
                 if changed is not None:
@@ -67,6 +71,15 @@ def other_arguments(call: Call) -> Iterator[tuple[str, Call]]:
         changed = variation.apply(call)
         if changed is not None:
             yield variation.label.partition("=")[0].partition(" ")[0], changed
+
+
+def _harmless(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
+    """Yield other values that no kernel has to check: dims that all tensors have, and ends of the first one's shape."""
+    shape = call.tensors[0].shape
+    if parameter.name == "dim" and type(given) is int and all(tensor.shape == shape for tensor in call.tensors):
+        yield from range(len(shape))
+    elif parameter.name == "normalized_shape" and len(call.tensors) == 1:
+        yield from (list(shape[start:]) for start in range(len(shape)))
 
 
 def _others(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
@@ -80,11 +93,14 @@ def _others(call: Call, parameter: Parameter, given: object) -> Iterator[object]
             yield from (given + 0.5, 0, float("inf"))
         elif "int" in type_:
             yield from (given - 1, 0)
+            if given > 1:  # such as a number of groups, which has to divide an extent
+                yield from (1, given * 2, given // 2)
     elif isinstance(given, list | tuple) and given and all(type(item) is int for item in given):
         yield [item + 1 for item in given]
         yield list(reversed(given))
         yield list(given[:-1])
         yield list(call.tensors[0].shape)
+        yield list(call.tensors[0].shape[-len(given) - 1 :])
     elif given is None:
         if "number" in type_ or "float" in type_:
             yield from (1.0, 0.0)
@@ -151,9 +167,10 @@ def second_calls(case: OpCase) -> Iterator[SecondCall]:
         for name, other in other_arguments(call):
             if not changes(call, other):
                 continue
-            before, plain, results = made, call, attempt(other)
+            written = _written_out(call, name)
+            before, plain, results = made, written, attempt(other)
             if results is None:
-                plain, other = squared(call), squared(other)
+                plain, other = squared(written), squared(other)
                 square, results = attempt(plain), attempt(other)
                 if square is None or results is None:
                     continue
@@ -164,6 +181,13 @@ def second_calls(case: OpCase) -> Iterator[SecondCall]:
         for name, also, other in [] if checks_no_sizes(call) else exchanged(call):
             if attempt(other) is not None:
                 yield _pair(case, name, call, other, (name, also))
+
+
+def _written_out(call: Call, name: str) -> Call:
+    """Return ``call`` with the argument ``name``, if it leaves that to its default: keys tell how many are given."""
+    default = next((one.default for one in parameters(call.op) if one.name == name and one.has_default), None)
+    changed = None if name in call.values or default is None else with_value(call, name, default)
+    return changed or call
 
 
 def _pair(case: OpCase, name: str, first: Call, second: Call, args: tuple[object, ...]) -> SecondCall:

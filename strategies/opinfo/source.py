@@ -16,11 +16,13 @@ from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
 from strategies.opinfo.calls.call import attempt, quiet
 from strategies.opinfo.calls.capture import captured, entries_of, hidden, sharded
 from strategies.opinfo.calls.op_names import home_rows, owners, row_names
+from strategies.opinfo.calls.providers import PROVIDERS, is_known
 from strategies.opinfo.handmade import NO_CALLS, handmade_of_row, handmade_overloads, handmade_samples
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
 from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
 from strategies.opinfo.samples.input_classes import INPUT_CLASSES, InputClass
 from strategies.opinfo.samples.sample import OpInfoSample
+from verifier.core.ops import resolve
 from verifier.core.wording import did_you_mean
 from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
 from verifier.torch_internals.names import OpOverload
@@ -155,6 +157,9 @@ def _reached_by(row: str) -> frozenset[OpOverload]:
 @cache
 def _providers(op: OpOverload) -> tuple[str, ...]:
     """Return the OpInfos that dispatch to ``op``, or else to a sibling of ``op``."""
+    if is_known():
+        others = (rows for other, rows in PROVIDERS.items() if is_sibling(op, resolve(f"torch.ops.{other}")))  # type: ignore[arg-type]
+        return PROVIDERS.get(str(op)) or next(others, ())
     rows = [row for row, ops in _reached().items() if op in ops]
     return tuple(rows or (row for row, ops in _reached().items() if any(is_sibling(op, other) for other in ops)))
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.redistribution.programs import CHAIN, SEQUENCE, VIEWS, WRITES, operands, sequence, spelled
 from strategies.tensors import Layout, dim_sizes, filled, layouts, rarely, seeds, shard_classes
 from verifier.core.case import MeshSpec, OpCase
-from verifier.execution.patches import REDISTRIBUTE
+from verifier.execution.patches import BETWEEN_OPS
 from verifier.placements.algebra import in_order, is_shard_order, sharded_dim
 from verifier.placements.partials import bitwise_reductions, partial_reductions
 from verifier.planning.families import DrawContext
@@ -34,7 +34,7 @@ __all__ = [
     "target_placements",
 ]
 
-SEQUENCE_OP = "dtensor.sequence"
+REDISTRIBUTE, SEQUENCE_OP = BETWEEN_OPS
 
 _MESH_DIMS = 3
 """Targets are drawn for three mesh dims and then shortened, so that the same choices fit a smaller mesh."""

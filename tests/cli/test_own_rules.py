@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from run_factory import make_finding
 
-from verifier.cli.own_rules import is_caused_by_rule_of
+from verifier.cli.own_rules import MANY, is_caused_by_rule_of, kept_off_ranks
 from verifier.records.schema import FindingRecord
 
 MINE, OTHER = "aten.cumsum.default", "aten.flip.default"
@@ -41,3 +41,10 @@ def test_an_op_that_fails_on_the_placements_it_was_given_fails_by_its_rule(one: 
 )
 def test_what_other_code_of_torch_may_cause_is_not_blamed_on_the_rule(one: FindingRecord) -> None:
     assert not is_caused_by_rule_of([MINE], one)
+
+
+def test_ranks_try_no_other_op_of_many_if_level_1_has_accused_one() -> None:
+    few, many = [f"op{number}" for number in range(MANY)], [f"op{number}" for number in range(MANY + 1)]
+    assert kept_off_ranks(few, ("op3",)) == ("op3",)
+    assert kept_off_ranks(many, ("op3",)) == tuple(many)
+    assert kept_off_ranks(many, ()) == ()

@@ -11,7 +11,7 @@ from torch.distributed.tensor._ops import _embedding_ops, _math_ops
 
 from verifier.execution import imports
 from verifier.execution.imports import own_rules, registered_by, run_imports
-from verifier.execution.patches import REDISTRIBUTE
+from verifier.execution.patches import BETWEEN_OPS
 from verifier.torch_internals import registries
 from verifier.torch_internals.amending.propagation import is_torchs
 
@@ -55,9 +55,9 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "among", "not_among"),
     [
-        (CODE, {"aten.embedding.default"}, {"aten.embedding_dense_backward.default", REDISTRIBUTE}),
-        (HELPER, {"aten.sum.dim_IntList", "aten.logsumexp.default"}, {"aten.mm.default", REDISTRIBUTE}),
-        (METHOD, {REDISTRIBUTE}, {"aten.sum.dim_IntList"}),
+        (CODE, {"aten.embedding.default"}, {"aten.embedding_dense_backward.default", *BETWEEN_OPS}),
+        (HELPER, {"aten.sum.dim_IntList", "aten.logsumexp.default"}, {"aten.mm.default", *BETWEEN_OPS}),
+        (METHOD, {*BETWEEN_OPS}, {"aten.sum.dim_IntList"}),
     ],
 )
 def test_the_ops_are_found_whose_rules_run_what_was_exchanged(

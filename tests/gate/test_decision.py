@@ -311,6 +311,24 @@ def test_json_says_the_same_and_does_not_depend_on_the_order_of_findings() -> No
     assert written == as_json(decide(a_run(*reversed(findings)), baseline, TODAY))
     content = json.loads(written)
     assert list(content)[:3] == ["format_version", "exit_status", "unverified"]
-    assert (content["format_version"], content["exit_status"]) == (3, 1)
+    assert (content["format_version"], content["exit_status"]) == (4, 1)
     assert [item["fingerprint"] for item in content["new"]] == ["a1", "b2"]
     assert content["untested"][0]["expires"] == "2026-05-21"
+
+
+@pytest.mark.parametrize(
+    ("op", "own", "where", "status"),
+    [
+        ("aten.nan_to_num.default", True, "new", 1),
+        ("aten.nan_to_num.default", False, "special", 0),
+        ("aten.exp.default", True, "special", 0),
+    ],
+)
+def test_special_values_count_for_a_users_rule_of_an_op_that_exists_for_them(
+    op: str, own: bool, where: str, status: int
+) -> None:
+    run = a_run(a_finding("a1", op=op, verdict="SPECIAL_VALUE", rule=f"{op}: P(sum)"))
+    run = replace(run, header=replace(run.header, imports=["mine.py"], own_rules=[op] if own else []))
+    decision = decide(run, Baseline(), TODAY)
+    assert ([item.fingerprint for item in getattr(decision, where)], decision.exit_status) == (["a1"], status)
+    assert decide(run, Baseline(), TODAY, special_values=True).exit_status == 1

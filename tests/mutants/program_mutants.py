@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from strategies.opinfo import programs
 from verifier.core.ops import resolve
+from verifier.torch_internals.registries import replaced_strategy
 
 
 def _call(op: str) -> Any:
@@ -104,6 +105,16 @@ def own_seeds(op: str, options: list[Any], promise: list[Any], seed: int, /, inp
     if isinstance(input, DTensor):
         seed += 10_000 * input.device_mesh.get_rank()
     return programs.sampled(op, options, promise, seed, input=input)
+
+
+def numbers_stay_pending(
+    op: str, options: list[Any], promise: list[Any], seed: int, /, input: torch.Tensor
+) -> list[torch.Tensor]:
+    """The random numbers like a pending sum are pending, so that those of all ranks are added."""
+    if not isinstance(input, DTensor):
+        return programs.sampled(op, options, promise, seed, input=input)
+    with replaced_strategy(resolve(f"torch.ops.{op}"), lambda *_: [[Partial(), Partial()]]):  # type: ignore[arg-type]
+        return programs.sampled(op, options, promise, seed, input=input)
 
 
 def wrong_scale(

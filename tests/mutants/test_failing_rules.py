@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor._ops.utils import register_op_strategy
 
 from strategies.opinfo.source import SOURCE
 from verifier.core.case import MeshSpec
 from verifier.core.verdict import VerdictKind
 from verifier.gate.baseline import Baseline
+from verifier.rules import handled
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
@@ -26,7 +30,7 @@ from verifier.rules.results import WrongRule
 from verifier.rules.samples import SampleOptions
 from verifier.runs.store import RunStore
 from verifier.torch_internals import watching
-from verifier.torch_internals.registries import replaced_strategy
+from verifier.torch_internals.registries import replaced_handler, replaced_strategy
 from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError, ended_rules
 
 Rules = Callable[..., list[list[Any]]]
@@ -114,6 +118,18 @@ def test_a_rule_without_a_placement_for_each_mesh_dim_is_accused() -> None:
     assert {str(rule) for rule in report.confirmed} >= {"aten.tanh.default: S(0) -> S(0)"}
 
 
+@pytest.mark.parametrize("strange", [None, "S(0)"])
+def test_a_rule_with_something_else_than_a_placement_is_accused(strange: object) -> None:
+    (target,) = SOURCE.select(["aten.tanh.default"])
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
+    options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
+    with replaced_strategy(torch.ops.aten.tanh.default):
+        register_single_dim_strategy(torch.ops.aten.tanh.default)(lambda op, args, kwargs: [[strange, Shard(0)]])
+        report = check_sample(sample, options)
+    assert {one.verdict for one in report.wrong} == {VerdictKind.CRASH}
+    assert {repr(strange) in one.message or "rule raised" in one.message for one in report.wrong} == {True}
+
+
 def test_a_strategy_that_returns_nothing_is_accused() -> None:
     (target,) = SOURCE.select(["aten.tanh.default"])
     sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
@@ -123,6 +139,39 @@ def test_a_strategy_that_returns_nothing_is_accused() -> None:
     assert {(one.verdict, one.message) for one in report.wrong} == {
         (VerdictKind.CRASH, "the rule raised NotImplementedError: the op's strategy returns None")
     }
+
+
+class Halves(Partial):
+    """A kind of pending result of the user's: only their own code knows what it promises."""
+
+
+def test_level_1_leaves_placements_of_the_users_own_to_ranks() -> None:
+    (target,) = SOURCE.select(["aten.sum.default"])
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
+    with replaced_strategy(torch.ops.aten.sum.default, lambda op, args, kwargs: [[Halves(), Shard(0)]]):
+        report = check_sample(sample, CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True))
+    assert not report.wrong
+    assert report.untested["a placement of a class that is not torch's: level 2 only"]
+
+
+def test_a_handler_that_does_not_come_back_is_called_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def waits_for_a_rank(op: Any, given: Any) -> torch.Tensor:
+        calls.append(given)
+        if given.device_mesh.get_coordinate()[0] == 0:
+            funcol.all_reduce(given.to_local(), "max", (given.device_mesh, 0)).clone()
+        return given.clone()
+
+    monkeypatch.setattr(handled, "_LIMIT", 0.5)
+    monkeypatch.setattr(handled, "_hangs", Counter())
+    (target,) = SOURCE.select(["aten.tanh.default"])
+    samples = list(SOURCE.samples(target, SampleOptions(max_samples=3)))[:3]
+    with replaced_handler(torch.ops.aten.tanh.default, waits_for_a_rank):
+        reports = [check_sample(one, CheckOptions((MeshSpec((2,)),), sizes=2, claims_only=True)) for one in samples]
+    assert {wrong.raised for report in reports for wrong in report.wrong} == {"TimeoutError"}
+    assert len(calls) <= 4, "two calls on two ranks"
+    assert sum(count for report in reports for why, count in report.untested.items() if "not come back" in why)
 
 
 def test_a_rule_that_refuses_is_not_accused() -> None:
@@ -153,7 +202,8 @@ def test_many_calls_of_rules_are_slow_and_not_endless(monkeypatch: pytest.Monkey
 
 IMPORTED = """
 import torch
-from torch.distributed.tensor import Replicate, Shard
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 

@@ -109,9 +109,18 @@ def test_a_hidden_write_of_what_is_the_same_everywhere_is_caught_by_its_gradient
 def test_wrong_random_numbers_are_caught(mutant: Callable[..., Any], op: str, verify: Verifier) -> None:
     drawn = (random_case(op, torch.float64, variant) for variant in range(20))
     case = next(case for case in drawn if not case.call.endswith("called_twice"))  # DTensor fails that one itself
-    assert set(run(verify, [case])) == {VerdictKind.PASS}
+    counts = run(verify, [case])
+    assert set(counts) <= {VerdictKind.PASS, VerdictKind.UNSUPPORTED}, "nothing is written to what is pending"
+    assert counts[VerdictKind.PASS] >= 3
     with pytest.raises(WrongValue):
         run(verify, [replace(case, call=f"{mutants.__name__}.{mutant.__name__}")])
+
+
+def test_random_numbers_that_each_rank_adds_to_are_caught(verify: Verifier) -> None:
+    case = random_case("aten.randn_like.default", torch.float64, 0)
+    assert set(run(verify, [case])) == {VerdictKind.PASS}
+    with pytest.raises(WrongValue, match=r"P\(sum\)"):
+        run(verify, [replace(case, call=f"{mutants.__name__}.{mutants.numbers_stay_pending.__name__}")])
 
 
 def test_a_dropout_that_drops_nothing_is_caught_however_many_ranks_may_hold_the_same_numbers(verify: Verifier) -> None:
@@ -128,7 +137,8 @@ def test_every_kind_of_program_has_a_mutant() -> None:
     own = {f for name, f in vars(mutants).items() if callable(f) and name[0] != "_"}
     tried = {f for f in own if getattr(f, "__module__", "") == mutants.__name__}
     random = {mutant for mutant, _ in RANDOM_MUTANTS}
-    assert tried == {*MUTANTS, *random, mutants.gradient_is_plain, mutants.drops_nothing}
+    alone = {mutants.gradient_is_plain, mutants.drops_nothing, mutants.numbers_stay_pending}
+    assert tried == {*MUTANTS, *random, *alone}
     assert RANDOM not in COMPOSITIONS
 
 

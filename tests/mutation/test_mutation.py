@@ -255,6 +255,8 @@ def test_a_mutant_of_torchs_source_decides_only_inside_the_block() -> None:
          "normalize_dim(slice_dim, input_ndim)", "slice_dim", "dim=-"),
         ("index_put.default", "_tensor_ops.py", "index_put_single_dim_strategy",
          "contiguous_indexed and indexed_dims_sorted", "indexed_dims_sorted", "indices on dims 0, 2"),
+        ("constant_pad_nd.default", "_matrix_ops.py", "constant_pad_nd_single_dim_strategy",
+         "i * 2 + 1", "i * 2 - 1", "pad="),
     ],
 )  # fmt: skip
 def test_inputs_that_tell_a_mutant_are_drawn(

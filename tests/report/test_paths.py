@@ -6,7 +6,10 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+from run_factory import make_run
 
+from verifier.records.schema import GraphRecord, PathRecord
+from verifier.report.html import render_html
 from verifier.report.paths.asking import Question, answer
 
 PAIR = Question("2x4", "1024,8,1024", source="S(0)S(2)", target="RS(0)")
@@ -81,3 +84,34 @@ def test_what_cannot_be_answered_is_said_in_one_line(question: Question, error: 
     with pytest.raises(ValueError, match=error) as raised:
         answer(question, "text")
     assert "\n" not in str(raised.value)
+
+
+def test_a_picture_has_a_lane_for_each_path() -> None:
+    """Arrows can be reached by keyboard, and say what their step does."""
+    root = ElementTree.fromstring(answer(PAIR, "svg"))
+    arrows = [element for element in root.iter() if element.get("tabindex") == "0"]
+    assert len(arrows) == 3 + 2
+    spoken = [element.get("aria-label", "") for element in arrows]
+    assert spoken[0].startswith("(S(0), S(2)) -> (S(0), R): all_gather over mesh dim 1; 96.0 MiB received by all ranks")
+    assert [element[0].text for element in arrows] == spoken, "the same on hover"
+    assert "torch, greedy planner, 224.0 MiB" in "".join(root.itertext())
+    with pytest.raises(ValueError, match="a picture is of one redistribution"):
+        answer(Question("4", "8,8"), "svg")
+
+
+def test_the_page_shows_the_worst_paths_of_each_mesh() -> None:
+    steps = [("all_gather", "(S(0), R)"), ("all_gather", "(R, R)"), ("", "(R, S(0))")]
+    paths = [
+        PathRecord("aten.<i>", mesh, "float32[8, 8]", "(S(0), S(1))", "(R, S(0))", steps, False, 2, {"forward": 2})
+        for mesh in ("2x2", "2x4")
+    ]
+    exact = PathRecord("aten.mm", "4", "float32[8]", "S(0)", "R", [("all_gather", "R")], True, 1, {"forward": 1})
+    page = render_html(make_run(graph=GraphRecord([], [], [*paths, exact])))
+    region = page[page.index('<h2 id="graph">') :].split("</section>")[0]
+    assert [region.count(f"Paths on mesh {mesh} ") for mesh in ("2x2", "2x4", "4")] == [1, 1, 1]
+    assert region.count('<svg class="graph"') == 2
+    assert region.count(">ran, ") == region.count(">best, ") == 2
+    assert "aten.&lt;i&gt;" in region
+    assert "<i>" not in region
+    assert "gathers and shards again" in region
+    assert "No path receives more bytes than the lower bound." in region

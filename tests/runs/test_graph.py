@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import networkx as nx
@@ -124,6 +125,22 @@ def test_json_is_versioned_and_read_back(tmp_path: Path) -> None:
     graph = collect(observe("4", (GATHER, CUT)))
     graph.write_json(path)
     document = json.loads(path.read_text())
-    assert document.pop("format_version") == 3
+    assert document.pop("format_version") == 4
     again = nx.node_link_graph(document, edges="edges")
     assert nx.utils.graphs_equal(again, graph.to_networkx())
+
+
+def test_whole_redistributions_are_counted() -> None:
+    """Two steps of one redistribution are one path; the same path again is counted."""
+    first = Redistribution(
+        Phase.FORWARD, "(S(0), S(1))", "(S(0), R)", 1, "all_gather", 8, ("(S(0), S(1))", "(R, R)"), "float32[4, 4]"
+    )
+    second = replace(first, source="(S(0), R)", target="(R, R)", mesh_dim=0, begins=False)
+    late = replace(first, phase=Phase.BACKWARD), replace(second, phase=Phase.BACKWARD)
+    unknown = replace(first, tensor="")
+    record = collect(observe("2x2", (first, second)), observe("2x2", (*late, unknown))).to_record()
+    (path,) = record.paths
+    assert (path.mesh, path.tensor, path.source, path.target) == ("2x2", "float32[4, 4]", "(S(0), S(1))", "(R, R)")
+    assert path.steps == [("all_gather", "(S(0), R)"), ("all_gather", "(R, R)")]
+    assert (path.count, path.phases, path.explicit) == (2, {"forward": 1, "backward": 1}, False)
+    assert RedistributionGraph.from_record(record).to_record() == record

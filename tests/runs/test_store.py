@@ -100,7 +100,7 @@ def test_run_is_read_as_it_was_written(store: RunStore) -> None:
     assert store.load("2026") == record
     assert store.load(store.path("2026")) == record
     assert store.load(str(store.path("2026").parent)) == record
-    assert store.path("2026").read_bytes().startswith(b'{"format_version":3,')
+    assert store.path("2026").read_bytes().startswith(b'{"format_version":4,')
     assert sorted(path.name for path in store.path("2026").parent.iterdir()) == ["journal.jsonl", "run.json"]
 
 
@@ -161,7 +161,7 @@ def test_journal_has_one_line_per_event_as_it_happens(store: RunStore) -> None:
             # Not a byte waits in this process: what a kill would leave behind is all of it.
             assert writer.journal_path.read_bytes().endswith(b"}\n")
         lines = [json.loads(line) for line in writer.journal_path.read_text().splitlines()]
-    assert lines[0] == {"format_version": 3, "header": msgspec.to_builtins(header)}
+    assert lines[0] == {"format_version": 4, "header": msgspec.to_builtins(header)}
     assert [line["at"] for line in lines[1:]] == list(range(1, 9))
     op = {"op": "aten.embedding.default", "mesh": "2x2"}
     place = {"combination": "weight=(S(0), R)"}
@@ -202,9 +202,9 @@ def test_line_that_is_broken_in_the_middle_is_no_journal(store: RunStore) -> Non
     ("content", "message"),
     [
         ("", "has no header line"),
-        ('{"format_version":3,"header":', "has no header line"),
+        ('{"format_version":4,"header":', "has no header line"),
         ('{"format_version":1,"header":{}}\n', "journal:1: format_version is 1"),
-        ('{"format_version":3,"header":{}}\n', "journal:1: not a RunHeader"),
+        ('{"format_version":4,"header":{}}\n', "journal:1: not a RunHeader"),
     ],
 )
 def test_journal_without_our_header_says_why(tmp_path: Path, content: str, message: str) -> None:
@@ -335,8 +335,8 @@ def test_finding_is_read_from_its_own_file(store: RunStore, tmp_path: Path) -> N
     path = tmp_path / "finding.json"
     path.write_bytes(encode_record(a_finding()))
     assert store.find_finding(path) == read_finding(path) == a_finding()
-    path.write_text('{"format_version": 4}')
-    with pytest.raises(RunFormatError, match=r"finding\.json: format_version is 4"):
+    path.write_text('{"format_version": 9}')
+    with pytest.raises(RunFormatError, match=r"finding\.json: format_version is 9"):
         store.find_finding(str(path))
 
 

@@ -9,9 +9,16 @@ from functools import cache
 import pytest
 import torch
 
+from strategies.opinfo import source
+from strategies.opinfo.calls.by_op import registered_of
+from strategies.opinfo.calls.call import Call
+from strategies.opinfo.calls.capture import captured, entries_of, hidden
 from strategies.opinfo.calls.op_facts import SAME_AS
+from strategies.opinfo.calls.op_names import home_rows, row_names
+from strategies.opinfo.calls.providers import PROVIDERS
 from strategies.opinfo.coverage import coverage
 from strategies.opinfo.samples.derived_overloads import family
+from strategies.opinfo.samples.fill_plans import why_not_testable
 from strategies.opinfo.source import SOURCE
 from verifier.core.case import OpCase
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, Values, installed_sources
@@ -283,6 +290,13 @@ def test_what_is_read_is_not_poisoned() -> None:
             assert not any(tensor.isnan().any() for tensor in read), (sample.op, sample.origin)
 
 
+@pytest.mark.parametrize(("dropped", "reason"), [((), ""), ((0.0,), ""), ((0.5,), "random")])
+def test_attention_is_random_only_if_it_drops_something(dropped: tuple[float, ...], reason: str) -> None:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    query = torch.rand(1, 2, 3, 4)
+    assert why_not_testable(Call(op, (query, query, query, *dropped), {})) == reason
+
+
 def test_special_values() -> None:
     values = []
     for sample in samples("clamp", "aten.clamp.default"):
@@ -430,3 +444,24 @@ def test_noise_that_rrelu_does_not_draw_is_captured_as_zeros() -> None:
         torch.nn.functional.rrelu(torch.ones(5, requires_grad=True), training=False).sum().backward()
     ((_, (_, _, noise, *_), _),) = calls
     assert torch.equal(noise, torch.zeros(5))
+
+
+@pytest.mark.nightly
+def test_providers_are_what_a_look_through_all_opinfos_finds() -> None:
+    found: dict[str, dict[str, None]] = {}
+    for row in row_names():
+        composite = any(hidden(op) for op in registered_of().get(row, ()))
+        for _, entry in entries_of(row):
+            made = captured(entry, torch.float64, size=0, seed=0, wanted=lambda op: True, composite=composite, most=16)
+            for call in (call for calls in made.values() for call in calls):
+                found.setdefault(str(call.op), {})[row] = None
+    foreign = {op: rows for op, rows in found.items() if not set(home_rows(op)) & set(rows)}
+    assert {op: tuple(rows)[:3] for op, rows in foreign.items()} == PROVIDERS
+
+
+def test_an_op_without_an_opinfo_is_sampled_without_looking_through_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source, "_reached_by", lambda row: pytest.fail(f"{row} was looked through"))
+    assert samples("aten.index.Tensor", max_samples=1)
+    assert samples("aten.copy.out", max_samples=1)

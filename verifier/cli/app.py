@@ -26,6 +26,7 @@ from verifier.cli.options import (
     AskedPatterns,
     BackendOption,
     BaselineOption,
+    By,
     Command,
     Detail,
     Device,
@@ -294,16 +295,45 @@ def replay(
 
 @app.command()
 def graph(
+    context: typer.Context,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="Id or folder of a run whose redistributions are judged.", show_default="the newest"
+        ),
+    ] = None,
+    op: Annotated[str, typer.Option("--op", help="Of a run: judge the ops that match this glob.")] = "*",
+    by: Annotated[By, typer.Option("--by", help="Of a run: sum up by op, by source and target, or by step.")] = By.OP,
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--diff",
+            metavar="RUN_A RUN_B",
+            help="Compare the paths of two runs; status 1 if one became dearer.",
+            show_default=False,
+        ),
+    ] = None,
     every_pair: Annotated[
         bool, typer.Option("--all-pairs", help="Judge the redistributions between all layouts of the tensor.")
     ] = False,
+    properties: Annotated[
+        bool, typer.Option("--properties", help="Check what should hold of torch's planners; status 1 if it does not.")
+    ] = False,
+    strided: Annotated[
+        list[str] | None, typer.Option("--strided", help="A strided shard that layouts have as well, as '_S(0, 2)'.")
+    ] = None,
     source: Annotated[
         str | None, typer.Option("--source", help="Judge one redistribution: its placements before, as '(S(0), R)'.")
     ] = None,
     target: Annotated[str | None, typer.Option("--target", help="Its placements after, as '(R, S(0))'.")] = None,
     mesh: Annotated[
-        str, typer.Option("--mesh", help="Mesh as 4 or 2x4; 2x4+flat has its flattened submeshes, too.")
-    ] = "2x4",
+        str | None,
+        typer.Option(
+            "--mesh",
+            help="Mesh as 4 or 2x4; 2x4+flat has its flattened submeshes, too.",
+            show_default="2x4; of a run, all its meshes",
+        ),
+    ] = None,
     shape: Annotated[str, typer.Option("--shape", help="Sizes of the tensor dims.")] = "8,8",
     dtype: Annotated[str, typer.Option("--dtype", help="Dtype of the tensor.")] = "float32",
     planner: Annotated[
@@ -319,19 +349,37 @@ def graph(
     ] = None,
     worst: Annotated[int, typer.Option("--worst", min=0, help="Print so many of the worst paths.")] = 5,
     output: Annotated[GraphFormat, typer.Option("--format", help="What to print on stdout.")] = GraphFormat.TEXT,
+    out: Out = DEFAULT_REPORTS,
 ) -> None:
     """Judge redistributions: torch's path beside the best path and a lower bound that no path can beat.
 
-    No ranks are started. Torch's planners are asked for their paths.
+    Of a run, those that it executed are judged. With --all-pairs, --properties, or --source and --target, no run is
+    needed: torch's planners are asked for their paths.
 
     A layout is placements with shard order, as '(S(0)[1], S(0)[0])' if mesh dim 1 shards first.
     """
-    if every_pair == (source is not None or target is not None) or (source is None) != (target is None):
-        raise ValueError("say what to judge: --all-pairs, or --source and --target")
+    if (source is None) != (target is None):
+        raise ValueError("--source and --target belong together; give both")
+    asked = {
+        "RUN": run is not None, "--diff": diff is not None, "--all-pairs": every_pair, "--properties": properties,
+        "--source": source is not None,
+    }  # fmt: skip
+    if len(given := [name for name, value in asked.items() if value]) > 1:
+        raise ValueError(f"{given[0]} and {given[1]} ask for different things; give one of them")
+    if given in ([], ["RUN"], ["--diff"]):
+        from verifier.cli import reading
+
+        reading.graph(context, run, diff, op, mesh, worst, by, link or (), output, out)
     with Loading():
         from verifier.cli.common import write_out
-        from verifier.report.paths.asking import Question, answer
-    question = Question(mesh, shape, dtype, source, target, planner.value, worst, link or ())
+        from verifier.report.paths.asking import Question, answer, answer_on_properties
+    question = Question(
+        mesh or "2x4", shape, dtype, source, target, planner.value, worst, link or (), strided=strided or ()
+    )
+    if properties:
+        text, holds = answer_on_properties(question, output)
+        write_out(text, output)
+        raise typer.Exit(not holds)
     write_out(answer(question, output), output)
 
 

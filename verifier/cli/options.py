@@ -12,6 +12,7 @@ import typer
 
 from verifier.core.case import DEFAULT_MESHES
 from verifier.core.logs import LogLevel
+from verifier.core.wording import unknown_name
 from verifier.records.files import DEFAULT_REPORTS
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "AskedPatterns",
     "BackendOption",
     "BaselineOption",
+    "By",
     "Command",
     "DeriveFormat",
     "DeriveTarget",
@@ -71,6 +73,16 @@ class Detail(StrEnum):
 class FailOn(StrEnum):
     WRONG = "wrong"
     MISSING = "missing"
+    LOST = "lost"
+
+    @staticmethod
+    def parse(text: str, *known: FailOn) -> set[FailOn]:
+        """Return what ``--fail-on`` names, of what is ``known`` to the command."""
+        names = [name.strip() for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                raise ValueError(f"--fail-on {text}: {unknown_name('kind', name, [str(one) for one in known])}")
+        return {FailOn(name) for name in names}
 
 
 class GraphFormat(StrEnum):
@@ -79,6 +91,13 @@ class GraphFormat(StrEnum):
     GRAPHML = "graphml"
     DOT = "dot"
     MERMAID = "mermaid"
+    SVG = "svg"
+
+
+class By(StrEnum):
+    OP = "op"
+    PAIR = "pair"
+    EDGE = "edge"
 
 
 class DeriveFormat(StrEnum):

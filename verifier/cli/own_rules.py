@@ -20,7 +20,7 @@ from verifier.cli.work import estimate, progress
 from verifier.core.verdict import Phase
 from verifier.core.wording import NO_SAMPLES, plural
 from verifier.execution.imports import definitions_of_rules, registered_by, run_imports_with_warnings
-from verifier.execution.patches import REDISTRIBUTE
+from verifier.execution.patches import BETWEEN_OPS
 from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
 from verifier.gate.baseline import Baseline
@@ -35,7 +35,7 @@ from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_
 from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
-__all__ = ["is_caused_by_rule_of", "verify_own_rules"]
+__all__ = ["is_caused_by_rule_of", "kept_off_ranks", "verify_own_rules"]
 
 MESHES = ("2", "2x2")
 """The meshes of level 2: level 1 tries three ranks, too."""
@@ -47,6 +47,9 @@ MINIMISING = 4.0
 """Seconds for minimising a failure at level 2."""
 HASH_SEEDS = 2
 """Hash seeds of the ranks at level 2; each takes a process that loads torch."""
+MANY = 8
+"""If an import changes the rules of more ops, as by a function that their strategies share, each is checked less."""
+SAMPLES_OF_MANY, CASES_OF_MANY = 3, 2
 MOST_ALONE = 6
 """The most findings that are tried without the imports."""
 _BY_RULES = (Phase.FORWARD, Phase.GATHER, Phase.INPUTS)
@@ -68,7 +71,8 @@ def verify_own_rules(
 ) -> Evidence:
     """Verify every op for which ``imports`` register a rule; return the two runs that were made as evidence.
 
-    An op with a new finding at level 1 is not tried at level 2, which would show the same wrong rule again.
+    An op with a new finding at level 1 is not tried at level 2, which would show the same wrong rule again; of many ops
+    none is then.
     A finding of level 2 is left out if torch alone shows it, too, and no rule of the imports can have caused it.
 
     Parameters
@@ -124,19 +128,24 @@ def _verify(
     jobs: int | None,
 ) -> Evidence:
     request = RulesRequest(imports=imports, command=command_line(), claims_only=True, only=ops)
+    if len(ops) > MANY:
+        request = replace(request, max_samples=SAMPLES_OF_MANY)
     plan = make_rules_plan(request, known)
     if dry_run:
         _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, (), jobs), store)
     shown = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
     rules = record_rules(plan, store, *shown) if plan.targets else None
     accused = _accused(rules)
-    campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, accused, jobs)
+    left = kept_off_ranks(ops, accused)
+    campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, left, jobs)
     on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
     runs = [run for run in (on_meshes, rules) if run is not None]
     left_out = [f"{op} on ranks: not tried, because level 1 shows that its rules are wrong" for op in accused]
+    if others := [op for op in left if op not in accused]:
+        left_out.append(f"{plural(len(others), 'other op')} on ranks: not tried, because of what level 1 shows")
     if on_meshes is not None:
-        runs[0], others = _without_those_of_torch(on_meshes)
-        left_out += others
+        runs[0], of_torch = _without_those_of_torch(on_meshes)
+        left_out += of_torch
     question = Question(tuple(ops), tuple(map(str, campaign.meshes)), tuple(imports))
     unproved = [f"{op} {why}" for op in ops if (why := _why_unproved(op, runs))]
     if len(unproved) == len(ops):
@@ -149,6 +158,11 @@ def _say_estimates(rules: RulesPlan, campaign: Plan, store: RunStore) -> NoRetur
     targets = [target.name for target in rules.targets]
     write_out(f"{estimate_of_rules(store, targets, rules.header.meshes, rules.jobs)}\n{estimate(campaign, store)}\n")
     raise typer.Exit(0)
+
+
+def kept_off_ranks(ops: Sequence[str], accused: Collection[str]) -> tuple[str, ...]:
+    """Return the ops that are not tried on ranks: those that level 1 has accused, and with them all others of many."""
+    return tuple(op for op in ops if op in accused or (accused and len(ops) > MANY))
 
 
 def _accused(rules: RunRecord | None) -> tuple[str, ...]:
@@ -165,16 +179,16 @@ def _plan(
     path: Path,
     rank_memory: str | None,
     cluster: Cluster | None,
-    accused: Sequence[str],
+    left: Sequence[str],
     jobs: int | None,
 ) -> Plan:
     request = Request(
         meshes=meshes or (() if cluster else MESHES), imports=imports, command=command_line(), baseline=str(path),
-        max_examples=CASES, rank_memory=rank_memory, only=ops, jobs=jobs,
+        max_examples=CASES if len(ops) <= MANY else CASES_OF_MANY, rank_memory=rank_memory, only=ops, jobs=jobs,
     )  # fmt: skip
     plan = make_plan(request, known, cluster)
     selected = {
-        name: tuple(op for op in ops if not any(plan.families[name].covers((op,), one) for one in accused))
+        name: tuple(op for op in ops if not any(plan.families[name].covers((op,), one) for one in left))
         for name, ops in plan.selected.items()
     }
     selected = {name: ops for name, ops in selected.items() if ops}
@@ -218,7 +232,7 @@ def is_caused_by_rule_of(own: Collection[str], finding: FindingRecord) -> bool:
     arguments are replicated, because no rule is wrong then.
     """
     op, _, where = finding.rule.partition(": ")
-    if op not in own or op == REDISTRIBUTE:
+    if op not in own or op in BETWEEN_OPS:
         return False
     if op != finding.op:  # an op that ran while gradients were made
         return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -15,6 +16,7 @@ from verifier.cli.common import (
     exit_status,
     load_given_baseline,
     page_written,
+    refuse_cluster,
     write_decision,
     write_out,
 )
@@ -46,7 +48,7 @@ from verifier.runs.store import RunStore
 if TYPE_CHECKING:
     from verifier.gate.changed import Changed
 
-__all__ = ["gate", "names_to_verify", "report"]
+__all__ = ["gate", "graph", "names_to_verify", "report"]
 
 
 def report(
@@ -141,6 +143,37 @@ def gate(
         )
     write_decision(decision, output, out, detail)
     raise typer.Exit(decision.exit_status)
+
+
+def graph(
+    context: typer.Context,
+    run: str | None,
+    diff: tuple[str, str] | None,
+    op: str,
+    mesh: str | None,
+    worst: int,
+    by: str,
+    links: Sequence[str],
+    output: str,
+    out: Path,
+) -> NoReturn:
+    """Judge the redistributions that a run executed, or compare those of two runs."""
+    from verifier.report.paths.run import diff_text, judge_run, run_json, run_text
+
+    refuse_cluster(context)
+    if output not in ("text", "json") or (diff and output != "text"):
+        raise ValueError(f"what a run executed is printed as text{'' if diff else ' or json'}, not as {output}")
+    store = RunStore(out)
+    if diff is not None:
+        text, dearer = diff_text(*(judge_run(store.load(one), op, mesh) for one in diff))
+        write_out(text)
+        raise typer.Exit(dearer)
+    recorded = store.newest_of_each_level()[0] if run is None else store.load(run)
+    if recorded is None:
+        raise ValueError(f"{store.directory} has no run on meshes; make one by `run`, or ask for --all-pairs")
+    judged = judge_run(recorded, op, mesh)
+    write_out(run_json(judged) if output == "json" else run_text(judged, worst, by, links), output)
+    raise typer.Exit
 
 
 def _changed(

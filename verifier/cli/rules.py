@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -63,7 +65,19 @@ def rules(
     claims_only: Annotated[
         bool, typer.Option("--claims-only", help="Try what DTensor claims; look for no missing rules.")
     ] = False,
-    fail_on: Annotated[FailOn, typer.Option("--fail-on", help="With missing, missing rules fail too.")] = FailOn.WRONG,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-on",
+            metavar="KIND[,KIND]",
+            help="wrong, or missing for missing rules as well. Of `rules diff`: lost, wrong, or both.",
+            show_default="wrong; of `rules diff` lost,wrong",
+        ),
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", metavar="FILE", help="Write the table of all claimed rules there.", show_default=False),
+    ] = None,
     seed: Seed = 0,
     imports: Imports = None,
     jobs: Annotated[
@@ -77,9 +91,16 @@ def rules(
     verbose: Verbose = False,
     log_level: LogLevelOption = LogLevel.WARNING,
 ) -> None:
-    """Check rules without DTensor's runtime: every combination of placements, exactly (level 1)."""
+    """Check rules without DTensor's runtime: every combination of placements, exactly (level 1).
+
+    `rules diff A.json B.json` compares two tables, which --table writes: rules lost, gained, become wrong, mended, and
+    claimed at other calls.
+    """
     log_to_stderr(log_level)
     detail = Detail.of(quiet, verbose)
+    if patterns and patterns[0] == "diff" and len(patterns) > 1 and all(one.endswith(".json") for one in patterns[1:]):
+        _diff(patterns[1:], fail_on, output)
+    fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.MISSING)
     with Loading(hash_seeds=1, workers=True):
         from verifier.cli.common import command_line
         from verifier.cli.rules_work import check
@@ -88,4 +109,27 @@ def rules(
         patterns or (), world_size, mesh or (), dtype, max_samples, sizes, seed, claims_only, jobs, imports or (),
         command_line(), products,
     )  # fmt: skip
-    check(context, request, fail_on, output, out, baseline, dry_run, detail)
+    check(context, request, fails, output, out, baseline, dry_run, detail, table)
+
+
+def _diff(files: Sequence[str], fail_on: str | None, output: Format) -> NoReturn:
+    """Compare two rule tables and end: with status 1 if a change is of a kind in ``fail_on``."""
+    from verifier.core.wording import plain_text
+    from verifier.gate.rule_changes import Change, changes_between, changes_json, changes_lines, changes_markdown
+    from verifier.records.rule_table import read_table
+
+    if len(files) != 2:
+        raise ValueError(f"rules diff {' '.join(files)}: two tables are compared, not {len(files)}")
+    if output not in (Format.TEXT, Format.JSON, Format.MARKDOWN):
+        raise ValueError(f"rules diff --format {output}: text, json or markdown")
+    kinds = {Change(one) for one in FailOn.parse(fail_on or "lost,wrong", FailOn.LOST, FailOn.WRONG)}
+    before, after = (read_table(Path(file)) for file in files)
+    changes = changes_between(before, after)
+    if output is Format.JSON:
+        typer.echo(changes_json(changes))
+    elif output is Format.MARKDOWN:
+        typer.echo(plain_text(changes_markdown(changes)), nl=False)
+    else:
+        for line in changes_lines(changes):
+            typer.echo(plain_text(line))
+    raise typer.Exit(1 if changes.fails(kinds) else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
@@ -19,12 +20,14 @@ from verifier.cli.options import BaselineOption, Detail, FailOn, Format, Out
 from verifier.cli.progress import RulesProgress
 from verifier.core.wording import plain_text, plural
 from verifier.execution.imports import places_of_rules
+from verifier.records.rule_table import write_table
 from verifier.records.schema import INTERRUPTED
 from verifier.report.github import github_lines
 from verifier.report.rules_json import render_rules_json
 from verifier.report.rules_text import header_line, op_lines, quiet_lines, total_lines
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
+from verifier.rules.campaign.table import TableBuilder
 from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
@@ -34,12 +37,13 @@ __all__ = ["check"]
 def check(
     context: typer.Context,
     request: RulesRequest,
-    fail_on: FailOn,
+    fail_on: set[FailOn],
     output: Format,
     out: Out,
     baseline: BaselineOption,
     dry_run: bool = False,
     detail: Detail = Detail.SCREEN,
+    table: Path | None = None,
 ) -> None:
     refuse_cluster(context)
     if request.jobs is not None and not 1 <= request.jobs <= MAX_JOBS:  # 0: in this process, which an op could crash
@@ -50,7 +54,11 @@ def check(
         targets = [target.name for target in plan.targets]
         write_out(estimate_of_rules(store, targets, plan.header.meshes, plan.jobs) + "\n")
         raise typer.Exit(0)
-    made = record_rules(plan, store, *([] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]))
+    builder = None if table is None else TableBuilder(plan)
+    progress = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
+    made = record_rules(plan, store, *progress, table=builder)
+    if builder is not None and table is not None:
+        write_table(builder.made(), table)
     with page_written(made, store):
         assert made.rules is not None
         if output is Format.JSON:
@@ -76,4 +84,4 @@ def check(
             sys.stderr.write(plain_text(f"error of the verifier: {error}\n"))
     status = exit_status(made, baseline)
     missing = any(op.missing for op in made.rules.ops.values())
-    raise typer.Exit(1 if status == 0 and missing and fail_on is FailOn.MISSING else status)
+    raise typer.Exit(1 if status == 0 and missing and FailOn.MISSING in fail_on else status)

@@ -20,7 +20,7 @@ _SHORT_DTYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex
 _MOST_ITEMS = 6
 
 
-def describe_call(case: OpCase, rows: Sequence[tuple[str, str]]) -> str:
+def describe_call(case: OpCase, rows: Sequence[tuple[str, str]] | None) -> str:
     """Return the call on one line: ``weight=f64[17, 4] S(0), indices=i64[5] R, padding_idx=3``.
 
     At most six items of a list are shown. Arguments that are None are left out, except in lists.
@@ -28,7 +28,8 @@ def describe_call(case: OpCase, rows: Sequence[tuple[str, str]]) -> str:
     Parameters
     ----------
     rows
-        Name and placements of each tensor argument that is distributed, as ``combination_rows`` returns them.
+        Name and placements of each tensor argument that is distributed, as ``combination_rows`` returns them; None to
+        leave out placements.
 
     >>> x, w = torch.zeros(3, 4), torch.zeros(2, 4)
     >>> cat = OpCase("aten.cat.default", "torch.ops.aten.cat.default", ([x, w], 0))
@@ -37,20 +38,20 @@ def describe_call(case: OpCase, rows: Sequence[tuple[str, str]]) -> str:
     """
     known = parameter_names(case.call)
     names = [known[i] if i < len(known) else f"argument {i}" for i in range(len(case.args))]
-    placements = iter(placements for _, placements in rows)
+    placements = None if rows is None else iter([placements for _, placements in rows])
     arguments = [*zip(names, case.args, strict=True), *case.kwargs.items()]
     texts = [(name, _brief(value, placements)) for name, value in arguments if value is not None]
     return ", ".join(f"{name}={text}" for name, text in texts)
 
 
-def _brief(value: object, placements: Iterator[str]) -> str:
+def _brief(value: object, placements: Iterator[str] | None) -> str:
     """Return an argument as short text; each tensor that is distributed takes the next of ``placements``."""
     match value:
         case torch.Tensor():
             dtype = str(value.dtype).removeprefix("torch.")
             letters = dtype.rstrip("0123456789")
             text = f"{_SHORT_DTYPES.get(letters, letters)}{dtype[len(letters) :]}{list(value.shape)}"
-            return f"{text} {next(placements)}" if unsupported_reason(value) is None else text
+            return text if placements is None or unsupported_reason(value) is not None else f"{text} {next(placements)}"
         case list() | tuple():
             items = [_brief(item, placements) for item in value]  # all of them, to keep step with placements
             more = [f"{len(items) - _MOST_ITEMS} more"] if len(items) > _MOST_ITEMS else []

@@ -79,9 +79,10 @@ class Raised:
 
 @dataclass(frozen=True)
 class Redistribution:
-    """One step of a redistribution as DTensor planned it.
+    """One step of a redistribution as DTensor executes it, after it has merged what it merges.
 
-    ``bytes`` is the size of the largest local tensor that enters the step.
+    ``bytes`` is the size of the largest local tensor that enters the step. ``mesh_dim`` is the first of those over
+    which a merged collective runs.
     """
 
     phase: Phase
@@ -92,6 +93,12 @@ class Redistribution:
     bytes: int
     path: tuple[str, str]
     """Placements (all mesh dims) before the first and after the last step of the whole redistribution."""
+    tensor: str = ""
+    """Dtype and global shape, as ``float32[8, 4]``; empty if shard orders are not those that the placements say."""
+    explicit: bool = False
+    """Whether the caller asked for the redistribution, and not the dispatch of an op."""
+    begins: bool = True
+    """Whether this is the first step of its redistribution."""
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def _evidence(op: str, plan: RulesPlan, empty_shards: bool) -> list[CallEvidence
         plan.check.seed,
         cap=_CAP,
         blank=True,
+        empty_shards=empty_shards,
     )
     sources = installed_sources()
     threads = torch.get_num_threads()

@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 import verifier
-from verifier.execution.patches import REDISTRIBUTE, definitions_of_dtensor, exchanged, ops_that_run
+from verifier.execution.patches import BETWEEN_OPS, definitions_of_dtensor, exchanged, ops_that_run
 from verifier.execution.registrations import (
     Lacking,
     Registered,
@@ -139,7 +139,7 @@ def registered_by(names: Sequence[str]) -> tuple[str, ...]:
     """Return the ops that have rules, handlers or strategies of the imports ``names``, sorted."""
     now = registered_rules()
     given = [item for name in names for item in _registered.get(name, {}).items()]
-    return tuple(sorted({op for op, text in given if op == REDISTRIBUTE or (op in now and now[op].text == text)}))
+    return tuple(sorted({op for op, text in given if op in BETWEEN_OPS or (op in now and now[op].text == text)}))
 
 
 def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str], only: Sequence[str] = ()) -> Sequence[str]:

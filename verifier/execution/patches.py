@@ -8,10 +8,13 @@ from types import CodeType, FunctionType, MethodType
 
 from verifier.execution.registrations import Registered
 
-__all__ = ["REDISTRIBUTE", "definitions_of_dtensor", "exchanged", "ops_that_run"]
+__all__ = ["BETWEEN_OPS", "definitions_of_dtensor", "exchanged", "ops_that_run"]
 
-REDISTRIBUTE = "dtensor.redistribute"
-"""Stands for an op, where code is exchanged that no rule runs: DTensor redistributes by it, or reduces, or shards."""
+BETWEEN_OPS = ("dtensor.redistribute", "dtensor.sequence")
+"""Stand for ops, where code is exchanged that no rule runs: DTensor redistributes by it, or reduces, or shards.
+
+Ops ask for redistributions that users cannot ask for, to pending sums for one.
+"""
 _PACKAGE = "torch.distributed.tensor"
 Name = tuple[str, str]
 """A module, and a name in it: of a function, a class or a table."""
@@ -47,7 +50,7 @@ def ops_that_run(names: frozenset[Name], rules: Mapping[str, Registered]) -> tup
     """Return the ops whose rules read one of ``names``, themselves or by a function of DTensor that they call.
 
     A class is read by all that make its objects, so its methods do not count. What no rule reads is shown by
-    redistributions, if by anything: :data:`REDISTRIBUTE` is then among the ops.
+    redistributions, if by anything: :data:`BETWEEN_OPS` are then among the ops.
     """
     functions = frozenset(name for name in names if not isinstance(_value(name), type))
     reading: dict[CodeType, frozenset[Name]] = {}
@@ -58,7 +61,7 @@ def ops_that_run(names: frozenset[Name], rules: Mapping[str, Registered]) -> tup
         if any(read):
             found[op] = None
             left.difference_update(*read)
-    return (*found, *((REDISTRIBUTE,) if left else ()))
+    return (*found, *(BETWEEN_OPS if left else ()))
 
 
 def _value(name: Name) -> object:

@@ -228,7 +228,9 @@ class _Steps:
         finally:
             log.seconds[phase] += time.perf_counter() - started
             log.redistributions += [
-                Redistribution(phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes, s.path)
+                Redistribution(
+                    phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes, s.path, s.tensor, s.explicit, s.begins
+                )
                 for s in recorder.steps
             ]
             log.executed += [Executed(phase, log.backward, op, texts) for op, texts in recorder.executed]

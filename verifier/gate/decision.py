@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -127,8 +128,21 @@ def decide(run: RunRecord, baseline: Baseline, today: date, special_values: bool
 
 
 def without_special(run: RunRecord) -> RunRecord:
-    """Return ``run`` without the findings that only special values show."""
-    return replace(run, findings=[one for one in run.findings if one.verdict != VerdictKind.SPECIAL_VALUE])
+    """Return ``run`` without the findings that only special values show, and that do not count for that reason."""
+    return replace(run, findings=[one for one in run.findings if not _is_aside(one, run.header)])
+
+
+_OF_SPECIAL_VALUES = re.compile(r"aten\.(nan|is(nan|inf|posinf|neginf|finite)\b)")
+"""Ops which exist for infinities and NaN."""
+
+
+def _is_aside(finding: FindingRecord, header: RunHeader) -> bool:
+    """Return whether special values alone show a finding, and users may do without them.
+
+    They may not if the op exists for such values and its rule is their own.
+    """
+    special = finding.verdict == VerdictKind.SPECIAL_VALUE
+    return special and not (_own(finding, header) and _OF_SPECIAL_VALUES.match(finding.op))
 
 
 def decide_all(evidence: Evidence, baseline: Baseline, today: date, special_values: bool = False) -> GateDecision:
@@ -180,7 +194,7 @@ def _decide(
         entries = baseline.about(run.header.imports, run.header.own_rules)
         for finding in run.findings:
             if entries.get(finding.fingerprint) is None:
-                aside = finding.verdict == VerdictKind.SPECIAL_VALUE and not special_values
+                aside = not special_values and _is_aside(finding, run.header)
                 (special if aside else new).setdefault(
                     (finding.fingerprint, _own(finding, run.header)), _item(finding, None, _note(finding, run))
                 )

@@ -28,8 +28,9 @@ BENEATH_ARE = ("redistribution", "chains")
 """What is run on ranks, as ``run`` names it, to try mutants of code beneath the strategies."""
 
 STALL_LIMIT = 40.0
-_TARGETS, _AT_ONCE = 4, 12
-"""A function's mutants are tried on samples of at most so many targets; so many mutants are one worker's item."""
+_TARGETS, _AT_ONCE, _MORE = 4, 12, 5
+"""A function's mutants are tried on samples of at most so many targets; so many mutants are one worker's item. One that
+cannot be told from the original is tried on so many times the samples."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,13 @@ def run_mutants(
         random.Random(options.seed).shuffle(mutants)
         chosen = options.part(mutants)
         samples = _Samples(sampled, files)
-        asked = {mutant: samples.asked(mutant, options.samples) for mutant in chosen}
+        asked = {mutant: samples.asked(mutant, _MORE * options.samples) for mutant in chosen}
         for mutant in chosen:
             if not asked[mutant]:
                 run.add(_unreached(mutant))
-        items = list(_items([one for one in chosen if asked[one] and one not in run.known], asked, plan))
+        items = list(
+            _items([one for one in chosen if asked[one] and one not in run.known], asked, options.samples, plan)
+        )
         _try(workers, items, run, progress)
     if ranks is not None:
         _try_on_ranks(ranks, run, _ops_of_functions(asked), progress)
@@ -178,7 +181,9 @@ def _reach(
                 continue
             case Failed(item=number, traceback=text):
                 run.errors.append(f"{plan.targets[number].name}: {text.strip()}")
-            case Finished() | GaveUp():
+            case GaveUp(item=number, why=why):
+                run.errors.append(f"{plan.targets[number].name}: its samples were not drawn: {why}")
+            case Finished():
                 pass
             case Died():
                 continue
@@ -249,13 +254,13 @@ class _Samples:
         return sorted({index for line in lines for index in self._at.get((file, line), ())})
 
 
-def _items(mutants: Sequence[Mutant], asked: Asked, plan: RulesPlan) -> Iterator[Trying]:
+def _items(mutants: Sequence[Mutant], asked: Asked, at_first: int, plan: RulesPlan) -> Iterator[Trying]:
     """Yield the mutants in groups that share their samples."""
     for _, group in groupby(mutants, key=lambda mutant: (mutant.file, mutant.function)):
         together = list(group)
         for start in range(0, len(together), _AT_ONCE):
             some = tuple(together[start : start + _AT_ONCE])
-            yield Trying(some, tuple(asked[mutant] for mutant in some), plan.samples, plan.check)
+            yield Trying(some, at_first, tuple(asked[mutant] for mutant in some), plan.samples, plan.check)
 
 
 # ----------------------------------------------------------------------------------------------------------------- try

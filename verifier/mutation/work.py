@@ -59,9 +59,16 @@ class Reached:
 
 @dataclass(frozen=True)
 class Trying:
-    """Mutants, each with the samples that may tell it: pairs of a target and a number among its samples."""
+    """Mutants, each with the samples that may tell it: pairs of a target and a number among its samples.
+
+    Parameters
+    ----------
+    at_first
+        After so many samples a mutant that only loses rules is asked no more.
+    """
 
     mutants: tuple[Mutant, ...]
+    at_first: int
     asked: tuple[tuple[tuple[Target, int], ...], ...]
     samples: SampleOptions
     check: CheckOptions
@@ -169,8 +176,13 @@ class _Trial:
         self.tried = Tried()
 
     def run(self, item: Trying, asked: Sequence[tuple[Target, int]]) -> Tried:
-        """Ask sample after sample, until one tells that the mutant is wrong."""
+        """Ask sample after sample, until one tells that the mutant is wrong.
+
+        A mutant that claims what the original claims, or rules that hold, is asked about all samples.
+        """
         for order, (target, number) in enumerate(asked):
+            if order >= item.at_first and self.tried.fewer and not self.tried.more:
+                break
             known = _known(target, item.samples, item.check, number)
             self.tried.samples += 1
             try:
@@ -203,7 +215,7 @@ class _Trial:
                     if _stale(stale) not in known.stale:
                         self._caught(stale)
                         return
-            new = {c: claim for c, claim in claims.items() if known.claims.get(c) != claim}
+            new = {c: claim for c, claim in claims.items() if known.texts.get(c) != str(claim.rule)}
             if new:
                 if (self.number, order, at, 1) in self.skip:
                     self.tried.wrong, self.tried.verdict = f"{next(iter(new.values())).rule}: died", VerdictKind.DIED
@@ -230,10 +242,14 @@ class _Trial:
 
 @dataclass(frozen=True)
 class _Known:
-    """A sample at one size on one mesh, with what DTensor claims there without a mutant."""
+    """A sample at one size on one mesh, with what DTensor claims there without a mutant.
+
+    Claims are compared as texts: each masked partial of DTensor's equals itself alone.
+    """
 
     place: SampleOnMesh
     claims: Mapping[Any, Any]
+    texts: Mapping[Any, str]
     stale: frozenset[tuple[str, Rule]]
     failing: frozenset[tuple[str, Rule]]
 
@@ -253,7 +269,8 @@ def _known(target: Target, samples: SampleOptions, check: CheckOptions, number: 
     for at, place in enumerate(places_of(_ledger(sample, check, number), _PLACES)):
         claims = dict(place.read())
         stale = frozenset(_stale(one) for one in stale_decisions(place)) if at == 0 else frozenset()
-        made.append(_Known(place, claims, stale, frozenset(map(_failure, place.failing()))))
+        texts = {combination: str(claim.rule) for combination, claim in claims.items()}
+        made.append(_Known(place, claims, texts, stale, frozenset(map(_failure, place.failing()))))
     return tuple(made)
 
 

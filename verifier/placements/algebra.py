@@ -22,6 +22,7 @@ from verifier.placements.partials import bitwise, is_reducible, split_partial
 from verifier.torch_internals.placements import (
     PLAIN_PLACEMENTS,
     Placements,
+    masked_extent,
     norm_order,
     strided_shard,
     strides_of,
@@ -33,6 +34,7 @@ __all__ = [
     "combine",
     "coordinates",
     "in_order",
+    "is_modelled",
     "is_shard_order",
     "local_shape",
     "reducing_rounds",
@@ -64,6 +66,18 @@ def shard_indices(placement: Placement, size: int, parts: int, index: int) -> Se
     if strided is None:
         return range(*shard_bounds(size, parts, index))
     return strided_indices(size, strided[1], parts, index)
+
+
+def is_modelled(placement: Placement) -> bool:
+    """Return whether it is known what ``placement`` promises: not of a class of the user's, be it derived from others.
+
+    >>> class Halves(Partial): ...
+    >>> is_modelled(Partial()), is_modelled(Halves())
+    (True, False)
+    """
+    if type(placement) in PLAIN_PLACEMENTS:
+        return True
+    return any(one(placement) is not None for one in (strides_of, masked_extent, norm_order))
 
 
 def sharded_dim(placement: Placement) -> int | None:
@@ -239,6 +253,8 @@ def _merge(pieces: Sequence[torch.Tensor], placement: Placement, size: int | Non
         if len(shapes) > 1:
             raise Disagreement(f"parts of {placement} differ in shape: {sorted(shapes)}")
         order_p = norm_order(placement)
+        if order_p == 0:
+            raise Disagreement(f"parts of {placement} cannot be put together: 1 / 0 is the power that does it")
         if order_p is not None:
             powers = torch.stack([piece.double().abs() ** order_p for piece in pieces])
             return (powers.sum(0) ** (1 / order_p)).to(pieces[0].dtype)

@@ -101,6 +101,16 @@ def _check_graph(graph: GraphRecord) -> None:
         for end in (edge.source, edge.target):
             if end not in dims or dims[end] != dims.get(edge.source):
                 raise ValueError(f"graph.edges[{position}] ends at {end[:99]!r}, which is no node like its other end")
+    for position, path in enumerate(graph.paths):
+        mesh = MeshSpec.parse(path.mesh)
+        where = f"graph.paths[{position}]"
+        if not re.fullmatch(r"\w{1,40}\[(\d{1,18}(, \d{1,18})*)?\]", path.tensor):
+            raise ValueError(f"{where}.tensor {path.tensor[:99]!r} is no dtype and shape, as float32[8, 4]")
+        for placements in (path.source, path.target, *(target for _, target in path.steps)):
+            if len(split_placements(placements)) != mesh.ndim:
+                raise ValueError(f"{where}: {placements[:99]!r} does not fit mesh {path.mesh[:99]}")
+        if not path.steps or path.count < 1:
+            raise ValueError(f"{where} has no steps or no count")
 
 
 def _check_rules(op: OpRulesRecord, where: str) -> None:

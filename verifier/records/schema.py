@@ -11,7 +11,7 @@ from typing import Any
 
 from verifier.core.wording import plural
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of records, journals and findings. Since version 3, known findings say how they were explained."""
 
 
@@ -215,9 +215,29 @@ class EdgeRecord:
 
 
 @dataclass
+class PathRecord:
+    """Redistributions of equal tensors by equal steps, for one op on one mesh (rank 0's view).
+
+    ``steps`` has the collective of each step, empty for a local one, and the placements after it. ``tensor`` is dtype
+    and global shape, as ``float32[8, 4]``. ``explicit`` is true if the caller asked for the redistribution.
+    """
+
+    op: str
+    mesh: str
+    tensor: str
+    source: str
+    target: str
+    steps: list[tuple[str, str]]
+    explicit: bool
+    count: int
+    phases: dict[str, int]
+
+
+@dataclass
 class GraphRecord:
     nodes: list[str]
     edges: list[EdgeRecord]
+    paths: list[PathRecord] = field(default_factory=list)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,8 +69,23 @@ class Layout:
         """The mesh dims over which the tensor is Partial."""
         return tuple(d for d in range(len(self.placements)) if self.kind(d) == "P")
 
+    def moved_to(self, placements: Sequence[str]) -> Layout:
+        """Return the layout after a step to ``placements``: mesh dims that begin to shard a tensor dim do so last.
+
+        >>> str(Layout.of(("R", "S(0)")).moved_to(("S(0)", "S(0)")))
+        '(S(0)[1], S(0)[0])'
+        """
+        plain = Layout.of(placements)
+        orders: dict[int, Sequence[int]] = {}
+        for tensor_dim in {_tensor_dim(text) for text in placements}:
+            if tensor_dim is not None:
+                dims = plain.order(tensor_dim)
+                stay = [d for d in self.order(tensor_dim) if d in dims and self.placements[d] == placements[d]]
+                orders[tensor_dim] = [*stay, *(d for d in dims if d not in stay)]
+        return Layout.of(placements, orders)
+
     @classmethod
-    def of(cls, placements: Sequence[str], orders: dict[int, Sequence[int]] | None = None) -> Layout:
+    def of(cls, placements: Sequence[str], orders: Mapping[int, Sequence[int]] | None = None) -> Layout:
         """Return the layout of ``placements``; ``orders`` gives the order of mesh dims for tensor dims.
 
         >>> str(Layout.of(("S(1)", "S(1)"), {1: (1, 0)}))

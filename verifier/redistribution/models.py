@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from verifier.redistribution.steps import Step
 
-__all__ = ["AlphaBeta", "Link", "parse_link"]
+__all__ = ["DEFAULT_LINK", "AlphaBeta", "Link", "links_for", "parse_link"]
 
 LAUNCH = 6.6e-6
 """Seconds before a collective sends its first message, as in torch's model."""
@@ -20,6 +20,10 @@ class Link:
 
     latency: float
     bandwidth: float
+
+
+DEFAULT_LINK = Link(2.7e-6, 0.22 * 87.7 * 2**30)
+"""What torch's model assumes between hosts."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -14,7 +14,7 @@ from verifier.redistribution.layouts import Layout, Space
 from verifier.redistribution.steps import LOCAL_KINDS, Step, steps_between
 from verifier.torch_internals.redistributing.planners import Ordered, PlannedStep, Planner, PlannerName, Refused
 
-__all__ = ["NoSuchStep", "PlannerName", "Refused", "TorchSide"]
+__all__ = ["NoSuchStep", "PlannedStep", "PlannerName", "Refused", "TorchSide"]
 
 
 class NoSuchStep(Exception):  # noqa: N818 - what is wrong with the plan
@@ -36,6 +36,10 @@ class TorchSide:
         self._planner = Planner(space.mesh_shape, space.shape, dtype, flattened)
         self._ordered: dict[Layout, Ordered] = {}
         self._steps: dict[tuple[Layout, Layout], tuple[Step, ...]] = {}
+
+    def without_submeshes(self) -> TorchSide:
+        """Return the same on a mesh without flattened submeshes."""
+        return TorchSide(self.space, self._dtype)
 
     def link(self, mesh_dim: int) -> tuple[float, float]:
         """Return the latency in seconds and the bandwidth in bytes a second that torch assumes for a mesh dim."""
@@ -64,6 +68,19 @@ class TorchSide:
         if layout != target:
             raise NoSuchStep(f"torch's plan from {source} to {target} ends at {layout}")
         return Path(source, tuple(steps))
+
+    def graph_planner(
+        self, history: Sequence[tuple[Layout, Layout]] = (), backwards: bool = False
+    ) -> Callable[[Layout, Layout], tuple[PlannedStep, ...]]:
+        """Return a new graph planner of torch that has planned ``history``; see :meth:`Planner.graph_planner`."""
+        plan = self._planner.graph_planner([(self._of(a), self._of(b)) for a, b in history], backwards)
+        return lambda source, target: plan(self._of(source), self._of(target))
+
+    def move_seconds(self, source: Layout) -> dict[Layout, float]:
+        """Return the seconds of each step that the graph planner takes from ``source``, by where it leads."""
+        layouts = {self._of(layout): layout for layout in self.space.layouts}
+        moves = self._planner.moves(self._of(source), [*layouts])
+        return {layouts[ordered]: seconds for ordered, seconds in moves.items() if ordered in layouts}
 
     def predicted(self, source: Layout, target: Layout) -> float:
         """Return the seconds that torch predicts for the redistribution as a whole."""
@@ -172,20 +189,8 @@ def _single(planned: PlannedStep) -> Sequence[PlannedStep]:
 
 
 def _after(layout: Layout, planned: PlannedStep) -> Layout:
-    """Return the layout after a step: mesh dims that begin to shard a tensor dim are its last to do so."""
+    """Return the layout after a step."""
     placements = list(layout.placements)
     for mesh_dim in planned.mesh_dims:
         placements[mesh_dim] = str(planned.after)
-    orders: dict[int, Sequence[int]] = {}
-    moved = Layout.of(placements)
-    for tensor_dim in {dim for dim in range(_most(layout, moved) + 1) if moved.order(dim)}:
-        dims = moved.order(tensor_dim)
-        stay = [d for d in layout.order(tensor_dim) if d in dims]
-        orders[tensor_dim] = [*stay, *(d for d in dims if d not in stay)]
-    return Layout.of(placements, orders)
-
-
-def _most(*layouts: Layout) -> int:
-    """Return the last tensor dim that is sharded, or 0."""
-    texts = [text for layout in layouts for text in layout.placements if "S(" in text]
-    return max((int(text.partition("(")[2].strip(")").partition(",")[0]) for text in texts), default=0)
+    return layout.moved_to(placements)

@@ -19,6 +19,7 @@ from verifier.records.schema import FindingRecord, RunRecord
 from verifier.report.graph_svg import collective_class, draw_graph
 from verifier.report.matrix import matrix_views
 from verifier.report.pages import page_environment
+from verifier.report.paths.run import paths_by_mesh
 from verifier.report.rules_html import MOST_OTHERS, rules_view
 from verifier.report.rules_text import call_text as rule_call_text
 from verifier.report.rules_text import evidence_for, rule_text, saves_text, state_text, untested_beside_rules
@@ -188,6 +189,7 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
         counted=counted(run),
         matrices=matrix_views(run.matrices, run.findings),
         drawings=draw_graph(run.graph),
+        paths=paths_by_mesh(run, collective_class),
         time=_shares(run.seconds_by),
         backends=sorted({MeshSpec.parse(mesh).backend for mesh in run.header.meshes}),
         script=Markup(script),

@@ -15,6 +15,7 @@ from contextlib import closing
 import torch
 from torch.distributed.tensor import Replicate
 
+from verifier.core.call_text import describe_call
 from verifier.records.schema import MissingRuleRecord, TransferRecord
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Ledger
@@ -69,6 +70,7 @@ def _check(ledger: Ledger) -> None:
             except CALL_ERRORS:
                 report.untested["the local call raises"] += 1
                 continue
+            report.call = report.call or describe_call(case, None)
             with closing(place):
                 place.run()
             if isinstance(place, Exploration) and options.samples_called_again and mesh_number == size == 0:

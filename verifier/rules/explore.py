@@ -234,7 +234,7 @@ class Exploration(SampleOnMesh):
         claims = [claim for claim in self.claims.values() if not ledger.has_failed(claim.rule)]
         # the first size has all kinds, the others a few
         kinds = range(_SPECIAL_KINDS) if self.size == 0 else range(self.size, _SPECIAL_KINDS, 2)
-        for kind in kinds if claims else ():
+        for kind in kinds if claims and not self.hangs() else ():
             if not self.take_drawn(kind, Values.SPECIAL):
                 continue
             for claim in claims:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -12,10 +14,19 @@ from verifier.torch_internals.dtensors import describe_dtensor, make_dtensor
 from verifier.torch_internals.placements import Combination, Placements
 from verifier.torch_internals.simulation import ThreadedRanks
 
-__all__ = ["HandledCalls"]
+__all__ = ["HandledCalls", "has_hung"]
 
 _LIMIT = 10.0
 """Seconds for one call. A handler may wait for a message that no rank sends."""
+
+_MOST_HANGS = 2
+_hangs: Counter[object] = Counter()
+"""How often ranks have waited in vain for each other in this process, by op."""
+
+
+def has_hung(op: object) -> bool:
+    """Return whether the handler of ``op`` has not come back so often in this process that it is not called again."""
+    return _hangs[op] >= _MOST_HANGS
 
 
 class HandledCalls:
@@ -44,7 +55,11 @@ class HandledCalls:
                 tensors = tuple(one.to_local() if isinstance(one, DTensor) else one for one in made.tensors)
             return Results(tensors, made.others, made.returned, made.written), placed
 
-        answers = self._ranks.run(on_rank)
+        try:
+            answers = self._ranks.run(on_rank)
+        except TimeoutError:
+            _hangs[call.op] += 1
+            raise
         results = [answer[0] for answer in answers]  # type: ignore[index]
         return results, answers[0][1]  # type: ignore[index]
 

@@ -75,6 +75,8 @@ class SampleReport:
 
     Parameters
     ----------
+    call
+        The call at the smallest size, as text.
     combinations
         Pairs of input placements and one output's placement that have a verdict.
     runs
@@ -91,6 +93,7 @@ class SampleReport:
 
     op: str
     origin: str
+    call: str = ""
     combinations: int = 0
     runs: int = 0
     confirmed: set[Rule] = field(default_factory=set)

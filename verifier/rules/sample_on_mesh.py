@@ -11,6 +11,7 @@ import torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
+from verifier.placements.algebra import is_modelled
 from verifier.placements.partials import is_reducible, largest_part
 from verifier.records.values import trial_record
 from verifier.rules.claims import (
@@ -25,7 +26,7 @@ from verifier.rules.claims import (
 )
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.execute import Cuts, LocalCall, Results, holds_tensor
-from verifier.rules.handled import HandledCalls
+from verifier.rules.handled import HandledCalls, has_hung
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
@@ -40,6 +41,8 @@ __all__ = ["CALL_ERRORS", "IMPOSSIBLE", "SampleOnMesh"]
 CALL_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 _LARGE = 1 << 20
 REFUSED = "that a rule claims and DTensor's handler for the op refuses"
+OF_ONES_OWN = "a placement of a class that is not torch's: level 2 only"
+HUNG = "that a handler would have to run which has not come back before"
 IMPOSSIBLE = "a placement that a tensor of this dtype and shape cannot have"
 
 
@@ -142,7 +145,9 @@ class SampleOnMesh(ABC):
             self.ledger.report.untested[IMPOSSIBLE] += impossible
         for combination in kept:
             claim = read_claim(self.reader, self.call, op, combination, self.mesh, self.reference)
-            if claim is not None and not self.reducible(claim):
+            if claim is not None and not _is_modelled(claim):
+                self.ledger.report.untested[OF_ONES_OWN] += 1
+            elif claim is not None and not self.reducible(claim):
                 self.ledger.report.untested[IMPOSSIBLE] += 1
             elif claim is not None:
                 self.claims[combination] = claim
@@ -181,6 +186,9 @@ class SampleOnMesh(ABC):
 
     def try_claim(self, claim: Claim, results: list[Results] | Exception | None, masks: Sequence[int] = ()) -> None:
         """Hold the claim against this draw. ``masks`` is what the results represent, where that is known."""
+        if self.hangs():
+            self.ledger.report.untested[HUNG] += 1
+            return
         bits = self._bits.get(claim.rule)
         if results is not None and bits and masks and all(a & b for a, b in zip(bits, masks, strict=True)):
             self._hold(claim)
@@ -214,6 +222,10 @@ class SampleOnMesh(ABC):
             return claim, error
         outputs = tuple(own or promised for own, promised in zip(placed, claim.outputs, strict=False))
         return replace(claim, outputs=(*outputs, *claim.outputs[len(outputs) :])), results
+
+    def hangs(self) -> bool:
+        """Return whether the op has a handler that has not come back before, which costs seconds each time."""
+        return self.handled is not None and has_hung(self.call.op)
 
     def refused(self, results: list[Results] | Exception) -> bool:
         """Return whether DTensor's handler says plainly that it does not support what its rule claims."""
@@ -258,6 +270,10 @@ class SampleOnMesh(ABC):
         if claim is not None:
             found = Mismatch(VerdictKind.DIED, "the op ended the process of a rank")
             ledger.note(self.counterexample(claim, found), self.mesh.ndim)
+
+
+def _is_modelled(claim: Claim) -> bool:
+    return all(is_modelled(p) for placements in (*claim.inputs, *claim.outputs) for p in placements)
 
 
 def _complexity(tensors: Sequence[torch.Tensor]) -> int:

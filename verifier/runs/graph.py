@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import networkx as nx  # type: ignore[import-untyped]
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import Phase
 from verifier.records.files import AS_IT_WAS, write_atomically
-from verifier.records.schema import FORMAT_VERSION, EdgeRecord, GraphRecord
+from verifier.records.schema import FORMAT_VERSION, EdgeRecord, GraphRecord, PathRecord
 
 if TYPE_CHECKING:
     from verifier.core.observation import Observation, Redistribution
@@ -28,6 +30,10 @@ _PHASES = {str(phase): position for position, phase in enumerate(Phase)}
 
 _Key = tuple[str, str, str, int, str]
 """source, target, mesh, mesh dim, collective: steps with equal keys are one edge."""
+
+
+_PathKey = tuple[str, str, str, str, str, tuple[tuple[str, str], ...], bool]
+"""op, mesh, tensor, source, target, steps, explicit."""
 
 
 @dataclass
@@ -52,6 +58,7 @@ class RedistributionGraph:
 
     def __init__(self) -> None:
         self._edges: dict[_Key, _Totals] = {}
+        self._paths: dict[_PathKey, Counter[str]] = {}
         self._alone: set[str] = set()
 
     def add(self, observation: Observation) -> None:
@@ -61,9 +68,14 @@ class RedistributionGraph:
         """
         report = next((report for report in observation.reports if report is not None), None)
         if report is not None:
-            mesh = str(observation.trial.mesh)
+            mesh, op = str(observation.trial.mesh), observation.trial.case.op
             for step in report.redistributions:
                 self.add_step(mesh, step)
+            for steps in _whole(report.redistributions):
+                first, taken = steps[0], tuple((step.collective or "", step.target) for step in steps)
+                if first.tensor:
+                    key = (op, mesh, first.tensor, *first.path, taken, first.explicit)
+                    self._paths.setdefault(key, Counter())[str(first.phase)] += 1
 
     def add_step(self, mesh: str, step: Redistribution) -> None:
         """Count a step on ``mesh``, the text of a :class:`~verifier.core.case.MeshSpec`."""
@@ -79,11 +91,15 @@ class RedistributionGraph:
     def to_record(self) -> GraphRecord:
         """Return the stored graph: nodes sorted by name, edges by source, target, mesh, mesh dim and collective."""
         edges = [
-            EdgeRecord(*key, totals.bytes, totals.count, dict(sorted(totals.phases.items(), key=_by_phase)))
+            EdgeRecord(*key, totals.bytes, totals.count, _in_order(totals.phases))
             for key, totals in sorted(self._edges.items())
         ]
         ends = {node for edge in edges for node in (edge.source, edge.target)}
-        return GraphRecord(sorted(ends | self._alone), edges)
+        paths = [
+            PathRecord(op, mesh, tensor, source, target, [*steps], explicit, phases.total(), _in_order(phases))
+            for (op, mesh, tensor, source, target, steps, explicit), phases in sorted(self._paths.items())
+        ]
+        return GraphRecord(sorted(ends | self._alone), edges, paths)
 
     @classmethod
     def from_record(cls, record: GraphRecord) -> RedistributionGraph:
@@ -95,6 +111,10 @@ class RedistributionGraph:
             totals.bytes += edge.bytes
             totals.count += edge.count
             totals.phases.update(edge.phases)
+        for path in record.paths:
+            steps = tuple((collective, target) for collective, target in path.steps)
+            key = (path.op, path.mesh, path.tensor, path.source, path.target, steps, path.explicit)
+            graph._paths.setdefault(key, Counter()).update(path.phases)
         return graph
 
     # -------------------------------------------------------------------------------------------------- networkx
@@ -140,6 +160,16 @@ class RedistributionGraph:
         """Write networkx's node-link JSON, with a ``format_version`` beside its keys."""
         document = {"format_version": FORMAT_VERSION, **nx.node_link_data(self.to_networkx(), edges="edges")}
         write_atomically(Path(path), (json.dumps(document, indent=2) + "\n").encode(), kept)
+
+
+def _whole(steps: Sequence[Redistribution]) -> Iterator[list[Redistribution]]:
+    """Yield the steps of each redistribution."""
+    begun = [number for number, step in enumerate(steps) if step.begins]
+    yield from ([*steps[first:last]] for first, last in itertools.pairwise([*begun, len(steps)]))
+
+
+def _in_order(phases: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(phases.items(), key=_by_phase))
 
 
 def _by_phase(item: tuple[str, int]) -> tuple[int, str]:

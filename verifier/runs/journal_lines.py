@@ -144,7 +144,8 @@ def _given(record: Verdict | ProcessReport, but: tuple[str, ...]) -> dict[str, A
 
 
 def _step(step: Redistribution) -> tuple[object, ...]:
-    return (step.phase, step.source, step.target, step.mesh_dim, step.collective, step.bytes, *step.path)
+    whole = (*step.path, step.tensor, step.explicit, step.begins)
+    return (step.phase, step.source, step.target, step.mesh_dim, step.collective, step.bytes, *whole)
 
 
 def _executed(line: Mapping[str, Any], trial: Trial) -> tuple[Executed, ...]:
@@ -165,8 +166,8 @@ def load_observation(line: Mapping[str, Any], trial: Trial) -> tuple[Observation
         judged = {"kind": line["verdict"], "message": line.get("message", ""), **line.get("judged", {})}
         verdict = msgspec.convert(judged, Verdict)
         steps = tuple(
-            Redistribution(Phase(phase), source, target, mesh_dim, collective, size, (begin, end))
-            for phase, source, target, mesh_dim, collective, size, begin, end in line.get("steps", ())
+            Redistribution(Phase(phase), source, target, mesh_dim, collective, size, (begin, end), *whole)
+            for phase, source, target, mesh_dim, collective, size, begin, end, *whole in line.get("steps", ())
         )
         reports = [msgspec.convert(report, ProcessReport) for report in line.get("reports", ())]
         seconds = tuple(line.get("shares", {}).items())

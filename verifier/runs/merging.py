@@ -19,6 +19,7 @@ from verifier.records.schema import (
     GraphRecord,
     KnownRecord,
     MatrixRecord,
+    PathRecord,
     RuleCoverageRecord,
     RulesRecord,
     RunHeader,
@@ -223,8 +224,15 @@ def _graph(one: GraphRecord, other: GraphRecord) -> GraphRecord:
         phases = added(this.phases, that.phases)
         return replace(this, bytes=this.bytes + that.bytes, count=this.count + that.count, phases=phases)
 
+    def path_key(path: PathRecord) -> tuple[object, ...]:
+        return path.op, path.mesh, path.tensor, path.source, path.target, tuple(map(tuple, path.steps)), path.explicit
+
+    def both_paths(this: PathRecord, that: PathRecord) -> PathRecord:
+        return replace(this, count=this.count + that.count, phases=added(this.phases, that.phases))
+
     edges = _joined([*one.edges, *other.edges], key, both)
-    return GraphRecord(_sorted_union(one.nodes, other.nodes), sorted(edges, key=key))
+    paths = sorted(_joined([*one.paths, *other.paths], path_key, both_paths), key=path_key)
+    return GraphRecord(_sorted_union(one.nodes, other.nodes), sorted(edges, key=key), paths)
 
 
 def _rules(one: RulesRecord | None, other: RulesRecord | None) -> RulesRecord | None:

@@ -138,13 +138,16 @@ class ClaimReader:
         except Exception as error:  # noqa: BLE001 - strategies refuse and fail in many ways; no exception is a claim
             self._note(combination, error)
             return None
-        outputs = placements_of_spec(sharding.output_spec)
+        outputs = self._of_tensors(placements_of_spec(sharding.output_spec))
         changed = sharding.redistribute_schema if sharding.needs_redistribute else None
         inner = [leaf for leaf in pytree.tree_leaves(changed.args_schema if changed else ()) if _is_spec(leaf)]
         placed = [*(one for one in outputs or () if one is not None), *(tuple(spec.placements) for spec in inner)]
         if any(len(one) != mesh.ndim for one in placed):
             text = f"a rule has {min(map(len, placed))} placements for a mesh of {mesh.ndim} dims"
             self.failures[combination] = RuleFailure("ValueError", text)
+            return None
+        if strange := [p for one in placed for p in one if not isinstance(p, Placement)]:
+            self.failures[combination] = RuleFailure("TypeError", f"a rule has {strange[0]!r} in place of a placement")
             return None
         ours = installed_sharded_op(self.op)
         if ours is not None:
@@ -157,6 +160,13 @@ class ClaimReader:
         if not sharding.use_val_from_redistribute_schema:
             return Propagation(inputs, outputs)
         return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
+
+    def _of_tensors(self, outputs: tuple[Placements | None, ...] | None) -> tuple[Placements | None, ...] | None:
+        """Return ``outputs`` without what rules say of results that are no tensors."""
+        metas = self._result_meta if isinstance(self._result_meta, list | tuple) else [self._result_meta]
+        if outputs is None or len(metas) != len(outputs):
+            return outputs
+        return tuple(None if meta is None else one for one, meta in zip(outputs, metas, strict=True))
 
     def key(self, combination: Combination, mesh_shape: tuple[int, ...]) -> Hashable:
         """Return that by which DTensor's cache knows this call at ``combination``: equal keys share a decision."""

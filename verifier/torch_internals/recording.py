@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.dtensors import per_rank
-from verifier.torch_internals.placements import PLAIN_PLACEMENTS, placement_text
+from verifier.torch_internals.placements import PLAIN_PLACEMENTS, placement_text, strides_of
 
 __all__ = [
     "RedistributionRecorder",
@@ -37,6 +38,9 @@ class Step:
     collective: str | None
     bytes: int
     path: tuple[str, str]
+    tensor: str
+    explicit: bool
+    begins: bool
 
 
 @dataclass
@@ -91,7 +95,8 @@ def _install_hooks() -> None:
         local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, **options: Any
     ) -> torch.Tensor:
         if _recorders and not current.placements == target.placements:  # noqa: SIM201 - != takes 30 times as long
-            steps = _planned_steps(local, current, target, options.get("use_graph_based_transform"))
+            graph_based, explicit = options.get("use_graph_based_transform"), bool(options.get("is_explicit"))
+            steps = _planned_steps(local, current, target, graph_based, explicit)
             masks = [p.mask_buffer for p in target.placements if isinstance(p, _MaskPartial)]
             for recorder in _recorders:
                 recorder.steps.extend(steps)
@@ -126,17 +131,19 @@ DTensor caches its plans as well, but by specs, whose hash and comparison are sl
 """
 
 
-def _planned_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
+def _planned_steps(
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object, explicit: bool
+) -> list[Step]:
     """Return the steps of :func:`_plan_steps`, from the cache if the redistribution was planned before."""
     placements = (*current.placements, *target.placements)
     if isinstance(local, LocalTensor) or any(type(p) not in _COMPARED_BY_TEXT for p in placements):
-        return _plan_steps(local, current, target, graph_based)
+        return _plan_steps(local, current, target, graph_based, explicit)
     orders = (current.shard_order, target.shard_order)
     size = local.numel() * local.element_size()
-    key = (id(current.mesh), id(target.mesh), placements, orders, current.tensor_meta, graph_based, size)
+    key = (id(current.mesh), id(target.mesh), placements, orders, current.tensor_meta, graph_based, size, explicit)
     known = _planned.get(key)
     if known is None:
-        steps = _plan_steps(local, current, target, graph_based)
+        steps = _plan_steps(local, current, target, graph_based, explicit)
         known = _planned[key] = (steps, current.mesh, target.mesh)
     return known[0]
 
@@ -145,29 +152,47 @@ _COMPARED_BY_TEXT = PLAIN_PLACEMENTS | {_MaskPartial}
 """Placements that have the same text if they are equal."""
 
 
-def _plan_steps(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object) -> list[Step]:
+def _plan_steps(
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object, explicit: bool
+) -> list[Step]:
     """Return the steps that DTensor will take; none if it cannot plan them, because DTensor itself reports that."""
     try:
-        infos = redistribute_module._gen_transform_infos(current, target, graph_based)
+        planned = redistribute_module._gen_transform_infos(current, target, graph_based)
+        infos = redistribute_module._optimize_transform_infos(
+            planned, current.mesh, current.placements, target.placements
+        )
     except (RuntimeError, ValueError, NotImplementedError, AssertionError):
         return []
     size = max((shard.numel() * shard.element_size() for shard in per_rank(local).values()), default=0)
     state = list(current.placements)
     path = (placement_text(current.placements), placement_text(target.placements))
     mesh_shape = tuple(current.mesh.shape)
-    steps = []
+    tensor = _tensor_text(current, target)
+    steps: list[Step] = []
     for info in infos:
         before, after = info.src_dst_placements
         source = placement_text(state)
-        state[info.mesh_dim] = after
+        dims = getattr(info, "original_mesh_dims", (info.mesh_dim,))
+        for mesh_dim in dims:
+            state[mesh_dim] = after
         collective = info._comm_type_key()
-        steps.append(Step(source, placement_text(state), info.mesh_dim, collective, size, path))
-        extent = mesh_shape[info.mesh_dim]
+        step = Step(source, placement_text(state), dims[0], collective, size, path, tensor, explicit, not steps)
+        steps.append(step)
+        extent = math.prod(mesh_shape[mesh_dim] for mesh_dim in dims)
         if isinstance(before, Shard) and not isinstance(after, Shard):
             size *= extent
         elif isinstance(after, Shard) and not isinstance(before, Shard):
             size = -(-size // extent)
     return steps
+
+
+def _tensor_text(*specs: DTensorSpec) -> str:
+    """Return dtype and global shape; empty if a shard order is another than the placements say."""
+    meta = specs[0].tensor_meta
+    orders = (spec.shard_order for spec in specs if not any(map(strides_of, spec.placements)))
+    if meta is None or not all(order is None or DTensorSpec.is_default_device_order(order) for order in orders):
+        return ""
+    return f"{str(meta.dtype).removeprefix('torch.')}{[*map(int, meta.shape)]}"
 
 
 def forget_calls() -> int:

@@ -40,12 +40,14 @@ class _Grouped:
     left: int
     right: int
     columns_first: bool
+    dtype: torch.dtype
 
     def arguments(self, draw: Draw) -> tuple[object, ...]:
         groups, rows, inner, columns = _GROUPED[draw.size]
-        # large beside the summands of a Partial, which bfloat16 rounds
-        a = draw.values(*([groups] if self.left == 3 else []), rows, inner, dtype=torch.bfloat16) * 16
-        b = draw.values(*([groups] if self.right == 3 else []), inner, columns, dtype=torch.bfloat16) * 16
+        # large beside the summands of a Partial, which bfloat16 rounds; float32 keeps them all
+        factor = 16 if self.dtype is torch.bfloat16 else 1
+        a = draw.values(*([groups] if self.left == 3 else []), rows, inner, dtype=self.dtype) * factor
+        b = draw.values(*([groups] if self.right == 3 else []), inner, columns, dtype=self.dtype) * factor
         cut = {(2, 3): (rows, 1), (3, 2): (columns, 8), (2, 2): (inner, 8)}.get((self.left, self.right))
         ends = None if cut is None else _ends(draw, groups, *cut)
         return a, _columns_first(b) if self.columns_first else b, ends
@@ -55,9 +57,11 @@ def _grouped() -> Iterator[Way]:
     for left, right in ((2, 3), (3, 2), (2, 2), (3, 3)):
         for columns_first in (True, False) if right == 2 else (False,):  # a file keeps no such strides of 3 dims
             label = f"{left}-d by {right}-d, the second by {'columns' if columns_first else 'rows'}"
-            make = _Grouped(left, right, columns_first).arguments
             limit = "" if left == right == 3 else _ENDS
-            yield Way("aten._grouped_mm.default", label, make, claims_only=limit)
+            for dtype, note in ((torch.float32, ""), (torch.bfloat16, ", bfloat16")):
+                make = _Grouped(left, right, columns_first, dtype).arguments
+                exact = dtype is torch.float32
+                yield Way("aten._grouped_mm.default", label + note, make, exact=exact, claims_only=limit)
 
 
 # -------------------------------------------------------------------------------------------------------------- scaled

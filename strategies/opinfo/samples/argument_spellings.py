@@ -27,6 +27,8 @@ class Variation:
 
 
 _DIMS = {"dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1", "start_dim", "end_dim"}
+_AMOUNTS = {"pad", "padding", "shifts", "output_padding"}
+"""Lists with an amount for each dim, or for both sides of each, of which 0 means none."""
 _FLAGS = {
     "keepdim",
     "largest",
@@ -96,6 +98,10 @@ def _candidates(call: Call, parameter: Parameter, given: object) -> Iterator[obj
     elif name in _DIMS and "List[int]" in type_:
         reduces = "keepdim" in names and not has_out
         yield from _dim_lists(call, given if isinstance(given, list | tuple) else [], reduces, optional)
+    elif name in _AMOUNTS and isinstance(given, list | tuple) and len(given) > 1:
+        # on one side or along one dim alone, so that a mix-up of the entries shows
+        for place, amount in enumerate(given):
+            yield [amount or 1 if other == place else 0 for other in range(len(given))]
     elif name in _FLAGS and "bool" in type_:
         yield not given
     elif name == "correction":

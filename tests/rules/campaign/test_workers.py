@@ -206,6 +206,27 @@ def test_progress_is_no_hang_however_long_it_takes_and_however_slow_the_reader_i
     assert list(outcomes) == [Part(0, 1, LARGE), Part(0, 2, LARGE), Finished(0, 3)]
 
 
+def gets_little(item: int, in_flight: InFlight, skip: frozenset[Position], resume: int) -> Iterator[object]:
+    """Compute a fifth of the time, as a worker does that shares its processor with four others; item 1 never ends."""
+    if (item, 0, 0, 0) in skip:
+        return
+    in_flight.enter((item, 0, 0, 0))
+    until = time.monotonic() + (1000 if item else 3)
+    while time.monotonic() < until:
+        busy = time.process_time() + 0.02
+        while time.process_time() < busy:
+            pass
+        time.sleep(0.08)
+    in_flight.leave()
+    yield "came to its end"
+
+
+def test_a_worker_that_computes_gets_as_many_seconds_of_its_processor() -> None:
+    outcomes = in_order(run_items([0, 1], gets_little, jobs=2, stall_limit=0.8))
+    assert parts(outcomes) == [(0, 0, "came to its end")]
+    assert others(outcomes) == [Died(1, 0, (1, 0, 0, 0), "no progress for 0.8 s", "")]
+
+
 def test_a_hang_with_nothing_in_flight_gives_the_item_up() -> None:
     outcomes = in_order(run_items([0, 1], idles, jobs=1, stall_limit=2.0))
     assert outcomes == [GaveUp(0, 0, "no progress for 2 s with nothing in flight", ""), Finished(1, 0)]

@@ -14,11 +14,12 @@ from verifier.core.wording import plural
 from verifier.redistribution.judging import Judge, Judgement
 from verifier.redistribution.layouts import Space, parse_layout
 from verifier.redistribution.models import AlphaBeta, Link, links_for
+from verifier.redistribution.properties import check_properties
 from verifier.redistribution.torch_side import PlannerName, TorchSide
-from verifier.report.paths.documents import as_dict, dot, graphml, mermaid
-from verifier.report.paths.text import all_pairs, one_pair
+from verifier.report.paths.documents import as_dict, dot, graphml, mermaid, svg
+from verifier.report.paths.text import all_pairs, one_pair, properties
 
-__all__ = ["Question", "answer", "judge_for"]
+__all__ = ["Question", "answer", "answer_on_properties", "judge_for"]
 
 _MOST_LAYOUTS = 200
 _DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "bool")
@@ -49,6 +50,7 @@ class Question:
     worst: int = 5
     links: Sequence[str] = ()
     partial: str = "sum"
+    strided: Sequence[str] = ()
 
 
 def judge_for(question: Question) -> Judge:
@@ -74,7 +76,10 @@ def judge_for(question: Question) -> Judge:
     partials = {placement[2:-1] for placement in texts if placement.startswith("P")} or {question.partial}
     if len(partials) > 1:
         raise ValueError(f"P({') and P('.join(sorted(partials))}) are asked for; one reduction is supported")
-    strided = sorted(placement for placement in texts if placement.startswith("_S"))
+    given = [parse_layout(text, len(shape), 1).placements[0] for text in question.strided]
+    if plain := [text for text in given if not text.startswith("_S")]:
+        raise ValueError(f"--strided {plain[0]!r} is no strided shard, as '_S(0, 2)'")
+    strided = sorted({placement for placement in (*texts, *given) if placement.startswith("_S")})
     space = Space(mesh.shape, shape, dtype.itemsize, partials.pop(), strided)
     if (count := len(space.layouts)) > _MOST_LAYOUTS:
         raise ValueError(
@@ -95,7 +100,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def answer(question: Question, output: str) -> str:
-    """Return the answer in the format ``output``: ``text``, ``json``, ``graphml``, ``dot`` or ``mermaid``.
+    """Return the answer in the format ``output``: ``text``, ``json``, ``graphml``, ``dot``, ``mermaid`` or ``svg``.
 
     Raises
     ------
@@ -109,10 +114,40 @@ def answer(question: Question, output: str) -> str:
     if output == "json":
         document = {**_about(question), "judgements": [as_dict(judge, one) for one in judgements]}
         return json.dumps(document, indent=2) + "\n"
-    writers: dict[str, Callable[[Judge, Sequence[Judgement]], str]] = {"dot": dot, "mermaid": mermaid}
+    writers: dict[str, Callable[[Judge, Sequence[Judgement]], str]] = {"dot": dot, "mermaid": mermaid, "svg": svg}
     if output in writers:
         return writers[output](judge, judgements)
     return "\n".join([*_header(judge, question), "", *_lines(judge, judgements, question), ""])
+
+
+def answer_on_properties(question: Question, output: str) -> tuple[str, bool]:
+    """Return what holds of torch's planners as ``text`` or ``json``, and whether all properties hold.
+
+    Raises
+    ------
+    ValueError
+        If the question is not one that can be answered.
+    """
+    if output not in ("text", "json"):
+        raise ValueError(f"--properties are printed as text or json, not as {output}")
+    judge = judge_for(question)
+    outcomes = list(check_properties(judge.space, judge.torch_side))
+    holds = not any(one.violations for one in outcomes)
+    if output == "text":
+        return "\n".join([*_header(judge, question)[:2], "", *properties(outcomes), ""]), holds
+    found = [
+        {
+            "name": one.name,
+            "statement": one.statement,
+            "checked": one.checked,
+            "violations": [
+                {"layouts": [*map(str, each.layouts)], "what": each.what, "seconds": each.seconds}
+                for each in one.violations
+            ],
+        }
+        for one in outcomes
+    ]
+    return json.dumps({**_about(question), "properties": found}, indent=2) + "\n", holds
 
 
 def _judged(judge: Judge, question: Question) -> list[Judgement]:

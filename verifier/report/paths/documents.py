@@ -12,8 +12,9 @@ from verifier.core.wording import bytes_text
 from verifier.redistribution.graph import Path, Seconds
 from verifier.redistribution.judging import Judge, Judgement
 from verifier.redistribution.steps import Step
+from verifier.report.paths.picture import lanes_svg
 
-__all__ = ["as_dict", "dot", "graphml", "mermaid", "path_dict"]
+__all__ = ["as_dict", "dot", "graphml", "mermaid", "path_dict", "svg"]
 
 
 def path_dict(path: Path, models: Mapping[str, Seconds]) -> dict[str, Any]:
@@ -89,6 +90,21 @@ def mermaid(judge: Judge, judgements: Sequence[Judgement]) -> str:
         arrow = "-->" if style == "solid" else "-.->"
         lines += [f'  {names[step.source]} {arrow}|"{_label(step)}"| {names[step.target]}' for step in steps]
     return "\n".join([*lines, ""])
+
+
+def svg(judge: Judge, judgements: Sequence[Judgement]) -> str:
+    """Return a picture of the path that torch takes and the best one, of one redistribution.
+
+    Raises
+    ------
+    ValueError
+        If there are several judgements.
+    """
+    if len(judgements) != 1:
+        raise ValueError("a picture is of one redistribution; give --source and --target")
+    (one,) = judgements
+    lanes = [(f"torch, {one.planner} planner", one.path)] if one.path is not None else []
+    return f"{lanes_svg([*lanes, ('best', one.best['model'])])}\n"
 
 
 def _label(step: Step) -> str:

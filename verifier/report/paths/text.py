@@ -8,29 +8,11 @@ from collections.abc import Iterator, Sequence
 from verifier.core.wording import bytes_text, plural
 from verifier.redistribution.graph import Path, Seconds
 from verifier.redistribution.judging import OPTIMA, Judge, Judgement
+from verifier.redistribution.properties import Outcome
 from verifier.redistribution.steps import Step
+from verifier.report.paths.words import brief, ratio_text, time_text
 
-__all__ = ["blame_text", "one_pair", "path_lines", "ratio_text", "summary_rows", "time_text", "worst_pairs"]
-
-
-def time_text(seconds: float) -> str:
-    """Return a duration of a collective as readable text.
-
-    >>> time_text(0.0), time_text(3.14e-5), time_text(0.0042)
-    ('0 us', '31.4 us', '4.2 ms')
-    """
-    if not seconds:
-        return "0 us"
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
-
-
-def ratio_text(ratio: float) -> str:
-    """Return how many times the optimum a path costs.
-
-    >>> ratio_text(1.0), ratio_text(2.5), ratio_text(float("inf"))
-    ('1x', '2.5x', 'all of it')
-    """
-    return "all of it" if ratio == float("inf") else f"{ratio:.3g}x"
+__all__ = ["all_pairs", "one_pair", "path_lines", "properties"]
 
 
 def _step_line(step: Step, seconds: float) -> tuple[str, str, str]:
@@ -165,25 +147,26 @@ def worst_pairs(judge: Judge, judgements: Sequence[Judgement], worst: int) -> It
             f"{one.source} -> {one.target}: {bytes_text(one.path.bytes)} where {bytes_text(one.bound.total)} must be "
             f"({ratio_text(one.regrets['bytes'].ratio)})"
         )
-        yield f"  torch  {_brief(one.path, model)}"
-        yield f"  best   {_brief(one.best['model'], model)}"
+        yield f"  torch  {brief(one.path, model)}"
+        yield f"  best   {brief(one.best['model'], model)}"
         yield f"  why    {blame_text(judge, one)}"
+
+
+def properties(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield a line for each property, and the worst violation of each that does not hold."""
+    rows = [(one.statement, f"{one.checked:,}", f"{len(one.violations):,}" if one.checked else "-") for one in outcomes]
+    yield from _table([("property", "checked", "violated"), *rows])
+    for outcome in outcomes:
+        for violation in outcome.violations[:1]:
+            source, target, *_ = violation.layouts
+            yield ""
+            yield f"violated: {outcome.statement}"
+            yield f"  {source} -> {target}"
+            yield f"  {violation.what}"
 
 
 def _badness(one: Judgement) -> tuple[float, float, str, str]:
     return -one.excess, -one.regrets["model"].ratio, str(one.source), str(one.target)
-
-
-def _brief(path: Path, model: Seconds) -> str:
-    """Return a path on one line, with the kind of each step over its arrow.
-
-    Local steps have a bare arrow.
-    """
-    text = str(path.source)
-    for step in path.steps:
-        dims = ",".join(map(str, step.mesh_dims))
-        text += f" -{step.kind}({dims})-> {step.target}" if dims else f" -> {step.target}"
-    return f"{text}   {bytes_text(path.bytes)}, {time_text(path.seconds(model))}"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

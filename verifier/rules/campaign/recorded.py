@@ -33,6 +33,7 @@ from verifier.rules.campaign.collect import op_record, special_rules, stale_deci
 from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.outcomes import Outcomes, earlier_outcomes
 from verifier.rules.campaign.request import Progress, RulesPlan
+from verifier.rules.campaign.table import TableBuilder
 from verifier.rules.campaign.work import WorkItem, check_target, prepare
 from verifier.rules.campaign.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
 from verifier.rules.results import SampleReport, WrongRule
@@ -65,10 +66,13 @@ class _Op:
         return [self.by_number[number] for number in sorted(self.by_number)]
 
 
-def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *_: None) -> RunRecord:
+def record_rules(
+    plan: RulesPlan, store: RunStore, progress: Progress = lambda *_: None, *, table: TableBuilder | None = None
+) -> RunRecord:
     """Run ``plan`` and store what came of it; the journal has a line for each op as it is done.
 
-    A Ctrl-C ends the run early: what has been checked by then is stored, as incomplete.
+    ``table`` takes what came of each sample, once the run has ended. A Ctrl-C ends the run early: what has been checked
+    by then is stored, as incomplete.
 
     Raises
     ------
@@ -85,6 +89,8 @@ def record_rules(plan: RulesPlan, store: RunStore, progress: Progress = lambda *
             except KeyboardInterrupt:
                 complete = False
             record = run.finish(complete, time.monotonic() - started)
+            if table is not None:
+                run.fill(table)
             writer.finish(record)
         except KeyboardInterrupt:
             kept = f"what was checked is listed in {writer.journal_path}"
@@ -224,6 +230,11 @@ class _RulesRun:
         return replace(record, confirmed=ConfirmationRecord(UNCONFIRMED, why=SCRIPT_RAN), fingerprint="")
 
     # ------------------------------------------------------------------------------------------------------- the whole
+    def fill(self, table: TableBuilder) -> None:
+        """Give the samples of all ops to ``table``."""
+        for op in self.ops:
+            table.take(op.reports, op.record or self._op_record(op, [], []))
+
     def finish(self, complete: bool, seconds: float) -> RunRecord:
         plan, header = self.plan, self.plan.header
         records = {

@@ -27,6 +27,9 @@ __all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
 
 START_LIMIT = 180.0
 _TAIL = 600
+_WAITING, _BUSY = 0.02, 10
+"""A worker that got less than this share of a processor waits for something; one that computes gets at most so many
+times the limit."""
 
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -133,6 +136,7 @@ class WorkerProcess:
         self._killed_for = ""
         self._given = self._seen = self.in_flight.snapshot()
         self._seen_at = self._started_at = time.monotonic()
+        self._computed = 0.0
 
     @property
     def pid(self) -> int:
@@ -159,18 +163,24 @@ class WorkerProcess:
 
     def alive(self) -> None:
         """Note that something has come from the worker."""
-        self._seen_at = time.monotonic()
+        self._seen_at, self._computed = time.monotonic(), self._child.computed
 
     def look(self, stall_limit: float) -> None:
-        """Kill the worker if it is at work and there was no progress for too long."""
+        """Kill the worker if it is at work and there was no progress for too long.
+
+        On a busy machine a worker gets little of a processor. One that computes gets ``stall_limit`` CPU seconds.
+        """
         now = time.monotonic()
         seen = self.in_flight.snapshot()
         if not self.ready and now - self._started_at > START_LIMIT:
             self.kill_for(f"not ready after {START_LIMIT:g} s")
         elif not self.ready or self.flight is None or seen != self._seen:
-            self._seen, self._seen_at = seen, now
-        elif now - self._seen_at > stall_limit:
-            self.kill_for(f"no progress for {stall_limit:g} s")
+            self._seen = seen
+            self.alive()
+        elif (waited := now - self._seen_at) > stall_limit:
+            computed = self._child.computed - self._computed
+            if not _WAITING * waited < computed < stall_limit or waited > _BUSY * stall_limit:
+                self.kill_for(f"no progress for {stall_limit:g} s")
 
     def kill_for(self, why: str) -> None:
         """Kill the worker; what it has sent can still be received, and then the end of file."""

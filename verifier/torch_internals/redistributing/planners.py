@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,6 +51,10 @@ class PlannedStep:
     after: Placement
     collective: str | None
     executed: bool = True
+
+
+GraphPlanner = Callable[[Ordered, Ordered], tuple[PlannedStep, ...]]
+"""Plans with one of torch's graph planners, which keeps what its plans leave in it."""
 
 
 class Planner:
@@ -113,6 +117,27 @@ class Planner:
             except (AssertionError, RuntimeError, ValueError, NotImplementedError, KeyError, IndexError) as error:
                 raise Refused(f"{type(error).__name__}: {error}") from error
         return tuple(map(self._planned, infos))
+
+    def graph_planner(self, history: Sequence[tuple[Ordered, Ordered]], backwards: bool = False) -> GraphPlanner:
+        """Return a new graph planner of torch that has planned ``history``.
+
+        With ``backwards``, the planner's sets are iterated in the opposite order, as under another hash seed.
+        """
+        planner = _Remembering(self.mesh, self._meta)
+        if not backwards:
+            planner.known = self._planner.known
+        else:
+            planner.partial_reduce_ops_in_target = _Backwards()
+            planner.strided_shard_placements_in_target = _Backwards()
+
+        def plan(source: Ordered, target: Ordered) -> tuple[PlannedStep, ...]:
+            first, last = self._spec(source), self._spec(target)
+            infos = planner.generate_graph_based_transform_infos(first, last, first.shape)
+            return tuple(map(self._planned, infos))
+
+        for source, target in history:
+            plan(source, target)
+        return plan
 
     def predicted(self, source: Ordered, target: Ordered) -> float:
         """Return the seconds that torch's ``redistribute_cost`` gives for a redistribution."""
@@ -192,7 +217,7 @@ class _Remembering(redistribute_module.DTensorRedistributePlanner):
 
     def __init__(self, mesh: DeviceMesh, meta: TensorMeta) -> None:
         super().__init__(mesh, meta)
-        self._known: dict[Any, Any] = {}
+        self.known: dict[Any, Any] = {}
 
     def forget(self) -> None:
         self.strided_shard_placements_in_target.clear()
@@ -208,9 +233,16 @@ class _Remembering(redistribute_module.DTensorRedistributePlanner):
     def get_next_state(self, placements: Any, tensor_mesh_dim_tuple: Any) -> Any:
         expected = (frozenset(self.strided_shard_placements_in_target), frozenset(self.partial_reduce_ops_in_target))
         key = (placements, tensor_mesh_dim_tuple, expected)
-        if key not in self._known:
-            self._known[key] = super().get_next_state(placements, tensor_mesh_dim_tuple)
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = super().get_next_state(placements, tensor_mesh_dim_tuple)
+        return self.known[key]
+
+
+class _Backwards(set[Any]):
+    """A set that is iterated in the opposite order."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__(), key=str, reverse=True))
 
 
 @contextlib.contextmanager

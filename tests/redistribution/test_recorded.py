@@ -1,0 +1,149 @@
+"""What a run executed, judged."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from run_factory import make_run
+
+from verifier.records.schema import GraphRecord, PathRecord
+from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta
+from verifier.redistribution.recorded import NotJudged, Reader
+from verifier.report.paths.run import JudgedRun, diff_text, judge_run, run_json, run_text
+
+THERE_AND_BACK = PathRecord(
+    "aten.embedding.default",
+    "2x4",
+    "float32[1024, 8, 1024]",
+    "(S(0), S(2))",
+    "(R, S(0))",
+    [("all_gather", "(S(0), R)"), ("all_gather", "(R, R)"), ("", "(R, S(0))")],
+    False,
+    3,
+    {"forward": 2, "backward": 1},
+)
+DIRECT = PathRecord("aten.mm.default", "4", "float64[5]", "S(0)", "R", [("all_gather", "R")], True, 2, {"forward": 2})
+
+
+def with_steps(record: PathRecord, *steps: tuple[str, str], **changes: object) -> PathRecord:
+    fields = {**record.__dict__, "steps": [*steps], **changes}
+    return PathRecord(**fields)
+
+
+def judged(*records: PathRecord, op: str = "*") -> JudgedRun:
+    return judge_run(make_run(graph=GraphRecord([], [], [*records])), op)
+
+
+def test_a_path_has_the_bytes_of_its_steps() -> None:
+    reader = Reader()
+    found = reader.read(THERE_AND_BACK)
+    size = 1024 * 8 * 1024 * 4
+    assert found.path.bytes == 7 * size
+    assert found.bound.total == 7 * size // 4
+    assert found.waste == "gathers and shards again"
+    best = reader.best(found, AlphaBeta((DEFAULT_LINK,) * 2))
+    assert best is not None
+    assert best.bytes == found.bound.total
+
+
+def test_what_needs_no_more_than_the_bound_has_no_excess() -> None:
+    found = Reader().read(DIRECT)
+    assert (found.path.bytes, found.excess, found.waste) == (8 * (3 + 3 + 4 + 5), 0, "")
+
+
+def test_a_merged_collective_is_one_step() -> None:
+    merged = with_steps(THERE_AND_BACK, ("all_reduce", "(R, R)"), source="(P(sum), P(sum))", target="(R, R)")
+    (step,) = Reader().read(merged).path.steps
+    assert (step.kind, step.mesh_dims) == ("all_reduce", (0, 1))
+
+
+@pytest.mark.parametrize("partial", ["MaskP(sum)", "_NormP(2)", "_NormP(0.5)"])
+def test_masked_partials_and_norms_send_what_sums_send(partial: str) -> None:
+    steps = ("all_reduce", "(R, R)")
+    masked, plain = (
+        Reader().read(with_steps(THERE_AND_BACK, steps, source=f"({one}, R)", target="(R, R)"))
+        for one in (partial, "P(sum)")
+    )
+    assert (masked.path, masked.bound) == (plain.path, plain.bound)
+    assert masked.path.bytes > 0
+
+
+def test_what_the_verifier_gathers_for_itself_does_not_count() -> None:
+    own = with_steps(DIRECT, *DIRECT.steps, phases={"gather": 7}, count=7)
+    both = with_steps(THERE_AND_BACK, *THERE_AND_BACK.steps, phases={"forward": 2, "gather gradient": 5}, count=7)
+    (found,) = judged(own, both).executed
+    assert (found.record.count, found.record.phases) == (2, {"forward": 2})
+
+
+def test_reductions_in_several_steps_are_named_if_they_round() -> None:
+    steps = ("all_reduce", "(R, P(sum))"), ("all_reduce", "(R, R)")
+    ends = {"source": "(P(sum), P(sum))", "target": "(R, R)"}
+    assert "reduces in 2 steps" in Reader().read(with_steps(THERE_AND_BACK, *steps, **ends)).waste
+    assert Reader().read(with_steps(THERE_AND_BACK, *steps, **ends, tensor="int64[8, 8, 8]")).waste == ""
+
+
+def test_a_strided_shard_is_gathered_on_the_way() -> None:
+    """DTensor plans one step and executes a gather and a slice."""
+    moved = with_steps(THERE_AND_BACK, ("all_to_all", "(R, S(0))"), source="(R, _S(0, 2))", tensor="float32[8, 8]")
+    assert [step.kind for step in Reader().read(moved).path.steps] == ["all_gather", "slice"]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (with_steps(THERE_AND_BACK, ("all_reduce", "(R, R)"), source="(X, R)"), "is no placement"),
+        (with_steps(THERE_AND_BACK, ("all_reduce", "(R, R)"), source="(P(max), P(sum))"), "mixes reductions"),
+        (with_steps(THERE_AND_BACK, ("all_gather", "(R, S(2))")), "end at"),
+        (with_steps(THERE_AND_BACK, ("all_reduce", "(R, S(2))"), target="(R, S(2))"), "all_reduce from"),
+        (with_steps(THERE_AND_BACK, ("", "(P(sum), S(2))"), target="(P(sum), S(2))"), "refuses"),
+    ],
+)
+def test_what_is_not_modelled_is_not_judged(record: PathRecord, reason: str) -> None:
+    with pytest.raises(NotJudged, match=reason):
+        Reader().read(record)
+    assert judged(record, DIRECT).others.keys() == {str(*judged(record).others)}
+
+
+def test_the_worst_in_total_is_first() -> None:
+    often = with_steps(
+        DIRECT, ("all_gather", "R"), ("", "S(1)"), target="S(1)", tensor="float32[4, 4]", count=1_000_000
+    )
+    assert [one.record for one in judged(DIRECT, THERE_AND_BACK).executed] == [THERE_AND_BACK, DIRECT]
+    many = with_steps(often, *often.steps, count=100_000_000, phases={"forward": 100_000_000})
+    assert judged(DIRECT, THERE_AND_BACK, many).executed[0].record == many
+
+
+def test_the_text() -> None:
+    text = run_text(judged(THERE_AND_BACK, DIRECT), worst=5, by="op", links=())
+    assert "5 redistributions of 2 kinds; all ranks received 672.0 MiB, the lower bound is 168.0 MiB (4x)" in text
+    assert "aten.embedding.default on 2x4: float32[1024, 8, 1024] (S(0), S(2)) -> (R, S(0)), implicit" in text
+    assert "2 in forward, 1 in backward; 224.0 MiB where 56.0 MiB must be (4x)" in text
+    assert text.count("  ran    ") == text.count("  best   ") == text.count("  waste  ") == 1
+    by_edge = run_text(judged(THERE_AND_BACK), worst=9, by="edge", links=())
+    assert re.search(r"\(S\(0\), R\) -> \(R, R\) all_gather +3 +384.0 MiB\n", by_edge)
+    assert "(S(0), S(2)) -> (R, S(0))" in run_text(judged(THERE_AND_BACK), worst=9, by="pair", links=())
+
+
+def test_ops_are_chosen_by_their_names() -> None:
+    for op in ("aten.mm.default", "mm.default", "mm", "m*"):
+        assert [one.record for one in judged(THERE_AND_BACK, DIRECT, op=op).executed] == [DIRECT], op
+
+
+def test_json() -> None:
+    document = json.loads(run_json(judged(DIRECT)))
+    (found,) = document["redistributions"]
+    assert (found["layouts"], found["bytes"], found["bound"]["bytes"]) == (["S(0)", "R"], 120, 120)
+
+
+def test_paths_that_became_dearer() -> None:
+    short = with_steps(THERE_AND_BACK, ("all_to_all", "(S(2), S(0))"), ("all_gather", "(R, S(0))"))
+    text, dearer = diff_text(judged(short, DIRECT), judged(THERE_AND_BACK))
+    assert dearer
+    assert "DEARER: aten.embedding.default 2x4 float32[1024, 8, 1024] (S(0), S(2)) -> (R, S(0))" in text
+    assert "1 in both, 1 became dearer; 0 came, 1 went" in text
+    text, dearer = diff_text(judged(THERE_AND_BACK), judged(short))
+    assert not dearer
+    assert "cheaper: " in text
+    assert diff_text(judged(DIRECT), judged(DIRECT))[0].splitlines()[1] == "1 in both, 0 became dearer; 0 came, 0 went"

@@ -1,0 +1,60 @@
+"""The recorder tells what a redistribution is of, who asked for it, and what DTensor merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from verifier.torch_internals.groups import leave_world
+from verifier.torch_internals.recording import RedistributionRecorder, Step, forget_calls
+from verifier.torch_internals.simulation import start_simulated_world
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A mesh 2x2 whose collectives transfer no data: only what is recorded is of interest."""
+    start_simulated_world(4)
+    try:
+        yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    finally:
+        forget_calls()
+        leave_world()
+
+
+def tensor(mesh: DeviceMesh, *placements: Placement) -> DTensor:
+    shards = [d for d, one in enumerate(placements) if isinstance(one, Shard)]
+    local = torch.ones(8 // 2 ** len(shards), 4)
+    return DTensor.from_local(local, mesh, placements, run_check=False)
+
+
+def recorded(mesh: DeviceMesh, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> list[Step]:
+    value = tensor(mesh, *source)
+    with RedistributionRecorder().recording() as recorder:
+        value.redistribute(placements=target)
+    return recorder.steps
+
+
+def test_steps_tell_their_redistribution(mesh: DeviceMesh) -> None:
+    first, second = recorded(mesh, (Shard(0), Shard(0)), (Replicate(), Replicate()))
+    assert (first.tensor, first.explicit, first.begins) == ("float32[8, 4]", True, True)
+    assert (second.tensor, second.explicit, second.begins) == ("float32[8, 4]", True, False)
+    assert (first.path, first.target, second.target) == (("(S(0), S(0))", "(R, R)"), "(S(0), R)", "(R, R)")
+
+
+def test_a_redistribution_for_an_op_is_implicit(mesh: DeviceMesh) -> None:
+    one, other = tensor(mesh, Shard(0), Replicate()), tensor(mesh, Partial(), Replicate())
+    with RedistributionRecorder().recording() as recorder:
+        one * other
+    assert recorder.steps
+    assert not any(step.explicit for step in recorder.steps)
+    assert recorder.steps[0].begins
+
+
+def test_what_dtensor_merges_is_one_step(mesh: DeviceMesh) -> None:
+    mesh["a", "b"]._flatten("a_b")
+    (step,) = recorded(mesh, (Shard(0), Shard(0)), (Replicate(), Replicate()))
+    assert (step.collective, step.source, step.target, step.bytes) == ("all_gather", "(S(0), S(0))", "(R, R)", 32)

@@ -1,0 +1,201 @@
+"""What changed between two rule tables: rules lost, gained, become wrong, mended, and claimed at other calls."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from verifier.core.wording import plural
+from verifier.records.rule_table import ClaimedRule, OverloadTable, RuleTable
+
+__all__ = ["Change", "Changes", "changes_between", "changes_json", "changes_lines", "changes_markdown"]
+
+_SHOWN = 3
+
+
+class Change(StrEnum):
+    """How a rule changed.
+
+    Attributes
+    ----------
+    LOST
+        It held at calls at which it is not claimed any more: DTensor communicates there, or refuses.
+    WRONG
+        It is wrong at calls at which it was right, or was not claimed.
+    GAINED
+        It holds at calls at which it was not claimed.
+    MENDED
+        It was wrong at calls at which it is right now, or is not claimed any more.
+    """
+
+    LOST = "lost"
+    WRONG = "wrong"
+    GAINED = "gained"
+    MENDED = "mended"
+
+
+@dataclass(frozen=True)
+class RuleChange:
+    """One change of one rule.
+
+    Parameters
+    ----------
+    calls
+        The calls at which it changed.
+    elsewhere
+        Whether the rule is claimed at other calls before and after, so that its condition has changed.
+    """
+
+    op: str
+    rule: str
+    kind: Change
+    calls: tuple[str, ...]
+    elsewhere: bool
+
+
+@dataclass(frozen=True)
+class Changes:
+    """All changes between two tables, in the order of their ops.
+
+    Parameters
+    ----------
+    torch
+        The torch versions of the two tables.
+    questions
+        How the questions of the tables differ, as text; calls that only one table has are not compared.
+    not_compared
+        Overloads that only one table has, with the calls of which nothing was compared.
+    registered
+        Overloads whose rules are registered otherwise: how they were, and how they are.
+    keys
+        Arguments that the key of DTensor's cache leaves out: overload, argument, and whether it does so now.
+    """
+
+    torch: tuple[str, str]
+    questions: tuple[str, ...]
+    rules: tuple[RuleChange, ...]
+    not_compared: tuple[str, ...]
+    registered: tuple[tuple[str, str, str], ...]
+    keys: tuple[tuple[str, str, bool], ...]
+
+    def fails(self, kinds: Collection[Change]) -> bool:
+        """Return whether any change is of one of ``kinds``; a key that leaves out an argument now is wrong."""
+        left_out = Change.WRONG in kinds and any(now for _, _, now in self.keys)
+        return left_out or any(change.kind in kinds for change in self.rules)
+
+
+def changes_between(before: RuleTable, after: RuleTable) -> Changes:
+    """Return what changed from one table to another, at the calls that both have."""
+    old, new = before.question(), after.question()
+    questions = tuple(f"{name} {old[name]} and {new[name]}" for name in old if old[name] != new[name])
+    rules: list[RuleChange] = []
+    registered, keys, alone = [], [], []
+    for op in sorted(before.overloads.keys() | after.overloads.keys()):
+        one, other = before.overloads.get(op), after.overloads.get(op)
+        if one is None or other is None or not set(one.calls) & set(other.calls):
+            alone.append(op)
+            continue
+        rules += _of_overload(op, one, other)
+        if one.registered != other.registered:
+            registered.append((op, one.registered, other.registered))
+        keys += [(op, name, name in other.left_out) for name in sorted({*one.left_out} ^ {*other.left_out})]
+    return Changes(
+        (before.torch, after.torch), questions, tuple(rules), tuple(alone), tuple(registered), tuple(keys)
+    )  # fmt: skip
+
+
+def _of_overload(op: str, before: OverloadTable, after: OverloadTable) -> Iterator[RuleChange]:
+    common = set(before.calls) & set(after.calls)
+    for rule in sorted(before.rules.keys() | after.rules.keys()):
+        old, new = (_states(table, rule, common) for table in (before, after))
+        found: dict[Change, list[str]] = {}
+        for call in (call for call in before.calls if call in common):
+            if kind := _change(old.get(call, ""), new.get(call, "")):
+                found.setdefault(kind, []).append(call)
+        for kind in Change:
+            if kind in found:
+                yield RuleChange(op, rule, kind, tuple(found[kind]), bool(old) and bool(new))
+
+
+def _states(table: OverloadTable, rule: str, common: Collection[str]) -> dict[str, str]:
+    """Return what came of a rule at each common call at which it is claimed; of several verdicts wrong counts."""
+    claimed = table.rules.get(rule, ClaimedRule())
+    states: dict[str, str] = {}
+    for verdict in ("inconclusive", "special", "unconfirmed", "confirmed", "wrong"):
+        states |= {table.calls[number]: verdict for number in getattr(claimed, verdict)}
+    return {call: verdict for call, verdict in states.items() if call in common}
+
+
+def _change(before: str, after: str) -> Change | None:
+    """Return how a rule changed at one call: each state is a verdict, or empty if the rule is not claimed."""
+    if (before == "wrong") != (after == "wrong"):
+        return Change.WRONG if after == "wrong" else Change.MENDED
+    if bool(before) != bool(after):
+        return Change.LOST if before else Change.GAINED
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+def changes_lines(changes: Changes) -> Iterator[str]:
+    """Yield the changes as lines of text, the worst kinds first, then the counts."""
+    for kind in Change:
+        for change in changes.rules:
+            if change.kind is kind:
+                yield f"{kind:<7} {change.op}: {change.rule}"
+                yield f"        {_where(change)}"
+    for op, name, now in changes.keys:
+        told, does = (Change.WRONG, "leaves out") if now else (Change.MENDED, "has")
+        yield f"{told:<7} {op}: the key of DTensor's cache {does} {name}"
+    yield from _notes(changes)
+
+
+def changes_markdown(changes: Changes) -> str:
+    """Return the changes as a table, or one line if there are none."""
+    rows = [f"| {change.kind} | `{change.op}` | `{change.rule}` | {_where(change)} |" for change in changes.rules]
+    table = ["| change | overload | rule | calls |", "| --- | --- | --- | --- |", *rows, ""] if rows else []
+    return "\n".join([*table, *_notes(changes)]) + "\n"
+
+
+def changes_json(changes: Changes) -> str:
+    """Return everything that is known of the changes, as JSON."""
+    return json.dumps(
+        {
+            "torch": changes.torch,
+            "questions": changes.questions,
+            "rules": [
+                {"change": c.kind, "op": c.op, "rule": c.rule, "calls": c.calls, "condition": c.elsewhere}
+                for c in changes.rules
+            ],
+            "keys": [{"op": op, "argument": name, "left_out": now} for op, name, now in changes.keys],
+            "registered": [{"op": op, "before": old, "after": new} for op, old, new in changes.registered],
+            "not_compared": changes.not_compared,
+        },
+        indent=2,
+    )
+
+
+def _where(change: RuleChange) -> str:
+    shown = "; ".join(change.calls[:_SHOWN])
+    more = f"; {len(change.calls) - _SHOWN} more" if len(change.calls) > _SHOWN else ""
+    condition = ", its condition changed: claimed at other calls before and after" if change.elsewhere else ""
+    return f"at {plural(len(change.calls), 'call')}{condition}: {shown}{more}"
+
+
+def _notes(changes: Changes) -> Iterator[str]:
+    if changes.registered:
+        (op, old, new), *others = changes.registered
+        more = f", and {plural(len(others), 'other overload')}" if others else ""
+        yield f"registered otherwise: {op}, {old} before, {new} now{more}"
+    if changes.questions:
+        yield f"the tables answer different questions ({'; '.join(changes.questions)}): only common calls are compared"
+    if changes.not_compared:
+        shown = ", ".join(changes.not_compared[:_SHOWN])
+        more = f" and {len(changes.not_compared) - _SHOWN} more" if len(changes.not_compared) > _SHOWN else ""
+        yield f"in one table only, or without a common call: {shown}{more}"
+    counts = Counter(change.kind for change in changes.rules)
+    versions = " to ".join(dict.fromkeys(changes.torch))
+    told = ", ".join(f"{counts[kind]} {kind}" for kind in Change if counts[kind]) or "no rule changed"
+    yield f"torch {versions}: {told}"

@@ -1,0 +1,277 @@
+"""The redistributions that a run executed, judged: as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from markupsafe import Markup
+
+from verifier.core.case import MeshSpec
+from verifier.core.verdict import Phase
+from verifier.core.wording import bytes_text, plural
+from verifier.records.schema import PathRecord, RunRecord
+from verifier.redistribution.graph import Path
+from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta, links_for
+from verifier.redistribution.recorded import Executed, NotJudged, Reader
+from verifier.report.paths.picture import lanes_svg
+from verifier.report.paths.words import brief, ratio_text
+
+__all__ = ["JudgedRun", "MeshPaths", "PathView", "diff_text", "judge_run", "paths_by_mesh", "run_json", "run_text"]
+
+
+_OF_THE_CALL = (Phase.FORWARD.value, Phase.BACKWARD.value)
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """The redistributions of a run that are judged, worst first, and the reasons why others are not, with counts."""
+
+    run: str
+    executed: tuple[Executed, ...]
+    others: Mapping[str, int]
+    reader: Reader
+
+    def total(self, size: Callable[[Executed], int]) -> int:
+        return sum(size(one) * one.record.count for one in self.executed)
+
+
+def judge_run(run: RunRecord, op: str = "*", mesh: str | None = None) -> JudgedRun:
+    """Judge what ``run`` recorded of the ops that match the glob ``op``, on ``mesh`` or all meshes.
+
+    The redistributions in which the verifier gathers results are left out: the call did not ask for them.
+    """
+    reader, found, others = Reader(), list[Executed](), Counter[str]()
+    for stored in run.graph.paths:
+        phases = {phase: count for phase, count in stored.phases.items() if phase in _OF_THE_CALL}
+        if not phases or not _matches(stored.op, op) or mesh not in (None, stored.mesh):
+            continue
+        record = replace(stored, phases=phases, count=sum(phases.values()))
+        try:
+            found.append(reader.read(record))
+        except NotJudged as error:
+            others[str(error)] += record.count
+    found.sort(key=lambda one: (-one.excess * one.record.count, -one.path.bytes, _name(one.record)))
+    return JudgedRun(run.header.id, tuple(found), others, reader)
+
+
+def _matches(op: str, pattern: str) -> bool:
+    return any(
+        fnmatchcase(name, pattern)
+        for name in (op, op.removeprefix("aten."), op.split(".")[-2 if op.count(".") else -1])
+    )
+
+
+def _name(record: PathRecord) -> str:
+    return f"{record.op} {record.mesh} {record.tensor} {record.source} -> {record.target} {record.steps}"
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+def run_text(judged: JudgedRun, worst: int, by: str, links: Sequence[str]) -> str:
+    """Return what a run redistributed: totals, a table by ``op``, ``pair`` or ``edge``, and the worst paths."""
+    return "\n".join([*_lines(judged, worst, by, links), ""])
+
+
+def _lines(judged: JudgedRun, worst: int, by: str, links: Sequence[str]) -> Iterator[str]:
+    received, bound = judged.total(lambda one: one.path.bytes), judged.total(lambda one: one.bound.total)
+    count = sum(one.record.count for one in judged.executed)
+    yield (
+        f"run {judged.run}: {plural(count, 'redistribution')} of {plural(len(judged.executed), 'kind')}; all ranks "
+        f"received {bytes_text(received)}, the lower bound is {bytes_text(bound)}{_times(received, bound)}"
+    )
+    if judged.others:
+        reason, _ = max(judged.others.items(), key=lambda item: item[1])
+        yield f"not judged: {sum(judged.others.values()):,}, as {reason}"
+    if not judged.executed:
+        return
+    yield ""
+    yield from _table(judged, worst, by)
+    ranked = [one for one in judged.executed if one.excess][:worst]
+    if ranked:
+        yield ""
+        yield "worst, by bytes beyond the lower bound times count:"
+    for one in ranked:
+        yield from _one(judged, one, links)
+
+
+def _one(judged: JudgedRun, one: Executed, links: Sequence[str]) -> Iterator[str]:
+    record, model = one.record, _model(one.record, links)
+    asked = "explicit" if record.explicit else "implicit"
+    phases = ", ".join(f"{count:,} in {phase}" for phase, count in record.phases.items())
+    yield (
+        f"{record.op} on {record.mesh}: {record.tensor} {record.source} -> {record.target}, {asked}, {phases}; "
+        f"{bytes_text(one.path.bytes)} where {bytes_text(one.bound.total)} must be"
+        f"{_times(one.path.bytes, one.bound.total)}"
+    )
+    yield f"  ran    {brief(one.path, model.seconds)}"
+    best = judged.reader.best(one, model)
+    if best is not None:
+        yield f"  best   {brief(best, model.seconds)}"
+    if one.waste:
+        yield f"  waste  {one.waste}"
+
+
+def _model(record: PathRecord, links: Sequence[str]) -> AlphaBeta:
+    ndim = MeshSpec.parse(record.mesh).ndim
+    return AlphaBeta(links_for(links, ndim) if links else (DEFAULT_LINK,) * ndim)
+
+
+def _times(received: int, bound: int) -> str:
+    return f" ({ratio_text(received / bound)})" if bound else ""
+
+
+def _table(judged: JudgedRun, worst: int, by: str) -> Iterator[str]:
+    groups: dict[str, list[int]] = {}
+    for one in judged.executed:
+        times = one.record.count
+        if by == "edge":
+            for step in one.path.steps:
+                _add(groups, f"{step.source} -> {step.target} {step.kind}", times, step.bytes * times, 0)
+        else:
+            name = one.record.op if by == "op" else f"{one.path.source} -> {one.path.target}"
+            _add(groups, name, times, one.path.bytes * times, one.bound.total * times)
+    ranked = sorted(groups.items(), key=lambda item: (item[1][2] - item[1][1], item[0]))
+    width = max(len(by), *(len(name) for name, _ in ranked[: max(worst, 1)]))
+    bound = "" if by == "edge" else f"  {'lower bound':>11}  {'ratio':>9}"
+    yield f"{by:<{width}}  {'count':>9}  {'received':>10}{bound}"
+    for name, (count, received, least) in ranked[: max(worst, 1)]:
+        ratio = ratio_text(received / least) if least else ("1x" if not received else "all of it")
+        bound = "" if by == "edge" else f"  {bytes_text(least):>11}  {ratio:>9}"
+        yield f"{name:<{width}}  {count:>9,}  {bytes_text(received):>10}{bound}"
+    if len(ranked) > max(worst, 1):
+        yield f"and {len(ranked) - max(worst, 1):,} more (--worst)"
+
+
+def _add(groups: dict[str, list[int]], name: str, *more: int) -> None:
+    groups[name] = [a + b for a, b in zip(groups.get(name, [0] * len(more)), more, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------------------- JSON
+def run_json(judged: JudgedRun) -> str:
+    """Return the judged redistributions as JSON."""
+    document = {
+        "format_version": 1,
+        "run": judged.run,
+        "redistributions": [
+            {
+                "op": one.record.op,
+                "mesh": one.record.mesh,
+                "tensor": one.record.tensor,
+                "layouts": [str(layout) for layout in one.path.layouts],
+                "steps": [step.kind for step in one.path.steps],
+                "explicit": one.record.explicit,
+                "count": one.record.count,
+                "phases": one.record.phases,
+                "bytes": one.path.bytes,
+                "busiest": one.path.busiest,
+                "bound": {"bytes": one.bound.total, "busiest": one.bound.busiest},
+                "waste": one.waste or None,
+            }
+            for one in judged.executed
+        ],
+        "not_judged": dict(judged.others),
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------------------- diff
+def diff_text(before: JudgedRun, after: JudgedRun) -> tuple[str, bool]:
+    """Return which paths came, went, became dearer or cheaper, and whether any became dearer.
+
+    Redistributions are compared that both runs executed: of the same op on the same mesh, of the same tensor between
+    the same placements.
+    """
+    old, new = _by_ends(before), _by_ends(after)
+    lines, dearer = [f"{before.run} -> {after.run}"], 0
+    both = sorted(old.keys() & new.keys())
+    for key in both:
+        first, last = old[key], new[key]
+        if first.path == last.path:
+            continue
+        verdict = "the same bytes" if first.path.bytes == last.path.bytes else "cheaper"
+        if last.path.bytes > first.path.bytes:
+            verdict, dearer = "DEARER", dearer + 1
+        lines.append(f"{verdict}: {' '.join(key[:3])} {key[3]} -> {key[4]}")
+        lines += [f"  before  {brief(first.path)}", f"  after   {brief(last.path)}"]
+    gone, come = old.keys() - new.keys(), new.keys() - old.keys()
+    lines.append(f"{len(both):,} in both, {dearer:,} became dearer; {len(come):,} came, {len(gone):,} went")
+    for sign, keys in (("+", come), ("-", gone)):
+        lines += [f"{sign} {' '.join(key[:3])} {key[3]} -> {key[4]}" for key in sorted(keys)[:10]]
+        if len(keys) > 10:
+            lines.append(f"{sign} and {len(keys) - 10:,} more")
+    return "\n".join([*lines, ""]), dearer > 0
+
+
+def _by_ends(judged: JudgedRun) -> dict[tuple[str, str, str, str, str], Executed]:
+    """Return the dearest path of each redistribution."""
+    found: dict[tuple[str, str, str, str, str], Executed] = {}
+    for one in sorted(judged.executed, key=lambda one: one.path.bytes):
+        record = one.record
+        found[record.op, record.mesh, record.tensor, record.source, record.target] = one
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+@dataclass(frozen=True)
+class MeshPaths:
+    """The redistributions on one mesh for the page of a run: bytes in all, and the worst."""
+
+    mesh: str
+    count: int
+    received: int
+    bound: int
+    worst: tuple[PathView, ...]
+
+    @property
+    def ratio(self) -> str:
+        return ratio_text(self.received / self.bound) if self.bound else ""
+
+
+@dataclass(frozen=True)
+class PathView:
+    """A redistribution with the path that ran and the best one."""
+
+    executed: Executed
+    best: Path | None
+    picture: Markup
+
+    @property
+    def ratio(self) -> str:
+        bound = self.executed.bound.total
+        return ratio_text(self.executed.path.bytes / bound if bound else float("inf"))
+
+
+def paths_by_mesh(run: RunRecord, css: Callable[[str], str], worst: int = 4) -> list[MeshPaths]:
+    """Return for each mesh its redistributions, with the ``worst`` kinds by bytes beyond the lower bound."""
+    judged, result = judge_run(run), []
+    for mesh in dict.fromkeys(path.mesh for path in run.graph.paths):
+        here = [one for one in judged.executed if one.record.mesh == mesh]
+        views = [_view(judged, one, css) for one in _unlike([one for one in here if one.excess])[:worst]]
+        received, bound = (sum(size(one) * one.record.count for one in here) for size in (_received, _bound))
+        result.append(MeshPaths(mesh, sum(one.record.count for one in here), received, bound, tuple(views)))
+    return result
+
+
+def _received(one: Executed) -> int:
+    return one.path.bytes
+
+
+def _bound(one: Executed) -> int:
+    return one.bound.total
+
+
+def _unlike(ranked: Sequence[Executed]) -> list[Executed]:
+    """Return the first of those with equal layouts on the way: a person learns nothing from the others."""
+    found: dict[tuple[object, ...], Executed] = {}
+    for one in ranked:
+        found.setdefault(one.path.layouts, one)
+    return list(found.values())
+
+
+def _view(judged: JudgedRun, one: Executed, css: Callable[[str], str]) -> PathView:
+    best = judged.reader.best(one, _model(one.record, ()))
+    lanes = [("ran", one.path), *([("best", best)] if best is not None and best != one.path else [])]
+    return PathView(one, best, lanes_svg(lanes, css))
