@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["initialised", "made", "on_submeshes", "styled"]
+__all__ = ["exchanged", "initialised", "made", "on_submeshes", "reordered", "styled", "taken", "unwrapped"]
 
 
 def made(kind: str, placements: list[Any], given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -35,6 +35,74 @@ def initialised(name: str, given: list[Any], /, x: torch.Tensor) -> list[torch.T
     copied = x.detach().clone()
     getattr(torch.nn.init, name)(copied, *given)
     return [copied]
+
+
+def exchanged(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice a copy of ``x`` whose ``data`` have been set to those of ``y``, and its sum."""
+    held = x.detach().clone()
+    held.data = y.detach().clone()
+    return [held * 2, held.sum()]
+
+
+def taken(checked: bool, placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return what is left in the caller's tensor, ``x`` and another number on each rank, once a DTensor is made of it.
+
+    Parameters
+    ----------
+    checked
+        Whether ``from_local`` makes it, and checks replicas. Else ``distribute_tensor`` does.
+    """
+    if not isinstance(x, DTensor):
+        return [x.detach() * 1]
+    mesh, everywhere = x.device_mesh, [Replicate()] * x.device_mesh.ndim
+    number = mesh.get_local_rank(mesh.ndim - 1)
+    held: Any = x.detach()
+    own = held.full_tensor() + number
+    if checked:
+        DTensor.from_local(own, mesh, everywhere, run_check=True)
+    else:
+        torch.distributed.tensor.distribute_tensor(own, mesh, placements)
+    return [DTensor.from_local(own - number, mesh, everywhere, run_check=False)]
+
+
+def unwrapped(x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradient of a weighted sum of ``x``, whose local tensors ``from_local`` takes. It is the weights.
+
+    The gradients of the parts of an average, a maximum or a minimum sum up to that of the whole. Each part of a sum has
+    that of the whole, and so it is taken to be of a product.
+    """
+    weights = torch.arange(1, x.numel() + 1, dtype=x.dtype).view(x.shape)
+    if not isinstance(x, DTensor):
+        return [weights]
+    mesh, shape = x.device_mesh, x.shape
+    held: Any = x.detach()
+    parts = held.to_local().clone(memory_format=torch.contiguous_format).requires_grad_()
+    given: dict[str, Any] = {"run_check": False, "shape": shape, "stride": torch.empty(shape, device="meta").stride()}
+    whole = DTensor.from_local(parts, mesh, x.placements, **given)
+    gradient: Any = torch.autograd.grad((whole.full_tensor() * weights).sum(), parts)[0]
+    pending = [getattr(placement, "reduce_op", "") for placement in x.placements]
+    kept = [
+        Replicate() if op in ("sum", "product") else torch.distributed.tensor.Partial() if op else placement
+        for op, placement in zip(pending, x.placements, strict=True)
+    ]
+    return [DTensor.from_local(gradient, mesh, kept, **given)]
+
+
+def reordered(order: list[int], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice ``x`` and two of its reductions, computed on a mesh whose ranks stand in another order."""
+    if not isinstance(x, DTensor):
+        return [x.detach() * 2, x.detach().sum(0), x.detach().cumsum(0)]
+    mesh: Any = x.device_mesh
+    others: Any = vars(mesh).setdefault("reordered", {})  # kept with the mesh, because groups stay for ever
+    if tuple(order) not in others:
+        ranks = mesh.mesh.flatten()[torch.tensor(order)].view(mesh.mesh.shape)
+        others[tuple(order)] = torch.distributed.device_mesh.DeviceMesh(mesh.device_type, ranks)
+    held: Any = x.detach()
+    whole = held.full_tensor()
+    moved = torch.distributed.tensor.distribute_tensor(whole, others[tuple(order)], placements, src_data_rank=None)
+    found: list[Any] = [moved * 2, moved.sum(0), moved.cumsum(0)]
+    found = [one.full_tensor().contiguous() for one in found]
+    return [DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False) for one in found]
 
 
 def named(mesh: Any) -> Any:
@@ -77,17 +145,22 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
     Parameters
     ----------
     model
-        ``perceptron``, ``frozen``, ``normed`` or ``padded``.
+        ``perceptron``, ``frozen``, ``normed``, ``nested``, ``padded`` or ``tied``.
     styles
         For each module the name of a style and its options.
     """
-    nn, tp = torch.nn, torch.distributed.tensor.parallel
+    from torch.distributed.tensor import parallel
+
+    nn = torch.nn
     columns, hidden = sizes
     layers: list[Any]
-    if model == "padded":
-        layers = [nn.Embedding(hidden, columns, padding_idx=1), nn.Linear(columns, hidden, bias=False)]
-    elif model == "normed":
-        layers = [nn.LayerNorm(columns), nn.Linear(columns, hidden)]
+    if model in ("padded", "tied"):
+        padding = 1 if model == "padded" else None
+        layers = [nn.Embedding(hidden, columns, padding_idx=padding), nn.Linear(columns, hidden, bias=False)]
+        layers[1].weight = layers[0].weight if model == "tied" else layers[1].weight
+    elif model in ("normed", "nested"):
+        norm = nn.LayerNorm(columns)
+        layers = [nn.Sequential(norm) if model == "nested" else norm, nn.Linear(columns, hidden)]
     else:
         layers = [nn.Linear(columns, hidden), nn.Linear(hidden, columns)]
     network: Any = nn.Sequential(*layers).to(x.dtype if x.is_floating_point() else torch.float64)
@@ -99,8 +172,8 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
     given: Any = x.detach()
     if isinstance(x, DTensor):
         mesh = named(x.device_mesh)["abc"[x.device_mesh.ndim - 1]]
-        plan = {name: getattr(tp, style)(**options) for name, (style, options) in styles.items()}
-        network = tp.parallelize_module(network, mesh, plan)
+        plan = {name: getattr(parallel, style)(**options) for name, (style, options) in styles.items()}
+        network = parallel.parallelize_module(network, mesh, plan)
         pending = any(placement.is_partial() for placement in x.placements)
         kept = [Replicate()] if pending or x.device_mesh.ndim > 1 else x.placements
         given = torch.distributed.tensor.distribute_tensor(given.full_tensor(), mesh, kept)
@@ -108,7 +181,7 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
     (result * result.detach()).sum().backward()
     wanted = [float(parameter.requires_grad) for parameter in network.parameters()]
     flags = torch.tensor(wanted + [0.0] * (4 - len(wanted)), dtype=torch.float64) + 1
-    weights = [layer.weight for layer in network]
+    weights = [one for name, one in network.named_parameters(remove_duplicate=False) if name.endswith("weight")]
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
     found: list[Any] = [result.detach(), *gradients, flags]
     if not isinstance(x, DTensor):
@@ -118,5 +191,5 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
     return [DTensor.from_local(one.contiguous(), x.device_mesh, everywhere, run_check=False) for one in wholes]
 
 
-for _program in (initialised, made, on_submeshes, styled):
+for _program in (exchanged, initialised, made, on_submeshes, reordered, styled, taken, unwrapped):
     declares(f"{__name__}.{_program.__name__}")

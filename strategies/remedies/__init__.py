@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strategies.remedies import (
+    backwards,
     convolutions,
     embeddings,
     entry_points,
@@ -35,5 +36,6 @@ REMEDIES = Remedies(
         *writes.REMEDIES,
         *redistributing.REMEDIES,
         *entry_points.REMEDIES,
+        *backwards.REMEDIES,
     ),
 )

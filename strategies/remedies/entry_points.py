@@ -9,6 +9,8 @@ from strategies.remedies.placing import VALUES, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.entry_points import (
     absent_classes,
+    callers_tensors_kept,
+    data_exchanged,
     dims_of_factories_counted,
     factories_without_tracker,
     gradients_of_log_softmax,
@@ -16,7 +18,11 @@ from verifier.torch_internals.amending.entry_points import (
     infinities_of_all_gradients,
     losses_end,
     losses_of_many_dims,
+    parts_differentiated,
     styles_keep_frozen,
+    styles_of_nested_modules,
+    ties_kept,
+    unsorted_meshes_refused,
 )
 from verifier.torch_internals.amending.propagation import Decision, refused
 from verifier.torch_internals.amending.registrations import handled
@@ -113,5 +119,51 @@ REMEDIES = (
         styles_keep_frozen,
         ("composite.parallel_style",),
         VALUES,
+    ),
+    Remedy(
+        "styles-of-nested-modules",
+        "replicate a module's own parameters alone in SequenceParallel._replicate_module_fn (parallel/style.py), which "
+        "distribute_module calls for each child as well",
+        styles_of_nested_modules,
+        ("composite.parallel_style",),
+        _CRASH,
+    ),
+    Remedy(
+        "ties-that-come-apart",
+        "give modules that share a parameter the same DTensor (parallelize_module in parallel/api.py)",
+        ties_kept,
+        ("composite.parallel_style",),
+        VALUES,
+    ),
+    Remedy(
+        "data-that-stay",
+        "exchange the local tensor and the spec where the data of a DTensor are set, or refuse (_api.py)",
+        data_exchanged,
+        ("composite.data",),
+    ),
+    Remedy(
+        "callers-tensors-overwritten",
+        "broadcast a copy of the tensor that the caller has given (_FromTorchTensor.forward in _api.py, and "
+        "Replicate._make_replicate_tensor in placement_types.py)",
+        callers_tensors_kept,
+        ("composite.taken",),
+        VALUES,
+    ),
+    Remedy(
+        "gradients-of-averaged-parts",
+        "divide the gradient of local tensors of P(avg) by the ranks, and refuse that of other reductions than a sum "
+        "(_FromTorchTensor.backward in _api.py)",
+        parts_differentiated,
+        ("composite.unwrapped",),
+        VALUES,
+        refuses=True,
+    ),
+    Remedy(
+        "ranks-that-do-not-ascend",
+        "refuse a mesh whose ranks do not ascend, or make its groups in the order of the mesh (device_mesh.py): "
+        "new_group sorts ranks, so that collectives give a rank the shard of another",
+        unsorted_meshes_refused,
+        ("composite.reordered_mesh",),
+        refuses=True,
     ),
 )

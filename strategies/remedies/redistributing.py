@@ -42,6 +42,15 @@ def _divides_integers(decision: Decision) -> bool:
     )
 
 
+def _divides_for_products(decision: Decision) -> bool:
+    """Return whether a replica becomes the factors of a product, which no redistribution can do."""
+    return any(
+        before.is_replicate() and partials((after,)) == {"product"}
+        for _, changes in _changes(decision)
+        for before, after in changes
+    )
+
+
 @contextmanager
 def _integers_not_divided() -> Iterator[None]:
     """Let torch's rules not ask for parts of integers, and divide none where others do."""
@@ -55,6 +64,13 @@ REMEDIES = (
         "reduce what is pending before a replica is divided for P(sum) (_gen_transform_infos in _redistribute.py)",
         lambda: vetoed(("aten.*",), _divides_products),
         verdicts=VALUES,
+    ),
+    Remedy(
+        "replicas-divided-for-products",
+        "give the redistribution of a replica to P(product), which raises, an infinite cost (_collective_utils.py), so "
+        "that no rule is chosen that needs one",
+        lambda: vetoed(("aten.*",), _divides_for_products),
+        verdicts=frozenset({"CRASH"}),
     ),
     Remedy(
         "complex-products-scattered",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from strategies.remedies.placing import is_partial, local_shapes, shard_dims
+import torch
+from torch.distributed.tensor import Replicate
+
+from strategies.remedies.placing import VALUES, is_partial, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
+from verifier.placements.algebra import coordinates, take_local
 from verifier.torch_internals.amending.propagation import Decision, normalised, refused_first, replicated_first, vetoed
-from verifier.torch_internals.amending.registrations import empty_views_replicated
+from verifier.torch_internals.amending.registrations import empty_views_replicated, lost_strides_refused
+from verifier.torch_internals.placements import Placements
 
 __all__ = ["REMEDIES"]
 
@@ -28,6 +34,26 @@ def _sizes_do_not_fit(decision: Decision) -> bool:
     before = local_shapes(tensor.shape, tensor.placements, decision.mesh_shape)
     after = local_shapes(sizes, placements, decision.mesh_shape)
     return any(math.prod(one) != math.prod(other) for one, other in zip(before, after, strict=True))
+
+
+def _mixes_strides(decision: Decision) -> bool:
+    """Return whether some rank's elements of a strided shard are not those that the placements of the view promise."""
+    tensor, sizes, placements = decision.args[0], list(decision.args[1]), decision.outputs[0]
+    if placements is None or 0 in tensor.shape or not any(hasattr(one, "split_factor") for one in tensor.placements):
+        return False
+    whole = torch.arange(math.prod(tensor.shape))
+    pairs = (whole.view(tensor.shape), tensor.placements), (whole.view(sizes), placements)
+    return any(
+        before.tolist() != after.tolist()
+        for before, after in zip(*(_cut(value, cuts, decision.mesh_shape) for value, cuts in pairs), strict=True)
+    )
+
+
+def _cut(value: torch.Tensor, placements: Placements, mesh_shape: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Yield the elements of each rank in order, whatever is pending."""
+    shards = tuple(Replicate() if placement.is_partial() else placement for placement in placements)
+    for coordinate in coordinates(mesh_shape):
+        yield take_local(value, shards, mesh_shape, coordinate, 0).flatten()
 
 
 def _expands_a_shard(decision: Decision) -> bool:
@@ -72,6 +98,23 @@ REMEDIES = (
         "multiplies zeros for ever (_ops/_view_ops.py)",
         empty_views_replicated,
         verdicts=frozenset({"CRASH", "HANG"}),
+        refuses=True,
+    ),
+    Remedy(
+        "strides-lost-in-views",
+        "say that a view is not supported where the dim of a strided shard is flattened and is not the first of its "
+        "group (_ViewShardingPropagator._rewrite_strided_shard in _ops/_view_ops.py)",
+        lost_strides_refused,
+        verdicts=frozenset({"CRASH"}),
+        refuses=True,
+    ),
+    Remedy(
+        "strides-mixed-up-in-views",
+        "redistribute a strided shard before a view whose placements do not promise the elements that each rank has "
+        "(_ViewShardingPropagator in _ops/_view_ops.py)",
+        lambda: vetoed(_VIEWS, _mixes_strides),
+        (*_VIEWS, "chain.*", "composite.*"),
+        VALUES,
         refuses=True,
     ),
     Remedy(

@@ -19,6 +19,7 @@ from verifier.core.interrupts import Interrupts
 from verifier.execution.imports import (
     ImportFailedError,
     command_names,
+    exchanged_alone,
     follow,
     imports_beside,
     own_rules,
@@ -305,3 +306,26 @@ def t(schema):
     assert before.outputs == ((Shard(1),),), "it is decomposed into a transposition"
     assert after is not None
     assert after.outputs == (shards,)
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_what_torch_has_anyway_counts_as_registered_and_is_told_from_rules_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text(
+        """
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._ops.utils import register_op_strategy
+
+propagator = DTensor._op_dispatcher.sharding_propagator
+aten = torch.ops.aten
+strategy = propagator.op_single_dim_strategy_funcs[aten.neg.default]
+propagator.register_single_dim_op_strategy(aten.neg.default, strategy)
+register_op_strategy(aten.t.default)(propagator.op_strategy_funcs[aten.t.default])
+register_op_strategy(aten.bmm.default)(propagator.op_strategy_funcs[aten.mm.default])
+"""
+    )
+    names = [str(tmp_path / "again.py")]
+    run_imports(names)
+    assert registered_by(names) == ("aten.bmm.default", "aten.neg.default", "aten.t.default")
+    assert {"aten.neg.default", "aten.t.default"} <= exchanged_alone()
+    assert "aten.bmm.default" not in exchanged_alone()

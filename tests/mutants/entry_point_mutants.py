@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed.tensor as factories
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
@@ -46,3 +47,26 @@ def styles_without_reduction() -> None:
         return DTensor.from_local(outputs.to_local(), mesh, layouts, run_check=False)
 
     styles.RowwiseParallel._prepare_output_fn = staticmethod(prepared)
+
+
+def gradients_of_locals_doubled() -> None:
+    """What from_local gives to the local tensors is twice their gradient."""
+    before = api._FromTorchTensor.backward
+    api._FromTorchTensor.backward = staticmethod(lambda ctx, gradient: before(ctx, gradient * 2))
+
+
+def callers_tensors_counted_up() -> None:
+    """The tensor that the caller has given is written to."""
+    before = factories.distribute_tensor
+
+    def distributed(tensor: torch.Tensor, *given: Any, **options: Any) -> DTensor:
+        made = before(tensor, *given, **options)
+        tensor.add_(1)
+        return made
+
+    factories.distribute_tensor = distributed
+
+
+def cumulated_sums_forgotten() -> None:
+    """Nothing is summed."""
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.cumsum.default] = lambda op, args, kwargs: args[0]

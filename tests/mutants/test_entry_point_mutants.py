@@ -14,6 +14,7 @@ from strategies.chains import entry_points, procedures
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
@@ -40,6 +41,9 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("perceptron", {"0": ["ColwiseParallel", KEPT], "1": ["RowwiseParallel", KEPT]}, [3, 4]),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.gradients_of_locals_doubled: (entry_points.unwrapped, (), {"x": NUMBERS}),
+    entry_point_mutants.callers_tensors_counted_up: (entry_points.taken, (False, [Shard(0)]), {"x": NUMBERS}),
+    entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
 
@@ -63,6 +67,24 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet)
     outcome = pools.of(MESH).call(Task("rules_in_ranks.register", (f"{mutant.__module__}.{mutant.__name__}",), MESH))
     assert outcome.ok, outcome
     assert judge(pools.run_alone(trial), make_reference(case)).kind is VerdictKind.WRONG_VALUE
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("remedy", "program", "args", "tensors"),
+    [
+        ("data-that-stay", entry_points.exchanged, (), {"x": NUMBERS, "y": -NUMBERS}),
+        ("ranks-that-do-not-ascend", entry_points.reordered, ([1, 0], [Shard(0)]), {"x": NUMBERS}),
+        ("callers-tensors-overwritten", entry_points.taken, (True, [Replicate()]), {"x": NUMBERS}),
+    ],
+)
+def test_what_torch_itself_does_wrong_is_seen_and_mended(
+    remedy: str, program: Callable[..., Any], args: tuple[object, ...], tensors: dict[str, torch.Tensor], pools: PoolSet
+) -> None:
+    case = OpCase("composite.given", f"{program.__module__}.{program.__name__}", args, tensors, "chains", False)
+    trial = Trial(case, MESH, tuple((Shard(0),) for _ in tensors))
+    assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is VerdictKind.WRONG_VALUE
+    assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
 
 
 def test_every_mutant_is_tried() -> None:

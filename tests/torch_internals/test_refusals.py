@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -65,3 +66,50 @@ def test_a_convolution_that_cannot_exchange_its_borders_is_refused() -> None:
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
 def test_a_reduction_that_the_backend_lacks_is_refused(kind: type[Exception]) -> None:
     assert is_refusal(raised(KERNEL, kind("Cannot use ReduceOp.BAND with NCCL")))
+
+
+class _Failing(torch.autograd.Function):
+    """Raises an exception in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, error: Exception) -> torch.Tensor:
+        ctx.error = error
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:  # type: ignore[override]
+        raise ctx.error
+
+
+def raised_in_backward(error: Exception) -> Exception:
+    result: torch.Tensor = _Failing.apply(torch.ones(2, requires_grad=True), error)  # type: ignore[no-untyped-call]
+    try:
+        result.sum().backward()  # type: ignore[no-untyped-call]
+    except Exception as caught:  # noqa: BLE001 - it is what is asked for
+        return caught
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "aten.where.self got mixed torch.Tensor and DTensor, need to convert all torch.Tensor",
+        "Cannot flatten unevenly sharded tensor. Please redistribute the tensor before this operation.",
+        "Operator aten.put.default does not have a sharding strategy registered.",
+    ],
+)
+def test_what_only_the_caller_of_an_op_can_change_is_no_refusal_in_a_backward_pass(message: str) -> None:
+    kind = NotImplementedError if "strategy" in message else RuntimeError
+    assert is_refusal(kind(message))
+    assert not is_refusal(raised_in_backward(kind(message)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotImplementedError("the kernel is not implemented for 'Half'"),
+        RuntimeError("all_reduce: reduce_op product does not support complex tensors"),
+    ],
+)
+def test_a_missing_kernel_or_reduction_is_a_refusal_in_a_backward_pass(error: Exception) -> None:
+    assert is_refusal(raised_in_backward(error))

@@ -19,7 +19,12 @@ from verifier.cli.progress import RulesProgress
 from verifier.cli.work import estimate, progress
 from verifier.core.verdict import Phase
 from verifier.core.wording import NO_SAMPLES, plural
-from verifier.execution.imports import definitions_of_rules, registered_by, run_imports_with_warnings
+from verifier.execution.imports import (
+    definitions_of_rules,
+    exchanged_alone,
+    registered_by,
+    run_imports_with_warnings,
+)
 from verifier.execution.patches import BETWEEN_OPS
 from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
@@ -45,6 +50,8 @@ COMBINATIONS = 10
 """Combinations of a case: all on two ranks, for most ops, and the rules that are claimed on several mesh dims."""
 MINIMISING = 4.0
 """Seconds for minimising a failure at level 2."""
+TRIAL_LIMIT = 10.0
+"""Seconds after which ranks that wait for each other hang."""
 HASH_SEEDS = 2
 """Hash seeds of the ranks at level 2; each takes a process that loads torch."""
 MANY = 8
@@ -52,6 +59,8 @@ MANY = 8
 SAMPLES_OF_MANY, CASES_OF_MANY = 3, 2
 MOST_ALONE = 6
 """The most findings that are tried without the imports."""
+MOST_OF_EXCHANGED = 24
+"""The same, if the imports exchange code that rules of torch run."""
 _BY_RULES = (Phase.FORWARD, Phase.GATHER, Phase.INPUTS)
 """The phases of a trial that show the rules of its op, and not those of other ops."""
 
@@ -73,7 +82,7 @@ def verify_own_rules(
 
     An op with a new finding at level 1 is not tried at level 2, which would show the same wrong rule again; of many ops
     none is then.
-    A finding of level 2 is left out if torch alone shows it, too, and no rule of the imports can have caused it.
+    A finding is left out if torch alone shows it, too, and no rule of the imports can have caused it.
 
     Parameters
     ----------
@@ -135,19 +144,24 @@ def _verify(
         _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, (), jobs), store)
     shown = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
     rules = record_rules(plan, store, *shown) if plan.targets else None
+    of_torch: tuple[str, ...] = ()
+    if rules is not None:
+        rules, of_torch = _without_those_of_torch(rules)
     accused = _accused(rules)
     left = kept_off_ranks(ops, accused)
     campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, left, jobs)
     on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
+    if on_meshes is not None:
+        on_meshes, also = _without_those_of_torch(on_meshes)
+        of_torch += also
     runs = [run for run in (on_meshes, rules) if run is not None]
     left_out = [f"{op} on ranks: not tried, because level 1 shows that its rules are wrong" for op in accused]
-    if others := [op for op in left if op not in accused]:
+    others = [op for op in left if op not in accused]
+    if others:
         left_out.append(f"{plural(len(others), 'other op')} on ranks: not tried, because of what level 1 shows")
-    if on_meshes is not None:
-        runs[0], of_torch = _without_those_of_torch(on_meshes)
-        left_out += of_torch
+    left_out += of_torch
     question = Question(tuple(ops), tuple(map(str, campaign.meshes)), tuple(imports))
-    unproved = [f"{op} {why}" for op in ops if (why := _why_unproved(op, runs))]
+    unproved = [f"{op} {why}" for op in ops if op not in others and (why := _why_unproved(op, runs))]
     if len(unproved) == len(ops):
         remedy = "nothing that the imports register was verified"
         return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out))
@@ -192,7 +206,8 @@ def _plan(
         for name, ops in plan.selected.items()
     }
     selected = {name: ops for name, ops in selected.items() if ops}
-    return replace(plan, selected=selected, combinations=COMBINATIONS, minimising=MINIMISING, hash_seeds=HASH_SEEDS)
+    return replace(plan, selected=selected, combinations=COMBINATIONS, minimising=MINIMISING, hash_seeds=HASH_SEEDS,
+        trial_limit=TRIAL_LIMIT)  # fmt: skip
 
 
 def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
@@ -211,12 +226,15 @@ def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
 def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]:
     """Return the run without the new findings that torch alone shows, without the imports, and a line on each.
 
-    Torch may have the same wrong rule as the imports. So findings that a rule of the imports causes stay.
+    Torch may have the same wrong rule as the imports. So findings that a rule of the imports causes stay, unless the
+    rule is torch's own and the imports have exchanged something that it runs.
     """
-    own = run.header.own_rules
+    exchanged = exchanged_alone()
+    own = [op for op in run.header.own_rules if op not in exchanged]
     new = [one for one in run.findings if not one.known and not is_caused_by_rule_of(own, one)]
+    most = MOST_OF_EXCHANGED if exchanged else MOST_ALONE
     with ThreadPoolExecutor(2) as pool:
-        alone = [one for one, same in zip(new, pool.map(_fails_alone, new[:MOST_ALONE]), strict=False) if same]
+        alone = [one for one, same in zip(new, pool.map(_fails_alone, new[:most]), strict=False) if same]
     if not alone:
         return run, ()
     lines = tuple(

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -30,12 +30,13 @@ from verifier.execution.registrations import (
     module_of_op,
     registered_rules,
 )
-from verifier.torch_internals.registries import count_as_registered, let_new_rules_win
+from verifier.torch_internals.registries import count_as_registered, let_new_rules_win, noted_registrations
 
 __all__ = [
     "ImportFailedError",
     "command_names",
     "definitions_of_rules",
+    "exchanged_alone",
     "follow",
     "imported_module",
     "imports_beside",
@@ -56,6 +57,8 @@ _OWN = f"{Path(verifier.__file__).resolve().parent}{os.sep}"
 _running: list[str] = []
 _registered: dict[str, dict[str, str]] = {}
 """By import, the ops for which it has registered a rule in this process, and the rule as text."""
+_exchanged: set[str] = set()
+"""The ops whose rules run code of DTensor that an import has exchanged, or are torch's and registered again."""
 
 
 class ImportFailedError(ValueError):
@@ -102,8 +105,10 @@ def run_imports(names: Sequence[str]) -> list[str]:
             _running.append(name)
             before, defined = registered_rules(), definitions_of_dtensor()
             try:
-                _import(name)
+                with noted_registrations() as noted:
+                    _import(name)
                 _registered.setdefault(name, {}).update(_changed(before, registered_rules()))
+                _take_in_again(name, noted)
                 _take_in_exchanged(name, exchanged(defined, definitions_of_dtensor()))
             except KeyboardInterrupt:
                 raise
@@ -114,9 +119,19 @@ def run_imports(names: Sequence[str]) -> list[str]:
                 raise ImportFailedError(f"--import {name}: {said}{_where(error)}") from error
             finally:
                 _running.pop()
+        inside = registered_rules()
+    _follow_winning(inside, registered_rules())
     if not _running:
         _act()
     return helped
+
+
+def _follow_winning(before: Mapping[str, Registered], after: Mapping[str, Registered]) -> None:
+    """Let what is registered keep its import, when DTensor no longer has torch's own rules beside it."""
+    for found in _registered.values():
+        found.update({
+            op: after[op].text for op, text in found.items() if op in before and op in after and before[op].text == text
+        })  # fmt: skip
 
 
 def _changed(before: Mapping[str, Registered], after: Mapping[str, Registered]) -> dict[str, str]:
@@ -126,6 +141,14 @@ def _changed(before: Mapping[str, Registered], after: Mapping[str, Registered]) 
     return {op: text for op, text in ops.items() if after[op].sources or not op.startswith("prims.")}
 
 
+def _take_in_again(name: str, noted: Collection[str]) -> None:
+    """Let ops count as registered by the import ``name`` for which it has registered what torch has anyway."""
+    rules = registered_rules()
+    again = {op: rules[op].text for op in noted if op in rules and not rules[op].sources and op[:6] != "prims."}
+    _exchanged.update(again.keys() - _registered[name].keys())
+    _registered[name].update(again)
+
+
 def _take_in_exchanged(name: str, changed: frozenset[tuple[str, str]]) -> None:
     """Let ops count as registered by the import ``name`` if their rules run code of DTensor that it has changed."""
     rules = registered_rules()
@@ -133,6 +156,7 @@ def _take_in_exchanged(name: str, changed: frozenset[tuple[str, str]]) -> None:
     if ops:
         _registered[name].update({op: rules[op].text if op in rules else "" for op in ops})
         count_as_registered(ops)
+        _exchanged.update(ops)
 
 
 def registered_by(names: Sequence[str]) -> tuple[str, ...]:
@@ -140,6 +164,12 @@ def registered_by(names: Sequence[str]) -> tuple[str, ...]:
     now = registered_rules()
     given = [item for name in names for item in _registered.get(name, {}).items()]
     return tuple(sorted({op for op, text in given if op in BETWEEN_OPS or (op in now and now[op].text == text)}))
+
+
+def exchanged_alone() -> frozenset[str]:
+    """Return the ops whose rules are torch's own, and run code that an import has exchanged or registers them again."""
+    rules = registered_rules()
+    return frozenset(op for op in _exchanged if op not in rules or not rules[op].sources)
 
 
 def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str], only: Sequence[str] = ()) -> Sequence[str]:

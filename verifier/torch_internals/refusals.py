@@ -6,10 +6,13 @@ import os
 import re
 from types import CodeType
 
+from torch.autograd.graph import _engine_run_backward
 from torch.distributed.tensor import DTensor
 
 __all__ = [
+    "asks_otherwise",
     "is_refusal",
+    "lacks_strategy",
     "raised_in",
     "returns_none",
 ]
@@ -19,12 +22,12 @@ _BACKEND_REFUSALS = (
     "Unsupported data type",
     "Invalid scalar type",
 )
+_REDUCTIONS = ("does not support complex tensors",)  # an all-reduce by product, minimum or maximum
 _REFUSALS = (
     "Please redistribute the tensor before this operation",  # a view must not communicate
     "Please redistribute the input first",  # as above
     "which is disallowed by the current operator",  # unbind along a sharded dim
     "redistributing to Partial is for internal use only",
-    "does not support complex tensors",  # an all-reduce by product, minimum or maximum
     "got mixed torch.Tensor and DTensor",  # if a function of torch makes plain tensors itself, say
     "for tensor parallel convolution",  # for some strides, dilations and sizes
     "cannot be evenly sharded",  # nll_loss, whose mean would be biased
@@ -35,18 +38,34 @@ _NOT_REGISTERED = re.compile(r"Operator (\S+) does not have a sharding strategy 
 """What DTensor says of an op without a strategy, and of one whose strategy returns None."""
 _SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
 
+_ENGINE = _engine_run_backward.__code__
+
 
 def is_refusal(error: BaseException) -> bool:
     """Return True if DTensor or the backend says plainly that it does not support the call.
 
-    ``NotImplementedError`` is the documented way. The communication backends and the view ops raise RuntimeError, and
-    their refusals are recognised by known messages. Any other exception from DTensor must say so in its message.
+    In a backward pass, whose forward pass DTensor has accepted, an op without a strategy is no refusal: autograd calls
+    the op. What other messages ask for, such as to redistribute first, nobody can do there.
     """
-    if isinstance(error, NotImplementedError):
-        return not returns_none(error)
-    text = str(error)
-    if isinstance(error, RuntimeError | ValueError) and text.startswith(_BACKEND_REFUSALS):
+    if _is_of_backend(error):
         return True
+    if isinstance(error, NotImplementedError):
+        return not (returns_none(error) or (lacks_strategy(error) and _raised_in_backward(error)))
+    return asks_otherwise(error) and not _raised_in_backward(error)
+
+
+def lacks_strategy(error: BaseException) -> bool:
+    """Return True if DTensor says that an op has no sharding strategy."""
+    return isinstance(error, NotImplementedError) and _NOT_REGISTERED.match(str(error)) is not None
+
+
+def asks_otherwise(error: BaseException) -> bool:
+    """Return True if the message asks for another call, or says that this one is not supported.
+
+    ``NotImplementedError`` is the documented way. View ops and others raise what they like, and their refusals are
+    recognised by known messages. Any other exception from DTensor must say so in its message.
+    """
+    text = str(error)
     if isinstance(error, RuntimeError | ValueError) and any(refusal in text for refusal in _REFUSALS):
         return True
     return _raised_by_dtensor(error) and text not in _FAILURES and bool(_SAYS_SO.search(text))
@@ -57,6 +76,20 @@ def returns_none(error: BaseException) -> bool:
     named = _NOT_REGISTERED.match(str(error))
     strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     return named is not None and any(str(op) == named[1] for op in strategies)
+
+
+def _is_of_backend(error: BaseException) -> bool:
+    text = str(error)
+    said = text.startswith(_BACKEND_REFUSALS) or any(refusal in text for refusal in _REDUCTIONS)
+    return isinstance(error, RuntimeError | ValueError) and said
+
+
+def _raised_in_backward(error: BaseException) -> bool:
+    """Return whether the exception came through autograd's engine."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code is not _ENGINE:
+        step = step.tb_next
+    return step is not None
 
 
 def _raised_by_dtensor(error: BaseException) -> bool:

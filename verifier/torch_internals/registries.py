@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Replicate
@@ -29,6 +30,7 @@ __all__ = [
     "is_registered_by_user",
     "keys_of_rules",
     "let_new_rules_win",
+    "noted_registrations",
     "registries_of_rules",
     "replaced_handler",
     "replaced_sharded_op",
@@ -115,6 +117,26 @@ def let_new_rules_win() -> Iterator[list[str]]:
         DecompShardingStrategy.has_decomp = staticmethod(_is_decomposed)  # type: ignore[method-assign]
     _of_the_user.update({op: _entry_of(op) for op in set().union(*new)})
     clear_caches()
+
+
+@contextlib.contextmanager
+def noted_registrations() -> Iterator[set[str]]:
+    """Yield the names of the ops for which DTensor's functions register rules inside the block, be they as before."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    noted: set[str] = set()
+
+    def noting(register: Callable[..., None]) -> Callable[..., None]:
+        def noted_one(op: OpOverload, *args: Any, **kwargs: Any) -> None:
+            noted.add(str(op))
+            register(op, *args, **kwargs)
+
+        return noted_one
+
+    names = ("register_sharding_prop_rule", "register_op_strategy", "register_single_dim_op_strategy")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(propagator, name, noting(getattr(propagator, name))))
+        yield noted
 
 
 _has_decomposition = DecompShardingStrategy.has_decomp

@@ -28,6 +28,39 @@ def _initialiser(b: Building) -> None:
 
 
 @composite
+def _data(b: Building) -> None:
+    """A tensor whose data are set to those of another, as loops of training without autograd do."""
+    size = b.size()
+    b.floats(*size)
+    b.floats(*size)
+    b.program(f"{_PROGRAMS}exchanged")
+
+
+@composite
+def _taken(b: Building) -> None:
+    """The caller's own tensor, once a DTensor has been made of it."""
+    b.floats(*b.size())
+    placements = [b.pick((Replicate(), Replicate(), Shard(0))) for _ in range(b.mesh.ndim)]
+    b.program(f"{_PROGRAMS}taken", b.chance(0.5), placements)
+
+
+@composite
+def _unwrapped(b: Building) -> None:
+    """Gradients of local tensors of every placement."""
+    b.floats(*b.size())
+    b.program(f"{_PROGRAMS}unwrapped")
+
+
+@composite
+def _reordered_mesh(b: Building) -> None:
+    """A mesh whose ranks do not ascend."""
+    b.floats(*b.size())
+    order = list(range(b.mesh.world_size))
+    b.rng.shuffle(order)
+    b.program(f"{_PROGRAMS}reordered", order, [b.pick((Shard(0), Shard(1))) for _ in range(b.mesh.ndim)])
+
+
+@composite
 def _submesh(b: Building) -> None:
     """Functions on the rows of a mesh, each a mesh of its own whose tensors have other values."""
     path = b.pick(("torch.equal", "torch.equal", "torch.mul", "torch.dot", "torch.bucketize"))
@@ -46,15 +79,15 @@ def _parallel_style(b: Building) -> None:
     kept = {"use_local_output": False}
     first = ["ColwiseParallel", {"use_local_output": local}]
     second = ["RowwiseParallel", {**kept, "output_layouts": b.pick((Replicate(), Shard(0), Shard(-1)))}]
-    model = b.pick(("perceptron", "frozen", "normed", "padded"))
-    if model == "normed":
+    model = b.pick(("perceptron", "frozen", "normed", "nested", "padded", "tied"))
+    if model in ("normed", "nested"):
         first = ["SequenceParallel", {"sequence_dim": 0}]
         second = ["ColwiseParallel", {**kept, "output_layouts": b.pick((Replicate(), Shard(-1)))}]
-    elif model == "padded":
+    elif model in ("padded", "tied"):
         first = ["RowwiseParallel", {**kept, "input_layouts": Replicate()}]
         second = ["ColwiseParallel", {**kept, "output_layouts": Replicate()}]
     hidden = b.pick((b.pending + 1, b.mesh.shape[-1], 2 * b.mesh.shape[-1], 2 * b.mesh.shape[-1] - 1))
-    if model == "padded":
+    if model in ("padded", "tied"):
         b.ids(b.rows, below=hidden)
     else:
         b.floats(*b.size())

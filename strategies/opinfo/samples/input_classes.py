@@ -293,8 +293,11 @@ def negative_dims(call: Call) -> Iterator[Variation]:
 
 
 def other_dims(call: Call) -> Iterator[Variation]:
-    """Yield the other dims in place of a dim, or of a list of one dim: the first, one in the middle, the last."""
-    if _is_trusting(call) or not call.tensors:
+    """Yield the other dims in place of a dim, or of a list of one dim: the first, one in the middle, the last.
+
+    A tensor that takes the result would have another size than the result has along another dim.
+    """
+    if _is_trusting(call) or not call.tensors or any(parameter.out for parameter in parameters(call.op)):
         return
     ndim = call.tensors[0].ndim
     for parameter in parameters(call.op):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed.tensor._api as api
@@ -12,12 +13,15 @@ import torch.distributed.tensor.parallel as parallel
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
     "absent_classes",
+    "callers_tensors_kept",
+    "data_exchanged",
     "dims_of_factories_counted",
     "factories_without_tracker",
     "gradients_of_log_softmax",
@@ -25,7 +29,11 @@ __all__ = [
     "infinities_of_all_gradients",
     "losses_end",
     "losses_of_many_dims",
+    "parts_differentiated",
     "styles_keep_frozen",
+    "styles_of_nested_modules",
+    "ties_kept",
+    "unsorted_meshes_refused",
 ]
 
 _UNSCALE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
@@ -221,3 +229,123 @@ def infinities_of_all_gradients() -> Iterator[None]:
         yield
     finally:
         handlers[_UNSCALE] = before
+
+
+def styles_of_nested_modules() -> contextlib.AbstractContextManager[None]:
+    """Let ``SequenceParallel`` replicate each module's own parameters, and those of its children with the children."""
+
+    def wrap(replicate: Any) -> Any:
+        def own_alone(self: Any, name: str, module: Any, mesh: Any) -> None:
+            for name, held in module.named_parameters(recurse=False):
+                if not isinstance(held, DTensor):
+                    local = DTensor.from_local(held, mesh, [Replicate()], run_check=False)
+                    module.register_parameter(name, torch.nn.Parameter(local))
+
+        own_alone.__module__ = replicate.__module__
+        return own_alone
+
+    return exchanged(styles.SequenceParallel, "_replicate_module_fn", wrap)
+
+
+def ties_kept() -> contextlib.AbstractContextManager[None]:
+    """Let parameters that several modules share be shared after ``parallelize_module``, too."""
+
+    def wrap(parallelize: Any) -> Any:
+        def tied(module: Any, *given: Any, **options: Any) -> Any:
+            groups: dict[int, list[str]] = {}
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                groups.setdefault(id(parameter), []).append(name)
+            made = parallelize(module, *given, **options)
+            for first, *others in groups.values():
+                for other in others:
+                    holder, _, name = other.rpartition(".")
+                    setattr(made.get_submodule(holder), name, made.get_parameter(first))
+            return made
+
+        tied.__module__ = parallelize.__module__
+        return tied
+
+    return exchanged(parallel, "parallelize_module", wrap)
+
+
+# --------------------------------------------------------------------------------- tensors, local tensors, meshes
+@contextlib.contextmanager
+def data_exchanged() -> Iterator[None]:
+    """Let the setter of ``data`` exchange the local tensor of a DTensor and its placements, too."""
+    inherited: Any = torch.Tensor.data
+
+    def exchange(held: DTensor, given: Any) -> None:
+        inherited.__set__(held, given)
+        if isinstance(given, DTensor):
+            held._local_tensor, held._spec = given._local_tensor, given._spec
+
+    kind: Any = DTensor
+    kind.data = property(inherited.__get__, exchange)
+    try:
+        yield
+    finally:
+        del kind.data
+
+
+@contextlib.contextmanager
+def callers_tensors_kept() -> Iterator[None]:
+    """Let a broadcast of a tensor that the caller has given write to a copy of it."""
+
+    def of_factory(take: Any) -> Any:
+        def taken(local: Any, *given: Any, **options: Any) -> Any:
+            checked = options.get("run_check", False)
+            return take(local.clone() if checked else local, *given, **options)
+
+        taken.__module__ = take.__module__
+        return taken
+
+    def of_placement(replicate: Any) -> Any:
+        def taken(tensor: Any, *given: Any, **options: Any) -> Any:
+            return replicate(tensor.clone(), *given, **options)
+
+        taken.__module__ = replicate.__module__
+        return staticmethod(taken)
+
+    with (
+        mock.patch.object(DTensor, "from_local", staticmethod(of_factory(DTensor.from_local))),
+        exchanged(Replicate, "_make_replicate_tensor", of_placement),
+    ):
+        yield
+
+
+def parts_differentiated() -> contextlib.AbstractContextManager[None]:
+    """Let ``from_local`` divide the gradient of parts of an average, and refuse that of a maximum or a minimum."""
+
+    def wrap(backward: Any) -> Any:
+        def divided(ctx: Any, gradient: Any) -> Any:
+            found = backward(ctx, gradient)
+            for mesh_dim, placement in enumerate(ctx.forward_input_placements):
+                kind = placement.reduce_op if isinstance(placement, Partial) else "sum"
+                if kind == "avg":
+                    found = (found[0] / ctx.forward_input_device_mesh.size(mesh_dim), *found[1:])
+                elif kind in ("max", "min"):
+                    raise NotImplementedError(f"the gradient of parts of a {kind} is not supported")
+            return found
+
+        divided.__module__ = backward.__module__
+        return staticmethod(divided)
+
+    return exchanged(api._FromTorchTensor, "backward", wrap)
+
+
+def unsorted_meshes_refused() -> contextlib.AbstractContextManager[None]:
+    """Let DTensor refuse a mesh whose ranks do not ascend along each dim: its groups sort them."""
+
+    def wrap(check: Any) -> Any:
+        def ascending(self: Any) -> None:
+            ranks = self.mesh.mesh
+            if any(bool((ranks.diff(dim=dim) < 0).any()) for dim in range(ranks.ndim)):
+                raise NotImplementedError(
+                    f"a mesh with the ranks {ranks.tolist()}, which do not ascend, is not supported"
+                )
+            check(self)
+
+        ascending.__module__ = check.__module__
+        return ascending
+
+    return exchanged(DTensorSpec, "__post_init__", wrap)

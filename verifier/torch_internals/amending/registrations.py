@@ -30,6 +30,7 @@ __all__ = [
     "empty_views_replicated",
     "exchanged",
     "handled",
+    "lost_strides_refused",
     "numbers_refused",
     "ordered_rules",
     "scalars_replicated",
@@ -197,6 +198,22 @@ def empty_views_replicated() -> Iterator[None]:
         yield
     finally:
         module.view_groups = groups
+
+
+def lost_strides_refused() -> contextlib.AbstractContextManager[None]:
+    """Let DTensor refuse a view in which it does not find the dim again that a strided shard cuts."""
+
+    def wrap(rewrite: Callable[..., Any]) -> Any:
+        def found(self: Any, *given: Any, **options: Any) -> Any:
+            try:
+                return rewrite(self, *given, **options)
+            except KeyError as error:
+                raise NotImplementedError("this view of a strided shard is not supported") from error
+
+        found.__module__ = rewrite.__module__
+        return found
+
+    return exchanged(views._ViewShardingPropagator, "_rewrite_strided_shard", wrap)
 
 
 @contextlib.contextmanager

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.caches import clear_caches
 
-__all__ = ["locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
+__all__ = ["Watch", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls :meth:`before` and :meth:`after` for each op that has a DTensor among its arguments."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Take notice of the results."""
 
 
-class _LostWrites(_Watch):  # type: ignore[no-untyped-call]
+class _LostWrites(Watch):  # type: ignore[no-untyped-call]
     """Refuses to write to a view that shares no memory with its base, because the base was redistributed."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class _LostWrites(_Watch):  # type: ignore[no-untyped-call]
                 self._copies[memory] = tensor._local_tensor
 
 
-class _FreshMasks(_Watch):  # type: ignore[no-untyped-call]
+class _FreshMasks(Watch):  # type: ignore[no-untyped-call]
     """Has DTensor decide again on each op that may mask its result, so that each result has its own placement."""
 
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
