@@ -151,6 +151,17 @@ def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> 
     assert "verify(torch.ops.aten.sum.dim_IntList, *args" in test
 
 
+@pytest.mark.usefixtures("rules_taken_back")
+def test_arguments_that_have_the_name_of_a_builtin_do_not_hide_it() -> None:
+    calls = evidence(way(aten.topk.default, lambda tensor, a, b, c: (tensor(a, b), 2, 1, True, True)))
+    code = strategy_text(aten.topk.default, calls, generalise(calls), Target.SINGLE_DIM, GIVEN, uneven=True)
+    scope: dict[str, object] = {}
+    exec(compile(code, "derived.py", "exec"), scope)
+    rules = scope["aten_topk_rules"]
+    assert callable(rules)
+    assert "S(0), S(0), S(0)" in {", ".join(map(str, row)) for row in rules(torch.empty(4, 6), 2, 1, True, True)}
+
+
 def test_what_a_way_of_registering_cannot_say_is_refused() -> None:
     calls = evidence(way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)], 0)))
     made = generalise(calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 from collections.abc import Sequence
@@ -72,10 +73,16 @@ def strategy_text(
     used = [
         name for name in ("Partial", "Replicate", "Shard") if any(f"{name}(" in line for line in (*body, *writer.tail))
     ]
+    function = [*writer.head, *writer.prepared(body), *body, "    return rules"]
+    text = "\n".join(function)
+    hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
+    for name in hidden:  # such as topk's argument sorted
+        text = re.sub(rf"(?<![\w.]){name}\(", f"builtins.{name}(", text)
     lines = [
-        header, "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
+        header, *(["import builtins", ""] if "builtins." in text else []),
+        "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
         (_SINGLE if target is Target.SINGLE_DIM else _PUBLIC).rstrip("\n"), "", "",
-        *writer.head, *writer.prepared(body), *body, "    return rules", *writer.tail,
+        text, *writer.tail,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -97,7 +104,7 @@ def _comment(op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, gi
         f"Sharding rules of {op}, derived by `{given.command}`.",
         f"Each held in every draw of {plural(len(holding), 'call')}, in at least {draws} draws and {sizes} sizes, "
         f"uneven ones too, on meshes {given.meshes}. {plural(len(calls) - len(holding), 'call')} of rare classes "
-        "bear them out.",
+        "contradict none.",
         f"Dims of the tensors: {', '.join(map(str, ndims[:6]))}{' ...' if len(ndims) > 6 else ''}; {given.dtype}, "
         f"seed {given.seed}; torch {given.torch}, dtensor-verifier {given.verifier}.",
         f"They explain {made.explained} of {made.explained + len(made.unexplained)} placements that hold.",
