@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "Command": "verifier.cli.commands",
+    "Command": "verifier.cli.options",
     "DTensorConverter": "verifier.execution.converter",
     "DrawContext": "verifier.planning.families",
     "Family": "verifier.planning.families",
@@ -45,7 +45,7 @@ _PUBLIC = {
 if TYPE_CHECKING:
     from verifier.calls.plain import verify
     from verifier.calls.result import Verification, VerificationError
-    from verifier.cli.commands import Command
+    from verifier.cli.options import Command
     from verifier.core.case import MeshSpec, OpCase, Trial
     from verifier.core.verdict import Verdict, VerdictKind
     from verifier.execution.converter import DTensorConverter

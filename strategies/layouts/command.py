@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from verifier.cli.commands import Command
 from verifier.cli.loading import Loading
-from verifier.cli.options import LogLevelOption
+from verifier.cli.options import Command, LogLevelOption
 from verifier.core.logs import LogLevel, log_to_stderr
 
 __all__ = ["COMMAND", "layouts"]

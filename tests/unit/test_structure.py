@@ -21,7 +21,7 @@ FLOORS = (
     ("gate", "meshes.torchrun", "report", "testing"),
     ("findings",),
     ("calls", "campaign", "rules.campaign"),
-    ("mutation",),
+    ("deriving", "mutation"),
     ("cli", "modules"),
     ("__main__", "pytest_plugin"),
 )

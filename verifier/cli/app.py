@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``rules``, ``mutate``, ``merge``, ``report``, ``gate``, ``replay``, and other commands.
+"""The command line: ``run``, ``rules``, ``derive``, ``mutate``, ``merge``, ``report``, ``gate``, ``replay`` and others.
 
 Exit status: 0 nothing new, 1 findings that the baseline does not list, 2 could not verify.
 
@@ -14,11 +14,12 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from verifier.cli.commands import COMMANDS, Command
 from verifier.cli.config import configured, settings
+from verifier.cli.derive import derive
 from verifier.cli.loading import Loading
 from verifier.cli.mutate import mutate
 from verifier.cli.options import (
+    COMMANDS,
     DEFAULT_BASELINE,
     AskedImports,
     AskedMeshes,
@@ -26,6 +27,7 @@ from verifier.cli.options import (
     BackendOption,
     BaselineOption,
     By,
+    Command,
     Detail,
     Device,
     DryRun,
@@ -192,6 +194,7 @@ def merge(
 
 app.command()(check_rules)
 app.command()(mutate)
+app.command()(derive)
 
 
 @app.command()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +16,7 @@ from verifier.core.wording import unknown_name
 from verifier.records.files import DEFAULT_REPORTS
 
 __all__ = [
+    "COMMANDS",
     "DEFAULT_BASELINE",
     "AskedImports",
     "AskedMeshes",
@@ -21,6 +24,9 @@ __all__ = [
     "BackendOption",
     "BaselineOption",
     "By",
+    "Command",
+    "DeriveFormat",
+    "DeriveTarget",
     "Detail",
     "Device",
     "DryRun",
@@ -92,6 +98,32 @@ class By(StrEnum):
     OP = "op"
     PAIR = "pair"
     EDGE = "edge"
+
+
+class DeriveFormat(StrEnum):
+    """What ``derive`` prints on stdout."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class DeriveTarget(StrEnum):
+    """In which of DTensor's ways ``derive`` registers a strategy."""
+
+    SINGLE_DIM = "single-dim"
+    REGISTER_SHARDING = "register-sharding"
+
+
+COMMANDS = "dtensor_verifier.commands"
+"""The entry-point group of commands of other packages."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command by its ``name``; ``function`` takes its options and arguments as Typer reads them."""
+
+    name: str
+    function: Callable[..., None]
 
 
 class TorchPlanner(StrEnum):

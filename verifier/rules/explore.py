@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
@@ -69,11 +70,15 @@ class Exploration(SampleOnMesh):
         ledger, options, report = self.ledger, self.ledger.options, self.ledger.report
         kinds, groups = self._arguments
         free = input_combinations(kinds, groups, options.cap)
-        self.read_claims(free)
-        if not self.claims:
+        if not options.blank:
+            self.read_claims(free)
+        if not self.claims and not options.blank:
             report.untested[self.no_claims] += 1
             return
         only_claims = options.claims_only or self.handled is not None  # a handler is for what DTensor claims
+        if options.blank:  # what another size or mesh has refuted needs no more draws
+            refuted = {one for one, candidate in ledger.candidates.items() if not candidate.masks}
+            free = tuple(one for one in free if one not in refuted and not self._leaves_out(one))
         tries = self._tries(list(dict.fromkeys(self.claims if only_claims else [*free, *self.claims])))
         letters = sum(len(expected.letters) for expected in self.expected)
         report.combinations += letters * sum(not ledger.is_fatal(one.position) for one in tries)
@@ -87,6 +92,14 @@ class Exploration(SampleOnMesh):
         if not ledger.products and self.size == 0:
             self.note_products()
         self._try_special()
+
+    def _leaves_out(self, combination: Combination) -> bool:
+        """Return whether a rank has no element of a sharded dim, and such combinations are not wanted."""
+        shards = zip(self.call.tensors, combination, strict=True)
+        return not self.ledger.options.empty_shards and any(
+            isinstance(placement, Shard) and tensor.shape[placement.dim] < self.mesh.world_size
+            for tensor, (placement,) in shards
+        )
 
     def note_products(self) -> None:
         """Note the claims that have not failed, so that products of them are tried on meshes of several dims."""

@@ -39,6 +39,10 @@ class CheckOptions:
         Of how many samples of each overload products are tried, the first ones: DTensor takes long to decide there.
     samples_called_again
         Of how many samples of each overload second calls are made, to find what DTensor's cache leaves out.
+    blank
+        Ask DTensor nothing, and try every combination as if it had no rule.
+    empty_shards
+        If ``blank``, also try combinations that leave a rank without elements of a dim that has some.
     """
 
     meshes: tuple[MeshSpec, ...]
@@ -49,6 +53,8 @@ class CheckOptions:
     products: int = 12
     samples_with_products: int = 2
     samples_called_again: int = 4
+    blank: bool = False
+    empty_shards: bool = True
 
     @property
     def flat(self) -> tuple[MeshSpec, ...]:
@@ -58,4 +64,5 @@ class CheckOptions:
     def draws(self) -> int:
         """Draws at each size and mesh, so that a rule that is said to be missing has held in at least 20."""
         places = max(1, len(self.flat) * min(self.sizes, SIZES_FOR_MISSING))
-        return 3 if self.claims_only else max(3, math.ceil(DRAWS_FOR_MISSING / places))
+        more = 2 if self.blank else 0  # combinations are left out at some places, and some draws say nothing
+        return 3 if self.claims_only else max(3, math.ceil(DRAWS_FOR_MISSING / places)) + more

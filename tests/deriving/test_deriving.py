@@ -1,0 +1,188 @@
+"""From calls of an op to rules of their arguments, and to code that registers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+
+from verifier.core.case import MeshSpec, OpCase
+from verifier.deriving.closing import Closed
+from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
+from verifier.deriving.evidence import CallEvidence, gather
+from verifier.deriving.generalise import Derivation, generalise
+from verifier.rules.options import CheckOptions
+from verifier.rules.samples import Values
+from verifier.torch_internals.names import OpOverload
+
+aten = torch.ops.aten
+OPTIONS = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), blank=True)
+SIZES = ((5, 7, 4), (2, 3, 5), (6, 4, 9))
+GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
+
+
+class Way:
+    """One way of calling an op; the arguments are made from the extents of each size."""
+
+    not_testable = claims_only = ""
+
+    def __init__(self, op: OpOverload, make: Callable[..., tuple[object, ...]], kwargs: dict[str, object]) -> None:
+        self.op, self.origin, self._overload = str(op), f"{make.__code__.co_firstlineno}", op
+        self._make, self._kwargs = make, kwargs
+
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
+        if values is not Values.USUAL or size >= len(SIZES):
+            return None
+        generator = torch.Generator().manual_seed(7 * size + draw)
+
+        def tensor(*shape: int) -> torch.Tensor:
+            return torch.randint(-3, 5, shape, generator=generator).double()
+
+        return OpCase(self.op, f"torch.ops.{self.op}", self._make(tensor, *SIZES[size]), self._kwargs)
+
+
+def way(op: OpOverload, make: Callable[..., tuple[object, ...]], **kwargs: object) -> Way:
+    return Way(op, make, kwargs)
+
+
+def evidence(*ways: Way) -> list[CallEvidence]:
+    return list(gather(ways, OPTIONS))
+
+
+def said(made: Derivation) -> set[str]:
+    """Return the rules as text: placements of slots, of results, and conditions."""
+
+    def part(one: object) -> str:
+        return f"S({one.text})" if hasattr(one, "text") else str(one)
+
+    return {
+        f"{', '.join(map(part, rule.inputs))} -> {', '.join(map(part, rule.outputs))}"
+        + "".join(f" if {test.text}" for test in rule.tests)
+        for rule in made.rules
+    }
+
+
+@cache
+def reductions() -> list[CallEvidence]:
+    op = aten.sum.dim_IntList
+    ways = [
+        way(op, lambda tensor, a, b, c, dims=dims, keep=keep: (tensor(a, b, c), list(dims), keep))
+        for dims in ((0,), (1,), (-1,), (0, 2))
+        for keep in (False, True)
+    ]
+    return evidence(*ways)
+
+
+def test_dims_of_a_reduction_move_down_unless_they_are_kept() -> None:
+    made = generalise(reductions())
+    assert made.unexplained == ()
+    assert said(made) == {
+        "S(d) -> P(sum) if d in dim_dims",
+        "P(sum) -> P(sum)",
+        "P(avg) -> P(avg)",
+        "S(d) -> S(d) if d not in dim_dims if keepdim",
+        "S(d) -> S(d - sum(dim < d for dim in dim_dims)) if d not in dim_dims if not keepdim",
+    }
+
+
+def test_a_contracted_dim_becomes_a_sum() -> None:
+    made = generalise(evidence(way(aten.mm.default, lambda tensor, a, b, c: (tensor(a, b), tensor(b, c)))))
+    assert made.unexplained == ()
+    rules = {rule.partition(" if ")[0] for rule in said(made)}
+    assert {"S(d), R -> S(d)", "R, S(d) -> S(d)", "R, P(sum) -> P(sum)", "P(sum), R -> P(sum)"} <= rules
+    assert any(rule.endswith("-> P(sum)") and rule.startswith("S(d), S(") for rule in rules)
+    assert not any(rule.startswith("P(sum), P(sum)") for rule in rules)
+
+
+def test_dims_of_a_permutation_and_of_an_insertion_are_found() -> None:
+    permuted = [
+        way(aten.permute.default, lambda tensor, a, b, c, dims=dims: (tensor(a, b, c), list(dims)))
+        for dims in ((1, 2, 0), (2, 0, 1), (0, -1, 1))
+    ]
+    assert "S(d) -> S([dim % self_ndim for dim in dims].index(d))" in said(generalise(evidence(*permuted)))
+    inserted = [
+        way(aten.unsqueeze.default, lambda tensor, a, b, c, dim=dim: (tensor(a, b), dim)) for dim in (0, 1, 2, -1)
+    ]
+    assert "S(d) -> S(d + (d >= dim % (self_ndim + 1)))" in said(generalise(evidence(*inserted)))
+
+
+def test_a_rule_that_one_of_many_calls_shows_is_named_and_left_out() -> None:
+    calls = reductions()
+    odd, *others = calls
+    accident = next(inputs for inputs, outputs in odd.rules.items() if not outputs)
+    held = next(iter(odd.holding.values()))
+    changed = CallEvidence(
+        odd.origin, odd.slots, odd.ndims, odd.results, odd.values, {**odd.rules, accident: held}, odd.case, odd.dtypes
+    )
+    made = generalise([changed, *others])
+    assert [(call is changed, inputs) for call, inputs in made.unexplained] == [(True, accident)]
+
+
+def test_calls_of_rare_classes_refute_rules_and_need_no_explanation() -> None:
+    calls = reductions()
+    refuting = CallEvidence(
+        "rare", calls[0].slots, calls[0].ndims, calls[0].results, calls[0].values,
+        dict.fromkeys(calls[0].rules, ()), calls[0].case, calls[0].dtypes, rare=True,
+    )  # fmt: skip
+    assert "P(sum) -> P(sum)" in said(generalise(calls))
+    assert "P(sum) -> P(sum)" not in said(generalise([*calls, refuting]))
+
+
+# ----------------------------------------------------------------------------------------------------------------- code
+@pytest.mark.usefixtures("rules_taken_back")
+@pytest.mark.parametrize("target", Target)
+def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> None:
+    calls = reductions()
+    code = strategy_text(aten.sum.dim_IntList, calls, generalise(calls), target, GIVEN, uneven=True)
+    assert len([line for line in code.splitlines() if line.startswith("#")]) <= 10
+    scope: dict[str, object] = {}
+    exec(compile(code, "derived.py", "exec"), scope)
+    rules = scope["aten_sum_dim_IntList_rules"]
+    assert callable(rules)
+    made = rules(torch.empty(2, 3, 4), [1])
+    flat = [[*row[0], *row[1][:1]] if isinstance(row, tuple) else row for row in made]
+    assert {", ".join(map(str, row)) for row in flat} == {
+        "S(0), S(0)", "P(sum), S(1)", "S(1), S(2)", "P(sum), P(sum)", "P(avg), P(avg)",
+    }  # fmt: skip
+    test = text_of_test(aten.sum.dim_IntList, calls, "derived")
+    compile(test, "test_derived.py", "exec")
+    assert "verify(torch.ops.aten.sum.dim_IntList, *args" in test
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_arguments_that_have_the_name_of_a_builtin_do_not_hide_it() -> None:
+    calls = evidence(way(aten.topk.default, lambda tensor, a, b, c: (tensor(a, b), 2, 1, True, True)))
+    code = strategy_text(aten.topk.default, calls, generalise(calls), Target.SINGLE_DIM, GIVEN, uneven=True)
+    scope: dict[str, object] = {}
+    exec(compile(code, "derived.py", "exec"), scope)
+    rules = scope["aten_topk_rules"]
+    assert callable(rules)
+    assert "S(0), S(0), S(0)" in {", ".join(map(str, row)) for row in rules(torch.empty(4, 6), 2, 1, True, True)}
+
+
+def test_what_a_way_of_registering_cannot_say_is_refused() -> None:
+    calls = evidence(way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)], 0)))
+    made = generalise(calls)
+    code = strategy_text(aten.cat.default, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    assert "*[Shard(d)] * len(tensors)" in code
+    assert "needs_pytree=True" in code
+    with pytest.raises(CannotWriteError, match="register_sharding cannot place the list tensors"):
+        strategy_text(aten.cat.default, calls, made, Target.REGISTER_SHARDING, GIVEN, uneven=True)
+    with pytest.raises(CannotWriteError, match="with out= from its base"):
+        strategy_text(aten.cat.out, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+
+
+@pytest.mark.parametrize(
+    ("closed", "passed"),
+    [
+        (Closed(3, 0, (), 0, ""), True),
+        (Closed(3, 1, (), 0, ""), False),
+        (Closed(3, 0, ("S(0) of a call",), 0, ""), False),
+        (Closed(3, 0, (), 1, ""), False),
+        (Closed(0, 0, (), 0, ""), False),
+    ],
+)
+def test_code_passes_only_if_no_check_refutes_it_and_one_bears_it_out(closed: Closed, passed: bool) -> None:
+    assert closed.passed is passed

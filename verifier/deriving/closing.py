@@ -1,0 +1,96 @@
+"""Closes the loop: a derived strategy goes through the checks that every strategy goes through."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from verifier.deriving.evidence import CallEvidence
+from verifier.deriving.generalise import Derivation
+
+__all__ = ["Closed", "close"]
+
+
+_PRODUCTS = "2x2"
+"""The mesh on which level 1 tries products of the rules."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What the checks said of a derived strategy.
+
+    Parameters
+    ----------
+    confirmed, wrong
+        Rules that level 1 confirmed and refuted.
+    missing
+        Derived rules that DTensor does not apply though the strategy has them, as text.
+    gate
+        The exit status of ``gate``, and the last lines that it printed.
+    """
+
+    confirmed: int
+    wrong: int
+    missing: tuple[str, ...]
+    gate: int
+    said: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.wrong and not self.missing and self.gate == 0 and self.confirmed > 0
+
+
+def close(
+    op: str, file: Path, imports: Sequence[str], world_sizes: str, meshes: Sequence[str],
+    calls: Sequence[CallEvidence], made: Derivation, max_samples: int,
+) -> Closed:  # fmt: skip
+    """Run ``rules`` and ``gate`` with the strategy in ``file``; what they record is written beside it.
+
+    Raises
+    ------
+    ValueError
+        If one of the commands could not verify.
+    """
+    out = ["--out", str(file.parent / "reports")]
+    named = [word for name in (*imports, str(file)) for word in ("--import", name)]
+    on = [word for mesh in meshes for word in ("--mesh", mesh)]
+    words = ["rules", op, *named, "--world-size", world_sizes, "--mesh", _PRODUCTS, "--max-samples", str(max_samples)]
+    status, text, errors = _verifier([*words, *out, "--format", "json"])
+    if status == 2 or not text:
+        raise ValueError(f"rules of the derived strategy: {_last(errors)}")
+    record = msgspec.json.decode(text)["ops"]
+    counts = list(record.values())
+    derived = _derived(calls, made)
+    missing = tuple(
+        f"{', '.join(one['input_placements'])} of {one['origin']}"
+        for found in counts
+        for one in found["missing"]
+        if one["op"] == op and (one["origin"], tuple(one["input_placements"])) in derived
+    )
+    confirmed, wrong = (sum(len(found[what]) for found in counts) for what in ("confirmed", "wrong"))
+    if wrong:
+        return Closed(confirmed, wrong, missing, 1, errors)
+    status, text, errors = _verifier(["gate", *named, *on, *out])
+    return Closed(confirmed, wrong, missing, status, _last(text + errors, 12))
+
+
+def _derived(calls: Sequence[CallEvidence], made: Derivation) -> set[tuple[str, tuple[str, ...]]]:
+    left = {(id(call), inputs) for call, inputs in made.unexplained}
+    return {
+        (call.origin, tuple(map(str, inputs)))
+        for call in calls for inputs in call.holding if (id(call), inputs) not in left
+    }  # fmt: skip
+
+
+def _verifier(words: Sequence[str]) -> tuple[int, str, str]:
+    done = subprocess.run([sys.executable, "-m", "verifier", *words], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def _last(text: str, lines: int = 1) -> str:
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

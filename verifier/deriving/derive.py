@@ -1,0 +1,145 @@
+"""Derives the strategy of an op: evidence, rules, code, and the checks of the code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from verifier.core.case import MeshSpec
+from verifier.core.versions import versions
+from verifier.deriving.closing import Closed, close
+from verifier.deriving.emit import Provenance, Target, strategy_text, text_of_test
+from verifier.deriving.evidence import CallEvidence, gather
+from verifier.deriving.generalise import Derivation, generalise
+from verifier.execution.imports import run_imports_with_warnings
+from verifier.gate.baseline import Baseline
+from verifier.planning.own_samples import overload_named
+from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
+from verifier.rules.options import CheckOptions
+from verifier.rules.samples import Sample, installed_sources
+
+__all__ = ["DeriveRequest", "Derived", "derive", "module_name"]
+
+_CAP = 1024
+"""Combinations of a call that are tried, at most."""
+
+
+@dataclass(frozen=True)
+class DeriveRequest:
+    """What a user asked for."""
+
+    op: str
+    target: Target = Target.SINGLE_DIM
+    world_sizes: str = "2,3"
+    meshes: Sequence[str] = ("2", "3")
+    dtype: str = "float64"
+    max_samples: int = 8
+    seed: int = 0
+    imports: Sequence[str] = ()
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """The strategy of an op as code, and what it rests on."""
+
+    op: str
+    calls: tuple[CallEvidence, ...]
+    made: Derivation
+    code: str
+    test: str
+    closed: Closed
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def derive(request: DeriveRequest, module: str) -> Derived:
+    """Derive the strategy of ``request.op``, and check it as ``module`` in a folder of its own.
+
+    Raises
+    ------
+    ValueError
+        If the op or a mesh does not exist, if no call of it can be tested, if nothing holds for its calls, or if its
+        rules cannot be registered in the way that was asked for.
+    """
+    started = time.perf_counter()
+    run_imports_with_warnings(request.imports)
+    op = overload_named(request.op)
+    asked = RulesRequest(
+        [str(op)], request.world_sizes, (), request.dtype, request.max_samples, seed=request.seed, jobs=1,
+        imports=request.imports,
+    )  # fmt: skip
+    plan = make_rules_plan(asked, Baseline())
+    for mesh in request.meshes:
+        MeshSpec.parse(mesh)
+    uneven = request.target is Target.SINGLE_DIM
+    calls = _evidence(str(op), plan, uneven)
+    made = generalise(calls)
+    if uneven and not any(rule.pivot is not None for rule in made.rules):  # an op may refuse tensors without elements
+        uneven, calls = False, _evidence(str(op), plan, False)
+        made = generalise(calls)
+    if not made.rules:
+        raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
+    given = Provenance(
+        versions()["torch"], versions()["dtensor-verifier"], request.world_sizes.replace(",", " "), request.dtype,
+        request.seed, request.command,
+    )  # fmt: skip
+    code = strategy_text(op, calls, made, request.target, given, uneven)
+    seconds = {"deriving": time.perf_counter() - started}
+    folder = Path(tempfile.mkdtemp(prefix="derive-"))
+    try:
+        file = folder / f"{module}.py"
+        file.write_text(code)
+        imports = [str(Path(name).resolve()) if name.endswith(".py") else name for name in request.imports]
+        closed = close(
+            str(op), file, imports, request.world_sizes, request.meshes, calls, made, request.max_samples
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(folder)
+    seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
+    return Derived(str(op), tuple(calls), made, code, text_of_test(op, calls, module), closed, seconds)
+
+
+def _evidence(op: str, plan: RulesPlan, empty_shards: bool) -> list[CallEvidence]:
+    options = CheckOptions(
+        tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1),
+        plan.check.sizes,
+        plan.check.seed,
+        cap=_CAP,
+        blank=True,
+        empty_shards=empty_shards,
+    )
+    sources = installed_sources()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        samples: list[Sample] = [
+            sample
+            for target in plan.targets
+            for sample in sources[target.source].samples(target, plan.samples)
+            if sample.op == op
+        ]
+        calls = list(gather(samples, options))
+    finally:
+        torch.set_num_threads(threads)
+    if not any(call.holding for call in calls):
+        reasons = dict.fromkeys(sample.not_testable or sample.claims_only for sample in samples)
+        why = "; ".join(reason for reason in reasons if reason) or "in none of its calls enough draws say something"
+        raise ValueError(f"nothing can be derived for {op}: {why}")
+    return calls
+
+
+def module_name(op: str) -> str:
+    """Return a name for the module of a derived strategy.
+
+    >>> module_name("aten.sum.dim_IntList"), module_name("mylib::scale")
+    ('sum_dim_IntList_strategy', 'mylib_scale_strategy')
+    """
+    text = re.sub(r"\W+", "_", op.removeprefix("torch.ops.").removeprefix("aten.").removesuffix(".default"))
+    return f"{text}_strategy"

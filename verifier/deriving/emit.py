@@ -1,0 +1,328 @@
+"""Writes derived rules as a strategy, in one of DTensor's two ways to register it, and a test of it."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.case import OpCase
+from verifier.core.wording import plural
+from verifier.deriving.evidence import CallEvidence
+from verifier.deriving.generalise import Derivation, DerivedRule, Part
+from verifier.deriving.language import Dim, is_dim
+from verifier.torch_internals.names import OpOverload
+
+__all__ = ["CannotWriteError", "Provenance", "Target", "strategy_text", "text_of_test"]
+
+
+class Target(StrEnum):
+    """In which of DTensor's ways a strategy is registered."""
+
+    SINGLE_DIM = "single-dim"
+    REGISTER_SHARDING = "register-sharding"
+
+
+class CannotWriteError(ValueError):
+    """A strategy cannot be registered in this way."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a derivation rests on, for the comment of the code."""
+
+    torch: str
+    verifier: str
+    meshes: str
+    dtype: str
+    seed: int
+    command: str
+
+
+_SINGLE = """from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+"""
+_PUBLIC = "from torch.distributed.tensor.experimental import register_sharding\n"
+
+
+def strategy_text(
+    op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, target: Target, given: Provenance, uneven: bool
+) -> str:
+    """Return a module that registers the derived rules as the strategy of ``op``.
+
+    Parameters
+    ----------
+    uneven
+        Whether the rules also hold where a rank has no elements.
+
+    Raises
+    ------
+    CannotWriteError
+        If ``target`` cannot have such rules, with the reason.
+    """
+    writer = _Writer(op, calls, target, uneven)
+    body = [line for rules in _alike(made.rules) for line in writer.rules(rules)]
+    header = "\n".join(f"# {line}" for line in _comment(op, calls, made, given))
+    used = [
+        name for name in ("Partial", "Replicate", "Shard") if any(f"{name}(" in line for line in (*body, *writer.tail))
+    ]
+    function = [*writer.head, *writer.prepared(body), *body, "    return rules"]
+    text = "\n".join(function)
+    hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
+    for name in hidden:  # such as topk's argument sorted
+        text = re.sub(rf"(?<![\w.]){name}\(", f"builtins.{name}(", text)
+    lines = [
+        header, *(["import builtins", ""] if "builtins." in text else []),
+        "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
+        (_SINGLE if target is Target.SINGLE_DIM else _PUBLIC).rstrip("\n"), "", "",
+        text, *writer.tail,
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _alike(rules: Sequence[DerivedRule]) -> list[list[DerivedRule]]:
+    """Return the rules in groups of those for the same points."""
+    groups: dict[object, list[DerivedRule]] = {}
+    for rule in rules:
+        pivot = None if rule.pivot is None else rule.slots[rule.pivot]
+        groups.setdefault((rule.slots, pivot, tuple(test.text for test in rule.tests)), []).append(rule)
+    return list(groups.values())
+
+
+def _comment(op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, given: Provenance) -> list[str]:
+    holding = [call for call in calls if call.holding and not call.rare]
+    draws, sizes = min((call.draws for call in holding), default=0), min((call.sizes for call in holding), default=0)
+    ndims = sorted({call.ndims for call in holding})
+    lines = [
+        f"Sharding rules of {op}, derived by `{given.command}`.",
+        f"Each held in every draw of {plural(len(holding), 'call')}, in at least {draws} draws and {sizes} sizes, "
+        f"uneven ones too, on meshes {given.meshes}. {plural(len(calls) - len(holding), 'call')} of rare classes "
+        "contradict none.",
+        f"Dims of the tensors: {', '.join(map(str, ndims[:6]))}{' ...' if len(ndims) > 6 else ''}; {given.dtype}, "
+        f"seed {given.seed}; torch {given.torch}, dtensor-verifier {given.verifier}.",
+        f"They explain {made.explained} of {made.explained + len(made.unexplained)} placements that hold.",
+    ]
+    for call, inputs in made.unexplained[:3]:
+        lines.append(f"Left out: {', '.join(map(str, inputs))} of {call.origin}, dims {list(call.ndims)}.")
+    if len(made.unexplained) > 3:
+        lines.append(f"Left out, too: {len(made.unexplained) - 3} more.")
+    return [piece for line in lines for piece in _wrapped(line)][:10]
+
+
+def _wrapped(line: str, width: int = 116) -> list[str]:
+    words, lines = line.split(), [""]
+    for word in words:
+        if len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+class _Writer:
+    """Writes the function of one op."""
+
+    def __init__(self, op: OpOverload, calls: Sequence[CallEvidence], target: Target, uneven: bool) -> None:
+        self.op, self.calls, self.target, self.uneven = op, calls, target, uneven
+        self.schema = op._schema.arguments
+        self.tensors = [a.name for a in self.schema if "Tensor" in str(a.type)]
+        self.lists = {a.name for a in self.schema if "List[" in str(a.type) and "Tensor" in str(a.type)}
+        self.optional = {a.name for a in self.schema if str(a.type).startswith("Optional[") and "Tensor" in str(a.type)}
+        self.name = re.sub(r"\W", "_", str(op).removesuffix(".default"))
+        self._check()
+
+    def _check(self) -> None:
+        if any(argument.is_out for argument in self.schema):
+            raise CannotWriteError(
+                f"{self.op}: DTensor makes the strategy of an overload with out= from its base overload"
+            )
+        results = self.op._schema.returns
+        if any("List" in str(result.type) for result in results) and len({call.results for call in self.calls}) > 1:
+            counts = {len(call.results) for call in self.calls if call.rules}
+            if len(counts) > 1:
+                raise CannotWriteError(f"{self.op}: its number of results depends on its arguments ({sorted(counts)})")
+        if self.target is Target.REGISTER_SHARDING:
+            keyword = [a.name for a in self.schema if a.kwarg_only and a.name in self.tensors]
+            problem = (
+                f"the list {min(self.lists)}" if self.lists else f"the keyword {keyword[0]}" if keyword
+                else "a list of results" if any("List" in str(result.type) for result in results) else ""
+            )  # fmt: skip
+            if problem:
+                raise CannotWriteError(f"{self.op}: register_sharding cannot place {problem}; use --target single-dim")
+
+    @property
+    def head(self) -> list[str]:
+        return [
+            f"def {self.name}_rules({self._parameters()}):",
+            f'    """Return the rules of {self.op} on one mesh dim."""',
+        ]
+
+    def prepared(self, body: Sequence[str]) -> list[str]:
+        """Return the lines that define what the rules mention."""
+        text, lines = "\n".join(body), []
+        for name in self.tensors:
+            if re.search(rf"\b{name}_ndim\b", text) or (name == self.tensors[0] and "_dims" in text):
+                one = f"{name}[0]" if name in self.lists else name
+                value = f"len({one}.shape)"
+                lines.append(
+                    f"    {name}_ndim = {value}" + (f" if {name} is not None else 0" if name in self.optional else "")
+                )
+        for argument in self.schema:
+            values = [call.values[argument.name] for call in self.calls if argument.name in call.values]
+            if values and is_dim(argument.name, values) and re.search(rf"\b{argument.name}_dims\b", text):
+                first = f"{self.tensors[0]}_ndim"
+                name = argument.name
+                given = f"([{name}] if isinstance({name}, int) else {name} or range({first}))"
+                lines.append(f"    {name}_dims = sorted({{dim % max({first}, 1) for dim in {given}}})")
+        return [*lines, "    rules = []"]
+
+    def rules(self, rules: Sequence[DerivedRule]) -> list[str]:
+        """Return the lines that add ``rules``, which are for the same points, to the list."""
+        rule = rules[0]
+        tests = [test for test in rule.tests if not test.of_call]
+        outer = [test.text for test in rule.tests if test.of_call]
+        optional = [name for name in self.tensors if name in self.optional]
+        outer += [f"{name} is {'not ' if name in rule.slots else ''}None" for name in optional]
+        lines, indent = [], "    "
+        if outer:
+            lines.append(f"{indent}if {' and '.join(outer)}:")
+            indent += "    "
+        if rule.pivot is not None:
+            lines.append(f"{indent}for d in range({rule.slots[rule.pivot]}_ndim):")
+            indent += "    "
+            if tests:
+                lines.append(f"{indent}if {' and '.join(test.text for test in tests)}:")
+                indent += "    "
+        return [*lines, *(f"{indent}rules.append({self._row(one)})" for one in rules)]
+
+    def _row(self, rule: DerivedRule) -> str:
+        outputs = [_part(part) for part in rule.outputs][: self._returned(rule)]
+        placed = dict(zip(rule.slots, rule.inputs, strict=True))
+        if self.target is Target.REGISTER_SHARDING:
+            inputs = [_part(placed[a.name]) if a.name in placed else "None" for a in self.schema]
+            return f"([{', '.join(outputs)}], [{', '.join(inputs)}])"
+        inputs = [
+            f"*[{_part(placed[name])}] * len({name})" if name in self.lists else _part(placed[name])
+            for name in self.tensors if name in placed
+        ]  # fmt: skip
+        return f"[{', '.join([*outputs, *inputs])}]"
+
+    def _returned(self, rule: DerivedRule) -> int:
+        """Return how many results come back; what is only written to has no placement in a strategy."""
+        returns = self.op._schema.returns
+        return len(rule.outputs) if any("List" in str(one.type) for one in returns) else len(returns)
+
+    @property
+    def tail(self) -> list[str]:
+        path = f"torch.ops.{self.op}"
+        if self.target is Target.REGISTER_SHARDING:
+            whole = ", ".join("Replicate()" if a.name in self.tensors else "None" for a in self.schema)
+            outputs = ", ".join("Replicate()" for _ in self.op._schema.returns)
+            names = ", ".join(_given(a.name, a.kwarg_only) for a in self.schema)
+            absent = [name for name in self.tensors if name in self.optional]
+            if absent:
+                whole = ", ".join(
+                    f"None if {a.name} is None else Replicate()" if a.name in absent
+                    else "Replicate()" if a.name in self.tensors else "None"
+                    for a in self.schema
+                )  # fmt: skip
+            return [
+                "", "", f"@register_sharding({path})", f"def {self.name}_strategy({self._parameters()}):",
+                f"    return [([{outputs}], [{whole}]), *{self.name}_rules({names})]",
+            ]  # fmt: skip
+        return [
+            "", "", "@register_single_dim_strategy(",
+            f"    {path}, schema_info={self._schema_info()}, allow_uneven_sharding={self.uneven}", ")",
+            f"def {self.name}_strategy(op, args, kwargs):",
+            f"    return {self.name}_rules(*args, **kwargs)",
+        ]  # fmt: skip
+
+    def _schema_info(self) -> str:
+        static = [n for n, a in enumerate(self.schema) if a.name not in self.tensors and not a.kwarg_only]
+        parts = [str(static[0])] if static else []
+        keys = [a.name for a in self.schema if a.kwarg_only and a.name not in self.tensors]
+        parts += [f"static_kwargkey={json.dumps(keys)}"] if keys else []
+        parts += ["needs_pytree=True"] if self.lists else []
+        return f"RuntimeSchemaInfo({', '.join(parts)})"
+
+    def _parameters(self) -> str:
+        texts, keyword = [], False
+        for argument in self.schema:
+            if argument.kwarg_only and not keyword:
+                keyword = True
+                texts.append("*")
+            default = argument.default_value if argument.has_default_value() else None
+            optional = argument.has_default_value()
+            texts.append(argument.name + (f"={_literal(default)}" if optional else ""))
+        return ", ".join(texts)
+
+
+def _given(name: str, keyword: bool) -> str:
+    return f"{name}={name}" if keyword else name
+
+
+def _literal(value: object) -> str:
+    plain = value is None or isinstance(value, bool | int | float | str | list)
+    return repr(value) if plain else "None"
+
+
+def _part(part: Part) -> str:
+    if isinstance(part, Dim):
+        return f"Shard({part.text})"
+    return _placement(part)
+
+
+def _placement(placement: Placement) -> str:
+    if isinstance(placement, Partial):
+        return "Partial()" if placement.reduce_op == "sum" else f'Partial("{placement.reduce_op}")'
+    return "Replicate()"
+
+
+def text_of_test(op: OpOverload, calls: Sequence[CallEvidence], module: str) -> str:
+    """Return a test file for the pytest plugin: calls on two and on 2x2 ranks, under the strategy in ``module``."""
+    name = re.sub(r"\W", "_", str(op).removesuffix(".default"))
+    chosen = [call for call in calls if call.holding and not call.rare][:_MOST_TESTED]
+    texts = [f"    ({_arguments(call.case)})," for call in chosen]
+    return f'''"""The derived strategy of {op}, on real ranks."""
+
+import pytest
+import torch
+
+import {module}  # noqa: F401 - registers the strategy
+
+CALLS = [
+{chr(10).join(texts)}
+]
+
+
+@pytest.mark.parametrize("mesh", ["2", "2x2"])
+@pytest.mark.parametrize(("args", "kwargs"), CALLS)
+def test_{name}(verify, args, kwargs, mesh):
+    verify(torch.ops.{op}, *args, mesh=mesh, **kwargs)
+'''
+
+
+_MOST_TESTED = 3
+"""Calls in a test file."""
+
+
+def _arguments(case: OpCase) -> str:
+    args = ", ".join(map(_value, case.args))
+    kwargs = ", ".join(f"{name!r}: {_value(value)}" for name, value in case.kwargs.items())
+    return f"({args}{',' if len(case.args) == 1 else ''}), {{{kwargs}}}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            return f"(torch.arange({value.numel()}) % 7 - 3).to({value.dtype}).reshape({list(value.shape)})"
+        return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return repr(value)

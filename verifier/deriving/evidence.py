@@ -1,0 +1,187 @@
+"""Which placements hold for each call of an op, whatever DTensor claims of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.case import OpCase
+from verifier.core.ops import argument_names, resolve
+from verifier.rules.explore import Exploration
+from verifier.rules.ledger import Candidate, Ledger
+from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions
+from verifier.rules.results import SampleReport
+from verifier.rules.sample_on_mesh import CALL_ERRORS
+from verifier.rules.samples import Sample, is_rare
+
+__all__ = ["CallEvidence", "Inputs", "gather"]
+
+Inputs = tuple[Placement, ...]
+"""The placement of each tensor parameter of a call on one mesh dim; the tensors of a list have the same one."""
+Outputs = tuple[frozenset[Placement], ...]
+"""The placements that each result may have."""
+
+
+@dataclass(frozen=True)
+class CallEvidence:
+    """One call of an op, and which rules hold for it on one mesh dim.
+
+    Parameters
+    ----------
+    origin
+        Where the call comes from.
+    slots
+        The parameters that are tensors or lists of them, in order.
+    ndims
+        The number of dims of each slot.
+    results
+        The number of dims of each result.
+    values
+        The other arguments, by name.
+    rules
+        By the placements of the slots those of the results; empty where a draw refutes all. Placements that were not
+        tried, or in too few draws, are missing.
+    case
+        The call at its first size.
+    dtypes
+        Of each slot.
+    rare
+        Whether the call is of a class that is seldom used, so that it refutes rules, and need not be explained.
+    draws, sizes
+        The fewest draws and sizes in which a rule held.
+    """
+
+    origin: str
+    slots: tuple[str, ...]
+    ndims: tuple[int, ...]
+    results: tuple[int, ...]
+    values: Mapping[str, object]
+    rules: Mapping[Inputs, Outputs]
+    case: OpCase
+    dtypes: tuple[torch.dtype, ...] = ()
+    rare: bool = False
+    draws: int = 0
+    sizes: int = 0
+
+    @property
+    def holding(self) -> dict[Inputs, Outputs]:
+        """The rules that hold."""
+        return {inputs: outputs for inputs, outputs in self.rules.items() if outputs}
+
+
+def gather(samples: Iterable[Sample], options: CheckOptions) -> Iterator[CallEvidence]:
+    """Yield what holds for each sample; those that cannot be tested are left out.
+
+    Parameters
+    ----------
+    options
+        With ``blank`` set, so that DTensor is asked nothing.
+    """
+    assert options.blank
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in samples:
+            if not (sample.not_testable or sample.claims_only):
+                with torch.no_grad():
+                    made = _of_sample(sample, replace(options, sizes=1) if is_rare(sample) else options)
+                if made is not None:
+                    yield made
+
+
+def _of_sample(sample: Sample, options: CheckOptions) -> CallEvidence | None:
+    ledger = Ledger(sample, options, 0, lambda position: None, frozenset(), SampleReport(sample.op, sample.origin))
+    first: Exploration | None = None
+    for mesh_number, mesh in enumerate(options.flat):
+        for size in range(options.sizes):
+            case = sample.draw(size, 0)
+            if case is None:
+                continue
+            try:
+                place = Exploration(ledger, case, mesh, mesh_number, size)
+            except CALL_ERRORS:
+                continue
+            with closing(place):
+                place.run()
+            first = first or place
+    return None if first is None else _evidence(ledger, first)
+
+
+def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
+    case, tensors = place.case, place.call.tensors
+    names = [name.partition("[")[0] for name in argument_names(case)]
+    slots = tuple(dict.fromkeys(names))
+    ndims = tuple(tensors[names.index(slot)].ndim for slot in slots)
+    rules: dict[Inputs, Outputs] = {}
+    draws, sizes = [], []
+    for combination, candidate in ledger.candidates.items():
+        placed = _by_slot(names, [p for (p,) in combination])
+        if placed is None:
+            continue
+        masks = _masks(place, combination, candidate.masks)
+        if not masks:
+            rules[placed] = ()
+        elif _is_borne_out(candidate, ledger.options):
+            rules[placed] = tuple(
+                frozenset(letter for number, letter in enumerate(expected.letters) if mask >> number & 1)
+                for expected, mask in zip(place.expected, masks, strict=True)
+            )
+            draws.append(candidate.draws)
+            sizes.append(len(candidate.shapes))
+    return CallEvidence(
+        origin=ledger.sample.origin,
+        slots=slots,
+        ndims=ndims,
+        results=tuple(len(one.shape) for one in place.expected),
+        values=_values(case),
+        rules=rules,
+        case=case,
+        dtypes=tuple(tensors[names.index(slot)].dtype for slot in slots),
+        rare=is_rare(ledger.sample),
+        draws=min(draws, default=0),
+        sizes=min(sizes, default=0),
+    )
+
+
+def _is_borne_out(candidate: Candidate, options: CheckOptions) -> bool:
+    """Return whether a rule that no draw has refuted was tried often enough to be believed."""
+    return (
+        candidate.draws >= DRAWS_FOR_MISSING
+        and candidate.world_sizes == {mesh.world_size for mesh in options.flat}
+        and len(candidate.shapes) >= min(SIZES_FOR_MISSING, options.sizes)
+    )
+
+
+def _by_slot(names: Sequence[str], placements: Sequence[Placement]) -> Inputs | None:
+    """Return the placement of each slot; None if the tensors of a list have different ones."""
+    placed: dict[str, Placement] = {}
+    for name, placement in zip(names, placements, strict=True):
+        if placed.setdefault(name, placement) != placement:
+            return None
+    return tuple(placed.values())
+
+
+def _masks(place: Exploration, combination: Sequence[Sequence[Placement]], masks: Sequence[int]) -> list[int]:
+    """Return which placements of each result hold; what is written to keeps the placement of the argument."""
+    kept = list(masks)
+    if kept:
+        for number, index in zip(place.call.written, place.reference.written, strict=True):
+            kept[index] &= place.expected[index].bit(combination[number][0])
+    return kept if kept and all(kept) else []
+
+
+def _values(case: OpCase) -> dict[str, object]:
+    schema = resolve(case.call)._schema  # type: ignore[attr-defined]
+    given = {argument.name: value for argument, value in zip(schema.arguments, case.args, strict=False)}
+    given |= case.kwargs
+    values = {}
+    for argument in schema.arguments:
+        if "Tensor" in str(argument.type):
+            continue
+        value = given.get(argument.name, argument.default_value if argument.has_default_value() else None)
+        values[argument.name] = list(value) if isinstance(value, list | tuple) else value
+    return values

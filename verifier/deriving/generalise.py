@@ -1,0 +1,254 @@
+"""From what holds for single calls to rules of their arguments: the fewest that explain all, and what none explains.
+
+A rule is believed only if it holds, or was not tried, at each point of each call at which its conditions hold. A point
+is a call and a tensor dim.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.deriving.evidence import CallEvidence, Inputs
+from verifier.deriving.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, tests
+
+__all__ = ["Derivation", "DerivedRule", "generalise"]
+
+_What = tuple[int, Inputs]
+"""Placements of the slots of a call."""
+Part = Placement | Dim
+"""A placement that is not a shard, or the dim of a shard."""
+_MOST_TESTS = 3
+_MOST_RESULTS = 3
+"""Of the placements that a result may have, so many are considered."""
+
+
+@dataclass(frozen=True)
+class DerivedRule:
+    """A rule: placements of slots and results, for the dims of ``pivot`` and the calls for which ``tests`` hold.
+
+    Parameters
+    ----------
+    slots
+        The slots that a call has to have, of which ``inputs`` are the placements.
+    pivot
+        The slot whose dims the rule is for; None for a rule without shards.
+    calls, points
+        How many calls it explains, and how many placements in all.
+    """
+
+    slots: tuple[str, ...]
+    pivot: int | None
+    inputs: tuple[Part, ...]
+    outputs: tuple[Part, ...]
+    tests: tuple[Test, ...]
+    calls: int
+    points: int
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """The rules of an op, and the placements that hold in some call and that no rule explains, with their calls."""
+
+    rules: tuple[DerivedRule, ...]
+    unexplained: tuple[tuple[CallEvidence, Inputs], ...]
+    explained: int
+
+
+def generalise(calls: Sequence[CallEvidence]) -> Derivation:
+    """Return the rules that explain what holds for ``calls``."""
+    rules: list[DerivedRule] = []
+    unexplained: list[tuple[CallEvidence, Inputs]] = []
+    explained = 0
+    groups: dict[tuple[tuple[str, ...], int], list[CallEvidence]] = {}
+    for call in calls:
+        if call.rules:
+            groups.setdefault((call.slots, len(call.results)), []).append(call)
+    for group in groups.values():
+        found, left = _of_group(group)
+        rules += found
+        explained += sum(len(_wanted(call)) for call in group) - len(left)
+        unexplained += left
+    return Derivation(tuple(rules), tuple(unexplained), explained)
+
+
+def _wanted(call: CallEvidence) -> list[Inputs]:
+    """Return the placements of slots that hold, but for all replicated, which DTensor adds itself; none if rare."""
+    if call.rare:
+        return []
+    return [inputs for inputs in call.holding if any(p != Replicate() for p in inputs)]
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """A rule without its conditions."""
+
+    pivot: int | None
+    inputs: tuple[Part, ...]
+    outputs: tuple[Part, ...]
+
+    def at(self, scope: Scope) -> tuple[Inputs, Inputs] | None:
+        """Return the placements of slots and results at a point; None if one is no dim of its tensor."""
+        inputs = [_placed(part, scope, ndim) for part, ndim in zip(self.inputs, scope.call.ndims, strict=True)]
+        outputs = [_placed(part, scope, ndim) for part, ndim in zip(self.outputs, scope.call.results, strict=True)]
+        placed = [*inputs, *outputs]
+        if any(one is None for one in placed):
+            return None
+        return tuple(p for p in inputs if p is not None), tuple(p for p in outputs if p is not None)
+
+
+def _placed(part: Part, scope: Scope, ndim: int) -> Placement | None:
+    if isinstance(part, Placement):
+        return part
+    dim = part.value(scope)
+    return Shard(dim) if dim is not None and 0 <= dim < ndim else None
+
+
+class _Points:
+    """The points of a group of calls for one pivot, as bits."""
+
+    def __init__(self, calls: Sequence[CallEvidence], pivot: int | None) -> None:
+        if pivot is None:
+            self.scopes = [Scope(call) for call in calls]
+        else:
+            self.scopes = [Scope(call, pivot, d) for call in calls for d in range(call.ndims[pivot])]
+        self.tests = [(test, self._bits(test)) for test in tests(calls, pivot)]
+        self.all = (1 << len(self.scopes)) - 1
+
+    def _bits(self, test: Test) -> int:
+        return sum(1 << number for number, scope in enumerate(self.scopes) if test.value(scope))
+
+    def split(self, schema: _Schema) -> tuple[int, int, dict[int, _What]]:
+        """Return the points at which ``schema`` holds and fails, and what it explains at each point where it holds."""
+        holds = fails = 0
+        explains = {}
+        for number, scope in enumerate(self.scopes):
+            placed = schema.at(scope)
+            if placed is None:
+                fails |= 1 << number
+                continue
+            inputs, outputs = placed
+            allowed = scope.call.rules.get(inputs)
+            if allowed is None:
+                continue  # not tried
+            if allowed and all(one in some for one, some in zip(outputs, allowed, strict=True)):
+                holds |= 1 << number
+                explains[number] = (id(scope.call), inputs)
+            elif not allowed or schema.outputs:
+                fails |= 1 << number
+        return holds, fails, explains
+
+    def condition(self, holds: int, fails: int) -> tuple[tuple[Test, ...], int] | None:
+        """Return the conditions under which a schema never fails and holds most often, and where they hold."""
+        best: tuple[tuple[Test, ...], int] | None = None
+        if not fails & self.all:
+            return (), self.all
+        useful = [(test, bits) for test, bits in self.tests if bits & holds and fails & ~bits]
+        for count in range(1, _MOST_TESTS + 1):
+            for chosen in itertools.combinations(useful, count):
+                bits = self.all
+                for _, one in chosen:
+                    bits &= one
+                if bits & fails or not bits & holds:
+                    continue
+                if best is None or (bits & holds).bit_count() > (best[1] & holds).bit_count():
+                    best = tuple(test for test, _ in chosen), bits
+            if best is not None and not holds & ~best[1]:
+                break
+        return best
+
+
+def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tuple[CallEvidence, Inputs]]]:
+    left = {(id(call), inputs): (call, inputs) for call in calls for inputs in _wanted(call)}
+    schemas = list(dict.fromkeys(schema for call in calls for schema in _schemas(call, calls)))
+    points = {pivot: _Points(calls, pivot) for pivot in {schema.pivot for schema in schemas}}
+    split = {schema: points[schema.pivot].split(schema) for schema in schemas}
+    rules: list[DerivedRule] = []
+    covers: list[set[_What]] = []
+    while left:
+        best: tuple[tuple[int, int, int], DerivedRule, set[_What], set[_What]] | None = None
+        for rank, schema in enumerate(schemas):
+            _, fails, explains = split[schema]
+            here = {number: what for number, what in explains.items() if what in left}
+            if not here or (best is not None and len(here) < best[0][0]):
+                continue
+            found = points[schema.pivot].condition(sum(1 << number for number in here), fails)
+            if found is None:
+                continue
+            new = {what for number, what in here.items() if found[1] >> number & 1}
+            seen = len({call for call, _ in new})
+            if seen < min(2, sum(1 for call in calls if _wanted(call))):
+                continue  # what one call shows may be an accident
+            score = (len(new), -len(found[0]), -rank)
+            if best is None or score > best[0]:
+                rule = DerivedRule(
+                    calls[0].slots, schema.pivot, schema.inputs, schema.outputs, found[0], seen, len(new)
+                )
+                best = score, rule, new, {what for number, what in explains.items() if found[1] >> number & 1}
+        if best is None:
+            break
+        rules.append(best[1])
+        covers.append(best[3])
+        for what in best[2]:
+            del left[what]
+    return _without_needless(rules, covers), list(left.values())
+
+
+def _without_needless(rules: list[DerivedRule], covers: Sequence[set[_What]]) -> list[DerivedRule]:
+    """Return the rules without those that explain nothing which the others do not."""
+    kept = list(range(len(rules)))
+    for number in range(len(rules)):
+        others = set[_What]().union(*(covers[other] for other in kept if other != number))
+        if covers[number] <= others:
+            kept.remove(number)
+    return [rules[number] for number in kept]
+
+
+def _schemas(call: CallEvidence, calls: Sequence[CallEvidence]) -> Iterator[_Schema]:
+    """Yield what the rules of one call may be an example of."""
+    for inputs in _wanted(call):
+        shards = [number for number, placement in enumerate(inputs) if isinstance(placement, Shard)]
+        pivot = shards[0] if shards else None
+        scope = Scope(call) if pivot is None else Scope(call, pivot, inputs[pivot].dim)  # type: ignore[attr-defined]
+        slots = [list(_parts_of_input(calls, pivot, number, p, scope)) for number, p in enumerate(inputs)]
+        results = [list(_parts_of_result(calls, pivot, allowed, scope)) for allowed in call.rules[inputs]]
+        for parts in itertools.product(*slots):
+            for outputs in itertools.product(*results):
+                yield _Schema(pivot, parts, outputs)
+
+
+_cache: dict[tuple[int, int | None, int | None], list[Dim]] = {}
+
+
+def _dims(calls: Sequence[CallEvidence], pivot: int, slot: int | None) -> list[Dim]:
+    """Return the dims of a slot, or of a result, the same objects at each call."""
+    key = id(calls), pivot, slot
+    if key not in _cache:
+        _cache[key] = list(dims_of_results(calls, pivot) if slot is None else dims_of_inputs(calls, pivot, slot))
+    return _cache[key]
+
+
+def _parts_of_input(
+    calls: Sequence[CallEvidence], pivot: int | None, slot: int, placement: Placement, scope: Scope
+) -> Iterator[Part]:
+    if not isinstance(placement, Shard):
+        yield placement
+        return
+    assert pivot is not None
+    dims = _dims(calls, pivot, slot)
+    yield from (dim for dim in (dims[:1] if slot == pivot else dims) if dim.value(scope) == placement.dim)
+
+
+def _parts_of_result(
+    calls: Sequence[CallEvidence], pivot: int | None, allowed: frozenset[Placement], scope: Scope
+) -> Iterator[Part]:
+    useful = sorted(allowed, key=lambda p: (not p.is_replicate(), not isinstance(p, Shard), str(p)))
+    for placement in useful[:_MOST_RESULTS]:
+        if not isinstance(placement, Shard):
+            yield placement
+        elif pivot is not None:
+            yield from (dim for dim in _dims(calls, pivot, None) if dim.value(scope) == placement.dim)

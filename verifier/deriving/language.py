@@ -1,0 +1,204 @@
+"""What derived rules are made of: tensor dims and conditions, each with its value for a call and its text as code."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from verifier.deriving.evidence import CallEvidence
+
+__all__ = ["Dim", "Scope", "Test", "dims_of_inputs", "dims_of_results", "is_dim", "tests"]
+
+_DIMS = ("dim", "dims", "dim0", "dim1", "axis", "axes", "start_dim", "end_dim")
+_NUMBERS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A call, and a tensor dim ``d`` of the slot ``pivot``; -1 for a rule without shards."""
+
+    call: CallEvidence
+    pivot: int = 0
+    d: int = -1
+
+    @property
+    def ndim(self) -> int:
+        return self.call.ndims[self.pivot]
+
+    def ndim_of(self, slot: str) -> int:
+        return self.call.ndims[self.call.slots.index(slot)]
+
+    def dims(self, name: str) -> list[int]:
+        """Return the dims that an argument names, of the first tensor, counted from the front and sorted."""
+        value, ndim = self.call.values[name], max(self.call.ndims[0], 1)
+        if value is None or value == []:
+            return list(range(self.call.ndims[0]))
+        assert isinstance(value, int | list)
+        return sorted({dim % ndim for dim in (value if isinstance(value, list) else [value])})
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A tensor dim as a function of a scope."""
+
+    text: str
+    value: Callable[[Scope], int | None]
+
+
+@dataclass(frozen=True)
+class Test:
+    """A condition on a scope; ``of_call`` if it does not depend on ``d``."""
+
+    text: str
+    value: Callable[[Scope], bool]
+    of_call: bool = True
+
+
+def is_dim(name: str, values: Sequence[object]) -> bool:
+    """Return whether an argument names dims: by its name, and by what calls have for it."""
+    whole = all(value is None or _is_int(value) or _are_ints(value) for value in values)
+    return name in _DIMS and whole
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_ints(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_int, value))
+
+
+def _dim_names(calls: Sequence[CallEvidence]) -> list[str]:
+    return [name for name in calls[0].values if is_dim(name, [call.values[name] for call in calls])]
+
+
+# ----------------------------------------------------------------------------------------------------------------- dims
+def dims_of_inputs(calls: Sequence[CallEvidence], pivot: int, slot: int) -> Iterator[Dim]:
+    """Yield dims of the slot number ``slot`` that a dim of the pivot may go with, the likeliest first."""
+    name, whole = calls[0].slots[slot], f"{calls[0].slots[pivot]}_ndim"
+    yield Dim("d", lambda scope: scope.d)
+    yield Dim(f"d + {name}_ndim - {whole}", lambda scope: scope.d + scope.ndim_of(name) - scope.ndim)
+    for number in (0, 1, 2):
+        yield Dim(str(number), lambda scope, number=number: number)  # type: ignore[misc]
+    for number in (1, 2):
+        yield Dim(f"{name}_ndim - {number}", lambda scope, n=number: scope.ndim_of(name) - n)  # type: ignore[misc]
+    yield Dim("d + 1", lambda scope: scope.d + 1)
+    yield Dim("d - 1", lambda scope: scope.d - 1)
+    for other in _dim_names(calls):
+        yield Dim(f"{other}_dims[0]", lambda scope, other=other: next(iter(scope.dims(other)), None))  # type: ignore[misc]
+
+
+def dims_of_results(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Dim]:
+    """Yield dims of a result that a dim of the pivot may become, the likeliest first."""
+    yield Dim("d", lambda scope: scope.d)
+    names = _dim_names(calls)
+    for name in names:
+        below = f"d - sum(dim < d for dim in {name}_dims)"
+        yield Dim(below, lambda scope, name=name: scope.d - sum(dim < scope.d for dim in scope.dims(name)))  # type: ignore[misc]
+        values = [call.values[name] for call in calls]
+        if all(_is_int(value) for value in values):
+            at = f"{name} % ({calls[0].slots[0]}_ndim + 1)"
+            yield Dim(f"d + (d >= {at})", lambda scope, name=name: _inserted(scope, name))  # type: ignore[misc]
+        if all(_are_ints(value) for value in values):
+            yield Dim(
+                f"[dim % {calls[0].slots[0]}_ndim for dim in {name}].index(d)",
+                lambda scope, name=name: _permuted(scope, name),  # type: ignore[misc]
+            )
+    for one, other in itertools.pairwise(names):
+        if all(_is_int(call.values[one]) and _is_int(call.values[other]) for call in calls):
+            text = f"{{{one}_dims[0]: {other}_dims[0], {other}_dims[0]: {one}_dims[0]}}.get(d, d)"
+            yield Dim(text, lambda scope, one=one, other=other: _swapped(scope, one, other))  # type: ignore[misc]
+    for slot in calls[0].slots:
+        if slot != calls[0].slots[pivot]:
+            yield Dim(f"d + {slot}_ndim - 1", lambda scope, slot=slot: scope.d + scope.ndim_of(slot) - 1)  # type: ignore[misc]
+            text = f"d + {slot}_ndim - {calls[0].slots[pivot]}_ndim"
+            yield Dim(text, lambda scope, slot=slot: scope.d + scope.ndim_of(slot) - scope.ndim)  # type: ignore[misc]
+    yield Dim("d + 1", lambda scope: scope.d + 1)
+    yield Dim("d - 1", lambda scope: scope.d - 1)
+    for number in (0, 1, 2):
+        yield Dim(str(number), lambda scope, number=number: number)  # type: ignore[misc]
+
+
+def _inserted(scope: Scope, name: str) -> int:
+    value = scope.call.values[name]
+    assert isinstance(value, int)
+    return scope.d + (scope.d >= value % (scope.call.ndims[0] + 1))
+
+
+def _permuted(scope: Scope, name: str) -> int | None:
+    value = scope.call.values[name]
+    assert isinstance(value, list)
+    places = [dim % max(scope.call.ndims[0], 1) for dim in value]
+    return places.index(scope.d) if scope.d in places else None
+
+
+def _swapped(scope: Scope, one: str, other: str) -> int | None:
+    (first, *_), (second, *_) = [*scope.dims(one), -1], [*scope.dims(other), -1]
+    return {first: second, second: first}.get(scope.d, scope.d)
+
+
+# ---------------------------------------------------------------------------------------------------------------- tests
+def tests(calls: Sequence[CallEvidence], pivot: int | None) -> list[Test]:
+    """Return the conditions that rules may have, the simplest first; without ``pivot`` only those on the call."""
+    found = list(_tests_of_call(calls))
+    if pivot is None:
+        return found
+    return [*_tests_of_dim(calls, pivot), *found]
+
+
+def _tests_of_dim(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Test]:
+    ndim = f"{calls[0].slots[pivot]}_ndim"
+    for name in _dim_names(calls):
+        yield Test(f"d not in {name}_dims", lambda s, name=name: s.d not in s.dims(name), False)  # type: ignore[misc]
+        yield Test(f"d in {name}_dims", lambda s, name=name: s.d in s.dims(name), False)  # type: ignore[misc]
+        yield Test(f"d < min({name}_dims, default=0)", lambda s, name=name: s.d < min(s.dims(name), default=0), False)  # type: ignore[misc]
+        yield Test(f"d > max({name}_dims, default=-1)", lambda s, name=name: s.d > max(s.dims(name), default=-1), False)  # type: ignore[misc]
+    for number in (1, 2):
+        yield Test(f"d < {ndim} - {number}", lambda s, n=number: s.d < s.ndim - n, False)  # type: ignore[misc]
+        yield Test(f"d == {ndim} - {number}", lambda s, n=number: s.d == s.ndim - n, False)  # type: ignore[misc]
+    for number in (0, 1, 2):
+        yield Test(f"d == {number}", lambda s, n=number: s.d == n, False)  # type: ignore[misc]
+        yield Test(f"d > {number}", lambda s, n=number: s.d > n, False)  # type: ignore[misc]
+    for slot in calls[0].slots:
+        if slot != calls[0].slots[pivot]:
+            yield Test(f"d >= {ndim} - {slot}_ndim", lambda s, slot=slot: s.d >= s.ndim - s.ndim_of(slot), False)  # type: ignore[misc]
+            yield Test(f"d < {ndim} - {slot}_ndim", lambda s, slot=slot: s.d < s.ndim - s.ndim_of(slot), False)  # type: ignore[misc]
+
+
+def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
+    dims = _dim_names(calls)
+    for name in calls[0].values:
+        values = [call.values[name] for call in calls]
+        if any(value is None for value in values):
+            yield Test(f"{name} is None", lambda s, name=name: s.call.values[name] is None)  # type: ignore[misc]
+            yield Test(f"{name} is not None", lambda s, name=name: s.call.values[name] is not None)  # type: ignore[misc]
+        if name in dims:
+            continue
+        if any(isinstance(value, torch.dtype) for value in values):
+            text = f"{name} is None or {name}.is_floating_point"
+            yield Test(f"({text})", lambda s, name=name: _is_floating_or_none(s.call.values[name]))  # type: ignore[misc]
+        if any(isinstance(value, bool) for value in values):
+            yield Test(name, lambda s, name=name: bool(s.call.values[name]))  # type: ignore[misc]
+            yield Test(f"not {name}", lambda s, name=name: not s.call.values[name])  # type: ignore[misc]
+        kinds = [value for value in values if isinstance(value, int | float | str) and not isinstance(value, bool)]
+        for value in dict.fromkeys(kinds) if len(set(kinds)) <= len(_NUMBERS) else ():
+            yield Test(f"{name} == {value!r}", lambda s, name=name, value=value: s.call.values[name] == value)  # type: ignore[misc]
+    for place, slot in enumerate(calls[0].slots):
+        if len({call.dtypes[place] for call in calls}) > 1:
+            for kind in ("is_floating_point", "is_complex"):
+                test = f"{slot}.dtype.{kind}"
+                yield Test(test, lambda s, n=place, kind=kind: getattr(s.call.dtypes[n], kind))  # type: ignore[misc]
+                yield Test(f"not {test}", lambda s, n=place, kind=kind: not getattr(s.call.dtypes[n], kind))  # type: ignore[misc]
+        for number in _NUMBERS:
+            yield Test(f"{slot}_ndim == {number}", lambda s, slot=slot, n=number: s.ndim_of(slot) == n)  # type: ignore[misc]
+            yield Test(f"{slot}_ndim > {number}", lambda s, slot=slot, n=number: s.ndim_of(slot) > n)  # type: ignore[misc]
+    for one, other in itertools.pairwise(calls[0].slots):
+        yield Test(f"{one}_ndim == {other}_ndim", lambda s, a=one, b=other: s.ndim_of(a) == s.ndim_of(b))  # type: ignore[misc]
+        yield Test(f"{one}_ndim > {other}_ndim", lambda s, a=one, b=other: s.ndim_of(a) > s.ndim_of(b))  # type: ignore[misc]
+
+
+def _is_floating_or_none(value: object) -> bool:
+    return value is None or (isinstance(value, torch.dtype) and value.is_floating_point)

@@ -1,0 +1,65 @@
+"""A derivation as lines of text, and as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from verifier.core.wording import plural
+from verifier.deriving.derive import Derived
+
+__all__ = ["derivation_json", "derivation_lines"]
+
+
+def derivation_json(made: Derived) -> str:
+    """Return a derivation as JSON: its rules, what none explains, the outcome of the checks, and the code."""
+    return msgspec.json.format(msgspec.json.encode(_fields(made)), indent=2).decode()
+
+
+def _fields(made: Derived) -> dict[str, object]:
+    return {
+        "op": made.op,
+        "passed": made.closed.passed,
+        "calls": len(made.calls),
+        "rules": [
+            {
+                "slots": rule.slots,
+                "inputs": [str(getattr(part, "text", part)) for part in rule.inputs],
+                "outputs": [str(getattr(part, "text", part)) for part in rule.outputs],
+                "conditions": [test.text for test in rule.tests],
+                "calls": rule.calls,
+                "placements": rule.points,
+            }
+            for rule in made.made.rules
+        ],
+        "explained": made.made.explained,
+        "unexplained": [
+            {"call": call.origin, "ndims": call.ndims, "inputs": [*map(str, inputs)]}
+            for call, inputs in made.made.unexplained
+        ],
+        "confirmed": made.closed.confirmed,
+        "wrong": made.closed.wrong,
+        "missing": made.closed.missing,
+        "gate": made.closed.gate,
+        "seconds": made.seconds,
+        "code": made.code if made.closed.passed else "",
+        "test": made.test if made.closed.passed else "",
+    }
+
+
+def derivation_lines(made: Derived, out: Path | None) -> list[str]:
+    """Return what came of a derivation; ``out`` is the file that the code is written to, if any."""
+    closed, all_ = made.closed, made.made.explained + len(made.made.unexplained)
+    lines = [
+        f"{made.op}: {plural(len(made.made.rules), 'rule')} from {plural(len(made.calls), 'call')}, which explain "
+        f"{made.made.explained} of {all_} placements that hold",
+        f"  rules: {closed.confirmed} confirmed, {closed.wrong} wrong, {len(closed.missing)} of the derived missing",
+        f"  gate: exit status {closed.gate}; {made.seconds['deriving']:.1f} s deriving, "
+        f"{made.seconds['checking']:.1f} s checking",
+    ]
+    lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in made.made.unexplained[:5]]
+    lines += [f"  missing: {one}" for one in closed.missing[:5]]
+    if not closed.passed:
+        return [*lines, *(f"  {line}" for line in closed.said.splitlines()), "not written: the code did not pass"]
+    return [*lines, f"written: {out} and {out.with_name('test_' + out.name)}"] if out is not None else lines
