@@ -244,9 +244,10 @@ def test_an_op_that_ends_the_threads_is_named_and_the_next_one_runs(end: signal.
     try:
         pid = threads._process.pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        threads._patience = 1.0
-        if end is not None:
+        if end is None:
+            threads._patience = 1.0
+            os.kill(pid, signal.SIGSTOP)
+        else:
             os.kill(pid, end)
         lost = threads.run(sigmoid, 1)
         assert (lost.done, lost.failure) == (0, failure)

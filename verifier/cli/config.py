@@ -132,11 +132,18 @@ def _checked(group: TyperGroup, table: dict[str, Any], text: str) -> Configurati
             if key not in known or key not in everything:
                 hint = did_you_mean(key, known) or f"; keys are {', '.join(known)}"
                 raise ValueError(one_line(f"{FILE}:{line}: unknown key {key!r} in [{where}]{hint}"))
-            for name in commands:
-                if (parameter := of_command[name].get(key)) is not None:
-                    values[name][str(parameter.name)] = _value(parameter, value, f"{FILE}:{line}: {key}")
-                    lines[name, str(parameter.name)] = line
+            taken = [name for name in commands if key in of_command[name]]
+            if isinstance(value, list) and len(commands) > 1:  # of the commands, some may take one such value only
+                taken = [name for name in taken if _takes_several(of_command[name][key])] or taken
+            for name in taken:
+                parameter = of_command[name][key]
+                values[name][str(parameter.name)] = _value(parameter, value, f"{FILE}:{line}: {key}")
+                lines[name, str(parameter.name)] = line
     return Configuration({name: held for name, held in values.items() if held}, lines)
+
+
+def _takes_several(parameter: Parameter) -> bool:
+    return parameter.nargs != 1 or bool(parameter.multiple)
 
 
 def _value(parameter: Parameter, value: object, where: str) -> object:
@@ -145,7 +152,7 @@ def _value(parameter: Parameter, value: object, where: str) -> object:
         if isinstance(value, bool):
             return value
         raise ValueError(one_line(f"{where} is {value!r}; it must be true or false"))
-    several = parameter.nargs != 1 or parameter.multiple
+    several = _takes_several(parameter)
     items = value if several and isinstance(value, list) else [value]
     if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items):
         wanted = "a text or a list of texts" if several else "a text or a number"
