@@ -50,7 +50,9 @@ def test_a_strategy_is_derived_checked_and_written_with_its_test(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "0 wrong, 0 of the derived missing" in done.stderr
     assert "register_single_dim_strategy" in (tmp_path / "my_strategy.py").read_text()
-    compile((tmp_path / "test_my_strategy.py").read_text(), "test_my_strategy.py", "exec")
+    tested = run_module("pytest", "-q", "test_my_strategy.py", folder=tmp_path)
+    assert tested.returncode == 0, tested.stdout
+    assert "2 passed" in tested.stdout
 
 
 @pytest.mark.ranks
@@ -70,6 +72,7 @@ def test_a_wrong_strategy_does_not_pass(tmp_path: Path) -> None:
         (["aten.cumsun.default"], "no op aten.cumsun.default is registered; did you mean 'cumsum'?"),
         (["cumsum"], "'cumsum' does not name an op"),
         (["aten.neg", "--out", "strategy.txt"], "--out strategy.txt: the strategy is a module"),
+        (["aten.neg", "--out", "no_folder/strategy.py"], "--out no_folder/strategy.py: there is no folder no_folder"),
         (["aten.neg", "--world-size", "1"], "--world-size 1: level 1 checks meshes of 2 to 16 ranks"),
         (["aten.neg", "--mesh", "2y"], "mesh '2y' is not a shape"),
         (["aten.bernoulli.default"], "nothing can be derived for aten.bernoulli.default: random"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,6 +150,17 @@ def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> 
     test = text_of_test(aten.sum.dim_IntList, calls, "derived")
     compile(test, "test_derived.py", "exec")
     assert "verify(torch.ops.aten.sum.dim_IntList, *args" in test
+
+
+def test_a_test_imports_what_defines_the_op_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    beside = text_of_test(aten.neg.default, [], "derived", ["my_op.py", "my_package.ops"])
+    assert "\nimport my_op  # noqa" in beside
+    assert "\nimport my_package.ops  # noqa" in beside
+    assert "sys.path" not in beside
+    elsewhere = text_of_test(aten.neg.default, [], "derived", ["ops/my_op.py"], tmp_path / "rules")
+    assert "sys.path.append(str(Path(__file__).parent / '../ops'))" in elsewhere
+    compile(elsewhere, "test_derived.py", "exec")
 
 
 @pytest.mark.usefixtures("rules_taken_back")

@@ -44,22 +44,25 @@ def derive(
     log_to_stderr(log_level)
     if out is not None and (out.suffix != ".py" or not out.stem.isidentifier()):
         raise ValueError(f"--out {out}: the strategy is a module, so give a file name such as my_strategy.py")
+    if out is not None and not out.parent.is_dir():  # deriving takes a minute, and would be lost
+        raise ValueError(f"--out {out}: there is no folder {out.parent}")
     with Loading(hash_seeds=1):
         from verifier.cli.common import command_line, refuse_cluster, write_out
         from verifier.deriving.derive import DeriveRequest, module_name
         from verifier.deriving.derive import derive as make
         from verifier.deriving.emit import Target
         from verifier.deriving.text import derivation_json, derivation_lines
+        from verifier.records.files import AS_IT_WAS, write_atomically
     refuse_cluster(context)
     request = DeriveRequest(
         op, Target(target.value), world_size, mesh or ("2", "3"), dtype, max_samples, seed, imports or (),
-        command_line(),
+        command_line(), Path() if out is None else out.parent,
     )  # fmt: skip
     made = make(request, out.stem if out is not None else module_name(op))
     passed = made.closed.passed
     if passed and out is not None:
-        out.write_text(made.code, encoding="utf-8")
-        out.with_name(f"test_{out.name}").write_text(made.test, encoding="utf-8")
+        write_atomically(out, made.code.encode(), AS_IT_WAS)
+        write_atomically(out.with_name(f"test_{out.name}"), made.test.encode(), AS_IT_WAS)
     if output is DeriveFormat.JSON:
         write_out(derivation_json(made) + "\n", output)
     else:

@@ -33,7 +33,13 @@ _CAP = 1024
 
 @dataclass(frozen=True)
 class DeriveRequest:
-    """What a user asked for."""
+    """What a user asked for.
+
+    Parameters
+    ----------
+    folder
+        Where the code and its test are going to be.
+    """
 
     op: str
     target: Target = Target.SINGLE_DIM
@@ -44,6 +50,7 @@ class DeriveRequest:
     seed: int = 0
     imports: Sequence[str] = ()
     command: str = ""
+    folder: Path = Path()
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,8 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     finally:
         shutil.rmtree(folder)
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
-    return Derived(str(op), tuple(calls), made, code, text_of_test(op, calls, module), closed, seconds)
+    test = text_of_test(op, calls, module, request.imports, request.folder)
+    return Derived(str(op), tuple(calls), made, code, test, closed, seconds)
 
 
 def _evidence(op: str, plan: RulesPlan, empty_shards: bool) -> list[CallEvidence]:

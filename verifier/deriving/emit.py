@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import torch
 from torch.distributed.tensor import Partial
@@ -19,6 +21,7 @@ from verifier.deriving.evidence import CallEvidence
 from verifier.deriving.generalise import Derivation, DerivedRule, Part
 from verifier.deriving.language import Dim, is_dim
 from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM
 
 __all__ = ["CannotWriteError", "Provenance", "Target", "strategy_text", "text_of_test"]
 
@@ -46,9 +49,6 @@ class Provenance:
     command: str
 
 
-_SINGLE = """from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
-from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
-"""
 _PUBLIC = "from torch.distributed.tensor.experimental import register_sharding\n"
 
 
@@ -81,7 +81,7 @@ def strategy_text(
     lines = [
         header, *(["import builtins", ""] if "builtins." in text else []),
         "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
-        (_SINGLE if target is Target.SINGLE_DIM else _PUBLIC).rstrip("\n"), "", "",
+        (IMPORTS_OF_SINGLE_DIM if target is Target.SINGLE_DIM else _PUBLIC).rstrip("\n"), "", "",
         text, *writer.tail,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -284,17 +284,28 @@ def _placement(placement: Placement) -> str:
     return "Replicate()"
 
 
-def text_of_test(op: OpOverload, calls: Sequence[CallEvidence], module: str) -> str:
-    """Return a test file for the pytest plugin: calls on two and on 2x2 ranks, under the strategy in ``module``."""
+def text_of_test(
+    op: OpOverload, calls: Sequence[CallEvidence], module: str, imports: Sequence[str] = (), folder: Path | None = None
+) -> str:
+    """Return a test file for the pytest plugin: calls on two and on 2x2 ranks, under the strategy in ``module``.
+
+    Parameters
+    ----------
+    imports
+        Files and modules that define the op; the test imports them first.
+    folder
+        Where the test is going to be; this folder if it is None.
+    """
     name = re.sub(r"\W", "_", str(op).removesuffix(".default"))
     chosen = [call for call in calls if call.holding and not call.rare][:_MOST_TESTED]
     texts = [f"    ({_arguments(call.case)})," for call in chosen]
+    found, defining = _imports_of_test(imports, folder or Path())
     return f'''"""The derived strategy of {op}, on real ranks."""
 
-import pytest
+{found}import pytest
 import torch
 
-import {module}  # noqa: F401 - registers the strategy
+{defining}import {module}  # noqa: F401 - registers the strategy
 
 CALLS = [
 {chr(10).join(texts)}
@@ -306,6 +317,20 @@ CALLS = [
 def test_{name}(verify, args, kwargs, mesh):
     verify(torch.ops.{op}, *args, mesh=mesh, **kwargs)
 '''
+
+
+def _imports_of_test(imports: Sequence[str], folder: Path) -> tuple[str, str]:
+    """Return the lines that let the test find the files of ``imports``, and those that import all of them."""
+    lines: list[str] = []
+    elsewhere: dict[str, None] = {}
+    for name in imports:
+        is_file = name.endswith(".py")
+        module = Path(name).stem if is_file else name
+        lines.append(f"import {module}  # noqa: F401 - given with --import\n")
+        if is_file and (beside := os.path.relpath(Path(name).resolve().parent, folder.resolve())) != os.curdir:
+            elsewhere[f"sys.path.append(str(Path(__file__).parent / {beside!r}))\n"] = None
+    found = "".join(["import sys\nfrom pathlib import Path\n\n", *elsewhere, "\n"]) if elsewhere else ""
+    return found, "".join(lines)
 
 
 _MOST_TESTED = 3

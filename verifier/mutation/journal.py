@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -81,7 +82,7 @@ class Journal:
     """
 
     def __init__(self, path: str, question: Question) -> None:
-        self.run = MutationRun()
+        self._path, self.run = path, MutationRun()
         exists = os.path.exists(path) and os.path.getsize(path) > 0
         if exists:
             before, self.run = read_journal(path)
@@ -102,11 +103,15 @@ class Journal:
         self._write({"candidates": run.candidates, "outcome": asdict(outcome)})
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:  # such as a full disk
+            raise ReportedError(f"--out {self._path}: {error.strerror or error}; what it holds is kept") from error
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written has been said
+            self._file.close()
 
 
 class _Line(msgspec.Struct):

@@ -22,6 +22,7 @@ from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.sharded_ops import ShardedOp
 
 __all__ = [
+    "IMPORTS_OF_SINGLE_DIM",
     "count_as_registered",
     "has_own_handler",
     "install_handler",
@@ -37,6 +38,11 @@ __all__ = [
     "replaced_strategy",
     "replicated_rule",
 ]
+
+IMPORTS_OF_SINGLE_DIM = """from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+"""
+"""What a module imports to register a strategy for one mesh dim."""
 
 
 def registries_of_rules() -> tuple[dict[OpOverload, Any], ...]:
