@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,18 @@ def test_the_versions_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     status, out, err = run(monkeypatch, capsys, "--version")
     assert (status, err) == (0, "")
     assert out.startswith("dtensor-verifier 0.1.0, torch 2.")
+
+
+def test_warnings_of_torchs_kernels_are_not_shown_and_others_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warns(*_: object) -> list[str]:
+        warnings.warn("index_reduce() is in beta (Triggered internally at Foo.cpp:1.)", stacklevel=2)
+        warnings.warn("something of the user's", stacklevel=2)
+        return []
+
+    monkeypatch.setattr("verifier.cli.reading.names_to_verify", warns)
+    status, _, err = run(monkeypatch, capsys, "list")
+    assert status == 0
+    assert "something of the user's" in err
+    assert "index_reduce" not in err

@@ -125,6 +125,22 @@ def test_a_draw_that_came_upon_an_infinity_is_left_out_if_another_did_not(infini
     assert ("P(sum), R -> P(sum)" in wrong) is accused
 
 
+def test_an_infinity_that_a_zero_hides_accuses_nobody() -> None:
+    """0 * log(0) is 0 by definition, and each part of that 0 times log(0) is infinite."""
+    op, other = "aten.special_xlog1py.default", torch.tensor(-1.0).double()
+    made = HandMade(op, lambda g, s: ((torch.zeros(s[0]).double(), other), {}))
+    report = check(made, claims_only=True)
+    assert not report.wrong
+    assert {"P(sum), R -> P(sum)"} <= {str(one.rule).partition(": ")[2] for one in report.special}
+
+
+def test_a_rule_that_fails_by_nan_alone_is_accused() -> None:
+    """The root of the maximum is no maximum of roots: a negative part has none."""
+    with replaced_strategy(torch.ops.aten.sqrt.default, lambda op, args, kwargs: [[Partial("max"), Partial("max")]]):
+        report = check(HandMade("aten.sqrt.default", lambda g, s: ((floats(g, s[0]).abs(),), {})), claims_only=True)
+    assert texts(report, "wrong") == {"P(max) -> P(max)"}
+
+
 def test_claims_alone_are_tried_on_request() -> None:
     everything = check(HandMade("aten.add.Tensor", pair))
     claims = check(HandMade("aten.add.Tensor", pair), claims_only=True)

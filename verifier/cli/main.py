@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_FROM_CPP = "(Triggered internally at"
 INTERRUPTED = 130
 """The exit status that shells expect after a Ctrl-C."""
 
@@ -96,13 +97,18 @@ def _whole_output() -> Iterator[None]:
 
 @contextmanager
 def _plain_notices() -> Iterator[None]:
-    """Show a warning at a line of our code without this line, which means nothing to a user."""
+    """Show a warning at a line of our code without this line, which means nothing to a user.
+
+    Warnings from torch's C++ are about calls that the verifier made up, as those that ``TORCH_CPP_LOG_LEVEL`` hides.
+    """
     shown, ours = warnings.showwarning, os.path.dirname(os.path.abspath(verifier.__file__)) + os.sep
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
         line: str | None = None,
     ) -> None:  # fmt: skip
+        if _FROM_CPP in str(message):
+            return
         if os.path.abspath(filename).startswith(ours):
             _say(f"warning: {message}")
         else:

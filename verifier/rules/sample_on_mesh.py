@@ -203,11 +203,33 @@ class SampleOnMesh(ABC):
             self._hold(claim)
         elif not found.clear:
             self.ledger.unclear.add(claim.rule)
-        elif is_rare(self.ledger.sample) and not self.finite:
-            # such as a division by a number that is 0
+        elif (is_rare(self.ledger.sample) and not self.finite) or self._is_hidden(results):
+            # such as a division by a number that is 0, or a 0 that hides a logarithm of 0
             self.ledger.special.setdefault(claim.rule, replace(self.counterexample(claim, found), special=True))
         else:
             self.ledger.note(self.counterexample(claim, found), self.mesh.ndim)
+
+    def _is_hidden(self, results: list[Results] | Exception) -> bool:
+        """Return whether ranks got an infinity or NaN that zeros alone hide in the result, as in ``xlogy(0, 0)``.
+
+        With 1 for each 0 of one argument, the whole result is then an infinity or NaN, too.
+        """
+        if isinstance(results, Exception) or not self.finite:
+            return False
+        if all(_is_finite(tensor) for one in results for tensor in one.tensors):
+            return False
+        for number, tensor in enumerate(self.call.tensors):
+            if not (tensor.is_floating_point() and bool((tensor == 0).any())):
+                continue
+            filled = [*self.call.tensors]
+            filled[number] = torch.where(tensor == 0, torch.ones_like(tensor), tensor)
+            try:
+                shown = self.call(filled)
+            except CALL_ERRORS:
+                continue
+            if not all(_is_finite(one) for one in shown.tensors):
+                return True
+        return False
 
     def run_claim(self, claim: Claim) -> tuple[Claim, list[Results] | Exception]:
         """Return what each rank gets where DTensor applies ``claim``, or what the first rank to raise has raised.
@@ -291,6 +313,10 @@ def _telling(value: torch.Tensor) -> bool:
     if value.numel() < 2:
         return bool(value.numel())
     return not bool((value == value.reshape(-1)[0]).all())
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex()) or bool(torch.isfinite(tensor).all())
 
 
 def _arguments(case: OpCase) -> str:
