@@ -162,9 +162,25 @@ class _Points:
         return best
 
 
+class _Dims:
+    """What a shard's dim may stand for, in a group of calls: the same objects at each call, for schemas to be equal."""
+
+    def __init__(self, calls: Sequence[CallEvidence]) -> None:
+        self._calls = calls
+        self._known: dict[tuple[int, int | None], list[Dim]] = {}
+
+    def of(self, pivot: int, slot: int | None) -> list[Dim]:
+        """Return the dims of a slot, or of a result if ``slot`` is None."""
+        if (pivot, slot) not in self._known:
+            found = dims_of_results(self._calls, pivot) if slot is None else dims_of_inputs(self._calls, pivot, slot)
+            self._known[pivot, slot] = list(found)
+        return self._known[pivot, slot]
+
+
 def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tuple[CallEvidence, Inputs]]]:
+    dims = _Dims(calls)
     left = {(id(call), inputs): (call, inputs) for call in calls for inputs in _wanted(call)}
-    schemas = list(dict.fromkeys(schema for call in calls for schema in _schemas(call, calls)))
+    schemas = list(dict.fromkeys(schema for call in calls for schema in _schemas(call, dims)))
     points = {pivot: _Points(calls, pivot) for pivot in {schema.pivot for schema in schemas}}
     split = {schema: points[schema.pivot].split(schema) for schema in schemas}
     rules: list[DerivedRule] = []
@@ -208,47 +224,36 @@ def _without_needless(rules: list[DerivedRule], covers: Sequence[set[_What]]) ->
     return [rules[number] for number in kept]
 
 
-def _schemas(call: CallEvidence, calls: Sequence[CallEvidence]) -> Iterator[_Schema]:
+def _schemas(call: CallEvidence, dims: _Dims) -> Iterator[_Schema]:
     """Yield what the rules of one call may be an example of."""
     for inputs in _wanted(call):
         shards = [number for number, placement in enumerate(inputs) if isinstance(placement, Shard)]
         pivot = shards[0] if shards else None
         scope = Scope(call) if pivot is None else Scope(call, pivot, inputs[pivot].dim)  # type: ignore[attr-defined]
-        slots = [list(_parts_of_input(calls, pivot, number, p, scope)) for number, p in enumerate(inputs)]
-        results = [list(_parts_of_result(calls, pivot, allowed, scope)) for allowed in call.rules[inputs]]
+        slots = [list(_parts_of_input(dims, pivot, number, p, scope)) for number, p in enumerate(inputs)]
+        results = [list(_parts_of_result(dims, pivot, allowed, scope)) for allowed in call.rules[inputs]]
         for parts in itertools.product(*slots):
             for outputs in itertools.product(*results):
                 yield _Schema(pivot, parts, outputs)
 
 
-_cache: dict[tuple[int, int | None, int | None], list[Dim]] = {}
-
-
-def _dims(calls: Sequence[CallEvidence], pivot: int, slot: int | None) -> list[Dim]:
-    """Return the dims of a slot, or of a result, the same objects at each call."""
-    key = id(calls), pivot, slot
-    if key not in _cache:
-        _cache[key] = list(dims_of_results(calls, pivot) if slot is None else dims_of_inputs(calls, pivot, slot))
-    return _cache[key]
-
-
 def _parts_of_input(
-    calls: Sequence[CallEvidence], pivot: int | None, slot: int, placement: Placement, scope: Scope
+    dims: _Dims, pivot: int | None, slot: int, placement: Placement, scope: Scope
 ) -> Iterator[Part]:
     if not isinstance(placement, Shard):
         yield placement
         return
     assert pivot is not None
-    dims = _dims(calls, pivot, slot)
-    yield from (dim for dim in (dims[:1] if slot == pivot else dims) if dim.value(scope) == placement.dim)
+    known = dims.of(pivot, slot)
+    yield from (dim for dim in (known[:1] if slot == pivot else known) if dim.value(scope) == placement.dim)
 
 
 def _parts_of_result(
-    calls: Sequence[CallEvidence], pivot: int | None, allowed: frozenset[Placement], scope: Scope
+    dims: _Dims, pivot: int | None, allowed: frozenset[Placement], scope: Scope
 ) -> Iterator[Part]:
     useful = sorted(allowed, key=lambda p: (not p.is_replicate(), not isinstance(p, Shard), str(p)))
     for placement in useful[:_MOST_RESULTS]:
         if not isinstance(placement, Shard):
             yield placement
         elif pivot is not None:
-            yield from (dim for dim in _dims(calls, pivot, None) if dim.value(scope) == placement.dim)
+            yield from (dim for dim in dims.of(pivot, None) if dim.value(scope) == placement.dim)
