@@ -237,9 +237,7 @@ def _schemas(call: CallEvidence, dims: _Dims) -> Iterator[_Schema]:
                 yield _Schema(pivot, parts, outputs)
 
 
-def _parts_of_input(
-    dims: _Dims, pivot: int | None, slot: int, placement: Placement, scope: Scope
-) -> Iterator[Part]:
+def _parts_of_input(dims: _Dims, pivot: int | None, slot: int, placement: Placement, scope: Scope) -> Iterator[Part]:
     if not isinstance(placement, Shard):
         yield placement
         return
@@ -248,9 +246,7 @@ def _parts_of_input(
     yield from (dim for dim in (known[:1] if slot == pivot else known) if dim.value(scope) == placement.dim)
 
 
-def _parts_of_result(
-    dims: _Dims, pivot: int | None, allowed: frozenset[Placement], scope: Scope
-) -> Iterator[Part]:
+def _parts_of_result(dims: _Dims, pivot: int | None, allowed: frozenset[Placement], scope: Scope) -> Iterator[Part]:
     useful = sorted(allowed, key=lambda p: (not p.is_replicate(), not isinstance(p, Shard), str(p)))
     for placement in useful[:_MOST_RESULTS]:
         if not isinstance(placement, Shard):
