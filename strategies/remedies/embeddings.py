@@ -12,14 +12,15 @@ __all__ = ["REMEDIES"]
 
 _GRADIENT = ("aten.embedding_dense_backward.default",)
 _LOOKUP = ("aten.embedding.default",)
-_VIEWS = tuple(
+_MOVING = tuple(
     f"aten.{op}.*"
     for op in (
-        "_unsafe_view", "expand", "flatten", "movedim", "permute", "reshape", "squeeze", "t", "transpose", "unflatten",
-        "unsqueeze", "view",
+        "_unsafe_view", "any", "broadcast_to", "cat", "chunk", "expand", "flatten", "gather", "movedim", "nansum",
+        "narrow", "permute", "repeat", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "stack",
+        "sum", "t", "tensor_split", "tile", "transpose", "unbind", "unflatten", "unsqueeze", "view",
     )
 )  # fmt: skip
-"""Ops that give the elements of a tensor other positions, and pass its partial placements on."""
+"""Ops that move, repeat, pick or sum up elements, and pass partial placements on."""
 
 
 def _counts_some_of_the_ids(decision: Decision) -> bool:
@@ -72,10 +73,10 @@ REMEDIES = (
     ),
     Remedy(
         "masks-of-views",
-        "reduce a masked result before its elements get other positions, since its mask keeps the old ones "
-        "(propagate_shape_and_sharding in _ops/_view_ops.py)",
-        lambda: replicated_first(_VIEWS, _moves_a_masked_result),
-        _VIEWS,
+        "reduce a masked result before its elements get other positions or become one, since its mask keeps the old "
+        "ones (propagate_shape_and_sharding in _ops/_view_ops.py, linear reductions in _ops/_math_ops.py)",
+        lambda: replicated_first(_MOVING, _moves_a_masked_result),
+        _MOVING,
     ),
     Remedy(
         "masks-shared",

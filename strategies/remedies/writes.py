@@ -23,7 +23,7 @@ _WRITING = tuple(f"aten.{op}.default" for op in _WRITTEN)
 _SCATTERING = tuple(f"aten.{op}_.*" for op in ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"))
 _VIEWS = (
     "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "narrow", "permute", "select", "slice",
-    "split*", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
+    "split*", "squeeze", "t", "tensor_split", "transpose", "unbind", "unfold", "unsqueeze", "view",
 )  # fmt: skip
 
 
@@ -63,7 +63,8 @@ REMEDIES = (
     ),
     Remedy(
         "views-of-copies",
-        "refuse to write to a view whose base was redistributed, or do not redistribute for a view (_dispatch.py)",
+        "refuse to write to a view whose base was redistributed, and to the base of a view that is in use, or do not "
+        "redistribute for a view (_dispatch.py)",
         views_of_copies_unwritten,
         tuple(f"aten.{view}.*" for view in _VIEWS),
         VALUES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -47,11 +48,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _LostWrites(Watch):  # type: ignore[no-untyped-call]
-    """Refuses to write to a view that shares no memory with its base, because the base was redistributed."""
+    """Refuses to write to a view that shares no memory with its base, because the base was redistributed.
+
+    A write to the base is refused as well, as long as somebody holds such a view.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._copies: dict[int, torch.Tensor] = {}  # keeps the memory, so that no other tensor gets it
+        self._bases: dict[int, tuple[torch.Tensor, list[weakref.ref[DTensor]]]] = {}
 
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not func._schema.is_mutable:
@@ -59,8 +64,11 @@ class _LostWrites(Watch):  # type: ignore[no-untyped-call]
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[position] if position < len(args) else kwargs.get(argument.name)
-                if any(_memory(tensor) in self._copies for tensor in _dtensors(given)):
+                memories = [_memory(tensor) for tensor in _dtensors(given)]
+                if any(memory in self._copies for memory in memories):
                     raise NotImplementedError(f"{func} is not supported on a view of a redistributed tensor")
+                if any(view() is not None for memory in memories for view in self._bases.get(memory, (None, []))[1]):
+                    raise NotImplementedError(f"{func} is not supported on a tensor of whose copy there is a view")
 
     def after(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.arguments)
@@ -71,6 +79,9 @@ class _LostWrites(Watch):  # type: ignore[no-untyped-call]
             memory = _memory(tensor)
             if memory and (memory != base or base in self._copies):
                 self._copies[memory] = tensor._local_tensor
+                if base and memory != base:
+                    held = self._bases.setdefault(base, (args[0]._local_tensor, []))
+                    held[1].append(weakref.ref(tensor))
 
 
 class _FreshMasks(Watch):  # type: ignore[no-untyped-call]
