@@ -99,6 +99,47 @@ def test_a_wrong_rule_is_seen_in_a_chain_alone_and_is_new(mutant: Callable[[], N
         call("take_back")
 
 
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        (("torch.tile", ["step1", [2, 2]]), VerdictKind.CRASH),
+        (("torch.ops.aten.select.int", ["step1", 0, 1]), VerdictKind.CRASH),
+        (("torch.stack", [["step1"]]), VerdictKind.CRASH),
+        (("torch.unbind", ["step1"]), VerdictKind.CRASH),
+        (("torch.ops.aten.sum.dim_IntList", ["step1", [0]]), VerdictKind.CRASH),
+        (("torch.nansum", ["step1", 0]), VerdictKind.CRASH),
+        (("torch.any", ["step1"]), VerdictKind.CRASH),
+    ],
+)
+def test_a_mask_that_no_longer_fits_is_one_cause(
+    step: tuple[str, list[Any]], kind: VerdictKind, pools: PoolSet
+) -> None:
+    steps = [LOOKUP, ["step2", *step, {}]]
+    tall = torch.arange(1.0, 31.0, dtype=torch.float64).reshape(10, 3)  # to replicate it would be dear
+    tensors = {"x": tall, "y": torch.tensor([7, 2])}
+    failure = run(
+        pools,
+        Trial(OpCase("chain.lookup", CHAIN, (steps,), tensors, "chains", False), MESH, ((Shard(0),), (Replicate(),))),
+    )
+    assert failure.verdict.kind is kind
+    attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
+    assert [cause.remedy for cause in attribution.explain(failure)] == ["masks-of-views"]
+
+
+def test_what_is_written_to_the_base_of_a_copy_is_the_same_cause_as_what_is_written_to_the_view(pools: PoolSet) -> None:
+    steps = [
+        COPY,
+        ["step2", "torch.ops.aten.tensor_split.sections", ["step1", 3, 1], {}],
+        ["step3", "torch.ops.aten.add_.Scalar", ["step1", 5], {}],
+    ]
+    failure = run(
+        pools, Trial(OpCase("chain.given", CHAIN, (steps,), {"x": TABLE}, "chains", False), MESH, ((Shard(1),),))
+    )
+    assert failure.verdict.kind is VerdictKind.WRONG_VALUE
+    attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
+    assert [cause.remedy for cause in attribution.explain(failure)] == ["views-of-copies"]
+
+
 def test_every_mutant_is_tried() -> None:
     own = {f for name, f in vars(chain_mutants).items() if callable(f) and name[0] != "_"}
     assert {f for f in own if f.__module__ == chain_mutants.__name__} == {*CHAINS} == {*SINGLE}
