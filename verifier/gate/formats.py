@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
@@ -120,6 +121,7 @@ def render_sarif(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places:
             "ruleIndex": verdicts.index(LOST),
             "level": "error" if decision.fail_on_lost else "note",
             "message": {"text": f"{one.op}: {_lost_text(one)}"},
+            "partialFingerprints": {f"{NAME}/v1": hashlib.sha256(f"{one.op} {one.rule}".encode()).hexdigest()[:12]},
         }
         if (place := _lost_place(one, places or {})) is not None:
             result["locations"] = [_location(place)]
