@@ -45,6 +45,7 @@ class Building:
         self.steps: list[list[Any]] = []
         self.values: dict[str, Any] = {}
         self._strided = self.chance(0.12)
+        self._written: dict[str, int] = {}
         self._program: tuple[str, tuple[object, ...]] | None = None
         self.exact = dtype == torch.float64
         ranks = mesh.world_size
@@ -123,12 +124,36 @@ class Building:
         path = path if path.startswith("torch.") else f"torch.ops.aten.{path}"
         name = f"step{len(self.steps) + 1}"
         step = [name, path, list(given), options]
+        before = self._held()
         try:
             self.values = run_steps([step], self.values)
         except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError) as error:
             raise UnfitError(str(error)) from error
         self.steps.append(step)
+        for known, value in before.items():
+            if not torch.equal(value.nan_to_num(), self.of(known).nan_to_num()):
+                self._written[known] = len(self.steps)
         return name
+
+    def _held(self) -> dict[str, torch.Tensor]:
+        """Return copies of the tensors that steps have made, without views.
+
+        Versions do not tell what is written to: a norm's statistics keep theirs.
+        """
+        return {
+            name: value.detach().clone()
+            for name, value in self.values.items()
+            if name not in self.tensors and isinstance(value, torch.Tensor) and not value._is_view()
+        }
+
+    def _read_what_was_written(self) -> None:
+        """Read each tensor that a step wrote to and that nothing returns, such as a norm's statistics."""
+        taken = taken_by(self.steps)
+        for name, step in list(self._written.items()):
+            value = self.values[name]
+            returned = any(other is value for known, other in self.values.items() if known not in taken)
+            if not returned and not any(name in taken_by([later]) for later in self.steps[step:]):
+                self.call("torch.clone", name)
 
     def program(self, path: str, *args: object) -> None:
         """Make the case a call of the program at ``path``, with ``args`` and with all tensors by name."""
@@ -169,6 +194,7 @@ class Building:
         if self._program is not None:
             path, args = self._program
             return checked(OpCase(op, path, args, self.tensors, "chains", False))
+        self._read_what_was_written()
         used = taken_by(self.steps)
         tensors = {name: tensor for name, tensor in self.tensors.items() if name in used}
         tags = frozenset({STRIDED}) if self._strided else frozenset[str]()

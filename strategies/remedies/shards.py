@@ -15,6 +15,11 @@ from verifier.torch_internals.amending.watching import locals_measured
 __all__ = ["REMEDIES"]
 
 _PICKING = ("aten.gather.*", "aten.scatter_add.*")
+_SIZED_BY_VALUES = (
+    *("aten.nonzero.default", "aten.bincount.default", "aten.masked_select.default", "aten.repeat_interleave.Tensor"),
+    *("aten._unique2.default", "aten.unique_consecutive.default", "aten.unique_dim.default", "aten._ctc_loss.*"),
+)
+"""Overloads with the tag ``dynamic_output_shape`` that fail on fake tensors whatever they get."""
 
 
 def _leaves_a_rank_empty(decision: Decision) -> bool:
@@ -129,10 +134,14 @@ REMEDIES = (
     ),
     Remedy(
         "masks-without-a-size",
-        "refuse an index that is a mask, because the size of the result depends on its values "
+        "refuse an index that is a mask, and ops such as nonzero, because the size of the result depends on values "
         "(ShardingPropagator._propagate_tensor_meta_non_cached in _sharding_prop.py)",
-        lambda: refused_first(("aten.index.Tensor",), lambda one: bool(_masks(one)), "takes no masks"),
-        ("aten.index.Tensor", "aten.embedding_backward.*", "aten.embedding.*"),
+        lambda: refused_first(
+            ("aten.index.Tensor", *_SIZED_BY_VALUES),
+            lambda one: one.op != "aten.index.Tensor" or bool(_masks(one)),
+            "takes no values that decide about a size",
+        ),
+        ("aten.index.Tensor", "aten.embedding_backward.*", "aten.embedding.*", *_SIZED_BY_VALUES),
         frozenset({"CRASH"}),
         refuses=True,
     ),

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from run_factory import make_graph
+from run_factory import make_graph, make_run
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Redistribution
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import Phase
+from verifier.records.checks import check_record
 from verifier.runs.graph import LOCAL, RedistributionGraph
 
 GATHER = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R"))
@@ -144,3 +145,14 @@ def test_whole_redistributions_are_counted() -> None:
     assert path.steps == [("all_gather", "(S(0), R)"), ("all_gather", "(R, R)")]
     assert (path.count, path.phases, path.explicit) == (2, {"forward": 1, "backward": 1}, False)
     assert RedistributionGraph.from_record(record).to_record() == record
+
+
+def test_steps_on_a_submesh_belong_to_a_mesh_of_its_shape(tmp_path: Path) -> None:
+    """A program may make submeshes, whose placements do not fit the trial's mesh: the record must be readable."""
+    step = replace(GATHER, tensor="float32[4]", mesh="2")
+    record = make_run(graph=collect(observe("2x2", (replace(step, mesh=""),))).to_record())
+    with pytest.raises(ValueError, match="does not fit mesh 2x2"):
+        check_record(record)
+    record = replace(record, graph=collect(observe("2x2", (step,))).to_record())
+    check_record(record)
+    assert ([path.mesh for path in record.graph.paths], [edge.mesh for edge in record.graph.edges]) == (["2"], ["2"])

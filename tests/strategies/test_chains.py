@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.chains import FAMILY
-from strategies.chains.building import STRIDED
+from strategies.chains.building import STRIDED, Building
 from strategies.chains.composites import COMPOSITES
 from strategies.chains.consumers import CONSUMERS
 from strategies.chains.inputs import OPS, chain_cases, composite_case, produced_case
@@ -111,6 +112,31 @@ def test_a_chain_returns_what_no_step_takes_and_a_written_tensor_once() -> None:
     assert (untouched.tolist(), written.tolist()) == ([[3.0, 4.0, 5.0]], [[0.0, 10.0, 20.0]])
     assert column.tolist() == [10.0]
     assert base.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+_NORM = ("torch.nn.functional.batch_norm", ["y", "step1", "step1"], {"training": True})
+
+
+@pytest.mark.parametrize(
+    ("calls", "read"),
+    [
+        ([("split.Tensor", ["step1", 2], {}), ("mul_.Scalar", ["step2.0", 5], {})], True),  # the base of a view
+        ([_NORM], True),  # the kernel writes, and no schema says so
+        ([("add_.Scalar", ["step1", 3], {})], False),  # it returns what it has written to
+        ([("add_.Scalar", ["step1", 3], {}), ("mul.Scalar", ["step1", 2], {})], False),  # read by a later step
+        ([("add_.Scalar", ["step1", 3], {}), ("mul.Scalar", ["step2", 2], {})], True),
+        ([("add.Scalar", ["step1", 3], {})], False),
+    ],
+)
+def test_what_a_step_writes_to_and_nothing_returns_is_read(calls: list[tuple[str, list[str], Any]], read: bool) -> None:
+    b = Building(MESH, F64, seed=1)
+    for name in (b.positive(3), b.floats(4, 3)):
+        b.tensors[name].requires_grad_(False)
+    b.call("torch.clone", "x")
+    for path, arguments, options in calls:
+        b.call(path, *arguments, **options)
+    steps: Any = b.case("composite.normalised").args[0]
+    assert [step[1:3] for step in steps[len(calls) + 1 :]] == ([["torch.clone", ["step1"]]] if read else [])
 
 
 def test_a_chain_is_tried_as_its_single_calls_where_placements_are_unknown_on_each() -> None:

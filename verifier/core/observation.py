@@ -99,6 +99,8 @@ class Redistribution:
     """Whether the caller asked for the redistribution, and not the dispatch of an op."""
     begins: bool = True
     """Whether this is the first step of its redistribution."""
+    mesh: str = ""
+    """The shape of the mesh, as ``2x2``, if it is not known to be the trial's: a program may make submeshes."""
 
 
 @dataclass(frozen=True)

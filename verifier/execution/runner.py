@@ -229,7 +229,8 @@ class _Steps:
             log.seconds[phase] += time.perf_counter() - started
             log.redistributions += [
                 Redistribution(
-                    phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes, s.path, s.tensor, s.explicit, s.begins
+                    *(phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes),
+                    *(s.path, s.tensor, s.explicit, s.begins, s.mesh),
                 )
                 for s in recorder.steps
             ]

@@ -70,11 +70,11 @@ class RedistributionGraph:
         if report is not None:
             mesh, op = str(observation.trial.mesh), observation.trial.case.op
             for step in report.redistributions:
-                self.add_step(mesh, step)
+                self.add_step(step.mesh or mesh, step)
             for steps in _whole(report.redistributions):
                 first, taken = steps[0], tuple((step.collective or "", step.target) for step in steps)
                 if first.tensor:
-                    key = (op, mesh, first.tensor, *first.path, taken, first.explicit)
+                    key = (op, first.mesh or mesh, first.tensor, *first.path, taken, first.explicit)
                     self._paths.setdefault(key, Counter())[str(first.phase)] += 1
 
     def add_step(self, mesh: str, step: Redistribution) -> None:

@@ -144,7 +144,7 @@ def _given(record: Verdict | ProcessReport, but: tuple[str, ...]) -> dict[str, A
 
 
 def _step(step: Redistribution) -> tuple[object, ...]:
-    whole = (*step.path, step.tensor, step.explicit, step.begins)
+    whole = (*step.path, step.tensor, step.explicit, step.begins, step.mesh)
     return (step.phase, step.source, step.target, step.mesh_dim, step.collective, step.bytes, *whole)
 
 

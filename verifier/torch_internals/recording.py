@@ -41,6 +41,7 @@ class Step:
     tensor: str
     explicit: bool
     begins: bool
+    mesh: str
 
 
 @dataclass
@@ -167,7 +168,7 @@ def _plan_steps(
     state = list(current.placements)
     path = (placement_text(current.placements), placement_text(target.placements))
     mesh_shape = tuple(current.mesh.shape)
-    tensor = _tensor_text(current, target)
+    tensor, mesh = _tensor_text(current, target), "x".join(map(str, mesh_shape))
     steps: list[Step] = []
     for info in infos:
         before, after = info.src_dst_placements
@@ -176,7 +177,7 @@ def _plan_steps(
         for mesh_dim in dims:
             state[mesh_dim] = after
         collective = info._comm_type_key()
-        step = Step(source, placement_text(state), dims[0], collective, size, path, tensor, explicit, not steps)
+        step = Step(source, placement_text(state), dims[0], collective, size, path, tensor, explicit, not steps, mesh)
         steps.append(step)
         extent = math.prod(mesh_shape[mesh_dim] for mesh_dim in dims)
         if isinstance(before, Shard) and not isinstance(after, Shard):

@@ -22,9 +22,10 @@ def _factory(b: Building) -> None:
 
 @composite
 def _initialiser(b: Building) -> None:
-    """The initialiser whose result is the same for every generator and differs from element to element."""
-    b.floats(*b.size())
-    b.program(f"{_PROGRAMS}initialised", "eye_", [])
+    """Initialisers whose results differ from element to element and are the same for every generator."""
+    name = b.pick(("eye_", "dirac_"))
+    b.floats(*b.size(), *([b.pick((1, 2, 3))] if name == "dirac_" else []))
+    b.program(f"{_PROGRAMS}initialised", name, [])
 
 
 @composite

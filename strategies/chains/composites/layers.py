@@ -10,6 +10,17 @@ from strategies.chains.composites.table import composite
 _F = "torch.nn.functional."
 
 
+_STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
+"""How a norm calls whether it takes the statistics of its input, and keeps those that it is given."""
+
+
+def _constant(b: Building, size: int) -> str:
+    """Add a tensor of fractions that wants no gradient."""
+    name = b.positive(size)
+    b.tensors[name].requires_grad_(False)
+    return name
+
+
 @composite
 def _normalised(b: Building) -> None:
     """Layer, group, instance and batch norms, and scaling to a norm of 1."""
@@ -26,15 +37,12 @@ def _normalised(b: Building) -> None:
     elif kind == "group_norm":
         options = {"weight": b.floats(channels), "bias": b.floats(channels)} if b.chance(0.6) else {}
         b.call(f"{_F}{kind}", value, b.pick((1, 2)), **options)
-    elif kind == "instance_norm":
-        b.call(f"{_F}{kind}", value)
-    elif kind == "batch_norm":
-        mean, variance = b.positive(channels), b.positive(channels)
-        for name in (mean, variance):
-            b.tensors[name].requires_grad_(False)
-        training = b.chance(0.5)
-        kept = [b.call("torch.clone", name) for name in (mean, variance)]
-        b.call(f"{_F}{kind}", value, *kept, training=training, momentum=b.pick((0.1, 0.5)))
+    elif kind in ("instance_norm", "batch_norm"):
+        own = b.chance(0.3) and kind == "instance_norm"  # keeps no statistics
+        kept = [] if own else [b.call("torch.clone", _constant(b, channels)) for _ in range(2)]
+        scaled = {"weight": b.floats(channels), "bias": b.floats(channels)} if b.chance(0.4) else {}
+        trained = {_STATISTICS[kind]: own or b.chance(0.5)}
+        b.call(f"{_F}{kind}", value, *kept, **scaled, **trained, momentum=b.pick((0.1, 0.5)))
     elif kind == "normalize":
         b.call(f"{_F}{kind}", value, b.pick((2.0, 1.0)), b.pick((0, 1, -1)))
     else:

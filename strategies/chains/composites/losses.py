@@ -100,3 +100,17 @@ def _loss_of_several(b: Building) -> None:
         b.call(f"{_F}gaussian_nll_loss", one, two, b.positive(rows, columns), full=b.chance(0.5), reduction=reduction)
     else:
         b.call(f"{_F}multi_margin_loss", one, b.ids(rows, below=columns), margin=3.3, reduction=reduction)
+
+
+@composite
+def _ctc_loss(b: Building) -> None:
+    """Sequences of scores with targets of unequal lengths, which stand in a matrix or behind one another."""
+    times, batch = b.rows + 2, b.pick((2, 3, b.mesh.world_size))
+    scores = b.call(f"{_F}log_softmax", b.floats(times, batch, b.columns), -1)
+    lengths = [b.pick((1, 2)) for _ in range(batch)]
+    shape = (sum(lengths),) if b.chance(0.3) else (batch, 2)
+    target = b.given(b.tensors.pop(b.ids(*shape, below=b.columns - 1)) + 1)
+    sizes: list[object] = [[times] * batch, lengths]
+    if b.chance(0.5):
+        sizes = [b.given(torch.tensor(size)) for size in sizes]
+    b.call(f"{_F}ctc_loss", scores, target, *sizes, reduction=_reduction(b), zero_infinity=b.chance(0.5))
