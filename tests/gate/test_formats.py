@@ -13,6 +13,7 @@ import pytest
 from verifier.gate.decision import GateDecision, GateItem
 from verifier.gate.evidence import NoEvidence
 from verifier.gate.formats import Place, render_github, render_junit, render_markdown, render_sarif
+from verifier.gate.rule_changes import Change, RuleChange
 from verifier.gate.text import MOST_UNTESTED, render
 
 GREEN = GateDecision(
@@ -136,3 +137,19 @@ def test_the_text_has_a_few_entries_that_were_not_tried_and_the_number_of_the_ot
     assert sum(line.startswith("untested 0") for line in lines) == MOST_UNTESTED
     assert "untested: 3 more entries, which `--format json` lists" in lines
     assert not any("more entr" in line for line in render(replace(GREEN, untested=many[:MOST_UNTESTED])).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("counts", "status", "tag", "level", "kind", "title"),
+    [(False, 0, "skipped", "note", "warning", "lost"), (True, 1, "failure", "error", "error", "LOST")],
+)
+def test_lost_rules_are_in_all_formats(counts: bool, status: int, tag: str, level: str, kind: str, title: str) -> None:
+    change = RuleChange("aten.cumsum.default", "S(0) -> S(0)", Change.LOST, ("self=f64[5, 5], dim=1",), False)
+    decision = replace(GREEN, lost=(change,), fail_on_lost=counts)
+    assert decision.exit_status == status
+    assert junit(decision)[0].find(tag) is not None
+    (result,) = sarif(decision)["results"]
+    assert (result["ruleId"], result["level"]) == ("LOST_RULE", level)
+    assert render_github(decision, places=PLACES).startswith(f"::{kind} file=rules/my%2C rules.py,line=7,")
+    assert "- aten.cumsum.default: S(0) -&gt; S(0)" in render_markdown(decision).replace("->", "-&gt;")
+    assert f"{title} aten.cumsum.default: S(0) -> S(0) at 1 call: self=f64[5, 5], dim=1" in render(decision)

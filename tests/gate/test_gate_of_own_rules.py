@@ -108,3 +108,59 @@ def test_nothing_is_verified_of_an_op_without_samples_or_of_a_file_that_register
     status, said = gate(project, "")
     assert status == 2, said
     assert "error: --import my_rules.py registers no sharding rule" in said
+
+
+FEWER = """
+@register_sharding(aten.relu.default)
+def relu(x):
+    return [([Replicate()], [Replicate()]), *(([Shard(d)], [Shard(d)]) for d in range(1, x.ndim))]
+"""
+AS_TORCH = """
+from torch.distributed.tensor._op_schema import OpSpec, OpStrategy, RuntimeSchemaInfo
+
+
+def mine(schema):
+    (given,) = schema.args_schema
+    return OpStrategy([
+        OpSpec(replicated(one.output_spec), (replicated(one.output_spec),)) for one in given.strategies
+    ])
+
+
+def replicated(spec):
+    placements = [Replicate() if p.is_partial() and p.reduce_op not in ("max", "min") else p for p in spec.placements]
+    return type(spec)(spec.mesh, tuple(placements), spec.tensor_meta)
+
+
+register_op_strategy(aten.tanh.default, RuntimeSchemaInfo())(mine)
+"""
+
+
+def test_a_lost_rule_is_told_and_fails_the_gate_where_asked_for(project: Path) -> None:
+    status, said = gate(project, FEWER)
+    assert status == 0, said
+    assert [line for line in said.splitlines() if line.startswith("lost aten.relu.default: S(0) -> S(0) at ")], said
+    assert "`--fail-on lost` makes them count" in said
+
+    status, said = gate(project, FEWER, "--fail-on", "wrong,lost", "--format", "github")
+    assert status == 1, said
+    assert "title=lost rule of aten.relu.default::S(0) -> S(0) is lost at " in said
+
+
+def test_a_strategy_that_claims_as_torchs_has_lost_nothing(project: Path) -> None:
+    status, said = gate(project, AS_TORCH, "--fail-on", "lost")
+    assert status == 0, said
+    assert "LOST" not in said
+    assert " lost" not in said.replace("--fail-on lost", "")
+
+
+def test_a_wrong_rule_is_found_beside_lost_ones(project: Path) -> None:
+    status, said = gate(project, WRONG, "--fail-on", "wrong,lost")
+    assert status == 1, said
+    assert "LOST aten.exp.default: S(0) -> S(0) at " in said
+    assert "NEW " in said
+
+
+def test_lost_rules_are_those_of_an_import(project: Path) -> None:
+    made = run_module("verifier", "gate", "--fail-on", "lost")
+    assert made.returncode == 2
+    assert "name what registers them: gate --import FILE" in made.stderr

@@ -237,6 +237,15 @@ def gate(
     special_values: Annotated[
         bool, typer.Option("--special-values", help="Let findings that only special values show fail the gate, too.")
     ] = False,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-on",
+            metavar="KIND[,KIND]",
+            help="wrong, or with --import lost as well: rules of torch's that hold and that the import does not claim.",
+            show_default="wrong",
+        ),
+    ] = None,
     out: Out = DEFAULT_REPORTS,
     output: FormatOption = Format.TEXT,
     rank_memory: RankMemory = None,
@@ -264,7 +273,7 @@ def gate(
         from verifier.cli import reading
     reading.gate(
         context, patterns, mesh, imports, baseline, update, fresh, special_values, out, output, rank_memory,
-        changed_since, dry_run, Detail.of(quiet, verbose), jobs,
+        changed_since, dry_run, Detail.of(quiet, verbose), jobs, fail_on,
     )  # fmt: skip
 
 

@@ -35,8 +35,10 @@ from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.records.schema import FAILS, FindingRecord, RunRecord
+from verifier.rules.campaign.lost import lost_rules
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
+from verifier.rules.campaign.table import TableBuilder
 from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
@@ -143,7 +145,9 @@ def _verify(
     if dry_run:
         _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, (), jobs), store)
     shown = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
-    rules = record_rules(plan, store, *shown) if plan.targets else None
+    table = TableBuilder(plan)
+    rules = record_rules(plan, store, *shown, table=table) if plan.targets else None
+    lost = lost_rules(plan, table.made()) if rules is not None and rules.complete else ()
     of_torch: tuple[str, ...] = ()
     if rules is not None:
         rules, of_torch = _without_those_of_torch(rules)
@@ -164,8 +168,9 @@ def _verify(
     unproved = [f"{op} {why}" for op in ops if op not in others and (why := _why_unproved(op, runs))]
     if len(unproved) == len(ops):
         remedy = "nothing that the imports register was verified"
-        return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out))
-    return Evidence(question, tuple(runs), (), (*unproved, *left_out))
+        return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out),
+            lost=lost)  # fmt: skip
+    return Evidence(question, tuple(runs), (), (*unproved, *left_out), lost=lost)
 
 
 def _say_estimates(rules: RulesPlan, campaign: Plan, store: RunStore) -> NoReturn:

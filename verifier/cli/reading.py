@@ -28,6 +28,7 @@ from verifier.cli.options import (
     AskedPatterns,
     BaselineOption,
     Detail,
+    FailOn,
     FormatOption,
     Jobs,
     Out,
@@ -95,7 +96,13 @@ def gate(
     dry_run: bool = False,
     detail: Detail = Detail.SCREEN,
     jobs: Jobs = None,
+    fail_on: str | None = None,
 ) -> None:
+    fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.LOST)
+    if FailOn.LOST in fails and (patterns or not imports):
+        raise ValueError(
+            "--fail-on lost compares all rules of an import with torch's; name what registers them: gate --import FILE"
+        )
     parse_rank_memory(rank_memory)
     cluster = cluster_of(context, fresh or bool(imports and not patterns))
     changed = _changed(changed_since, imports or (), patterns or (), fresh, update)
@@ -131,13 +138,13 @@ def gate(
         write_out("recorded runs would be judged, and nothing would be tried\n")
         raise typer.Exit(0)
     today = datetime.now(UTC).date()
-    decision = decide_all(evidence, known, today, special_values)
+    decision = decide_all(evidence, known, today, special_values, FailOn.LOST in fails)
     if update:
         if decision.unverified:
             raise ValueError(f"the baseline is left as it is: {decision.unverified}")
         known = known.updated(evidence.runs if special_values else [*map(without_special, evidence.runs)], today)
         known.save(baseline)
-        decision = decide_all(evidence, known, today, special_values)
+        decision = decide_all(evidence, known, today, special_values, FailOn.LOST in fails)
         consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
         )

@@ -13,6 +13,7 @@ from verifier.core.wording import plural
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import imports_text, replaced_text
+from verifier.gate.rule_changes import RuleChange
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
 
 __all__ = [
@@ -58,6 +59,8 @@ class GateDecision:
     unsupported and inconclusive trials and our own ``errors`` prove nothing. ``unanswered`` lists the parts of
     ``question`` without evidence, ``left_out`` the runs that do not count. ``imports`` are those of the runs; entries
     are fixed only with these imports. ``unchanged`` says why nothing had to be verified, if that is so.
+
+    ``lost`` has rules of torch's that hold and that the imports do not claim; with ``fail_on_lost`` they count.
     """
 
     question: str
@@ -78,6 +81,8 @@ class GateDecision:
     left_out: tuple[str, ...] = ()
     special: tuple[GateItem, ...] = ()
     unchanged: str = ""
+    lost: tuple[RuleChange, ...] = ()
+    fail_on_lost: bool = False
 
     @property
     def _counted(self) -> str:
@@ -106,7 +111,7 @@ class GateDecision:
 
     @property
     def exit_status(self) -> int:
-        """0 nothing new, 1 new or expired findings, 2 could not verify.
+        """0 nothing new, 1 new or expired findings or lost rules that count, 2 could not verify.
 
         The status is always 2 after an error of ours or without any evidence, because other statements may be wrong.
         Without evidence it is 0 only if nothing had to be verified and nothing was. If
@@ -117,7 +122,7 @@ class GateDecision:
             return 0
         if self.errors or not self.evidence:
             return 2
-        if self.new or self.expired:
+        if self.new or self.expired or (self.lost and self.fail_on_lost):
             return 1
         return 0 if self.complete and not self.unanswered else 2
 
@@ -145,7 +150,9 @@ def _is_aside(finding: FindingRecord, header: RunHeader) -> bool:
     return special and not (_own(finding, header) and _OF_SPECIAL_VALUES.match(finding.op))
 
 
-def decide_all(evidence: Evidence, baseline: Baseline, today: date, special_values: bool = False) -> GateDecision:
+def decide_all(
+    evidence: Evidence, baseline: Baseline, today: date, special_values: bool = False, fail_on_lost: bool = False
+) -> GateDecision:
     """Return the decision on all evidence, given ``baseline``. The same arguments always give the same decision.
 
     - A finding of a run is *new* if the baseline has no entry with a reason for its fingerprint that is about the rules
@@ -155,12 +162,13 @@ def decide_all(evidence: Evidence, baseline: Baseline, today: date, special_valu
     - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*. Entries
       of ops that the question is not about are not listed as untested.
     - A finding that only special values show is new with ``special_values``, and else listed as *special*.
+    - Rules that imports have lost fail the gate only with ``fail_on_lost``.
     """
     decision = _decide(evidence.question.describe(), evidence.runs, baseline, today, special_values)
     untested = tuple(item for item in decision.untested if evidence.question.asks_op(item.op))
     return replace(
         decision, untested=untested, unanswered=evidence.unanswered, left_out=evidence.left_out,
-        unchanged=evidence.unchanged,
+        unchanged=evidence.unchanged, lost=evidence.lost, fail_on_lost=fail_on_lost,
     )  # fmt: skip
 
 

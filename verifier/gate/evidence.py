@@ -19,6 +19,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.gate.baseline import Baseline
 from verifier.gate.question import Question, families, names_op, selected
+from verifier.gate.rule_changes import RuleChange
 from verifier.planning.budgets import CAMPAIGN_PROFILES
 from verifier.planning.families import select_ops
 from verifier.records.commands import resume_text
@@ -134,7 +135,8 @@ class Evidence:
 
     ``runs`` exclude ops that were not asked about and cells that a later run has tried again. A gate does not pass if
     anything is ``unanswered``; runs that are ``left_out`` do not prevent it. ``unchanged`` says why nothing had to be
-    verified, if that is so; then no evidence is needed.
+    verified, if that is so; then no evidence is needed. ``lost`` has rules of torch's that hold and that the imports do
+    not claim.
     """
 
     question: Question
@@ -142,6 +144,7 @@ class Evidence:
     unanswered: tuple[NoEvidence, ...] = ()
     left_out: tuple[str, ...] = ()
     unchanged: str = ""
+    lost: tuple[RuleChange, ...] = ()
 
     @property
     def nothing_recorded(self) -> bool:

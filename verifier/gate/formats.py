@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,14 @@ from urllib.parse import quote
 
 from verifier.core.wording import plain_json, plain_text
 from verifier.gate.decision import GateDecision, GateItem
+from verifier.gate.rule_changes import RuleChange, where_text
 from verifier.records.commands import github_command, replay_text
 from verifier.records.files import DEFAULT_REPORTS
 
 __all__ = ["Place", "render_github", "render_junit", "render_markdown", "render_sarif"]
 
 NAME = "dtensor-verifier"
+LOST = "LOST_RULE"
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -46,6 +49,14 @@ def _failing(decision: GateDecision) -> list[GateItem]:
     return [*decision.new, *decision.expired]
 
 
+def _lost_text(one: RuleChange) -> str:
+    return f"{one.rule} is lost {where_text(one)}; torch's own strategy claims it, and it holds"
+
+
+def _lost_place(one: RuleChange, places: Places) -> Place | None:
+    return places.get(one.op)
+
+
 def _problems(decision: GateDecision) -> list[str]:
     """Return why the decision is not whole: errors of ours, and what has no evidence."""
     problems = [f"error of the verifier: {error}" for error in decision.errors]
@@ -66,6 +77,12 @@ def render_junit(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places:
             case = _case(suite, item.op, f"{item.verdict} {item.fingerprint} on mesh {item.mesh}")
             if title != "fixed":
                 _child(case, "skipped", f"{title}: {item.note}" + (f"; {item.reason}" if item.reason else ""))
+    for one in decision.lost:
+        case = _case(suite, one.op, f"lost rule {one.rule}", _lost_place(one, places or {}))
+        if decision.fail_on_lost:
+            _child(case, "failure", f"lost: {one.rule}", _lost_text(one), LOST)
+        else:
+            _child(case, "skipped", f"lost: {_lost_text(one)}")
     whole = _case(suite, NAME, f"gate on {decision.question}")
     for problem in _problems(decision):
         _child(whole, "error", problem.partition("\n")[0], problem)
@@ -93,10 +110,22 @@ def _child(case: ElementTree.Element, tag: str, message: str, text: str = "", ki
 def render_sarif(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places: Places | None = None) -> str:
     """Return the decision as SARIF 2.1.0; a known finding is a result that the baseline suppresses."""
     verdicts = sorted({item.verdict for item in (*_failing(decision), *decision.known)})
+    verdicts += [LOST] if decision.lost else []
     results = [_result(item, verdicts, folder, places or {}) for item in _failing(decision)]
     for item in decision.known:
         suppressed = {"kind": "external", "justification": item.reason}
         results.append({**_result(item, verdicts, folder, places or {}), "suppressions": [suppressed]})
+    for one in decision.lost:
+        result: dict[str, Any] = {
+            "ruleId": LOST,
+            "ruleIndex": verdicts.index(LOST),
+            "level": "error" if decision.fail_on_lost else "note",
+            "message": {"text": f"{one.op}: {_lost_text(one)}"},
+            "partialFingerprints": {f"{NAME}/v1": hashlib.sha256(f"{one.op} {one.rule}".encode()).hexdigest()[:12]},
+        }
+        if (place := _lost_place(one, places or {})) is not None:
+            result["locations"] = [_location(place)]
+        results.append(result)
     problems = [{"level": "error", "message": {"text": problem}} for problem in _problems(decision)]
     invocation = {
         "executionSuccessful": decision.exit_status != 2,
@@ -118,13 +147,18 @@ def _result(item: GateItem, verdicts: Sequence[str], folder: Path, places: Place
         "partialFingerprints": {f"{NAME}/v1": item.fingerprint},
     }
     if (place := _place(item, places)) is not None:
-        uri = Path(place.file).as_uri() if Path(place.file).is_absolute() else quote(Path(place.file).as_posix())
-        where = {"artifactLocation": {"uri": uri}, "region": {"startLine": place.line}}
-        result["locations"] = [{"physicalLocation": where}]
+        result["locations"] = [_location(place)]
     return result
 
 
+def _location(place: Place) -> dict[str, Any]:
+    uri = Path(place.file).as_uri() if Path(place.file).is_absolute() else quote(Path(place.file).as_posix())
+    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": place.line}}}
+
+
 def _meaning(verdict: str) -> str:
+    if verdict == LOST:
+        return "The import does not claim a rule that torch's own strategy claims and that holds."
     return f"The sharded call ends otherwise than the local call: {verdict.lower().replace('_', ' ')}."
 
 
@@ -135,6 +169,11 @@ def render_github(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places
         github_command("error", f"{item.verdict} in {item.op}", _text(item, folder), _place(item, places or {}))
         for item in _failing(decision)
     ]
+    kind = "error" if decision.fail_on_lost else "warning"
+    lines += [
+        github_command(kind, f"lost rule of {one.op}", _lost_text(one), _lost_place(one, places or {}))
+        for one in decision.lost
+    ]
     lines += [github_command("error", "could not verify", problem) for problem in _problems(decision)]
     return "\n".join([*lines, github_command("notice", NAME, _totals(decision))]) + "\n"
 
@@ -142,10 +181,12 @@ def render_github(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places
 def render_markdown(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places: Places | None = None) -> str:
     """Return the decision as Markdown: one line if it is green, else a table of what is new, and each finding."""
     if decision.exit_status == 0:
-        return f"**{NAME} passed**: {_totals(decision)}\n"
+        lost = "".join(f"\n- {line}" for line in _lost_cells(decision))
+        return plain_text(f"**{NAME} passed**: {_totals(decision)}\n{lost}" + ("\n" if lost else ""))
     failed = "failed" if decision.exit_status == 1 else "could not verify"
     lines = [f"**{NAME} {failed}**: {_totals(decision)}", ""]
     lines += [f"- {_cell(problem)}" for problem in _problems(decision)]
+    lines += [f"- {line}" for line in _lost_cells(decision)]
     if items := _failing(decision):
         lines += ["", "| op | verdict | mesh | difference | strategy |", "| --- | --- | --- | --- | --- |"]
     for item in items:
@@ -158,6 +199,10 @@ def render_markdown(decision: GateDecision, folder: Path = DEFAULT_REPORTS, plac
     return plain_text("\n".join(lines) + "\n")
 
 
+def _lost_cells(decision: GateDecision) -> list[str]:
+    return [_cell(f"{one.op}: {_lost_text(one)}") for one in decision.lost]
+
+
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
@@ -167,4 +212,5 @@ def _totals(decision: GateDecision) -> str:
         f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
         f"{len(decision.fixed)} fixed, {len(decision.untested)} untested"
     )
+    counts += f", {len(decision.lost)} lost" if decision.lost else ""
     return f"{decision.evidence} of {decision.trials} trials and rules proved something; {counts}"

@@ -11,7 +11,10 @@ from enum import StrEnum
 from verifier.core.wording import plural
 from verifier.records.rule_table import ClaimedRule, OverloadTable, RuleTable
 
-__all__ = ["Change", "Changes", "changes_between", "changes_json", "changes_lines", "changes_markdown"]
+__all__ = [
+    "Change", "Changes", "RuleChange", "changes_between", "changes_json", "changes_lines", "changes_markdown",
+    "where_text",
+]  # fmt: skip
 
 _SHOWN = 3
 
@@ -145,7 +148,7 @@ def changes_lines(changes: Changes) -> Iterator[str]:
         for change in changes.rules:
             if change.kind is kind:
                 yield f"{kind:<7} {change.op}: {change.rule}"
-                yield f"        {_where(change)}"
+                yield f"        {where_text(change)}"
     for op, name, now in changes.keys:
         told, does = (Change.WRONG, "leaves out") if now else (Change.MENDED, "has")
         yield f"{told:<7} {op}: the key of DTensor's cache {does} {name}"
@@ -154,7 +157,7 @@ def changes_lines(changes: Changes) -> Iterator[str]:
 
 def changes_markdown(changes: Changes) -> str:
     """Return the changes as a table, or one line if there are none."""
-    rows = [f"| {change.kind} | `{change.op}` | `{change.rule}` | {_where(change)} |" for change in changes.rules]
+    rows = [f"| {change.kind} | `{change.op}` | `{change.rule}` | {where_text(change)} |" for change in changes.rules]
     table = ["| change | overload | rule | calls |", "| --- | --- | --- | --- |", *rows, ""] if rows else []
     return "\n".join([*table, *_notes(changes)]) + "\n"
 
@@ -177,7 +180,8 @@ def changes_json(changes: Changes) -> str:
     )
 
 
-def _where(change: RuleChange) -> str:
+def where_text(change: RuleChange) -> str:
+    """Return at how many calls a rule changed, and the first of them."""
     shown = "; ".join(change.calls[:_SHOWN])
     more = f"; {len(change.calls) - _SHOWN} more" if len(change.calls) > _SHOWN else ""
     condition = ", its condition changed: claimed at other calls before and after" if change.elsewhere else ""

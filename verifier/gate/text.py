@@ -9,6 +9,7 @@ import msgspec
 
 from verifier.core.wording import plural
 from verifier.gate.decision import GateDecision
+from verifier.gate.rule_changes import where_text
 from verifier.records.commands import command_text, replay_text
 from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import FORMAT_VERSION
@@ -21,6 +22,8 @@ __all__ = [
 _NEWLINE = "\n"
 MOST_UNTESTED = 8
 """Entries that were not tried again and have a line each, so that the end of the text fits a screen."""
+MOST_LOST = 12
+"""The same of lost rules."""
 
 
 def as_json(decision: GateDecision) -> str:
@@ -40,7 +43,10 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
     A ``brief`` text has few lines on entries of the baseline, a ``quiet`` one none on what is known.
     """
     if quiet:
-        return "\n".join([*_failing_lines(decision, folder), _next_steps(decision, folder)[-1]]).lstrip("\n") + "\n"
+        lost = _lost_lines(decision, MOST_LOST) if decision.fail_on_lost else []
+        return (
+            "\n".join([*lost, *_failing_lines(decision, folder), _next_steps(decision, folder)[-1]]).lstrip("\n") + "\n"
+        )
     most = MOST_UNTESTED if brief else 10**9
     lines = [f"gate on {decision.question}" + (f", {decision.revision}" if decision.revision else "")]
     lines += [f"  judged   {run}" for run in decision.runs]
@@ -65,6 +71,7 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
         )
     if (more := len(decision.untested) - MOST_UNTESTED) > 0:
         lines.append(f"untested: {plural(more, 'more entry', 'more entries')}, which `--format json` lists")
+    lines += ["", *_lost_lines(decision, MOST_LOST if brief else most)] if decision.lost else []
     lines += _failing_lines(decision, folder) if brief else []
     if decision.errors:
         lines += ["", *(f"TOOL_ERROR {error}" for error in decision.errors)]
@@ -75,10 +82,20 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
         f"{decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
         f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
         f"{len(decision.fixed)} fixed, {len(decision.untested)} untested"
-        + (f", {len(decision.special)} for special values alone" if decision.special else ""),
+        + (f", {len(decision.special)} for special values alone" if decision.special else "")
+        + (f", {len(decision.lost)} lost" if decision.lost else ""),
         *_next_steps(decision, folder),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _lost_lines(decision: GateDecision, most: int) -> list[str]:
+    """Return a line for each of the first ``most`` lost rules, and one for the others."""
+    title = "LOST" if decision.fail_on_lost else "lost"
+    lines = [f"{title} {one.op}: {one.rule} {where_text(one)}" for one in decision.lost[:most]]
+    if (rest := len(decision.lost) - most) > 0:
+        lines.append(f"{title}: {plural(rest, 'more rule')}, which -v lists")
+    return lines
 
 
 def _failing_lines(decision: GateDecision, folder: Path) -> list[str]:
@@ -110,6 +127,11 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
         steps.append(f"fix what is new, or accept it: {update}, then give each a reason")
     if decision.special:
         steps.append("what only special values show does not fail the gate; `--special-values` makes it count")
+    if decision.lost:
+        steps.append(
+            "claim the lost rules, which torch's own strategies claim and which hold, or DTensor communicates there"
+            + ("" if decision.fail_on_lost else "; `--fail-on lost` makes them count")
+        )
     if decision.expired:
         steps.append("fix what has expired, or move its `expires` in the baseline, with a reason that still holds")
     if decision.fixed:
@@ -119,7 +141,8 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
         else:
             steps.append(f"drop what is fixed from the baseline: {update}")
     passed = "nothing had to be verified" if decision.unchanged and not decision.trials else "nothing new"
-    verdict = {0: f"passed: {passed}", 1: "failed: new or expired findings", 2: "could not verify"}
+    failed = "new or expired findings" if decision.new or decision.expired else "lost rules"
+    verdict = {0: f"passed: {passed}", 1: f"failed: {failed}", 2: "could not verify"}
     return [
         *(f"next: {step}" for step in steps),
         f"gate {verdict[decision.exit_status]} (exit status {decision.exit_status})",

@@ -34,9 +34,10 @@ class TableBuilder:
         self._overloads: dict[str, OverloadTable] = {}
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def take(self, reports: Iterable[SampleReport], record: OpRulesRecord) -> None:
-        """Take the samples of one op; ``record`` says what ranks bear out."""
-        refuted, withdrawn = ({_key(one) for one in some} for some in (record.wrong, record.unconfirmed))
+    def take(self, reports: Iterable[SampleReport], record: OpRulesRecord | None) -> None:
+        """Take the samples of one op; ``record`` says what ranks bear out, if any were asked."""
+        asked = ((), ()) if record is None else (record.wrong, record.unconfirmed)
+        refuted, withdrawn = ({_key(one) for one in some} for some in asked)
         for report in reports:
             if report.not_testable or not report.call:
                 continue

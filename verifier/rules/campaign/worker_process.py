@@ -106,6 +106,8 @@ class WorkerProcess:
         Bytes that it may map on top of what it has then.
     prepare
         A function of a module that it calls before it is ready.
+    alone
+        Whether it runs ops by torch's own rules, and not by those of this process.
 
     Attributes
     ----------
@@ -118,7 +120,11 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, imports: Sequence[str], memory_limit: int | None, prepare: Callable[[], None] | None = None
+        self,
+        imports: Sequence[str],
+        memory_limit: int | None,
+        prepare: Callable[[], None] | None = None,
+        alone: bool = False,
     ) -> None:
         self.connection, theirs = Pipe()
         try:
@@ -129,7 +135,7 @@ class WorkerProcess:
             theirs.close()
         self.in_flight = InFlight(self._child.memory)
         self._log_start = 0
-        self._send((list(imports), memory_limit, prepare, rules_of_the_user()))
+        self._send((list(imports), memory_limit, prepare, {} if alone else rules_of_the_user()))
         self.ready = False
         self.served = 0
         self.flight: Flight | None = None

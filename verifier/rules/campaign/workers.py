@@ -124,6 +124,8 @@ class WorkerSet:
         each number of jobs. A death that does not happen again costs the start of a worker and is not reported.
     prepare
         A function of a module that every worker calls before it is ready.
+    alone
+        Whether the workers run ops by torch's own rules, and not by those of this process; for at least one job.
 
     Attributes
     ----------
@@ -145,6 +147,7 @@ class WorkerSet:
         memory_limit: int | None = MEMORY_LIMIT,
         confirm: bool = True,
         prepare: Callable[[], None] | None = None,
+        alone: bool = False,
     ) -> None:
         if jobs < 0:
             raise ValueError(f"jobs={jobs}, but should be 0 (in this process) or the number of workers")
@@ -155,6 +158,7 @@ class WorkerSet:
         self.memory_limit = memory_limit
         self.confirm = confirm
         self.prepare = prepare
+        self.alone = alone
         self.deaths = 0
         self._workers: list[WorkerProcess] = []
         self._running = False
@@ -233,7 +237,7 @@ class WorkerSet:
     def _hire(self, number: int) -> None:
         """Start workers until there are ``number``."""
         while len(self._workers) < number:
-            self._workers.append(WorkerProcess(self.imports, self.memory_limit, self.prepare))
+            self._workers.append(WorkerProcess(self.imports, self.memory_limit, self.prepare, self.alone))
 
     def _listen(self) -> Iterator[Outcome[Any]]:
         """Wait for messages for a while, and yield the outcomes that they are."""
@@ -292,7 +296,7 @@ class WorkerSet:
                 )
                 yield GaveUp(flight.item, flight.received, why, detail)
                 return
-        replacement = WorkerProcess(self.imports, self.memory_limit, self.prepare)
+        replacement = WorkerProcess(self.imports, self.memory_limit, self.prepare, self.alone)
         replacement.flight = flight
         self._workers.append(replacement)
 

@@ -1,0 +1,78 @@
+"""The rules that torch's own strategies claim, and that hold, and that those of imports claim no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from verifier.gate.rule_changes import Change, RuleChange, changes_between
+from verifier.records.rule_table import ClaimedRule, RuleTable
+from verifier.rules.campaign.request import RulesPlan
+from verifier.rules.campaign.table import TableBuilder
+from verifier.rules.campaign.work import WorkItem, check_target, prepare
+from verifier.rules.campaign.workers import Finished, Part, WorkerSet
+from verifier.rules.results import SampleReport
+from verifier.rules.samples import Target
+
+__all__ = ["lost_rules"]
+
+OF_TORCH = ("aten.", "prims.")
+"""The namespaces of ops that torch has without any import."""
+
+
+def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
+    """Return the rules that torch alone claims at the calls of ``plan``, and that hold, and that are claimed no more.
+
+    Workers without the imports say what torch claims. Where a rule seems lost, the op is asked again at all
+    combinations, because ``now`` may have asked a strategy that lists no rules at some of them only. An op whose check
+    does not end is not compared. Rules are those of one mesh dim: products of them on two are sampled, and follow.
+
+    Parameters
+    ----------
+    now
+        What the check of ``plan`` found with the imports.
+    """
+    flat = tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1)
+    plan = replace(plan, check=replace(plan.check, meshes=flat))
+    targets = [target for target in plan.targets if _op(target).startswith(OF_TORCH)]
+    before = _claimed(plan, targets, alone=True)
+    for overload in before.overloads.values():
+        held = {text: ClaimedRule(confirmed=rule.confirmed) for text, rule in overload.rules.items()}
+        overload.rules = {text: rule for text, rule in held.items() if rule.confirmed}
+    seem = {change.op for change in _lost(before, now)}
+    again = [target for target in targets if _op(target) in seem]
+    if not again:
+        return ()
+    thorough = replace(plan, check=replace(plan.check, claims_only=False))
+    return tuple(one for one in _lost(before, _claimed(thorough, again, alone=False)) if one.op in seem)
+
+
+def _op(target: Target) -> str:
+    """Return the overload of which the target has calls: one that an import registers is named as overload."""
+    return target.overload or target.name
+
+
+def _lost(before: RuleTable, after: RuleTable) -> list[RuleChange]:
+    return [change for change in changes_between(before, after).rules if change.kind is Change.LOST]
+
+
+def _claimed(plan: RulesPlan, targets: Sequence[Target], alone: bool) -> RuleTable:
+    """Return what DTensor claims in workers with the imports of ``plan``, or ``alone`` without any."""
+    builder = TableBuilder(plan)
+    reports: list[list[tuple[int, SampleReport]]] = [[] for _ in targets]
+    finished, died = set[int](), set[int]()
+    if targets:
+        items = [WorkItem(target, plan.samples, plan.check) for target in targets]
+        imports = () if alone else plan.header.imports
+        with WorkerSet(max(1, min(plan.jobs, len(items))), imports, prepare=prepare, alone=alone) as workers:
+            for outcome in workers.run(items, check_target):
+                if isinstance(outcome, Part):
+                    reports[outcome.item].append((outcome.ordinal, outcome.result))
+                elif isinstance(outcome, Finished):
+                    finished.add(outcome.item)
+                else:
+                    died.add(outcome.item)
+    for item, found in enumerate(reports):
+        if item in finished and item not in died:
+            builder.take((report for _, report in sorted(found, key=lambda one: one[0])), None)
+    return builder.made()
