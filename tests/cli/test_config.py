@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from verifier.cli import main as entry
+from verifier.cli.options import FailOn
 
 Verifier = Callable[..., tuple[int, str, str]]
 
@@ -96,6 +97,21 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(verifier: Verifier, te
     (line,) = errors.splitlines()
     assert line.startswith("error: pyproject.toml")
     assert said in line
+
+
+def test_what_a_file_says_to_fail_on_is_for_the_commands_that_know_it(verifier: Verifier) -> None:
+    """``missing`` is for ``rules`` and ``lost`` for ``gate``; who types a kind means the command that is typed."""
+    for text, known, told in (
+        ("missing", FailOn.LOST, {FailOn.WRONG}),
+        ("wrong,lost", FailOn.LOST, {FailOn.WRONG, FailOn.LOST}),
+    ):
+        assert FailOn.parse(text, FailOn.WRONG, known, typed=False) == told
+    with pytest.raises(ValueError, match="kind 'missing' is none of wrong, lost"):
+        FailOn.parse("missing", FailOn.WRONG, FailOn.LOST)
+    status, _, errors = verifier("[tool.dtensor-verifier]\nfail-on = 'wrung'\n", "gate")
+    assert (status, "kind 'wrung' is none of wrong, lost; did you mean 'wrong'?" in errors) == (2, True)
+    status, _, errors = verifier("[tool.dtensor-verifier]\nfail-on = 'lost'\n", "gate")
+    assert "--fail-on" not in errors
 
 
 def test_the_file_of_other_tools_is_not_judged(verifier: Verifier) -> None:

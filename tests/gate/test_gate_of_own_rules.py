@@ -33,6 +33,12 @@ RIGHT = """
 def relu(x):
     return [([Replicate()], [Replicate()]), *(([Shard(d)], [Shard(d)]) for d in range(x.ndim))]
 """
+COMPLETE = """
+@register_sharding(aten.relu.default)
+def relu(x):
+    same = [Replicate(), Partial("max"), Partial("min"), *map(Shard, range(x.ndim))]
+    return [([one], [one]) for one in same]
+"""
 CUSTOM = """
 @torch.library.custom_op("gate_of_own_rules::double", mutates_args=())
 def double(x: torch.Tensor, mode: str) -> torch.Tensor:
@@ -151,6 +157,13 @@ def test_a_strategy_that_claims_as_torchs_has_lost_nothing(project: Path) -> Non
     assert status == 0, said
     assert "LOST" not in said
     assert " lost" not in said.replace("--fail-on lost", "")
+
+
+def test_shards_that_dtensor_itself_takes_away_are_not_lost(project: Path) -> None:
+    """DTensor drops shards of dims with fewer elements than ranks from what ``register_sharding`` registers."""
+    status, said = gate(project, COMPLETE, "--fail-on", "lost")
+    assert status == 0, said
+    assert "LOST" not in said
 
 
 def test_a_wrong_rule_is_found_beside_lost_ones(project: Path) -> None:

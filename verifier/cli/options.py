@@ -49,6 +49,7 @@ __all__ = [
     "TimeLimit",
     "TorchPlanner",
     "Verbose",
+    "typed",
 ]
 
 DEFAULT_BASELINE = DEFAULT_REPORTS / "baseline.toml"
@@ -70,19 +71,28 @@ class Detail(StrEnum):
         return cls.QUIET if quiet else cls.FULL if verbose else cls.SCREEN
 
 
+def typed(context: typer.Context, name: str) -> bool:
+    """Return whether the parameter ``name`` stands in the command line, and not in a file or the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 class FailOn(StrEnum):
     WRONG = "wrong"
     MISSING = "missing"
     LOST = "lost"
 
     @staticmethod
-    def parse(text: str, *known: FailOn) -> set[FailOn]:
-        """Return what ``--fail-on`` names, of what is ``known`` to the command."""
+    def parse(text: str, *known: FailOn, typed: bool = True) -> set[FailOn]:
+        """Return what ``--fail-on`` names, of what is ``known`` to the command.
+
+        Unless it was ``typed``, it is a setting for several commands, and kinds of other commands are left out.
+        """
         names = [name.strip() for name in text.split(",")]
         for name in names:
-            if name not in known:
+            if name not in known and (typed or name not in [*FailOn]):
                 raise ValueError(f"--fail-on {text}: {unknown_name('kind', name, [str(one) for one in known])}")
-        return {FailOn(name) for name in names}
+        return {FailOn(name) for name in names if name in known} or {FailOn.WRONG}
 
 
 class GraphFormat(StrEnum):

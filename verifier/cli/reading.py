@@ -33,6 +33,7 @@ from verifier.cli.options import (
     Jobs,
     Out,
     RankMemory,
+    typed,
 )
 from verifier.core.case import DEFAULT_MESHES
 from verifier.core.wording import NO_SAMPLES, plural
@@ -98,8 +99,9 @@ def gate(
     jobs: Jobs = None,
     fail_on: str | None = None,
 ) -> None:
-    fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.LOST)
-    if FailOn.LOST in fails and (patterns or not imports):
+    chosen = typed(context, "fail_on")
+    fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.LOST, typed=chosen)
+    if FailOn.LOST in fails and chosen and (patterns or not imports):
         raise ValueError(
             "--fail-on lost compares all rules of an import with torch's; name what registers them: gate --import FILE"
         )

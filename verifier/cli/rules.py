@@ -23,6 +23,7 @@ from verifier.cli.options import (
     Quiet,
     Seed,
     Verbose,
+    typed,
 )
 from verifier.core.logs import LogLevel, log_to_stderr
 from verifier.records.files import DEFAULT_REPORTS
@@ -99,8 +100,8 @@ def rules(
     log_to_stderr(log_level)
     detail = Detail.of(quiet, verbose)
     if patterns and patterns[0] == "diff" and len(patterns) > 1 and all(one.endswith(".json") for one in patterns[1:]):
-        _diff(patterns[1:], fail_on, output)
-    fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.MISSING)
+        _diff(patterns[1:], fail_on, output, typed(context, "fail_on"))
+    fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.MISSING, typed=typed(context, "fail_on"))
     with Loading(hash_seeds=1, workers=True):
         from verifier.cli.common import command_line
         from verifier.cli.rules_work import check
@@ -112,7 +113,7 @@ def rules(
     check(context, request, fails, output, out, baseline, dry_run, detail, table)
 
 
-def _diff(files: Sequence[str], fail_on: str | None, output: Format) -> NoReturn:
+def _diff(files: Sequence[str], fail_on: str | None, output: Format, typed: bool) -> NoReturn:
     """Compare two rule tables and end: with status 1 if a change is of a kind in ``fail_on``."""
     from verifier.core.wording import plain_text
     from verifier.gate.rule_changes import Change, changes_between, changes_json, changes_lines, changes_markdown
@@ -122,7 +123,7 @@ def _diff(files: Sequence[str], fail_on: str | None, output: Format) -> NoReturn
         raise ValueError(f"rules diff {' '.join(files)}: two tables are compared, not {len(files)}")
     if output not in (Format.TEXT, Format.JSON, Format.MARKDOWN):
         raise ValueError(f"rules diff --format {output}: text, json or markdown")
-    kinds = {Change(one) for one in FailOn.parse(fail_on or "lost,wrong", FailOn.LOST, FailOn.WRONG)}
+    kinds = {Change(one) for one in FailOn.parse(fail_on or "lost,wrong", FailOn.LOST, FailOn.WRONG, typed=typed)}
     before, after = (read_table(Path(file)) for file in files)
     changes = changes_between(before, after)
     if output is Format.JSON:

@@ -59,6 +59,7 @@ def _check(ledger: Ledger) -> None:
     """Check the sample of ``ledger`` on all meshes and at all sizes."""
     options, report = ledger.options, ledger.report
     largest: tuple[int, Exploration] | None = None
+    short: list[bool] = []
     for mesh_number, mesh in enumerate(options.meshes):
         for size in range(options.sizes if mesh.ndim == 1 else 1):
             case = ledger.sample.draw(size, 0)
@@ -71,6 +72,9 @@ def _check(ledger: Ledger) -> None:
                 report.untested["the local call raises"] += 1
                 continue
             report.call = report.call or describe_call(case, None)
+            if mesh.ndim == 1:
+                short.append(any(extent < mesh.world_size for tensor in place.call.tensors for extent in tensor.shape))
+                report.short = all(short)
             with closing(place):
                 place.run()
             if isinstance(place, Exploration) and options.samples_called_again and mesh_number == size == 0:

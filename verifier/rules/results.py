@@ -89,11 +89,14 @@ class SampleReport:
         Claims that hold on ordinary values, and not on infinities, NaN, -0.0 and values at a threshold.
     untested
         How many combinations have no verdict, by reason.
+    short
+        Whether a tensor has a dim with fewer elements than ranks on every mesh of one dim and at every size.
     """
 
     op: str
     origin: str
     call: str = ""
+    short: bool = False
     combinations: int = 0
     runs: int = 0
     confirmed: set[Rule] = field(default_factory=set)

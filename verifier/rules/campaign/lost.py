@@ -26,6 +26,8 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
     Workers without the imports say what torch claims. Where a rule seems lost, the op is asked again at all
     combinations, because ``now`` may have asked a strategy that lists no rules at some of them only. An op whose check
     does not end is not compared. Rules are those of one mesh dim: products of them on two are sampled, and follow.
+    Calls with a dim that leaves a rank empty are not compared, because DTensor itself takes shards of such dims away
+    from some ways to register a strategy, ``register_sharding`` among them.
 
     Parameters
     ----------
@@ -74,5 +76,6 @@ def _claimed(plan: RulesPlan, targets: Sequence[Target], alone: bool) -> RuleTab
                     died.add(outcome.item)
     for item, found in enumerate(reports):
         if item in finished and item not in died:
-            builder.take((report for _, report in sorted(found, key=lambda one: one[0])), None)
+            told = [report for _, report in sorted(found, key=lambda one: one[0])]
+            builder.take((report for report in told if not report.short), None)
     return builder.made()
