@@ -14,13 +14,14 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Failure
-from verifier.gate.baseline import load_baseline
+from verifier.gate.baseline import Cause, load_baseline
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements
+from verifier.records.values import load_trial
 
 pytestmark = pytest.mark.ranks
 
@@ -68,6 +69,17 @@ def explained(pools: PoolSet, trial: Trial) -> list[str]:
     assert failure.verdict.kind.bad, failure.verdict
     attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
     return [cause.remedy for cause in attribution.explain(failure)]
+
+
+@pytest.mark.parametrize("cause", [one for one in BASELINE.causes if one.mesh == str(MESH)], ids=lambda one: one.remedy)
+def test_the_trial_of_a_cause_is_mended_by_its_remedy_alone(cause: Cause, pools: PoolSet) -> None:
+    """A trial that another cause fails as well would leave the entry untested in every run."""
+    trial = load_trial(cause.trial())
+    observation = pools.run_alone(trial)
+    failure = Failure(trial, observation, judge(observation, make_reference(trial.case)))
+    attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
+    assert failure.verdict.kind.bad, failure.verdict
+    assert attribution.is_mended(failure, (cause,))
 
 
 def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
