@@ -107,7 +107,7 @@ def test_what_a_remedy_mends_is_known_and_not_minimised() -> None:
     (finding,) = one.findings
     assert (finding.fingerprint, finding.known, finding.explained) == (CAUSE.fingerprint, True, "mended by remedy mend")
     assert [known.status for known in one.it.known] == ["known"]
-    assert len(one.tried) == 2  # alone, and under the remedy
+    assert len(one.tried) == 4  # alone, under the remedy, and twice without it
 
 
 def test_what_no_remedy_mends_is_new_though_it_looks_like_what_one_mends() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import date
 
 import msgspec
@@ -83,7 +84,7 @@ def all_of(*names: str) -> Mends:
 def test_the_cause_whose_remedy_mends_it() -> None:
     tried = Tried(all_of("b"), remedy("a"), remedy("b"), remedy("c"))
     assert tried.explain() == ["b"]
-    assert tried.runs == [("a",), ("b",)]
+    assert tried.runs == [("a",), ("b",), (), ()]
 
 
 def test_a_cause_of_one_op_is_tried_before_one_of_any_op() -> None:
@@ -112,7 +113,7 @@ def test_a_remedy_may_let_the_trial_get_as_far_as_another_cause() -> None:
     failure = Failure(TRIAL, observation, judge(observation, make_reference(TRIAL.case)))
     assert failure.verdict.kind is VerdictKind.CRASH
     assert [one.remedy for one in tried.it.explain(failure)] == ["crash", "value"]
-    assert tried.runs == [("crash",), ("crash", "value")]
+    assert tried.runs == [("crash",), ("crash", "value"), (), ()]
 
 
 def test_what_no_remedy_mends_is_unexplained_however_familiar() -> None:
@@ -147,7 +148,7 @@ def test_a_refusing_remedy_of_an_op_that_was_not_seen_is_tried_last() -> None:
     """A function of torch calls ops that nobody names, and whose arguments are not redistributed."""
     tried = Tried(lambda names: names == {"b"}, remedy("a"), remedy("b", "aten.other", refuses=True))
     assert tried.explain() == ["b"]
-    assert tried.runs == [("a",), ("a", "b"), ("b",)]
+    assert tried.runs == [("a",), ("a", "b"), ("b",), (), ()]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +171,41 @@ def test_a_refusal_of_a_later_op_comes_after_what_crashed(
         return Observation(TRIAL, Fate.COMPLETED, tuple(reports))
 
     refusal = Raised(Phase.BACKWARD, "NotImplementedError", "no", refusal=True)
-    attribution = Attribution(lambda *_: seen(refusal, runs_now), [cause("a")], {"a": remedy("a")})
     observation = seen(Raised(Phase.BACKWARD, "AssertionError", "", file=raised_in), ran)
+    attribution = Attribution(
+        lambda _, names: seen(refusal, runs_now) if names else observation, [cause("a")], {"a": remedy("a")}
+    )
     failure = Failure(TRIAL, observation, judge(observation, make_reference(TRIAL.case)))
     assert failure.verdict.kind is VerdictKind.CRASH
     assert [one.remedy for one in attribution.explain(failure)] == ["a"] * explained
+    in_journal = replace(observation, reports=observation.reports[:1])  # a journal leaves out ranks that did the same
+    assert [one.remedy for one in attribution.explain(replace(failure, observation=in_journal))] == ["a"] * explained
+
+
+def test_what_fails_every_other_time_is_explained_by_nothing() -> None:
+    """A rule that counts its calls fails in some of them, whatever remedies are in force."""
+    calls = iter(range(100))
+    tried = Tried(lambda _: next(calls) % 2 == 0, remedy("a"))
+    assert tried.explain() == []
+    assert tried.runs[0] == ("a",)
+
+
+def test_a_hang_is_explained_if_it_hangs_once_more_without_the_remedy() -> None:
+    def explained(hangs: Callable[[tuple[str, ...]], bool]) -> list[str]:
+        def run(trial: Trial, names: tuple[str, ...]) -> Observation:
+            runs.append(names)
+            return stuck if hangs(names) else observed(trial, wrong=False)
+
+        runs: list[tuple[str, ...]] = []
+        stuck = Observation(TRIAL, Fate.HANG, (None, None))
+        failure = Failure(TRIAL, stuck, judge(stuck, make_reference(TRIAL.case)))
+        assert failure.verdict.kind is VerdictKind.HANG
+        found = Attribution(run, [cause("a")], {"a": remedy("a", verdicts=["HANG"])}).explain(failure)
+        assert runs == [("a",), ()]
+        return [one.remedy for one in found]
+
+    assert explained(lambda names: not names) == ["a"]
+    assert explained(lambda _: False) == []
 
 
 def test_zeros_that_were_wrong_before_are_mended() -> None:

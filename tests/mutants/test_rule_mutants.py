@@ -106,6 +106,27 @@ def test_replaced_rules_come_back() -> None:
     assert accused_of_torch("aten.relu.default", 2) == before == frozenset()
 
 
+class Counting:
+    """A strategy that gives true rules at every other call, and a wrong one beside them at the others."""
+
+    def __init__(self, turn: int) -> None:
+        self.calls = turn
+
+    def __call__(self, *_: object) -> list[Rule]:
+        self.calls += 1
+        return [[Shard(0), Shard(0)], *([[SUM, SUM]] * (self.calls % 2))]
+
+
+def test_a_rule_that_comes_and_goes_is_accused_at_either_turn() -> None:
+    messages = []
+    for turn in (0, 1):
+        with replaced_strategy(aten.relu.default, Counting(turn)):
+            accused = [w for w in wrong_of(check("aten.relu.default", 2, claims_only=True)) if is_flat(w.rule)]
+        assert {short(wrong.rule) for wrong in accused} == {"P(sum) -> P(sum)"}
+        messages += [wrong.message for wrong in accused]
+    assert any(text.endswith("; the strategy claims this only when it is asked again") for text in messages)
+
+
 # ------------------------------------------------------------------------------------------------------- no false alarm
 TRICKY = {
     "aten.linalg_vector_norm.default": ("S(0) -> _NormP(6)",),

@@ -26,6 +26,8 @@ Outcome = tuple[Observation, Verdict]
 Recall = Callable[[Trial, tuple[str, ...], Callable[[], Outcome]], Outcome]
 """Returns what is known of a trial under remedies, or else what the function returns."""
 
+_AGAIN = ("none, again", "none, once more")
+"""What outcomes without remedies are recalled by, which are not those of the first time."""
 _PHASES = list(Phase)
 _REDISTRIBUTES = ("placement_types.py", "_redistribute.py", "_collective_utils.py", "_mask_buffer.py")
 """The files of torch's that move data between placements."""
@@ -94,12 +96,12 @@ class Attribution:
             return True
         return self._outcome(failure.trial, ())[1].kind.bad
 
-    def _outcome(self, trial: Trial, remedies: tuple[str, ...]) -> Outcome:
+    def _outcome(self, trial: Trial, remedies: tuple[str, ...], again: str = "") -> Outcome:
         def make() -> Outcome:
             observation = self.run(trial, remedies)
             return observation, judge(observation, make_reference(trial.case))
 
-        return self.recall(trial, remedies, make)
+        return self.recall(trial, (*remedies, again) if again else remedies, make)
 
     def explain(self, failure: Failure) -> tuple[Cause, ...]:
         """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
@@ -107,8 +109,20 @@ class Attribution:
         Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
         left out as can be. Then the other causes are tried whose remedies let DTensor refuse, because an op that a
         function of torch calls is not known if nothing is redistributed for it. At last, causes are added one by one,
-        as each shows the next.
+        as each shows the next. Remedies explain nothing if the trial also passes without them by then.
         """
+        causes = self._mending(failure)
+        return causes if causes and self._still_fails(failure) else ()
+
+    def _still_fails(self, failure: Failure) -> bool:
+        """Return whether the trial, which remedies mend, fails twice in a row without them; a trial that hangs, once.
+
+        Otherwise a rule that keeps state, or one that ranks apply differently, may have changed what came of it.
+        """
+        again = _AGAIN[:1] if failure.verdict.kind is VerdictKind.HANG else _AGAIN
+        return all(self._outcome(failure.trial, (), name)[1].kind.bad for name in again)
+
+    def _mending(self, failure: Failure) -> tuple[Cause, ...]:
         kind = failure.verdict.kind
         may = [cause for cause in self.causes if self._may_have(cause, kind)]
         ops = ops_of(failure)
@@ -189,10 +203,15 @@ class Attribution:
 def _goes_on(crashed: Observation, refused: Observation) -> bool:
     """Return whether every rank has run the redistribution in which it raised, before DTensor refused an op.
 
-    A call is recorded once its arguments are about to be redistributed, which is after DTensor has accepted it.
+    A call is recorded once its arguments are about to be redistributed, which is after DTensor has accepted it. The
+    observation of a journal has no report of a rank that did what another did.
     """
-    for before, now in zip(crashed.reports, refused.reports, strict=True):
-        if before is None or before.raised is None or now is None:
+    crashes = {before.ranks: before for before in crashed.reports if before is not None}
+    if not crashes or None in crashed.reports:
+        return False
+    last = [*crashes.values()][-1]
+    for now in refused.reports:
+        if now is None or (before := crashes.get(now.ranks, last)).raised is None:
             return False
         ran = [(one.phase, one.backward, one.op) for one in before.executed]
         if before.raised.file not in _REDISTRIBUTES or not ran or ran[-1][0] is not before.raised.phase:
@@ -205,4 +224,4 @@ def _goes_on(crashed: Observation, refused: Observation) -> bool:
 def _refused(observation: Observation) -> bool:
     """Return whether a remedy refused the call on every rank."""
     raised = [report.raised for report in observation.reports if report is not None]
-    return all(error is not None and refused_by_amendment(error.where) for error in raised)
+    return bool(raised) and all(error is not None and refused_by_amendment(error.where) for error in raised)

@@ -60,6 +60,8 @@ class Claim:
         The placements of the tensors that come back, then of those that are written to and do not come back.
     by_rank
         What each rank decides; they differ where sizes among the arguments are rewritten.
+    again
+        True if DTensor claimed this when it was asked again, and had not claimed it before.
     """
 
     rule: Rule
@@ -67,6 +69,7 @@ class Claim:
     masked: Combination
     outputs: tuple[Placements, ...]
     by_rank: tuple[Propagation, ...] = field(repr=False)
+    again: bool = False
 
     @property
     def plain(self) -> bool:

@@ -87,6 +87,8 @@ class Exploration(SampleOnMesh):
             report.untested["combinations beyond the cap (a pairwise sample is taken)"] += beyond
         for _ in self.draws():
             tries = [one for one in tries if self._try(one)]
+            for claim in self.other_claims:
+                self.try_claim(claim, None)
         self._keep(tries)
         self._try_wide(tries)
         if not ledger.products and self.size == 0:

@@ -62,6 +62,8 @@ class SampleOnMesh(ABC):
         self.shapes = tuple(tuple(tensor.shape) for tensor in self.call.tensors)
         self.arguments = _arguments(case)
         self.claims: dict[Combination, Claim] = {}
+        self.other_claims: list[Claim] = []
+        """What DTensor claimed when it was asked again, and had not claimed before."""
         self.no_claims = "DTensor has no rule for this call"
         self.handled = HandledCalls(mesh) if has_own_handler(self.call.op) else None  # type: ignore[arg-type]
         """Runs what DTensor runs in the op's place; None for an op without a handler."""
@@ -144,20 +146,41 @@ class SampleOnMesh(ABC):
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible
         for combination in kept:
-            claim = read_claim(self.reader, self.call, op, combination, self.mesh, self.reference)
-            if claim is not None and not _is_modelled(claim):
-                self.ledger.report.untested[OF_ONES_OWN] += 1
-            elif claim is not None and not self.reducible(claim):
-                self.ledger.report.untested[IMPOSSIBLE] += 1
-            elif claim is not None:
+            claim = self._claim_at(combination)
+            if claim is not None:
                 self.claims[combination] = claim
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
+        if self.mesh_number == self.size == 0:
+            self.other_claims = self._ask_again(kept)
         if self.reader.lost:
             self.no_claims = "DTensor has not come back from a rule of this op, and is not asked again"
         for wrong in self.failing():
             self.ledger.note(wrong, 1)
+
+    def _claim_at(self, combination: Combination) -> Claim | None:
+        """Return what DTensor claims at ``combination``; None if there is nothing that level 1 can try."""
+        claim = read_claim(self.reader, self.call, self.ledger.sample.op, combination, self.mesh, self.reference)
+        if claim is not None and not _is_modelled(claim):
+            self.ledger.report.untested[OF_ONES_OWN] += 1
+            return None
+        if claim is not None and not self.reducible(claim):
+            self.ledger.report.untested[IMPOSSIBLE] += 1
+            return None
+        return claim
+
+    def _ask_again(self, combinations: Sequence[Combination]) -> list[Claim]:
+        """Ask about ``combinations`` again, the last one first; return the claims that DTensor has not made before.
+
+        A rule that keeps state, which counts its calls for one, answers by what it was asked before.
+        """
+        again = ((combination, self._claim_at(combination)) for combination in reversed(combinations))
+        return [
+            replace(claim, again=True)
+            for combination, claim in again
+            if claim is not None and claim != self.claims.get(combination)
+        ]
 
     def failing(self) -> Iterator[WrongRule]:
         """Yield where DTensor failed, when it was last asked, instead of naming rules: once for each way to fail."""
@@ -270,6 +293,8 @@ class SampleOnMesh(ABC):
 
     def counterexample(self, claim: Claim, found: Mismatch) -> WrongRule:
         """Return the record of a claim that this draw refutes."""
+        if claim.again:
+            found = replace(found, message=f"{found.message}; the strategy claims this only when it is asked again")
         return self._wrong(claim.rule, claim.inputs, found)
 
     def _wrong(self, rule: Rule, inputs: Combination, found: Mismatch) -> WrongRule:

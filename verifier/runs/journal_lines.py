@@ -90,17 +90,20 @@ def _describe_trial(trial: Trial, rows: tuple[tuple[str, str], ...]) -> dict[str
 
 
 # ---------------------------------------------------------------------------------------------- what listeners ask for
-def describe_outcome(observation: Observation, verdict: Verdict) -> dict[str, object]:
-    """Return the fields of a line from which :func:`load_observation` makes the observation and the verdict again."""
+def describe_outcome(observation: Observation, verdict: Verdict, every_rank: bool = False) -> dict[str, object]:
+    """Return the fields of a line from which :func:`load_observation` makes the observation and the verdict again.
+
+    Without ``every_rank``, at most three reports of a bad verdict are kept, and none of another.
+    """
     return {
         "verdict": verdict.kind.value,
         "seconds": round(observation.seconds, 6),
         **({"message": verdict.message} if verdict.message else {}),
-        **_describe_observation(observation, verdict),
+        **_describe_observation(observation, verdict, every_rank),
     }
 
 
-def _describe_observation(observation: Observation, verdict: Verdict) -> dict[str, object]:
+def _describe_observation(observation: Observation, verdict: Verdict, every_rank: bool) -> dict[str, object]:
     """Return the parts of an observation that listeners and the grouping of failures need, without tensors.
 
     The steps of redistributions are those of one rank, as in the graph. A bad verdict has at most three reports: the
@@ -111,8 +114,8 @@ def _describe_observation(observation: Observation, verdict: Verdict) -> dict[st
     for report in reports:
         for share, seconds in report.seconds:
             shares[share] = shares.get(share, 0.0) + seconds
-    kept: list[ProcessReport] = []
-    if verdict.kind.bad:
+    kept: list[ProcessReport] = reports if every_rank else []
+    if verdict.kind.bad and not every_rank:
         raised = [report for report in reports if report.raised is not None]
         unlike = [report for report in reports if report.executed != reports[0].executed]
         telling = {id(report) for report in (*reports[:1], *raised[:1], *unlike[:1])}

@@ -93,6 +93,20 @@ def test_what_an_earlier_check_has_tried_is_not_tried_again(store: RunStore) -> 
     assert third.outcomes.run_of(trial_of()) == HEADER.id
 
 
+@pytest.mark.parametrize("kind", [VerdictKind.UNSUPPORTED, VerdictKind.CRASH, VerdictKind.INCONCLUSIVE])
+def test_what_every_rank_raised_is_kept(tmp_path: Path, kind: VerdictKind) -> None:
+    """A refusal under a remedy mends a trial if the remedy itself has refused, on every rank."""
+    store = RunStore(tmp_path)
+    for day in (1, 2):
+        check = Check(store, f"2026010{day}T000000-000000-000000")
+        observation, _ = check.tries(trial_of(), "a-remedy", kind=kind)
+        check.writer.close()
+        assert [report and report.raised for report in observation.reports] == [
+            Raised(Phase.FORWARD, "RuntimeError", "no")
+        ] * 2
+        assert len(check.made) == (day == 1)
+
+
 def test_another_trial_other_remedies_and_another_script_are_run(store: RunStore) -> None:
     later = Check(store, "20260102T000000-000000-000000")
     for trial, remedies in ((trial_of(3.0), ()), (replace(trial_of(), seed=1), ()), (trial_of(), ("a-remedy",))):

@@ -72,7 +72,8 @@ class Outcomes:
                 return found
         observation, verdict = make()
         if key and observation.fate in _STEADY and verdict.kind is not VerdictKind.TOOL_ERROR:
-            self._write({"event": EVENT, "key": key, "run": self._run_id, **describe_outcome(observation, verdict)})
+            told = describe_outcome(observation, verdict, every_rank=verdict.kind is not VerdictKind.PASS)
+            self._write({"event": EVENT, "key": key, "run": self._run_id, **told})
         return observation, verdict
 
     def of_script(self, source: str, run: Callable[[], str]) -> str:
