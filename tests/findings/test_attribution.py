@@ -208,6 +208,21 @@ def test_a_hang_is_explained_if_it_hangs_once_more_without_the_remedy() -> None:
     assert explained(lambda _: False) == []
 
 
+def test_a_hang_is_not_waited_for_under_remedies_of_other_verdicts() -> None:
+    def run(trial: Trial, names: tuple[str, ...]) -> Observation:
+        runs.append(names)
+        return stuck
+
+    runs: list[tuple[str, ...]] = []
+    stuck = Observation(TRIAL, Fate.HANG, (None, None))
+    failure = Failure(TRIAL, stuck, judge(stuck, make_reference(TRIAL.case)))
+    remedies = {
+        "a": remedy("a"), "b": remedy("b", "aten.other", refuses=True), "c": remedy("c", "aten.other", ["HANG"], True),
+    }  # fmt: skip
+    assert Attribution(run, [cause(name) for name in remedies], remedies).explain(failure) == ()
+    assert runs == [("a", "b", "c"), ("c",)]
+
+
 def test_zeros_that_were_wrong_before_are_mended() -> None:
     """Alone, agreement on zeros proves nothing; here the same trial has shown the difference."""
     assert Tried(all_of("a"), remedy("a")).explain(trial_of(0.0, 0.0)) == ["a"]

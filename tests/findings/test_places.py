@@ -58,3 +58,12 @@ def test_no_place_is_known_of_what_dtensor_decomposes_or_timing_decides() -> Non
     assert place_of(failure("aten.mse_loss.default")) == ""
     assert place_of(failure("dtensor.redistribute")) == ""
     assert place_of(failure("aten.cumsum.default", VerdictKind.HANG)) == ""
+
+
+def test_ranks_that_got_apart_by_the_user_s_rules_did_so_in_one_place() -> None:
+    own = ["aten.cumsum.default"]
+    places = {place_of(failure(own[0], kind), own) for kind in (VerdictKind.HANG, VerdictKind.DIED)}
+    assert len(places) == 1
+    assert "" not in places
+    assert place_of(failure("aten.cumprod.default", VerdictKind.HANG), own) == ""
+    assert place_of(failure(own[0]), own) == place_of(failure(own[0]))

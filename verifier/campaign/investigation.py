@@ -238,6 +238,9 @@ class Investigation:
                 found = replace(defect.finding, occurrences=more, also=list(seen), groups=keys)
                 self._emit(FindingReported(found))
 
+    def _place_of(self, failure: Failure) -> str:
+        return place_of(failure, self.plan.header.own_rules)
+
     def _is_handled(self, failure: Failure) -> bool:
         """Return whether ``failure`` is an entry of the baseline or looks like a minimised failure."""
         name = fingerprint(failure)
@@ -306,7 +309,7 @@ class Investigation:
                     assert entry is not None, f"{name} is not in the baseline that the run began with"
                     self._is_shown(entry, group.smallest, key)
                 case FindingReported() as reported:
-                    self._report(replace(reported, recalled=True), place_of(group.smallest))
+                    self._report(replace(reported, recalled=True), self._place_of(group.smallest))
             found |= past is not None
         return found
 
@@ -316,7 +319,7 @@ class Investigation:
         A failure that does not show ``alone`` may become one of two calls, which a remedy mends. A failure that comes
         from the same place in torch as a new finding is more of that finding.
         """
-        place = place_of(failure)
+        place = self._place_of(failure)
         if (known_place := self._of_place.get(place)) is not None and known_place.finding is not None:
             same, op = known_place.finding, failure.trial.case.op
             also = [seen if op == same.op else f"{op} on {seen}" for seen in group.seen]

@@ -138,7 +138,9 @@ class Attribution:
         if len(may) > 1 and self.is_mended(failure, may):
             return tuple(self._fewest(failure, may))
         for cause in may:
-            if self.remedies[cause.remedy].refuses and cause not in likely and self.is_mended(failure, (cause,)):
+            if not self.remedies[cause.remedy].refuses or cause in likely:
+                continue
+            if (kind is not VerdictKind.HANG or self._says(cause, kind)) and self.is_mended(failure, (cause,)):
                 return (cause,)
         for cause, left in changed:  # under its remedy, the trial gets as far as another defect
             for further in likely:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
@@ -20,13 +21,15 @@ _BY_TIMING = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
 """Verdicts on ranks that got apart, which say nothing about where."""
 
 
-def place_of(failure: Failure) -> str:
+def place_of(failure: Failure, own_rules: Collection[str] = ()) -> str:
     """Return the place of a failure: the function of DTensor that raised, or else the function that claims the rules.
 
-    It is empty if neither is known: for an op that DTensor decomposes, or if ranks got apart.
+    It is empty if neither is known: for an op that DTensor decomposes, or if ranks got apart. Where ranks got apart at
+    an op of ``own_rules``, whose rules an import registers, they did so by these rules.
     """
     if failure.verdict.kind in _BY_TIMING:
-        return ""
+        op_name = rule_class(failure).op
+        return f"the rules of {op_name}, by which ranks got apart" if op_name in own_rules else ""
     error = first_error(failure.observation)
     if error is not None and error.file in _dtensors_files():
         return error.where
