@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import run_module
 
 from verifier.cli.main import main
 from verifier.core.errors import ReportedError
@@ -124,8 +125,7 @@ def cumsum(x, dim, dtype=None):
 @pytest.mark.cli
 def test_a_rule_taken_away_and_a_condition_widened_are_named(tmp_path: Path) -> None:
     def verifier(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "verifier", "rules", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return run_module("verifier", "rules", *arguments, folder=tmp_path)
 
     options = ["--world-size", "2", "--sizes", "1", "--max-samples", "3", "--claims-only", "-q"]
     for name, loses, widened in (("before", False, False), ("after", True, True)):
