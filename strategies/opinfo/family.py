@@ -15,6 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from strategies.opinfo.calls.call import quiet
 from strategies.opinfo.calls.gradients import differentiated
 from strategies.opinfo.composing import COMPOSITIONS, SECOND_CALL, WRITTEN_COPY, WRITTEN_VIEW, composed
+from strategies.opinfo.dealing import Dealer
 from strategies.opinfo.random_ops import CHECKED, random_case
 from strategies.opinfo.samples.informative import is_telling, more_telling
 from verifier.core.case import MeshSpec, OpCase, Trial
@@ -120,16 +121,16 @@ def determined_cases(
     """Return a generator of calls whose arguments determine their results, and of programs around such calls."""
     if not by_overload:
         return st.nothing()
-    groups = sorted(by_overload.values(), key=lambda samples: samples[0].op.count("."))
+    dealer = Dealer(by_overload)
     return (
         st.tuples(
-            st.sampled_from(groups).flatmap(st.sampled_from),
+            dealer.numbers(),
             st.integers(0, SampleOptions().sizes - 1),
             st.integers(0, _DRAWS - 1),
             st.sampled_from(_PROGRAMS),
             st.integers(0, _VARIANTS - 1),
         )
-        .map(lambda drawn: _drawn(*drawn, mesh))
+        .map(lambda drawn: _drawn(dealer.deal(*drawn[0]), *drawn[1:], mesh))
         .filter(lambda case: case is not None)
         .map(_present)
     )
