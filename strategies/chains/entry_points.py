@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["exchanged", "initialised", "made", "on_submeshes", "reordered", "styled", "taken", "unwrapped"]
+__all__ = ["exchanged", "inferred", "initialised", "made", "on_submeshes", "reordered", "styled", "taken", "unwrapped"]
 
 
 def made(kind: str, placements: list[Any], given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -86,6 +86,17 @@ def unwrapped(x: torch.Tensor) -> list[torch.Tensor]:
         for op, placement in zip(pending, x.placements, strict=True)
     ]
     return [DTensor.from_local(gradient, mesh, kept, **given)]
+
+
+def inferred(path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return what a function makes in inference mode of ``x``, a tensor that was made outside of it."""
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    held = x.detach()
+    with torch.inference_mode():
+        found = function(held, *given)
+    return [one.clone() for one in ([found] if isinstance(found, torch.Tensor) else found)]
 
 
 def reordered(order: list[int], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:

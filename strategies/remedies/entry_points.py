@@ -15,6 +15,7 @@ from verifier.torch_internals.amending.entry_points import (
     factories_without_tracker,
     gradients_of_log_softmax,
     ignored_targets_of_losses,
+    inference_counts_versions,
     infinities_of_all_gradients,
     losses_end,
     losses_of_many_dims,
@@ -141,6 +142,14 @@ REMEDIES = (
         "exchange the local tensor and the spec where the data of a DTensor are set, or refuse (_api.py)",
         data_exchanged,
         ("composite.data",),
+    ),
+    Remedy(
+        "views-in-inference-mode",
+        "make the results of views of a DTensor from outside inference mode tensors that count versions (_dispatch.py), "
+        "as those of plain tensors are",
+        inference_counts_versions,
+        ("composite.inference",),
+        _CRASH,
     ),
     Remedy(
         "callers-tensors-overwritten",

@@ -70,3 +70,13 @@ def callers_tensors_counted_up() -> None:
 def cumulated_sums_forgotten() -> None:
     """Nothing is summed."""
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.cumsum.default] = lambda op, args, kwargs: args[0]
+
+
+def products_forgotten_in_inference() -> None:
+    """In inference mode, a product is the tensor itself."""
+    product = torch.ops.aten.mul.Tensor
+
+    def handled(op: Any, args: Any, kwargs: Any) -> Any:
+        return args[0].clone() if torch.is_inference_mode_enabled() else torch.ops.aten.add.Tensor(args[0], args[0])
+
+    DTensor._op_dispatcher._custom_op_handlers[product] = handled

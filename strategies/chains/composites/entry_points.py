@@ -53,6 +53,18 @@ def _unwrapped(b: Building) -> None:
 
 
 @composite
+def _inference(b: Building) -> None:
+    """Functions in inference mode, views and others, of a tensor that was made outside of it."""
+    b.floats(*b.size())
+    path, *given = b.way(
+        ("torch.t",), ("torch.transpose", 0, 1), ("torch.unsqueeze", 0), ("torch.select", 0, 0), ("torch.detach",),
+        ("torch.split", 1, 1), ("torch.permute", [1, 0]), ("torch.narrow", 1, 0, 1),
+        ("torch.mul", 2), ("torch.sum", 0), ("torch.softmax", -1), ("torch.clone",), ("torch.nn.functional.relu",),
+    )  # fmt: skip
+    b.program(f"{_PROGRAMS}inferred", path, given)
+
+
+@composite
 def _reordered_mesh(b: Building) -> None:
     """A mesh whose ranks do not ascend."""
     b.floats(*b.size())
