@@ -145,8 +145,8 @@ REMEDIES = (
     ),
     Remedy(
         "views-in-inference-mode",
-        "make the results of views of a DTensor from outside inference mode tensors that count versions (_dispatch.py), "
-        "as those of plain tensors are",
+        "make the results of views of a DTensor from outside inference mode tensors that count versions, as those of "
+        "plain tensors are (_dispatch.py)",
         inference_counts_versions,
         ("composite.inference",),
         _CRASH,

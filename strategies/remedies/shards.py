@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 import torch
@@ -23,11 +22,13 @@ _SIZED_BY_VALUES = (
 
 
 def _leaves_a_rank_empty(decision: Decision) -> bool:
+    """Return whether some rank gets nothing of a dim that has elements; other dims of the tensor may have none."""
     return any(
-        math.prod(one.shape) > 0
-        and not all(map(math.prod, local_shapes(one.shape, one.placements, decision.mesh_shape)))
+        size == 0 < whole
         for one in decision.inputs
         if is_sharded(one)
+        for shape in local_shapes(one.shape, one.placements, decision.mesh_shape)
+        for size, whole in zip(shape, one.shape, strict=True)
     )
 
 

@@ -85,6 +85,14 @@ def test_the_trial_of_a_cause_is_mended_by_its_remedy_alone(cause: Cause, pools:
 def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
     assert explained(pools, scan(-1)) == ["negative-dim-of-scans"]
     assert explained(pools, convolution("S(2)")) == ["convolution-handler"]
+    nothing = torch.ones(2, 0, 1)
+    for case in (
+        OpCase("aten.amin.default", "torch.amin", (torch.ones(2, 1, 1), [2])),
+        OpCase(
+            "aten.amin.default", "torch.amin", (nothing, [2])
+        ),  # nothing is in it, and one rank has no dim to reduce
+    ):
+        assert explained(pools, Trial(case, MESH, (parse_placements("S(2)"),))) == ["empty-shards"]
     for placement, cotangent in [("S(3)", "R"), ("S(3)", "S(3)"), ("S(1)", "S(0)"), ("P(sum)", "R")]:
         assert explained(pools, images(placement, cotangent)) == ["convolution-handler"]
     whole = images("S(1)", "R")
