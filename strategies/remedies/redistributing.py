@@ -15,6 +15,7 @@ from verifier.torch_internals.amending.moving import (
     uneven_gathers_apart,
 )
 from verifier.torch_internals.amending.propagation import Decision, Placed, tensors, vetoed
+from verifier.torch_internals.amending.watching import keywords_replicated
 from verifier.torch_internals.placements import masked_extent
 
 __all__ = ["REMEDIES"]
@@ -96,5 +97,11 @@ REMEDIES = (
         "give one rank the value and the others 0, or keep the dtype, where a replica of integers becomes the parts of "
         "a sum (Partial._partition_value in placement_types.py)",
         _integers_not_divided,
+    ),
+    Remedy(
+        "keyword-tensors-not-redistributed",
+        "redistribute tensors among the keyword arguments as well (redistribute_local_args in _dispatch.py)",
+        keywords_replicated,
+        ("aten.linalg_pinv.atol_rtol_tensor*", "aten._fused_adam*"),
     ),
 )

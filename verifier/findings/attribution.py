@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from verifier.core.case import Trial
 from verifier.core.observation import Fate, Observation
-from verifier.core.verdict import Phase, Verdict, VerdictKind
+from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import did_you_mean
 from verifier.execution.remedies import Remedy, installed_remedies
 from verifier.findings.failures import Failure
 from verifier.gate.baseline import Baseline, BaselineEntry, BaselineError, Cause
 from verifier.oracle.reference import make_reference
-from verifier.oracle.verdicts import judge, vacuous
+from verifier.oracle.verdicts import judge, moment, vacuous
 from verifier.records.schema import KnownRecord
 from verifier.torch_internals.amending.propagation import refused_by_amendment
 
@@ -28,15 +28,17 @@ Recall = Callable[[Trial, tuple[str, ...], Callable[[], Outcome]], Outcome]
 
 _AGAIN = ("none, again", "none, once more")
 """What outcomes without remedies are recalled by, which are not those of the first time."""
-_PHASES = list(Phase)
 _REDISTRIBUTES = ("placement_types.py", "_redistribute.py", "_collective_utils.py", "_mask_buffer.py")
 """The files of torch's that move data between placements."""
 
 
 def ops_of(failure: Failure) -> frozenset[str]:
     """Return the ops that the failed trial is known to have run: its own, and those with redistributed arguments."""
-    reports = [report for report in failure.observation.reports if report is not None]
-    return frozenset({failure.trial.case.op, *(one.op for report in reports for one in report.executed)})
+    return frozenset({failure.trial.case.op, *_executed(failure.observation)})
+
+
+def _executed(observation: Observation) -> set[str]:
+    return {one.op for report in observation.reports if report is not None for one in report.executed}
 
 
 def passed_again(entry: BaselineEntry, imports: Sequence[str]) -> KnownRecord:
@@ -108,8 +110,10 @@ class Attribution:
 
         Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
         left out as can be. Then the other causes are tried whose remedies let DTensor refuse, because an op that a
-        function of torch calls is not known if nothing is redistributed for it. At last, causes are added one by one,
-        as each shows the next. Remedies explain nothing if the trial also passes without them by then.
+        function of torch calls is not known if nothing is redistributed for it. Then causes are added one by one, as
+        each shows the next, also in ops that the trial runs only now. At last, all remedies are in force, whatever
+        their verdicts, if those of the failure's verdict have led to another one. Remedies
+        explain nothing if the trial also passes without them by then.
         """
         causes = self._mending(failure)
         return causes if causes and self._still_fails(failure) else ()
@@ -126,36 +130,41 @@ class Attribution:
         kind = failure.verdict.kind
         may = [cause for cause in self.causes if self._may_have(cause, kind)]
         ops = ops_of(failure)
-        likely = [cause for cause in self.causes if self.remedies[cause.remedy].is_likely(ops)]
-        likely.sort(key=lambda one: "*" in self.remedies[one.remedy].ops)
+        likely = self._likely(ops)
         changed: list[tuple[Cause, VerdictKind]] = []
+        together = kind
         # a trial that hangs costs its time limit under each remedy, so that only those that name a hang are tried alone
         for cause in (one for one in likely if one in may and (kind is not VerdictKind.HANG or self._says(one, kind))):
             if (left := self._left(failure, (cause,))) is None:
                 return (cause,)
             if left is not kind:
                 changed.append((cause, left))
-        if len(may) > 1 and self.is_mended(failure, may):
-            return tuple(self._fewest(failure, may))
+        if len(may) > 1:
+            if (left := self._left(failure, may)) is None:
+                return tuple(self._fewest(failure, may))
+            together = left
         for cause in may:
             if not self.remedies[cause.remedy].refuses or cause in likely:
                 continue
             if (kind is not VerdictKind.HANG or self._says(cause, kind)) and self.is_mended(failure, (cause,)):
                 return (cause,)
-        for cause, left in changed:  # under its remedy, the trial gets as far as another defect
-            for further in likely:
+        for cause, left in changed:  # under its remedy, the trial gets as far as another defect, maybe in another op
+            ran = ops | _executed(self._outcome(failure.trial, (cause.remedy,))[0])
+            for further in self._likely(ran):
                 if self._may_have(further, left) and self.is_mended(failure, (cause, further)):
                     return cause, further
+        if together is not kind and self.is_mended(failure, self.causes):
+            return tuple(self._fewest(failure, list(self.causes)))
         return ()
 
     def is_mended(self, failure: Failure, causes: Sequence[Cause]) -> bool:
         """Return whether the trial passes under the remedies of exactly these causes.
 
         It counts as passed if the results are now right, be they all zero: the trial itself has shown what is wrong
-        without the remedies. It also counts if DTensor refuses what comes after the phase that failed, which was right
-        then; and if what raised has now run, and DTensor refuses a later op of the same phase. A refusal of the call
-        counts if a remedy itself refuses it, because no right rule is left for the placements of what the op writes to,
-        or if the only remedy in force says that DTensor may.
+        without the remedies. It also counts if DTensor refuses what comes after the phase or the backward pass that
+        failed, which was right then; and if what raised has now run, and DTensor refuses a later op of the same phase.
+        A refusal of the call counts if a remedy itself refuses it, because no right rule is left for the placements of
+        what the op writes to, or if the only remedy in force says that DTensor may.
         """
         return self._left(failure, causes) is None
 
@@ -169,7 +178,7 @@ class Attribution:
                 make_reference(failure.trial.case)
             ):
                 return None
-            case VerdictKind.UNSUPPORTED if _PHASES.index(verdict.phase) > _PHASES.index(failure.verdict.phase):
+            case VerdictKind.UNSUPPORTED if _when(verdict) > _when(failure.verdict):
                 return None
             case VerdictKind.UNSUPPORTED if failure.verdict.kind is VerdictKind.CRASH and _goes_on(
                 failure.observation, observation
@@ -180,6 +189,11 @@ class Attribution:
             case VerdictKind.UNSUPPORTED if len(causes) == 1 and _refused(observation):
                 return None
         return verdict.kind
+
+    def _likely(self, ops: frozenset[str]) -> list[Cause]:
+        """Return the causes that concern ``ops``, those that concern any op last."""
+        likely = [cause for cause in self.causes if self.remedies[cause.remedy].is_likely(ops)]
+        return sorted(likely, key=lambda one: "*" in self.remedies[one.remedy].ops)
 
     def _may_have(self, cause: Cause, verdict: VerdictKind) -> bool:
         return not self.remedies[cause.remedy].verdicts or self._says(cause, verdict)
@@ -200,6 +214,10 @@ class Attribution:
                 else:
                     start += size
         return mending
+
+
+def _when(verdict: Verdict) -> tuple[int, int, int]:
+    return moment(verdict.phase, verdict.backward)
 
 
 def _goes_on(crashed: Observation, refused: Observation) -> bool:

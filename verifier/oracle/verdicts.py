@@ -20,6 +20,7 @@ from verifier.placements.parsing import parse_placements
 
 __all__ = [
     "judge",
+    "moment",
     "vacuous",
 ]
 
@@ -85,8 +86,8 @@ def _judge(observation: Observation, reference: Reference) -> Verdict:
     differences = _differences(observation, reports, reference, doubts)
     disagreement = _disagreement(reports)
     if disagreement is not None:
-        since = _moment(disagreement.phase, disagreement.backward)
-        before = [one for one in differences if _moment(one.phase, one.backward) < since]
+        since = moment(disagreement.phase, disagreement.backward)
+        before = [one for one in differences if moment(one.phase, one.backward) < since]
         return _judge_difference(before, f"then {disagreement.message}") if before else disagreement
     if differences:
         return _judge_difference(differences)
@@ -104,7 +105,7 @@ def _order(difference: Difference) -> tuple[int, int, int, str]:
     return (_PHASES.index(difference.phase), difference.backward or 0, difference.rank, difference.subject)
 
 
-def _moment(phase: Phase, backward: int | None) -> tuple[int, int, int]:
+def moment(phase: Phase, backward: int | None) -> tuple[int, int, int]:
     """Return a sort key for a moment of a trial: a gradient is gathered before the next backward pass begins."""
     number = _PHASES.index(phase)
     if phase is Phase.GATHER_GRADIENT:
@@ -144,15 +145,15 @@ def _judge_raised(
     observation: Observation, reference: Reference, raised: Sequence[tuple[ProcessReport, Raised]]
 ) -> Verdict:
     """Judge a trial in which ranks raised: by earlier differences if there are any, else by the exception."""
-    _, error = min(raised, key=lambda pair: (_moment(pair[1].phase, pair[1].backward), pair[0].ranks))
+    _, error = min(raised, key=lambda pair: (moment(pair[1].phase, pair[1].backward), pair[0].ranks))
     verdict = _judge_exception(observation, reference, raised, error)
     reports = [report for report in observation.reports if report is not None]
     own = [difference for report, _ in raised for difference in report.differences]  # a rank ends when it raises
-    since = _moment(error.phase, error.backward)
+    since = moment(error.phase, error.backward)
     before = [
         one
         for one in _differences(observation, reports, reference, [], reducible=True)
-        if one.phase is Phase.INPUTS or one in own or _moment(one.phase, one.backward) < since
+        if one.phase is Phase.INPUTS or one in own or moment(one.phase, one.backward) < since
     ]
     if verdict.kind is VerdictKind.PASS or not before:
         return verdict
@@ -173,7 +174,8 @@ def _judge_exception(
         said = f"{who} computed without an end: {_first_line(error.message)}"
         return Verdict(VerdictKind.HANG, said, error.phase, _subject_of(error), error.backward, error.traceback)
     if error.refusal and everyone:
-        return Verdict(VerdictKind.UNSUPPORTED, f"{error.type}: {_first_line(error.message)}", error.phase)
+        said = f"{error.type}: {_first_line(error.message)}"
+        return Verdict(VerdictKind.UNSUPPORTED, said, error.phase, backward=error.backward)
     if observation.fate is Fate.STUCK:
         message += f" ({observation.detail})"
     subject, detail = _subject_of(error), error.traceback

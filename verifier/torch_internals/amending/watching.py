@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.caches import clear_caches
 
-__all__ = ["Watch", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
+__all__ = ["Watch", "keywords_replicated", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -92,6 +92,20 @@ class _FreshMasks(Watch):  # type: ignore[no-untyped-call]
             clear_caches()
 
 
+class _ReplicatesKeywords(Watch):  # type: ignore[no-untyped-call]
+    """Replicates tensors that are given by keyword and not written to, before DTensor decides on the op."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        read = {one.name for one in func._schema.arguments if one.alias_info is None or not one.alias_info.is_write}
+        named = {name for name, value in kwargs.items() if name in read and isinstance(value, DTensor)}
+        if named and is_torchs(func):
+            kwargs = {name: _whole(value) if name in named else value for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
 _MASKING = ("aten.embedding.", "aten.gather.", "aten.index_select.")
 
 
@@ -102,6 +116,18 @@ def _dtensors(tree: object) -> list[DTensor]:
 def _memory(tensor: DTensor) -> int:
     """Return the address of the local tensor's memory; 0 if it has none."""
     return tensor._local_tensor.untyped_storage().data_ptr()
+
+
+def _whole(tensor: DTensor) -> DTensor:
+    with torch.no_grad():
+        return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+
+
+@contextlib.contextmanager
+def keywords_replicated() -> Iterator[None]:
+    """Let DTensor replicate tensors that are given by keyword, whatever their placements."""
+    with _ReplicatesKeywords():
+        yield
 
 
 @contextlib.contextmanager
