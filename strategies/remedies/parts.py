@@ -11,7 +11,7 @@ from verifier.torch_internals.amending.propagation import Decision, Placed, repl
 __all__ = ["REMEDIES"]
 
 _SCALED = ("aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Tensor", "aten._foreach_mul.*",
-           "aten._foreach_div.*")  # fmt: skip
+           "aten._foreach_div.*", "aten.xlogy.*", "aten.special_xlog1py.*")  # fmt: skip
 _AVERAGES = tuple(f"aten.{prefix}avg_pool{n}d.*" for prefix in ("", "adaptive_", "_adaptive_") for n in (1, 2, 3))
 _FILLS = ("aten.copy_.default", "aten.index_fill.int_Tensor", "aten.index_fill_.int_Tensor", "aten.masked_fill.Tensor",
           "aten.masked_fill_.Tensor")  # fmt: skip

@@ -223,8 +223,8 @@ REMEDIES = (
     Remedy(
         "scalars-added-to-parts",
         "pass no partial placement through _foreach_add with a replicated scalar tensor",
-        lambda: vetoed(_names("_foreach_add.Tensor"), _is_partial),
-        _names("_foreach_add.Tensor"),
+        lambda: vetoed(_names("_foreach_add.Tensor", "_foreach_add_.Tensor"), _is_partial),
+        _names("_foreach_add.Tensor", "_foreach_add_.Tensor"),
         VALUES,
     ),
     Remedy(

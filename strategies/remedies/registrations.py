@@ -49,6 +49,8 @@ _REDUCTIONS = (
 _WITHOUT_META = {
     aten.add.Scalar_out: aten.add.Scalar,
     aten.embedding_dense_backward.out: aten.embedding_dense_backward.default,
+    aten.grid_sampler_2d_backward.out: aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d_backward.out: aten.grid_sampler_3d_backward.default,
     aten.normal.out: aten.normal_functional.default,
     aten.randint_like.low_dtype_out: aten.randint_like.low_dtype,
 }
@@ -88,11 +90,15 @@ def _shifts() -> AbstractContextManager[None]:
     return _all(*(lambda op=op, by=by: handled(op, by) for op, by in ops))()
 
 
-def _written_after(functional: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return an out variant that calls ``functional`` and copies its result."""
+def _written_after(functional: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an out variant that calls ``functional`` and copies its results, one or several."""
 
-    def call(*args: object, out: torch.Tensor, **kwargs: object) -> torch.Tensor:
-        return out.copy_(functional(*args, **kwargs))
+    def call(*args: object, **kwargs: Any) -> Any:
+        outs = [kwargs.pop(name) for name in sorted(kwargs) if name.startswith("out") and name != "output_mask"]
+        made = functional(*args, **kwargs)
+        if isinstance(made, torch.Tensor):
+            return outs[0].copy_(made)
+        return tuple(out.copy_(one) for out, one in zip(outs, made, strict=True))
 
     return call
 

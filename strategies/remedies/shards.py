@@ -16,7 +16,13 @@ __all__ = ["REMEDIES"]
 _PICKING = ("aten.gather.*", "aten.scatter_add.*")
 _SIZED_BY_VALUES = (
     *("aten.nonzero.default", "aten.bincount.default", "aten.masked_select.default", "aten.repeat_interleave.Tensor"),
-    *("aten._unique2.default", "aten.unique_consecutive.default", "aten.unique_dim.default", "aten._ctc_loss.*"),
+    *(
+        "aten._unique.default",
+        "aten._unique2.default",
+        "aten.unique_consecutive.default",
+        "aten.unique_dim.default",
+        "aten._ctc_loss.*",
+    ),
 )
 """Overloads with the tag ``dynamic_output_shape`` that fail on fake tensors whatever they get."""
 

@@ -58,7 +58,7 @@ REMEDIES = (
         "refuse to redistribute an argument that the op writes to, whatever the op is called",
         lambda: refused(_WRITING, _writes_to_a_copy, "is not supported where what it writes to is redistributed"),
         _WRITING,
-        VALUES,
+        VALUES | {"MUTATED_INPUT"},
         refuses=True,
     ),
     Remedy(

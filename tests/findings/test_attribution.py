@@ -159,6 +159,7 @@ def test_a_refusing_remedy_of_an_op_that_was_not_seen_is_tried_last() -> None:
         ("placement_types.py", ["aten.mean.dim"], [], False),  # refused before what crashed
         ("placement_types.py", ["aten.mean.dim"], ["aten.sum.default"], False),
         ("placement_types.py", [], [], False),
+        ("_math_ops.py", ["aten.mean.dim"], ["aten.mean.dim", "aten.var.correction"], True),
         ("_math_ops.py", ["aten.mean.dim"], ["aten.mean.dim"], False),  # the op that crashed may be the one refused
     ],
 )

@@ -112,8 +112,8 @@ class Attribution:
         left out as can be. Then the other causes are tried whose remedies let DTensor refuse, because an op that a
         function of torch calls is not known if nothing is redistributed for it. Then causes are added one by one, as
         each shows the next, also in ops that the trial runs only now. At last, all remedies are in force, whatever
-        their verdicts, if those of the failure's verdict have led to another one. Remedies
-        explain nothing if the trial also passes without them by then.
+        their verdicts, if those of the failure's verdict have led to another one. Remedies explain nothing if the trial
+        also passes without them by then.
         """
         causes = self._mending(failure)
         return causes if causes and self._still_fails(failure) else ()
@@ -131,16 +131,18 @@ class Attribution:
         may = [cause for cause in self.causes if self._may_have(cause, kind)]
         ops = ops_of(failure)
         likely = self._likely(ops)
-        changed: list[tuple[Cause, VerdictKind]] = []
-        together = kind
+        changed: list[tuple[Cause, VerdictKind, set[str]]] = []
+        together, far = kind, _how_far(failure.observation)
         # a trial that hangs costs its time limit under each remedy, so that only those that name a hang are tried alone
         for cause in (one for one in likely if one in may and (kind is not VerdictKind.HANG or self._says(one, kind))):
-            if (left := self._left(failure, (cause,))) is None:
+            observation, left = self._left(failure, (cause,))
+            if left is None:
                 return (cause,)
-            if left is not kind:
-                changed.append((cause, left))
+            if left is not kind or _how_far(observation) != far:
+                changed.append((cause, left, _executed(observation)))
         if len(may) > 1:
-            if (left := self._left(failure, may)) is None:
+            _, left = self._left(failure, may)
+            if left is None:
                 return tuple(self._fewest(failure, may))
             together = left
         for cause in may:
@@ -148,9 +150,9 @@ class Attribution:
                 continue
             if (kind is not VerdictKind.HANG or self._says(cause, kind)) and self.is_mended(failure, (cause,)):
                 return (cause,)
-        for cause, left in changed:  # under its remedy, the trial gets as far as another defect, maybe in another op
-            ran = ops | _executed(self._outcome(failure.trial, (cause.remedy,))[0])
-            for further in self._likely(ran):
+        for cause, left, ran in changed:  # under its remedy, the trial gets as far as another defect
+            refusing = [one for one in self.causes if left is VerdictKind.CRASH and self.remedies[one.remedy].refuses]
+            for further in dict.fromkeys([*self._likely(ops | ran), *refusing]):
                 if self._may_have(further, left) and self.is_mended(failure, (cause, further)):
                     return cause, further
         if together is not kind and self.is_mended(failure, self.causes):
@@ -166,29 +168,32 @@ class Attribution:
         A refusal of the call counts if a remedy itself refuses it, because no right rule is left for the placements of
         what the op writes to, or if the only remedy in force says that DTensor may.
         """
-        return self._left(failure, causes) is None
+        return self._left(failure, causes)[1] is None
 
-    def _left(self, failure: Failure, causes: Sequence[Cause]) -> VerdictKind | None:
-        """Return the verdict on the trial under the remedies of ``causes``; None if they mend it."""
+    def _left(self, failure: Failure, causes: Sequence[Cause]) -> tuple[Observation, VerdictKind | None]:
+        """Return what the trial does under the remedies of ``causes``, and the verdict on it; None if they mend it."""
         observation, verdict = self._outcome(failure.trial, tuple(cause.remedy for cause in causes))
+        return observation, None if self._mends(failure, causes, observation, verdict) else verdict.kind
+
+    def _mends(self, failure: Failure, causes: Sequence[Cause], observation: Observation, verdict: Verdict) -> bool:
         match verdict.kind:
             case VerdictKind.PASS:
-                return None
-            case VerdictKind.INCONCLUSIVE if observation.fate is Fate.COMPLETED and vacuous(
-                make_reference(failure.trial.case)
+                return True
+            case VerdictKind.INCONCLUSIVE if observation.fate is Fate.COMPLETED and (
+                failure.verdict.kind is VerdictKind.CRASH or vacuous(make_reference(failure.trial.case))
             ):
-                return None
+                return True
             case VerdictKind.UNSUPPORTED if _when(verdict) > _when(failure.verdict):
-                return None
+                return True
             case VerdictKind.UNSUPPORTED if failure.verdict.kind is VerdictKind.CRASH and _goes_on(
                 failure.observation, observation
             ):
-                return None
+                return True
             case VerdictKind.UNSUPPORTED if len(causes) == 1 and self.remedies[causes[0].remedy].refuses:
-                return None
-            case VerdictKind.UNSUPPORTED if len(causes) == 1 and _refused(observation):
-                return None
-        return verdict.kind
+                return True
+            case VerdictKind.UNSUPPORTED if len(causes) <= 2 and _refused(observation):
+                return True
+        return False
 
     def _likely(self, ops: frozenset[str]) -> list[Cause]:
         """Return the causes that concern ``ops``, those that concern any op last."""
@@ -220,11 +225,18 @@ def _when(verdict: Verdict) -> tuple[int, int, int]:
     return moment(verdict.phase, verdict.backward)
 
 
-def _goes_on(crashed: Observation, refused: Observation) -> bool:
-    """Return whether every rank has run the redistribution in which it raised, before DTensor refused an op.
+def _how_far(observation: Observation) -> list[tuple[str, str, int]]:
+    """Return where the first rank raised that did, and how many calls it had made."""
+    reports = [report for report in observation.reports if report is not None]
+    return [(one.raised.type, one.raised.where, len(one.executed)) for one in reports if one.raised is not None][:1]
 
-    A call is recorded once its arguments are about to be redistributed, which is after DTensor has accepted it. The
-    observation of a journal has no report of a rank that did what another did.
+
+def _goes_on(crashed: Observation, refused: Observation) -> bool:
+    """Return whether every rank has got past the point at which it raised, before DTensor refused anything.
+
+    That point is a redistribution, or the decision on an op. A call is recorded once its arguments are about to be
+    redistributed, which is after DTensor has accepted it. The observation of a journal has no report of a rank that did
+    what another did.
     """
     crashes = {before.ranks: before for before in crashed.reports if before is not None}
     if not crashes or None in crashed.reports:
@@ -234,9 +246,13 @@ def _goes_on(crashed: Observation, refused: Observation) -> bool:
         if now is None or (before := crashes.get(now.ranks, last)).raised is None:
             return False
         ran = [(one.phase, one.backward, one.op) for one in before.executed]
-        if before.raised.file not in _REDISTRIBUTES or not ran or ran[-1][0] is not before.raised.phase:
+        runs = [(one.phase, one.backward, one.op) for one in now.executed]
+        if runs[: len(ran)] != ran:
             return False
-        if [(one.phase, one.backward, one.op) for one in now.executed][: len(ran)] != ran:
+        if before.raised.file not in _REDISTRIBUTES:  # the decision on an op, which may be the one that is refused now
+            if len(runs) == len(ran) or runs[len(ran)][0] is not before.raised.phase:
+                return False
+        elif not ran or ran[-1][0] is not before.raised.phase:
             return False
     return True
 

@@ -84,6 +84,8 @@ def dtypes(call: Call) -> Iterator[Variation]:
                     yield Variation(f"{parameter.name} is {dtype}", partial(_with_dtype, parameter.name, dtype))
     if base.rstrip("_") in KEEP_VALUES or _is_trusting(call) or any(one.out for one in parameters(call.op)):
         return  # with an output of float64, an op of integers rounds to float32 in between
+    if call.op.namespace == "prims":
+        return  # of integers, the functions of prims for fake tensors and their kernels return other dtypes
     floating = [number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point()]
     if floating:
         yield from (_cast((number,), torch.int64) for number in floating[-1:])
