@@ -111,6 +111,7 @@ def events_of(
     investigate: Callable[[Campaign, Clock, Slow], None] = lambda *_: None,
     make_pool: Callable[[Clock], Slow] = Slow,
     replay_known: Callable[[Campaign, Clock, Slow], None] = lambda *_: None,
+    imports: Sequence[str] = (),
 ) -> list[Any]:
     """Return what a campaign tells; ``investigate`` takes the place of minimising what failed on a mesh.
 
@@ -118,7 +119,9 @@ def events_of(
     """
     clock = Clock()
     pool = make_pool(clock)
-    header = RunHeader("run", "", 0, "dev", list(FAMILIES), [*map(str, MESHES)], [], "cpu", 3, time_limit, [], {}, "")
+    header = RunHeader(
+        "run", "", 0, "dev", list(FAMILIES), [*map(str, MESHES)], [], "cpu", 3, time_limit, [*imports], {}, ""
+    )
     selected = {LOOKUPS.name: LOOKUPS.ops, BAGS.name: BAGS.ops[:2]}
     plan = Plan(
         header, FAMILIES, selected, MESHES, (torch.float64,), seed=0, max_examples=max_examples, combinations=64,
@@ -361,7 +364,7 @@ def test_of_what_ranks_compute_too_long_for_little_is_tried() -> None:
 
 def test_after_three_hangs_of_an_op_on_a_mesh_no_more_of_it_is_waited_for() -> None:
     """A rule that decides by rank hangs at almost every combination, and each takes the whole time limit."""
-    events = events_of(None, 4, make_pool=Hanging)
+    events = events_of(None, 4, make_pool=Hanging, imports=["my_rules.py"])
     trials = [event for event in events if isinstance(event, TrialFinished)]
     hung = Counter(event.observation.trial.case.op for event in trials if event.observation.fate is Fate.HANG)
     assert hung
@@ -372,3 +375,5 @@ def test_after_three_hangs_of_an_op_on_a_mesh_no_more_of_it_is_waited_for() -> N
     assert {event.what for event in skipped} == {f"{op} on mesh {MESHES[0]}" for op in given_up}
     elsewhere = {event.observation.trial.case.op for event in trials if event.observation.trial.mesh != MESHES[0]}
     assert given_up <= elsewhere
+    of_torch = [event for event in events_of(None, 4, make_pool=Hanging) if isinstance(event, CaseSkipped)]
+    assert all(event.reason != reason for event in of_torch)

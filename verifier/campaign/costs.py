@@ -21,19 +21,21 @@ _HANGS_ENOUGH = 3
 class Costs:
     """The trials that ended the ranks, how often calls hung, and those for which ranks computed too long.
 
-    A decision about a trial depends on the earlier trials of the same op alone.
+    A decision about a trial depends on the earlier trials of the same op alone. ``waits_little`` says whether an op is
+    given up after some hangs: the rules of an import may hang at every combination, known defects of torch at a few.
     """
 
     _ended: dict[tuple[str, str, str, str], Fate] = field(default_factory=dict)
     _slow: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
-    _hangs: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waits_little: bool = False
 
     def note(self, observation: Observation) -> None:
         """Take in the next trial."""
         trial, fate = observation.trial, observation.fate
         if fate in (Fate.HANG, Fate.DIED):
             self._ended[_likely_to_end(trial)] = fate
-        if fate is Fate.HANG:
+        if fate is Fate.HANG and self.waits_little:
             self._hangs[_likely_to_hang(trial)] += 1
         if fate is Fate.SLOW:
             self._slow[_likely_to_be_slow(trial)] += 1
@@ -57,7 +59,7 @@ class Costs:
         ended = {key: fate for key, fate in self._ended.items() if ops is None or key[0] in ops}
         slow = Counter({key: count for key, count in self._slow.items() if ops is None or key[0] in ops})
         hangs = Counter({key: count for key, count in self._hangs.items() if ops is None or key[0] in ops})
-        return Costs(ended, slow, hangs)
+        return Costs(ended, slow, hangs, self.waits_little)
 
 
 def _likely_to_end(trial: Trial) -> tuple[str, str, str, str]:
@@ -69,9 +71,9 @@ def _likely_to_end(trial: Trial) -> tuple[str, str, str, str]:
     return case.op, case.call, str(trial.mesh), " x ".join(",".join(column) for column in sorted(columns))
 
 
-def _likely_to_hang(trial: Trial) -> tuple[str, str, str]:
-    """Return the key of trials that are likely to hang too if others did: op, call, and mesh."""
-    return trial.case.op, trial.case.call, str(trial.mesh)
+def _likely_to_hang(trial: Trial) -> tuple[str, str]:
+    """Return the key of trials that are likely to hang too if others did: op, and mesh."""
+    return trial.case.op, str(trial.mesh)
 
 
 def _likely_to_be_slow(trial: Trial) -> tuple[str, str, bool]:
