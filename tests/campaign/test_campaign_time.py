@@ -95,6 +95,15 @@ class Planning(Slow):
         return super().observe(trial)
 
 
+class Hanging(Slow):
+    """Stands for a pool whose ranks wait for each other in every backward pass of a lookup on the first mesh."""
+
+    def observe(self, trial: Trial) -> Observation:
+        if trial.case.family == LOOKUPS.name and trial.mesh == MESHES[0] and trial.cotangents:
+            return Observation(trial, Fate.HANG, (None,) * 2, "after 10 s: ranks 0, 1 in backward")
+        return super().observe(trial)
+
+
 def events_of(
     time_limit: float | None,
     max_examples: int = 30,
@@ -102,6 +111,7 @@ def events_of(
     investigate: Callable[[Campaign, Clock, Slow], None] = lambda *_: None,
     make_pool: Callable[[Clock], Slow] = Slow,
     replay_known: Callable[[Campaign, Clock, Slow], None] = lambda *_: None,
+    imports: Sequence[str] = (),
 ) -> list[Any]:
     """Return what a campaign tells; ``investigate`` takes the place of minimising what failed on a mesh.
 
@@ -109,7 +119,9 @@ def events_of(
     """
     clock = Clock()
     pool = make_pool(clock)
-    header = RunHeader("run", "", 0, "dev", list(FAMILIES), [*map(str, MESHES)], [], "cpu", 3, time_limit, [], {}, "")
+    header = RunHeader(
+        "run", "", 0, "dev", list(FAMILIES), [*map(str, MESHES)], [], "cpu", 3, time_limit, [*imports], {}, ""
+    )
     selected = {LOOKUPS.name: LOOKUPS.ops, BAGS.name: BAGS.ops[:2]}
     plan = Plan(
         header, FAMILIES, selected, MESHES, (torch.float64,), seed=0, max_examples=max_examples, combinations=64,
@@ -348,3 +360,20 @@ def test_of_what_ranks_compute_too_long_for_little_is_tried() -> None:
     undisturbed = [event for event in events_of(None, 4) if isinstance(event, TrialFinished)]
     assert len(trials) + sum(event.count for event in skipped) == len(undisturbed)
     assert any(event.observation.trial.case.op in slow for event in trials if event.observation.fate is Fate.COMPLETED)
+
+
+def test_after_three_hangs_of_an_op_on_a_mesh_no_more_of_it_is_waited_for() -> None:
+    """A rule that decides by rank hangs at almost every combination, and each takes the whole time limit."""
+    events = events_of(None, 4, make_pool=Hanging, imports=["my_rules.py"])
+    trials = [event for event in events if isinstance(event, TrialFinished)]
+    hung = Counter(event.observation.trial.case.op for event in trials if event.observation.fate is Fate.HANG)
+    assert hung
+    assert max(hung.values()) == 3
+    given_up = {op for op, count in hung.items() if count == 3}
+    reason = "3 combinations of this op hung before"
+    skipped = [event for event in events if isinstance(event, CaseSkipped) and event.reason == reason]
+    assert {event.what for event in skipped} == {f"{op} on mesh {MESHES[0]}" for op in given_up}
+    elsewhere = {event.observation.trial.case.op for event in trials if event.observation.trial.mesh != MESHES[0]}
+    assert given_up <= elsewhere
+    of_torch = [event for event in events_of(None, 4, make_pool=Hanging) if isinstance(event, CaseSkipped)]
+    assert all(event.reason != reason for event in of_torch)

@@ -75,7 +75,7 @@ class Campaign:
         self.emit = emit
         self._past = past or Past()
         self._pools, self._alike, self._clock, self._beside = pools, alike, clock, beside
-        self._outcomes = Outcomes(emit)
+        self._outcomes = Outcomes(emit, waits_little=bool(plan.header.imports))
         self._blocks = Blocks([pools, *beside], self._past, self._outcomes, emit, clock)
         diagnoses = [] if alike is None else [HashSeed(pools.run_alone, alike.run_alone)]
         attribution = None

@@ -33,10 +33,10 @@ class Outcomes:
         What the trials have cost.
     """
 
-    def __init__(self, emit: Listener) -> None:
+    def __init__(self, emit: Listener, waits_little: bool = False) -> None:
         self._emit = emit
         self.failures = Collector()
-        self.costs = Costs()
+        self.costs = Costs(waits_little=waits_little)
         self._seen: dict[str, deque[Trial]] = {}
         """The first trial of each case, by op."""
 

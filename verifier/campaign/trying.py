@@ -105,10 +105,10 @@ class BlockRun:
     def _why_not_begun(self, case: PlannedCase, first: Trial) -> str:
         late = not (case.at_once or case.started.recalled) and self._clock() >= case.until
         ended = self._past.why_ended(case.started.number)
-        return self._costs.too_slow(first) or ended or (OUT_OF_TIME if late else "")
+        return self._costs.given_up(first) or ended or (OUT_OF_TIME if late else "")
 
     def _try(self, case: PlannedCase, waiting: list[_Placed]) -> Iterator[Event | Answer]:
-        """Run the trials of a case until the time is over or the op is too slow."""
+        """Run the trials of a case until the time is over or the op is given up."""
         at_once = len(waiting) if case.until == float("inf") else LOOK_AT_CLOCK
         while waiting:
             now, rest = waiting[:at_once], waiting[at_once:]
@@ -118,7 +118,7 @@ class BlockRun:
                 yield told
                 if isinstance(told, Answer):
                     answered.add(told.position)
-                    if reason := self._costs.too_slow(told.observation.trial):
+                    if reason := self._costs.given_up(told.observation.trial):
                         break
             waiting = [one for one in now if one[0] not in answered] + rest
             if waiting and (reason := reason or (OUT_OF_TIME if self._clock() >= case.until else "")):
