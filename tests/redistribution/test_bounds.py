@@ -11,6 +11,7 @@ import pytest
 
 from verifier.redistribution.bounds import Bound, lower_bound
 from verifier.redistribution.graph import Graph, Path
+from verifier.redistribution.indices import Box
 from verifier.redistribution.layouts import Layout, Space, parse_layout
 
 Values = tuple[frozenset[int], ...]
@@ -107,8 +108,8 @@ def by_messages(space: Space, source: Layout, target: Layout) -> int:
     return total * space.itemsize
 
 
-def holds(box: tuple[int, ...], index: tuple[int, ...]) -> bool:
-    return all(mask >> i & 1 for mask, i in zip(box, index, strict=True))
+def holds(box: Box, index: tuple[int, ...]) -> bool:
+    return all(any(a <= i < b for a, b in ranges) for ranges, i in zip(box, index, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ import torch
 
 from verifier.placements.algebra import split
 from verifier.placements.parsing import parse_placement
-from verifier.redistribution.layouts import Box, Layout, Space, parse_layout
+from verifier.redistribution.indices import Box
+from verifier.redistribution.layouts import Layout, Space, parse_layout
 
 MESHES_AND_SHAPES = [((4,), (5,)), ((2, 3), (7, 3)), ((2, 2), (4, 2)), ((2, 2, 2), (5, 3))]
 
 
 def indices(box: Box, shape: tuple[int, ...]) -> list[int]:
     """Return the flat indices of the elements in ``box``, in row-major order."""
-    kept = [[i for i in range(size) if mask >> i & 1] for mask, size in zip(box, shape, strict=True)]
+    kept = [[*itertools.chain.from_iterable(itertools.starmap(range, ranges))] for ranges in box]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     return [sum(i * s for i, s in zip(index, strides, strict=True)) for index in itertools.product(*kept)]
 
@@ -75,6 +76,7 @@ def test_uneven_and_empty_shards() -> None:
         ("S(0)[0]S(0)[0]", "order of the 2 shards of tensor dim 0"),
         ("(R[1], R)", "R has no shard order"),
         ("_S(0, 0)R", "split factor 0"),
+        ("_S(0, 99999999)R", "split factor 99999999; at most 4,096 is judged"),
         ("", "placements for 0 mesh dims"),
     ],
 )

@@ -72,6 +72,7 @@ def test_pictures_have_both_paths(output: str, solid: str, dashed: str) -> None:
     [
         (Question("2y2", "8,8"), "mesh '2y2' is not a shape"),
         (Question("2x2+flt", "8,8"), "'flt' after the . is not flat"),
+        (Question("4+flat", "8,8"), "a mesh of one dim has no submeshes"),
         (Question("64x64", "8,8"), "has 4096 ranks"),
         (Question("2x2", "8;8"), "shape '8;8' is no list of sizes"),
         (Question("2x2", "8,8", dtype="float31"), "dtype 'float31' is none of"),

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verifier.redistribution.indices import Indices
 from verifier.redistribution.layouts import Layout, Space
 
 __all__ = ["Bound", "lower_bound"]
@@ -98,20 +99,16 @@ def _elements(space: Space, source: Layout, target: Layout) -> Counter[tuple[int
     return counts
 
 
-def _indices_by_ranks(size: int, held: Sequence[int], wanted: Sequence[int]) -> Counter[tuple[int, int]]:
-    """Count the indices of one tensor dim by the ranks that hold them: split by each rank's bit mask in turn."""
-    atoms = [((1 << size) - 1, 0, 0)]
-    for side, masks in enumerate((held, wanted)):
-        for rank, mask in enumerate(masks):
-            split = []
-            for indices, a, b in atoms:
-                inside, outside = indices & mask, indices & ~mask
-                if inside:
-                    split.append((inside, a | (side == 0) << rank, b | (side == 1) << rank))
-                if outside:
-                    split.append((outside, a, b))
-            atoms = split
+def _indices_by_ranks(size: int, held: Sequence[Indices], wanted: Sequence[Indices]) -> Counter[tuple[int, int]]:
+    """Count the indices of one tensor dim by the ranks that hold them, in one pass over the ends of all ranges."""
+    turns: dict[int, list[int]] = {0: [0, 0], size: [0, 0]}
+    for side, sets in enumerate((held, wanted)):
+        for rank, indices in enumerate(sets):
+            for end in itertools.chain.from_iterable(indices):
+                turns.setdefault(end, [0, 0])[side] ^= 1 << rank
     counts = Counter[tuple[int, int]]()
-    for indices, a, b in atoms:
-        counts[a, b] += indices.bit_count()
+    a = b = 0
+    for first, last in itertools.pairwise(sorted(turns)):
+        a, b = a ^ turns[first][0], b ^ turns[first][1]
+        counts[a, b] += last - first
     return counts

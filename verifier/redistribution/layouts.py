@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS
-from verifier.placements.bounds import shard_bounds, strided_indices
+from verifier.placements.bounds import shard_bounds
+from verifier.redistribution.indices import Box, Indices, count, joined, positions, size_of, strided
 
-__all__ = ["Box", "Layout", "Space", "parse_layout", "size_of"]
+__all__ = ["Layout", "Space", "parse_layout"]
 
-Box = tuple[int, ...]
-"""Indices that a rank holds: for each tensor dim a bit mask of the indices. The rank holds all their combinations."""
+_MOST_PIECES = 4096
+"""Of a strided shard: a rank's set of indices has as many ranges."""
 
 
 @dataclass(frozen=True, order=True)
@@ -157,6 +157,8 @@ def _checked(placement: str, text: str, ndim: int) -> str:
         factor = int(placement[:-1].rpartition(",")[2])
         if factor < 1:
             raise ValueError(f"{text!r}: {placement} has split factor {factor}; it is at least 1")
+        if factor > _MOST_PIECES:
+            raise ValueError(f"{text!r}: {placement} has split factor {factor}; at most {_MOST_PIECES:,} is judged")
         return f"_S({tensor_dim}, {factor})"
     return f"S({tensor_dim % ndim})"
 
@@ -177,11 +179,6 @@ def _orders(placements: Sequence[str], given: Sequence[int | None], text: str) -
     if stray:
         raise ValueError(f"{text!r}: {stray[0]} has no shard order")
     return orders
-
-
-def size_of(box: Box) -> int:
-    """Return the number of elements in ``box``."""
-    return math.prod(mask.bit_count() for mask in box)
 
 
 class Space:
@@ -214,7 +211,7 @@ class Space:
         self.mesh_shape, self.shape, self.itemsize = tuple(mesh_shape), tuple(shape), itemsize
         self.partial, self.strided = partial, tuple(strided)
         self.coordinates = tuple(itertools.product(*map(range, mesh_shape)))
-        self._masks: dict[tuple[int, tuple[tuple[int, str], ...]], tuple[int, ...]] = {}
+        self._indices: dict[tuple[int, tuple[tuple[int, str], ...]], tuple[Indices, ...]] = {}
         self._boxes: dict[Layout, tuple[Box, ...]] = {}
         self._groups: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
 
@@ -235,33 +232,33 @@ class Space:
         """Return what each rank holds, in rank order. Partial summands count as held."""
         known = self._boxes.get(layout)
         if known is None:
-            dims = [self._masks_of(dim, layout) for dim in range(len(self.shape))]
-            boxes = [tuple(masks[rank] for masks in dims) for rank in range(len(self.coordinates))]
-            known = self._boxes[layout] = tuple(box if all(box) else (0,) * len(dims) for box in boxes)
+            dims = [self._indices_of(dim, layout) for dim in range(len(self.shape))]
+            boxes = [tuple(indices[rank] for indices in dims) for rank in range(len(self.coordinates))]
+            known = self._boxes[layout] = tuple(box if all(box) else ((),) * len(dims) for box in boxes)
         return known
 
-    def _masks_of(self, tensor_dim: int, layout: Layout) -> tuple[int, ...]:
-        """Return the indices of ``tensor_dim`` that each rank holds, as bit masks."""
+    def _indices_of(self, tensor_dim: int, layout: Layout) -> tuple[Indices, ...]:
+        """Return the indices of ``tensor_dim`` that each rank holds."""
         cuts = tuple((mesh_dim, layout.placements[mesh_dim]) for mesh_dim in layout.order(tensor_dim))
         key = (tensor_dim, cuts)
-        if key not in self._masks:
-            by_index: dict[tuple[int, ...], int] = {}
+        if key not in self._indices:
+            by_index: dict[tuple[int, ...], Indices] = {}
             for coordinate in self.coordinates:
                 at = tuple(coordinate[mesh_dim] for mesh_dim, _ in cuts)
                 if at not in by_index:
-                    by_index[at] = _mask(self._cut(self.shape[tensor_dim], cuts, at))
-            self._masks[key] = tuple(by_index[tuple(c[mesh_dim] for mesh_dim, _ in cuts)] for c in self.coordinates)
-        return self._masks[key]
+                    by_index[at] = self._cut(self.shape[tensor_dim], cuts, at)
+            self._indices[key] = tuple(by_index[tuple(c[mesh_dim] for mesh_dim, _ in cuts)] for c in self.coordinates)
+        return self._indices[key]
 
-    def _cut(self, size: int, cuts: Sequence[tuple[int, str]], at: Sequence[int]) -> Sequence[int]:
-        indices: Sequence[int] = range(size)
+    def _cut(self, size: int, cuts: Sequence[tuple[int, str]], at: Sequence[int]) -> Indices:
+        indices = joined([(0, size)])
         for (mesh_dim, placement), index in zip(cuts, at, strict=True):
             extent = self.mesh_shape[mesh_dim]
             if placement.startswith("_"):
                 factor = int(placement[:-1].rpartition(",")[2])
-                indices = [indices[i] for i in strided_indices(len(indices), factor, extent, index)]
+                indices = strided(indices, factor, extent, index)
             else:
-                indices = indices[slice(*shard_bounds(len(indices), extent, index))]
+                indices = positions(indices, *shard_bounds(count(indices), extent, index))
         return indices
 
     def local_bytes(self, layout: Layout) -> tuple[int, ...]:
@@ -280,15 +277,6 @@ class Space:
                 groups.setdefault(tuple(c for d, c in enumerate(coordinate) if d not in mesh_dims), []).append(rank)
             self._groups[mesh_dims] = tuple(map(tuple, groups.values()))
         return self._groups[mesh_dims]
-
-
-def _mask(indices: Sequence[int]) -> int:
-    if isinstance(indices, range):
-        return ((1 << len(indices)) - 1) << indices.start if indices else 0
-    mask = 0
-    for index in indices:
-        mask |= 1 << index
-    return mask
 
 
 def _all_orders(placements: Sequence[str]) -> Iterator[dict[int, Sequence[int]]]:

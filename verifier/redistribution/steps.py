@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from verifier.redistribution.layouts import Box, Layout, Space, size_of
+from verifier.redistribution.indices import Box, common_size, size_of, within
+from verifier.redistribution.layouts import Layout, Space
 
 __all__ = ["LOCAL_KINDS", "Step", "steps_between"]
 
@@ -113,7 +114,7 @@ def _local(space: Space, source: Layout, target: Layout) -> Step | None:
     before, after = space.boxes(source), space.boxes(target)
     nothing = [0] * len(before)
     if source.partial_dims == target.partial_dims:
-        if all(map(_within, after, before)):
+        if all(map(within, after, before)):
             return _step(space, source, target, "slice", (), nothing, nothing, 0)
         return None
     changed = _changed(source, target)
@@ -152,7 +153,7 @@ def _collective(space: Space, source: Layout, target: Layout) -> Step | None:
     if not _covered(space, source, target, changed, before, after):
         return None
     if kind == "all_gather":
-        received = [size_of(after[rank]) - size_of(_common(after[rank], before[rank])) for rank in range(len(before))]
+        received = [size_of(after[rank]) - common_size(after[rank], before[rank]) for rank in range(len(before))]
         longest = _longest(space, changed, before)
     else:
         received = [hops * size_of(box) for box in after]
@@ -176,9 +177,9 @@ def _all_to_all(
 ) -> Step:
     received, padding = [0] * len(before), [0] * len(before)
     for group in space.groups(dims):
-        longest = max(size_of(_common(before[p], after[q])) for p in group for q in group)
+        longest = max(common_size(before[p], after[q]) for p in group for q in group)
         for rank in group:
-            received[rank] = size_of(after[rank]) - size_of(_common(before[rank], after[rank]))
+            received[rank] = size_of(after[rank]) - common_size(before[rank], after[rank])
             padding[rank] = max(0, (len(group) - 1) * longest - received[rank])
     hops = math.prod(space.mesh_shape[d] for d in dims) - 1
     return _step(space, source, target, "all_to_all", dims, received, padding, hops)
@@ -206,7 +207,7 @@ def _covered(space: Space, source: Layout, target: Layout, dims: tuple[int, ...]
     for group in space.groups(dims):
         held = {before[rank] for rank in group}
         for box in {after[rank] for rank in group}:
-            if sum(size_of(_common(box, other)) for other in held) != size_of(box):
+            if sum(common_size(box, other) for other in held) != size_of(box):
                 return False
     return True
 
@@ -243,11 +244,3 @@ def _items(space: Space, layout: Layout) -> list[tuple[Box, tuple[int, ...]]]:
 
 def _apart(space: Space, rank: int, other: int) -> set[int]:
     return {d for d, (a, b) in enumerate(zip(space.coordinates[rank], space.coordinates[other], strict=True)) if a != b}
-
-
-def _common(first: Box, second: Box) -> Box:
-    return tuple(a & b for a, b in zip(first, second, strict=True))
-
-
-def _within(inner: Box, outer: Box) -> bool:
-    return size_of(inner) == 0 or all(a & ~b == 0 for a, b in zip(inner, outer, strict=True))

@@ -65,6 +65,8 @@ def judge_for(question: Question) -> Judge:
     if plus and flat != "flat":
         raise ValueError(f"mesh {question.mesh!r}: {flat!r} after the + is not flat")
     mesh = MeshSpec.parse(text)
+    if flat and mesh.ndim == 1:
+        raise ValueError(f"mesh {question.mesh!r}: a mesh of one dim has no submeshes that could be flattened")
     if mesh.world_size > MOST_RANKS:
         raise ValueError(f"mesh {question.mesh!r} has {mesh.world_size} ranks; at most {MOST_RANKS} are judged")
     shape = _shape(question.shape)
