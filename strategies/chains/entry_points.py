@@ -202,5 +202,5 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
     return [DTensor.from_local(one.contiguous(), x.device_mesh, everywhere, run_check=False) for one in wholes]
 
 
-for _program in (exchanged, initialised, made, on_submeshes, reordered, styled, taken, unwrapped):
+for _program in (exchanged, inferred, initialised, made, on_submeshes, reordered, styled, taken, unwrapped):
     declares(f"{__name__}.{_program.__name__}")
