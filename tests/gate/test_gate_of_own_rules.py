@@ -110,10 +110,31 @@ def test_nothing_is_verified_of_an_op_without_samples_or_of_a_file_that_register
     status, said = gate(project, CUSTOM)
     assert status == 2, said
     assert f"NO EVIDENCE gate_of_own_rules.double.default {NO_SAMPLES}" in said
+    status, said = gate(project, CUSTOM, "--quiet")
+    assert status == 2, said
+    assert f"NO EVIDENCE gate_of_own_rules.double.default {NO_SAMPLES}" in said
 
     status, said = gate(project, "")
     assert status == 2, said
     assert "error: --import my_rules.py registers no sharding rule" in said
+
+
+DROPOUT = """
+@register_sharding(aten.native_dropout.default)
+def dropout(x, p, train):
+    R, S = Replicate(), Shard
+    return [([R, R], [R, None, None]), *(([S(d), MASK], [S(d), None, None]) for d in range(x.ndim))]
+"""
+
+
+def test_the_mask_that_a_kernel_makes_for_an_empty_shard_is_no_mistake_of_the_rule(project: Path) -> None:
+    status, said = gate(project, DROPOUT.replace("MASK", "S(d)"))
+    assert status == 0, said
+    assert "WRONG_DTYPE in aten.native_dropout.default: torch's kernel gives a shard without elements another" in said
+
+    status, said = gate(project, DROPOUT.replace("MASK", "R"))
+    assert status == 1, said
+    assert "WRONG_SHAPE" in said
 
 
 FEWER = """

@@ -26,6 +26,7 @@ from verifier.execution.imports import (
     run_imports_with_warnings,
 )
 from verifier.execution.patches import BETWEEN_OPS
+from verifier.findings.kernels import is_dtype_of_empty_shards
 from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
 from verifier.gate.baseline import Baseline
@@ -229,9 +230,10 @@ def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
 
 
 def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]:
-    """Return the run without the new findings that torch alone shows, without the imports, and a line on each.
+    """Return the run without the new findings that are torch's own, and a line on each.
 
-    Torch may have the same wrong rule as the imports. So findings that a rule of the imports causes stay, unless the
+    These are findings that torch alone shows, without the imports, and those of a local kernel. Torch may have the same
+    wrong rule as the imports. So findings that a rule of the imports causes stay, unless the
     rule is torch's own and the imports have exchanged something that it runs.
     """
     exchanged = exchanged_alone()
@@ -240,12 +242,15 @@ def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]
     most = MOST_OF_EXCHANGED if exchanged else MOST_ALONE
     with ThreadPoolExecutor(2) as pool:
         alone = [one for one, same in zip(new, pool.map(_fails_alone, new[:most]), strict=False) if same]
-    if not alone:
+    why = {one.fingerprint: "torch's own rules fail in the same way" for one in alone}
+    for one in run.findings:
+        if not one.known and one.fingerprint not in why and is_dtype_of_empty_shards(one):
+            why[one.fingerprint] = "torch's kernel gives a shard without elements another dtype, whatever the rule is"
+    left = [one for one in run.findings if one.fingerprint in why]
+    if not left:
         return run, ()
-    lines = tuple(
-        f"finding {one.fingerprint}, {one.verdict} in {one.op}: torch's own rules fail in the same way" for one in alone
-    )
-    return replace(run, findings=[one for one in run.findings if one not in alone]), lines
+    lines = tuple(f"finding {one.fingerprint}, {one.verdict} in {one.op}: {why[one.fingerprint]}" for one in left)
+    return replace(run, findings=[one for one in run.findings if one not in left]), lines
 
 
 def is_caused_by_rule_of(own: Collection[str], finding: FindingRecord) -> bool:
