@@ -88,6 +88,20 @@ def test_each_change_is_told(
     assert json.loads(changes_json(made))["rules"][0]["change"] == kind
 
 
+@pytest.mark.parametrize("verdict", ["confirmed", "wrong"])
+def test_other_outputs_for_the_same_inputs_are_no_loss(verdict: str) -> None:
+    before = table({"S(0) -> P(sum)": ClaimedRule(confirmed=[0, 1]), "S(1) -> P(sum)": ClaimedRule(confirmed=[1])})
+    after = table({"S(0) -> S(0)": ClaimedRule(**{verdict: [0]}), "R -> R": ClaimedRule(confirmed=[0])})
+    told = {(one.kind, one.rule, one.calls) for one in changes_between(before, after).rules}
+    assert told == {
+        (Change.OUTPUTS, f"S(0) -> P(sum), now -> S(0), {verdict}", (CALLS[0],)),
+        (Change.LOST, "S(0) -> P(sum)", (CALLS[1],)),
+        (Change.LOST, "S(1) -> P(sum)", (CALLS[1],)),
+        (Change.GAINED, "R -> R", (CALLS[0],)),
+        *([(Change.WRONG, "S(0) -> S(0)", (CALLS[0],))] if verdict == "wrong" else []),
+    }
+
+
 def test_equal_tables_have_no_changes() -> None:
     made = changes_between(table({"R -> R": ClaimedRule(confirmed=[0])}), table({"R -> R": ClaimedRule(confirmed=[0])}))
     assert not made.fails({*Change})

@@ -28,6 +28,8 @@ class Change(StrEnum):
         It held at calls at which it is not claimed any more: DTensor communicates there, or refuses.
     WRONG
         It is wrong at calls at which it was right, or was not claimed.
+    OUTPUTS
+        For the same inputs, other outputs are claimed at calls at which it held: DTensor does not communicate there.
     GAINED
         It holds at calls at which it was not claimed.
     MENDED
@@ -36,6 +38,7 @@ class Change(StrEnum):
 
     LOST = "lost"
     WRONG = "wrong"
+    OUTPUTS = "outputs"
     GAINED = "gained"
     MENDED = "mended"
 
@@ -112,15 +115,27 @@ def changes_between(before: RuleTable, after: RuleTable) -> Changes:
 
 def _of_overload(op: str, before: OverloadTable, after: OverloadTable) -> Iterator[RuleChange]:
     common = set(before.calls) & set(after.calls)
-    for rule in sorted(before.rules.keys() | after.rules.keys()):
-        old, new = (_states(table, rule, common) for table in (before, after))
-        found: dict[Change, list[str]] = {}
+    rules = sorted(before.rules.keys() | after.rules.keys())
+    states = {rule: tuple(_states(table, rule, common) for table in (before, after)) for rule in rules}
+    now = {(_inputs(rule), call): rule for rule, (_, new) in states.items() for call in new}
+    lost = {(_inputs(rule), call) for rule, (old, new) in states.items() for call in old if call not in new}
+    for rule, (old, new) in states.items():
+        found: dict[tuple[Change, str], list[str]] = {}
         for call in (call for call in before.calls if call in common):
-            if kind := _change(old.get(call, ""), new.get(call, "")):
-                found.setdefault(kind, []).append(call)
-        for kind in Change:
-            if kind in found:
-                yield RuleChange(op, rule, kind, tuple(found[kind]), bool(old) and bool(new))
+            kind, text, key = _change(old.get(call, ""), new.get(call, "")), rule, (_inputs(rule), call)
+            if kind is Change.GAINED and key in lost:
+                continue  # told with the rule that it takes the place of
+            if kind is Change.LOST and (other := now.get(key)):
+                verdict = states[other][1][call]
+                kind, text = Change.OUTPUTS, f"{rule}, now {other.removeprefix(_inputs(rule)).strip()}, {verdict}"
+            if kind:
+                found.setdefault((kind, text), []).append(call)
+        for kind, text in sorted(found, key=lambda one: [*Change].index(one[0])):
+            yield RuleChange(op, text, kind, tuple(found[kind, text]), bool(old) and bool(new))
+
+
+def _inputs(rule: str) -> str:
+    return rule.partition(" ->")[0]
 
 
 def _states(table: OverloadTable, rule: str, common: Collection[str]) -> dict[str, str]:
