@@ -12,6 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from strategies.opinfo.family import determined_cases
 from strategies.own_ops.names import own_ops_named
 from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.errors import SamplesError
 from verifier.core.verdict import Verdict
 from verifier.placements.alphabet import Alphabet
 from verifier.planning.families import DrawContext
@@ -37,6 +38,8 @@ class OwnFamily:
             return ()
         try:
             return tuple(target.name for target in SOURCE.select([pattern]))
+        except SamplesError:
+            raise
         except ValueError:
             return ()
 

@@ -17,6 +17,7 @@ from strategies.own_ops.extents import Extents, rare_extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
 from strategies.own_ops.running import accepts, undeclared_write
+from verifier.core.errors import SamplesError
 from verifier.core.wording import did_you_mean
 from verifier.planning.own_samples import examples_of, overload_named, sampled_ops, say_made_from_schema
 from verifier.rules.samples import Sample, SampleOptions, Target
@@ -131,7 +132,7 @@ def _given(op: OpOverload, dtype: torch.dtype, seed: int = 0) -> list[Call]:
 
     Raises
     ------
-    ValueError
+    SamplesError
         If the op does not take an example; the message has what it raised.
     """
     calls = []
@@ -148,7 +149,7 @@ def _given(op: OpOverload, dtype: torch.dtype, seed: int = 0) -> list[Call]:
             elif accepts(call):
                 calls.append(call)
             elif not seed:
-                raise ValueError(f"samples of {op}: the op does not take example {number}: {_refusal(call)}")
+                raise SamplesError(f"samples of {op}: the op does not take example {number}: {_refusal(call)}")
     return calls
 
 

@@ -17,6 +17,8 @@ from strategies.own_ops.extents import Extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.source import SOURCE, own_samples
 from verifier.core.case import MeshSpec
+from verifier.core.errors import SamplesError
+from verifier.planning.families import installed_families, select_registered
 from verifier.planning.own_samples import examples_of
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
@@ -227,6 +229,18 @@ def test_examples_that_are_none_are_refused(examples: object, said: str) -> None
     try:
         with pytest.raises(ValueError, match=said):
             list(own_samples(name, SampleOptions()))
+    finally:
+        declared._makers[name].pop()
+
+
+def test_the_line_at_which_an_example_raises_is_named() -> None:
+    from verifier.planning import own_samples as declared
+
+    name = "test_own_ops.attend.default"
+    verifier.samples(name)(lambda: torch.ones(2).view(3))
+    try:
+        with pytest.raises(SamplesError, match=r"it raised RuntimeError: shape .* \(.*test_own_ops.py:\d+\)"):
+            select_registered((name,), installed_families())
     finally:
         declared._makers[name].pop()
 

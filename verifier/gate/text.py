@@ -40,13 +40,14 @@ def as_json(decision: GateDecision) -> str:
 def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool = False, quiet: bool = False) -> str:
     """Return the decision as text for a terminal; its last lines say what to do next.
 
-    A ``brief`` text has few lines on entries of the baseline, a ``quiet`` one none on what is known.
+    A ``brief`` text has few lines on entries of the baseline, a ``quiet`` one none on what is known. Each says why
+    something could not be verified.
     """
     if quiet:
-        lost = _lost_lines(decision, MOST_LOST) if decision.fail_on_lost else []
-        return (
-            "\n".join([*lost, *_failing_lines(decision, folder), _next_steps(decision, folder)[-1]]).lstrip("\n") + "\n"
-        )
+        lines = _lost_lines(decision, MOST_LOST) if decision.fail_on_lost else []
+        lines += _failing_lines(decision, folder)
+        lines += _unverified_lines(decision) if decision.exit_status == 2 else []
+        return "\n".join([*lines, _next_steps(decision, folder)[-1]]).lstrip("\n") + "\n"
     most = MOST_UNTESTED if brief else 10**9
     lines = [f"gate on {decision.question}" + (f", {decision.revision}" if decision.revision else "")]
     lines += [f"  judged   {run}" for run in decision.runs]
@@ -73,10 +74,7 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
         lines.append(f"untested: {plural(more, 'more entry', 'more entries')}, which `--format json` lists")
     lines += ["", *_lost_lines(decision, MOST_LOST if brief else most)] if decision.lost else []
     lines += _failing_lines(decision, folder) if brief else []
-    if decision.errors:
-        lines += ["", *(f"TOOL_ERROR {error}" for error in decision.errors)]
-    for one in decision.unanswered:
-        lines += ["", f"NO EVIDENCE {one.why}", f"  {one.remedy}"]
+    lines += _no_evidence_lines(decision)
     lines += [
         "",
         f"{decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
@@ -96,6 +94,17 @@ def _lost_lines(decision: GateDecision, most: int) -> list[str]:
     if (rest := len(decision.lost) - most) > 0:
         lines.append(f"{title}: {plural(rest, 'more rule')}, which -v lists")
     return lines
+
+
+def _no_evidence_lines(decision: GateDecision) -> list[str]:
+    lines = ["", *(f"TOOL_ERROR {error}" for error in decision.errors)] if decision.errors else []
+    for one in decision.unanswered:
+        lines += ["", f"NO EVIDENCE {one.why}", f"  {one.remedy}"]
+    return lines
+
+
+def _unverified_lines(decision: GateDecision) -> list[str]:
+    return _no_evidence_lines(decision) or [f"NO EVIDENCE {decision.unverified}"]
 
 
 def _failing_lines(decision: GateDecision, folder: Path) -> list[str]:

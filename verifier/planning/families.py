@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.entry_points import load_entry_points
+from verifier.core.errors import SamplesError
 from verifier.core.verdict import Verdict
 from verifier.core.wording import did_you_mean
 
@@ -242,6 +243,8 @@ def select_registered(
     for op in ops:
         try:
             found = select_ops((op,), families)
+        except SamplesError:
+            raise
         except ValueError:
             left.append(op)
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
-from verifier.core.wording import did_you_mean
+from verifier.core.errors import SamplesError
+from verifier.core.wording import did_you_mean, one_line
 from verifier.torch_internals.names import OpOverload, OpOverloadPacket
 
 __all__ = [
@@ -105,25 +107,41 @@ def examples_of(op: str, seed: int = 0) -> list[Example]:
 
     Raises
     ------
-    ValueError
-        If a function gives something else than tuples of arguments, or nothing.
+    SamplesError
+        If a function raises, or gives something else than tuples of arguments, or nothing.
     """
     found: list[Example] = []
     for maker in _makers.get(op, ()):
+        where = f"samples of {op} by {getattr(maker, '__qualname__', maker)}"
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            made = maker()
-            where = f"samples of {op} by {getattr(maker, '__qualname__', maker)}"
-            if isinstance(made, SearchStrategy):
-                drawn = _drawn(made, seed)
-            elif isinstance(made, Iterable) and not isinstance(made, str | bytes | torch.Tensor | Mapping):
-                drawn = list(itertools.islice(made, MOST_EXAMPLES))
-            else:
-                raise ValueError(f"{where}: it has to yield tuples of arguments, and returned a {type(made).__name__}")
+            try:
+                drawn = _made(maker, where, seed)
+            except SamplesError:
+                raise
+            except Exception as error:
+                raised = f"{type(error).__name__}: {error}{_at(maker, error)}"
+                raise SamplesError(one_line(f"{where}: it raised {raised}")) from error
         if not drawn:
-            raise ValueError(f"{where}: it gave no example")
+            raise SamplesError(f"{where}: it gave no example")
         found += [_example(one, where) for one in drawn]
     return found
+
+
+def _made(maker: Maker, where: str, seed: int) -> list[object]:
+    made = maker()
+    if isinstance(made, SearchStrategy):
+        return _drawn(made, seed)
+    if isinstance(made, Iterable) and not isinstance(made, str | bytes | torch.Tensor | Mapping):
+        return list(itertools.islice(made, MOST_EXAMPLES))
+    raise SamplesError(f"{where}: it has to yield tuples of arguments, and returned a {type(made).__name__}")
+
+
+def _at(maker: Maker, error: Exception) -> str:
+    """Return the innermost line of the traceback that is in the file of ``maker``, as text."""
+    file = getattr(getattr(maker, "__code__", None), "co_filename", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({file}:{lines[-1]})" if lines else ""
 
 
 def say_made_from_schema(op: str) -> None:
@@ -137,7 +155,7 @@ def say_made_from_schema(op: str) -> None:
 
 def _example(given: object, where: str) -> Example:
     if not isinstance(given, tuple):
-        raise ValueError(f"{where}: {_brief(given)} is no tuple of arguments; write (x,) for a single one")
+        raise SamplesError(f"{where}: {_brief(given)} is no tuple of arguments; write (x,) for a single one")
     if given and isinstance(given[-1], Mapping):
         return Example(tuple(given[:-1]), dict(given[-1]))
     return Example(given, {})

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import torch
 
 from verifier.core.case import MeshSpec
+from verifier.core.errors import SamplesError
 from verifier.core.ops import of_ones_own
 from verifier.core.versions import versions
 from verifier.core.wording import did_you_mean
@@ -178,6 +179,8 @@ def _targets(patterns: Sequence[str]) -> tuple[Target, ...]:
         for name, source in sources.items():
             try:
                 targets |= dict.fromkeys(source.select((pattern,)))
+            except SamplesError:
+                raise
             except ValueError as error:
                 errors[name] = error
         if len(errors) == len(sources):
@@ -195,6 +198,8 @@ def _targets_of_ops(ops: Sequence[str]) -> tuple[tuple[Target, ...], tuple[str, 
     for op in ops:
         try:
             targets |= dict.fromkeys(_targets((op,)))
+        except SamplesError:
+            raise
         except ValueError:
             left.append(op)
     return tuple(targets), tuple(left)
