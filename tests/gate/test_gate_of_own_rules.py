@@ -137,6 +137,32 @@ def test_the_mask_that_a_kernel_makes_for_an_empty_shard_is_no_mistake_of_the_ru
     assert "WRONG_SHAPE" in said
 
 
+WRITES = """
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
+
+@register_op_strategy(aten.sum.dim_IntList, RuntimeSchemaInfo(1))
+def total(schema):
+    dims = schema.args_schema[1]
+    if isinstance(dims, list):
+        TAKEN = [abs(dim) for dim in dims]
+    rule = [Replicate(), Replicate()]
+    return expand_to_full_mesh_op_strategy(schema.get_mesh_from_args(), schema, [rule], input_index=1)
+"""
+
+
+def test_a_strategy_that_writes_to_its_arguments_is_found_where_dtensor_then_runs_the_op_with_them(
+    project: Path,
+) -> None:
+    status, said = gate(project, WRITES.replace("TAKEN", "dims[:]"))
+    assert status == 1, said
+    assert said.count("NEW ") == 1, said
+    assert "likely: the strategy writes to the arguments of the call" in said
+
+    status, said = gate(project, WRITES.replace("TAKEN", "dims"))
+    assert status == 0, said
+
+
 FEWER = """
 @register_sharding(aten.relu.default)
 def relu(x):

@@ -65,6 +65,8 @@ class WrongRule:
     """The argument that the key of DTensor's cache leaves out, if the verdict is STALE_CACHE."""
     fails: bool = False
     """Whether DTensor fails when it is asked for rules, instead of claiming one."""
+    writes: bool = False
+    """Whether the strategy writes to the arguments of the call, so that DTensor runs the op with others."""
     controls: tuple[TrialRecord, ...] = ()
     """Trials that have to pass if the cache is to be blamed: each of the two calls, made twice."""
 

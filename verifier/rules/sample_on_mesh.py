@@ -156,7 +156,7 @@ class SampleOnMesh(ABC):
             self.other_claims = self._ask_again(kept)
         if self.reader.lost:
             self.no_claims = "DTensor has not come back from a rule of this op, and is not asked again"
-        for wrong in self.failing():
+        for wrong in (*self.failing(), *self.writing()):
             self.ledger.note(wrong, 1)
 
     def _claim_at(self, combination: Combination) -> Claim | None:
@@ -194,6 +194,34 @@ class SampleOnMesh(ABC):
             message = f"the rule raised {failure.kind}: {failure.message}" if failure.kind else failure.message
             wrong = self._wrong(rule, combination, Mismatch(kind, message, raised=failure.kind))
             yield replace(wrong, fails=True)
+
+    def writing(self) -> Iterator[WrongRule]:
+        """Yield where DTensor would run the op with other arguments, because its strategy has written to them.
+
+        A strategy gets the lists among the arguments themselves. Where DTensor redistributes, it takes the arguments of
+        the local call from what the strategy has left. Only what changes the result of the call is wrong.
+        """
+        seen = set()
+        for combination, args in self.reader.written.items():
+            found = self._mismatch_with(args)
+            if found is not None and found.kind not in seen:
+                seen.add(found.kind)
+                rule = Rule(self.ledger.sample.op, tuple(map(placement_text, combination)), ())
+                yield replace(self._wrong(rule, combination, found), writes=True)
+
+    def _mismatch_with(self, args: Sequence[object]) -> Mismatch | None:
+        """Return how the call on whole tensors differs with ``args``, in which slots stand for the tensors."""
+        why = "the strategy writes to the arguments of the call, and DTensor runs the op with what it leaves"
+        try:
+            made = self.call.rewritten(self.call.op, args, self.call.tensors)
+        except CALL_ERRORS as error:
+            return Mismatch(VerdictKind.CRASH, why, raised=type(error).__name__)
+        pairs = [*zip(made.tensors, self.reference.tensors, strict=False)]
+        if len(made.tensors) != len(self.reference.tensors) or any(one.shape != other.shape for one, other in pairs):
+            return Mismatch(VerdictKind.WRONG_SHAPE, why)
+        if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+            return Mismatch(VerdictKind.WRONG_VALUE, why)
+        return None
 
     def reducible(self, claim: Claim) -> bool:
         """Return whether collectives reduce each result as it is claimed, or do not say plainly that they cannot.

@@ -106,6 +106,9 @@ class ClaimReader:
     ----------
     failures
         How DTensor failed where it was asked and did not refuse, by placements; the caller may clear it.
+    written
+        The arguments with which DTensor would run the op, with a :class:`Slot` for each tensor, by placements: where it
+        redistributes, and the op's strategy has written to lists among the arguments that it was given.
     lost
         Whether DTensor did not come back from a rule of this op. It is not asked again, by any reader.
     """
@@ -120,6 +123,7 @@ class ClaimReader:
         self._result_meta: Any = _result_meta(result)
         self._in_args = len([leaf for leaf in pytree.tree_leaves(tuple(args)) if isinstance(leaf, torch.Tensor)])
         self.failures: dict[Combination, RuleFailure] = {}
+        self.written: dict[Combination, tuple[object, ...]] = {}
         self.lost = op in endless_rules
 
     def at(self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0) -> Propagation | None:
@@ -158,6 +162,8 @@ class ClaimReader:
         in_kwargs = combination[self._in_args :]  # DTensor never redistributes keyword arguments
         inputs = (*(tuple(spec.placements) for spec in wanted), *in_kwargs)
         if not sharding.use_val_from_redistribute_schema:
+            if self._is_written_to(schema):
+                self.written[combination] = _with_slots(changed.args_schema)
             return Propagation(inputs, outputs)
         return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
 
@@ -331,6 +337,15 @@ class ClaimReader:
         if info is None:
             info = propagator.op_to_schema_info_for_single_dim_strategy.get(self.op)
         return OpSchema(self.op, args, kwargs, schema_info=info)
+
+    def _is_written_to(self, schema: OpSchema) -> bool:
+        """Return whether an argument that is no tensor is not what :meth:`_schema` has put into ``schema``."""
+        leaves = pytree.tree_leaves((schema.args_schema, schema.kwargs_schema))
+        given = self._leaves
+        return len(leaves) != len(given) or any(
+            not isinstance(was, torch.Tensor) and was is not now and was != now
+            for was, now in zip(given, leaves, strict=True)
+        )
 
     @contextlib.contextmanager
     def _without_dry_run(self) -> Iterator[None]:

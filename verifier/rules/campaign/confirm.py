@@ -69,12 +69,15 @@ def defect_key(wrong: WrongRule) -> GroupKey:
 
     Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
     everything is replicated. Stale decisions are told apart by the argument that the key of the cache leaves out. The
-    rules of an op that special values refute are one. Rules that raise are told apart by the type of the exception.
+    rules of an op that special values refute are one. So are those of a strategy that writes to arguments. Rules that
+    raise are told apart by the type of the exception.
     """
     if wrong.left_out:
         return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=wrong.left_out))
     if wrong.special:
         return GroupKey(base_op(wrong.rule.op), Symptom(VerdictKind.SPECIAL_VALUE))
+    if wrong.writes:
+        return GroupKey(base_op(wrong.rule.op), Symptom(VerdictKind.MUTATED_INPUT, what="the strategy writes"))
     if wrong.fails:
         return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=f"the rule raised {wrong.raised}"))
     read = wrong.rule.inputs[: wrong.read]
@@ -370,6 +373,8 @@ def _class_of(wrong: WrongRule) -> tuple[VerdictKind | None, str]:
         return VerdictKind.STALE_CACHE, wrong.message
     if wrong.special:
         return VerdictKind.SPECIAL_VALUE, "the rule holds for ordinary values, and not for these"
+    if wrong.writes:
+        return None, wrong.message
     return None, ""
 
 
