@@ -29,12 +29,14 @@ from verifier.execution.patches import BETWEEN_OPS
 from verifier.findings.kernels import is_dtype_of_empty_shards
 from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
+from verifier.findings.torchs_own import mended_beside_rules
 from verifier.gate.baseline import Baseline
 from verifier.gate.changed import Changed, recorded_since
 from verifier.gate.decision import without_special
 from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
+from verifier.records.files import encode_record, write_atomically
 from verifier.records.schema import FAILS, FindingRecord, RunRecord
 from verifier.rules.campaign.lost import lost_rules
 from verifier.rules.campaign.recorded import record_rules
@@ -151,13 +153,13 @@ def _verify(
     lost = lost_rules(plan, table.made()) if rules is not None and rules.complete else ()
     of_torch: tuple[str, ...] = ()
     if rules is not None:
-        rules, of_torch = _without_those_of_torch(rules)
+        rules, of_torch = _without_those_of_torch(rules, store)
     accused = _accused(rules)
     left = kept_off_ranks(ops, accused)
     campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, left, jobs)
     on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
     if on_meshes is not None:
-        on_meshes, also = _without_those_of_torch(on_meshes)
+        on_meshes, also = _without_those_of_torch(on_meshes, store)
         of_torch += also
     runs = [run for run in (on_meshes, rules) if run is not None]
     left_out = [f"{op} on ranks: not tried, because level 1 shows that its rules are wrong" for op in accused]
@@ -229,7 +231,7 @@ def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
     return f"is not verified: {next(iter(reasons))}" if reasons else NO_SAMPLES
 
 
-def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]:
+def _without_those_of_torch(run: RunRecord, store: RunStore) -> tuple[RunRecord, tuple[str, ...]]:
     """Return the run without the new findings that are torch's own, and a line on each.
 
     These are findings that torch alone shows, without the imports, and those of a local kernel. Torch may have the same
@@ -246,11 +248,18 @@ def _without_those_of_torch(run: RunRecord) -> tuple[RunRecord, tuple[str, ...]]
     for one in run.findings:
         if not one.known and one.fingerprint not in why and is_dtype_of_empty_shards(one):
             why[one.fingerprint] = "torch's kernel gives a shard without elements another dtype, whatever the rule is"
+    others = [one for one in new[:most] if one.fingerprint not in why]
+    if others and not exchanged:
+        for name, remedy in mended_beside_rules(others, run.header.imports).items():
+            why[name] = f"remedy {remedy} mends it, which is about torch and no rule"
     left = [one for one in run.findings if one.fingerprint in why]
     if not left:
         return run, ()
     lines = tuple(f"finding {one.fingerprint}, {one.verdict} in {one.op}: {why[one.fingerprint]}" for one in left)
-    return replace(run, findings=[one for one in run.findings if one not in left]), lines
+    kept = replace(run, findings=[one for one in run.findings if one not in left])
+    # a later gate reads the record, and must not count these either
+    write_atomically(store.path(run.header.id), encode_record(kept), "the record is as it was before")
+    return kept, lines
 
 
 def is_caused_by_rule_of(own: Collection[str], finding: FindingRecord) -> bool:

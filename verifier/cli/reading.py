@@ -191,7 +191,10 @@ def _changed(
     if ref is None:
         return None
     if not imports:
-        raise ValueError(f"--changed-since {ref} compares strategies of your own; name them by --import")
+        raise ValueError(
+            f"--changed-since {ref} compares strategies of your own, not torch's; name them by --import, or by "
+            "import in pyproject.toml"
+        )
     given = {"a pattern": patterns, "--fresh": fresh, "--update": update}
     if beside := [name for name, value in given.items() if value]:
         raise ValueError(f"--changed-since {ref} judges what has changed, and nothing else; leave out {beside[0]}")
