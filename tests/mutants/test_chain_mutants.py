@@ -140,6 +140,24 @@ def test_what_is_written_to_the_base_of_a_copy_is_the_same_cause_as_what_is_writ
     assert [cause.remedy for cause in attribution.explain(failure)] == ["views-of-copies"]
 
 
+def test_under_its_remedy_what_a_formula_writes_to_a_view_of_a_pending_gradient_reaches_the_gradient(
+    pools: PoolSet,
+) -> None:
+    """Without the remedy the backward pass raises; if the write got lost, the gradient would be wrong."""
+    steps = [
+        COPY,
+        ["step2", "torch.ops.aten.slice.Tensor", ["step1", 1, 0, 2], {}],
+        ["step3", "torch.ops.aten.fill_.Scalar", ["step2", 6], {}],
+        ["step4", "torch.ops.aten.mul.Scalar", ["step1", 2], {}],
+    ]
+    case = OpCase("chain.given", CHAIN, (steps,), {"x": TABLE.clone().requires_grad_()}, "chains", False)
+    cotangents = ((Replicate(), Shard(0)), (Partial(), Replicate()))
+    failure = run(pools, Trial(case, MeshSpec((2, 2)), ((Replicate(), Replicate()),), (cotangents,)))
+    assert failure.verdict.kind is VerdictKind.CRASH
+    attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
+    assert [cause.remedy for cause in attribution.explain(failure)] == ["pending-gradients-written-to"]
+
+
 def test_every_mutant_is_tried() -> None:
     own = {f for name, f in vars(chain_mutants).items() if callable(f) and name[0] != "_"}
     assert {f for f in own if f.__module__ == chain_mutants.__name__} == {*CHAINS} == {*SINGLE}

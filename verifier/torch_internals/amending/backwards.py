@@ -83,6 +83,8 @@ class _ReducesFirst(_InBackwards):  # type: ignore[no-untyped-call]
         return func._schema.is_mutable and isinstance(args[0], DTensor)
 
     def again(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args[0]._is_view():  # its base has to see what is written, and so the shards have to stay where they are
+            return _written_through(func, args, kwargs)
         _replicate(args[0])
         return func(*args, **kwargs)
 
@@ -123,6 +125,16 @@ def _replicate(tensor: DTensor) -> None:
     """Replicate a tensor in place, for whoever else holds it."""
     whole = _whole(tensor)
     tensor._local_tensor, tensor._spec = whole._local_tensor, whole._spec
+
+
+def _written_through(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+    """Write to a replicated copy of the first argument, then write the copy's shards to those of the argument."""
+    tensor: DTensor = args[0]
+    copy: DTensor = _whole(tensor).clone()  # type: ignore[assignment]
+    func(copy, *args[1:], **kwargs)
+    parts = redistributing.redistribute_local_tensor(copy._local_tensor, copy._spec, tensor._spec)
+    tensor._local_tensor.copy_(parts)
+    return tensor
 
 
 def _whole(tensor: DTensor) -> DTensor:
