@@ -249,8 +249,9 @@ def _without_those_of_torch(run: RunRecord, store: RunStore) -> tuple[RunRecord,
         if not one.known and one.fingerprint not in why and is_dtype_of_empty_shards(one):
             why[one.fingerprint] = "torch's kernel gives a shard without elements another dtype, whatever the rule is"
     others = [one for one in new[:most] if one.fingerprint not in why]
-    if others and not exchanged:
-        for name, remedy in mended_beside_rules(others, run.header.imports).items():
+    blamed = [one for one in run.findings if not one.known and one not in new and one.fingerprint not in why][:most]
+    if (others or blamed) and not exchanged:
+        for name, remedy in mended_beside_rules(others, blamed, run.header.imports).items():
             why[name] = f"remedy {remedy} mends it, which is about torch and no rule"
     left = [one for one in run.findings if one.fingerprint in why]
     if not left:

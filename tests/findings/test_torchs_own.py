@@ -1,0 +1,82 @@
+"""Remedies that are about no rule mend no mistake of a rule."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from run_factory import make_finding
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.verdict import VerdictKind
+from verifier.findings.torchs_own import mended_beside_rules
+from verifier.gate.baseline import load_baseline
+from verifier.meshes.pool import Pool, PoolSet
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.records.schema import FindingRecord, TrialRecord
+from verifier.records.values import load_trial, trial_record
+
+pytestmark = pytest.mark.ranks
+
+CAUSES = load_baseline(Path(__file__).resolve().parents[2] / "reports" / "baseline.toml").causes
+WRONG = """
+import torch
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+
+@register_single_dim_strategy(torch.ops.aten.exp.default)
+def exp(op, args, kwargs):
+    return [[Partial(), Partial()]]
+
+@register_single_dim_strategy(torch.ops.aten.neg.default)
+def neg(op, args, kwargs):
+    return [[Partial("product"), Partial("product")]]
+"""
+
+
+def known(remedy: str, fingerprint: str) -> FindingRecord:
+    (cause,) = (one for one in CAUSES if one.remedy == remedy)
+    trial = msgspec.json.decode(cause.replay, type=TrialRecord)
+    return make_finding(fingerprint, op=cause.op, verdict=cause.verdict, trial=trial)
+
+
+def of_import(fingerprint: str, op: str, placement: Placement) -> FindingRecord:
+    case = OpCase(f"aten.{op}.default", f"torch.ops.aten.{op}.default", (torch.tensor([1.0, 2.0, 3.0]),), {}, "opinfo")
+    trial = Trial(case, MeshSpec((2,)), ((placement,),))
+    return make_finding(fingerprint, op=case.op, verdict="WRONG_VALUE", trial=trial_record(trial))
+
+
+def test_only_a_remedy_that_concerns_any_op_mends() -> None:
+    findings = [
+        known("complex-products-scattered", "a000"),
+        known("placements-in-place", "b000"),
+        known("products-divided-for-sums", "c000"),
+        of_import("d000", "relu", Shard(0)),
+    ]
+    mended = {"a000": "complex-products-scattered", "c000": "products-divided-for-sums"}
+    assert mended_beside_rules(findings, (), ()) == mended
+
+
+def test_what_looks_as_if_a_rule_had_caused_it_is_mended_by_no_remedy_that_refuses() -> None:
+    findings = [known("complex-products-scattered", "a000"), known("products-divided-for-sums", "c000")]
+    assert mended_beside_rules((), findings, ()) == {"c000": "products-divided-for-sums"}
+
+
+def test_wrong_rules_are_not_mended(tmp_path: Path) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text(WRONG)
+    wrong = [of_import("a000", "exp", Partial()), of_import("b000", "neg", Partial("product"))]
+    right = of_import("c000", "exp", Replicate())
+    with closing(PoolSet(lambda key: Pool(key, [str(file)]))) as pools:
+        trials = [load_trial(one.trial) for one in (*wrong, right)]
+        kinds = [judge(pools.run_alone(trial), make_reference(trial.case)).kind for trial in trials]
+    assert kinds == [VerdictKind.WRONG_VALUE, VerdictKind.WRONG_VALUE, VerdictKind.PASS]
+    assert mended_beside_rules([*wrong, right], (), [str(file)]) == {}
+    assert mended_beside_rules((), wrong, [str(file)]) == {}
