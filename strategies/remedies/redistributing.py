@@ -12,6 +12,7 @@ from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.moving import (
     complex_products_not_scattered,
     integers_not_divided,
+    products_before_sums,
     uneven_gathers_apart,
 )
 from verifier.torch_internals.amending.propagation import Decision, Placed, tensors, vetoed
@@ -63,11 +64,18 @@ def _integers_not_divided() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _products_not_divided() -> Iterator[None]:
+    """Let torch's rules not ask for parts of a pending product, and divide none before it is reduced."""
+    with vetoed(("aten.*",), _divides_products), products_before_sums():
+        yield
+
+
 REMEDIES = (
     Remedy(
         "products-divided-for-sums",
         "reduce what is pending before a replica is divided for P(sum) (_gen_transform_infos in _redistribute.py)",
-        lambda: vetoed(("aten.*",), _divides_products),
+        _products_not_divided,
         verdicts=VALUES,
     ),
     Remedy(

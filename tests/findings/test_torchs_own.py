@@ -41,6 +41,18 @@ def neg(op, args, kwargs):
 """
 
 
+LERP = """
+import torch
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+@register_single_dim_strategy(torch.ops.aten.lerp.Scalar, schema_info=RuntimeSchemaInfo(2))
+def lerp(op, args, kwargs):
+    return [[Partial(OUTPUT), Partial(), Partial()]]
+"""
+
+
 def known(remedy: str, fingerprint: str) -> FindingRecord:
     (cause,) = (one for one in CAUSES if one.remedy == remedy)
     trial = msgspec.json.decode(cause.replay, type=TrialRecord)
@@ -80,3 +92,17 @@ def test_wrong_rules_are_not_mended(tmp_path: Path) -> None:
     assert kinds == [VerdictKind.WRONG_VALUE, VerdictKind.WRONG_VALUE, VerdictKind.PASS]
     assert mended_beside_rules([*wrong, right], (), [str(file)]) == {}
     assert mended_beside_rules((), wrong, [str(file)]) == {}
+
+
+@pytest.mark.parametrize(("output", "mended"), [("sum", {"a000": "products-divided-for-sums"}), ("avg", {})])
+def test_a_redistribution_that_a_right_rule_asks_for_is_mended_and_a_wrong_rule_beside_it_is_not(
+    tmp_path: Path, output: str, mended: dict[str, str]
+) -> None:
+    """From ``(R, P(product))`` to ``(P(sum), R)`` torch divides the factors of the product."""
+    file = tmp_path / "rules.py"
+    file.write_text(LERP.replace("OUTPUT", repr(output)))
+    values = torch.arange(1.0, 6.0), torch.arange(2.0, 7.0)
+    case = OpCase("aten.lerp.Scalar", "torch.ops.aten.lerp.Scalar", (*values, 0.5), {}, "opinfo")
+    trial = Trial(case, MeshSpec((2, 2)), ((Replicate(), Partial("product")), (Partial(), Replicate())))
+    finding = make_finding("a000", op=case.op, verdict="WRONG_VALUE", trial=trial_record(trial))
+    assert mended_beside_rules((), [finding], [str(file)]) == mended

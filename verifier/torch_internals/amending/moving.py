@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.amending.registrations import exchanged
 
-__all__ = ["complex_products_not_scattered", "integers_not_divided", "uneven_gathers_apart"]
+__all__ = ["complex_products_not_scattered", "integers_not_divided", "products_before_sums", "uneven_gathers_apart"]
 
 
 def complex_products_not_scattered() -> AbstractContextManager[None]:
@@ -46,6 +46,26 @@ def integers_not_divided() -> AbstractContextManager[None]:
         return divide_or_keep
 
     return exchanged(Partial, "_partition_value", wrap)
+
+
+def products_before_sums() -> AbstractContextManager[None]:
+    """Let DTensor divide a replica into the parts of a sum only after all other steps.
+
+    To divide is linear and changes no shape, so that it can come last. A product of divided factors is another one.
+    """
+
+    def wrap(merge: Any) -> Any:
+        def merged(infos: list[Any], *given: Any) -> Any:
+            return merge(sorted(infos, key=lambda info: _is_division(*info.src_dst_placements)), *given)
+
+        merged.__module__ = merge.__module__
+        return merged
+
+    return exchanged(_redistribute, "_optimize_transform_infos", wrap)
+
+
+def _is_division(source: Placement, target: Placement) -> bool:
+    return source.is_replicate() and isinstance(target, Partial) and target.reduce_op == "sum"
 
 
 def uneven_gathers_apart() -> AbstractContextManager[None]:
