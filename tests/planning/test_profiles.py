@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from verifier.planning import profiles
-from verifier.planning.budgets import CAMPAIGN_PROFILES
+from verifier.planning.budgets import CAMPAIGN_PROFILES, OWN_RULES
 from verifier.planning.profiles import hypothesis_settings, register_profiles
 
 NAMES = ("dev", "ci", "nightly", "gpu")
@@ -89,7 +89,7 @@ def test_unknown_profile_names_the_known_ones() -> None:
 
 
 def test_campaign_profiles_grow_from_dev_to_nightly() -> None:
-    assert tuple(CAMPAIGN_PROFILES) == NAMES
+    assert tuple(CAMPAIGN_PROFILES) == (*NAMES, OWN_RULES)
     assert all(name == profile.name for name, profile in CAMPAIGN_PROFILES.items())
     work = {name: p.max_examples * p.combinations_per_case for name, p in CAMPAIGN_PROFILES.items()}
-    assert work["dev"] < work["ci"] == work["gpu"] < work["nightly"]
+    assert work[OWN_RULES] < work["dev"] < work["ci"] == work["gpu"] < work["nightly"]

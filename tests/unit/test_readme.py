@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from verifier.cli.app import app
 from verifier.core.case import DEFAULT_MESHES, MeshSpec
-from verifier.planning.budgets import CAMPAIGN_PROFILES
+from verifier.planning.budgets import CAMPAIGN_PROFILES, OWN_RULES
 from verifier.planning.profiles import hypothesis_settings
 from verifier.rules.campaign.request import DEFAULT_PRODUCT_MESHES as DEFAULT_RULE_MESHES
 from verifier.rules.campaign.request import DEFAULT_WORLD_SIZES
@@ -283,7 +283,12 @@ def test_every_mark_is_of_a_block_that_is_executed() -> None:
 def test_profiles_in_the_table_are_those_that_exist() -> None:
     row = r"^\| `(\w+)` \| (\d+), ([a-z ]+) \| (\d+) \| (\d+) \| ([a-z0-9 ]+) \|$"
     expected = []
+    own = CAMPAIGN_PROFILES[OWN_RULES]
+    assert own.meshes == ("2", "2x2")
+    assert f"{own.max_examples} cases per mesh, {own.combinations_per_case} combinations per case" in flowing(RUNS)
     for name, profile in CAMPAIGN_PROFILES.items():
+        if profile is own:
+            continue
         settings = hypothesis_settings(name)
         each_time = "the same" if settings.derandomize else "something new"
         limit = "none" if profile.time_limit is None else f"{profile.time_limit / 3600:g} hours"

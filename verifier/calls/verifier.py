@@ -27,7 +27,7 @@ from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import PoolError, RulesNotInRanks
 from verifier.oracle.reference import Reference, make_reference
 from verifier.oracle.verdicts import judge
-from verifier.planning.budgets import CAMPAIGN_PROFILES
+from verifier.planning.budgets import CAMPAIGN_PROFILES, DEFAULT_PROFILE
 from verifier.planning.families import Family, installed_families
 from verifier.planning.trials import CasePlan, cotangent_placements, plan_case
 from verifier.records.commands import replay_text
@@ -291,7 +291,7 @@ class Verifier:
 
 def _profile_cap() -> int:
     name = settings.get_current_profile_name()
-    return CAMPAIGN_PROFILES[name if name in CAMPAIGN_PROFILES else "dev"].combinations_per_case
+    return CAMPAIGN_PROFILES[name if name in CAMPAIGN_PROFILES else DEFAULT_PROFILE].combinations_per_case
 
 
 @cache

@@ -26,7 +26,7 @@ from verifier.execution.imports import (
 from verifier.gate.baseline import Baseline
 from verifier.meshes.hosts import Place, gpu_problem, gpus_shared, local_places
 from verifier.meshes.torchrun.controller import Cluster
-from verifier.planning.budgets import CAMPAIGN_PROFILES
+from verifier.planning.budgets import CAMPAIGN_PROFILES, DEFAULT_PROFILE, OWN_RULES, CampaignProfile
 from verifier.planning.families import Family, installed_families, select_ops, select_registered
 from verifier.processes.limits import available_memory, parse_rank_memory
 from verifier.records.files import new_run_id
@@ -54,7 +54,8 @@ class Request:
     backend: str | None = None
     device: str = "cpu"
     dtypes: Sequence[str] = ()
-    profile: str = "dev"
+    profile: str = ""
+    """If empty: :data:`OWN_RULES` for all that the imports register, and :data:`DEFAULT_PROFILE` for patterns."""
     seed: int = 0
     max_examples: int | None = None
     time_limit: float | None = None
@@ -94,15 +95,13 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         selected, without_samples = select_registered(asked, families)
     else:
         selected = select_ops(asked, families)
-    if request.profile not in CAMPAIGN_PROFILES:
-        raise ValueError(unknown_name("profile", request.profile, CAMPAIGN_PROFILES))
+    profile = _profile(request)
     if request.device not in ("cpu", "cuda"):
         raise ValueError(unknown_name("device", request.device, ("cpu", "cuda")))
-    profile = CAMPAIGN_PROFILES[request.profile]
     shard = RunPart.parse(request.shard) if request.shard is not None else None
     if cluster is not None and not request.meshes:  # stored with the run, because the default differs on other machines
         request = replace(request, meshes=_meshes_within(cluster.world_size))
-    meshes = _meshes(request, cluster)
+    meshes = _meshes(request, profile, cluster)
     if request.max_examples is not None and request.max_examples < 1:
         raise ValueError(f"--max-examples {request.max_examples}: at least one example is needed")
     if request.time_limit is not None and not 0 < request.time_limit < math.inf:
@@ -153,7 +152,17 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         without_samples=without_samples,
         meshes_named=bool(request.meshes),
         jobs=jobs,
+        trial_limit=profile.trial_limit,
+        minimising=profile.minimising,
+        hash_seeds=profile.hash_seeds,
     )
+
+
+def _profile(request: Request) -> CampaignProfile:
+    name = request.profile or (OWN_RULES if request.imports and not request.patterns else DEFAULT_PROFILE)
+    if name not in CAMPAIGN_PROFILES:
+        raise ValueError(unknown_name("profile", name, CAMPAIGN_PROFILES))
+    return CAMPAIGN_PROFILES[name]
 
 
 def _meshes_within(world_size: int) -> tuple[str, ...]:
@@ -163,13 +172,13 @@ def _meshes_within(world_size: int) -> tuple[str, ...]:
     return (*fitting, *([] if largest == world_size else [str(world_size)]))
 
 
-def _meshes(request: Request, cluster: Cluster | None) -> tuple[MeshSpec, ...]:
+def _meshes(request: Request, profile: CampaignProfile, cluster: Cluster | None) -> tuple[MeshSpec, ...]:
     backend: Backend = "nccl" if request.device == "cuda" else "gloo"
     if request.backend is not None:
         if request.backend not in BACKENDS:
             raise ValueError(unknown_name("backend", request.backend, BACKENDS))
         backend = request.backend
-    texts = request.meshes or DEFAULT_MESHES
+    texts = request.meshes or profile.meshes or DEFAULT_MESHES
     if request.device == "cuda" and not torch.cuda.device_count():
         raise ValueError("--device cuda: torch sees no GPU here")
     if request.device == "cuda" and backend == "nccl" and not request.meshes:

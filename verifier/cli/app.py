@@ -115,7 +115,7 @@ def run(
     backend: BackendOption = None,
     device: Device = "cpu",
     dtype: Dtypes = None,
-    profile: Profile = "dev",
+    profile: Profile = None,
     seed: Seed = 0,
     max_examples: MaxExamples = None,
     time_limit: TimeLimit = None,

@@ -86,6 +86,7 @@ def mutate(
         from verifier.mutation.campaign import BENEATH_ARE, MutationOptions, run_mutants, run_on_ranks
         from verifier.mutation.journal import Journal, joined, question_of
         from verifier.mutation.ranks import RankTrials
+        from verifier.planning.budgets import DEFAULT_PROFILE
         from verifier.rules.campaign.request import MAX_JOBS, RulesRequest, make_rules_plan
         from verifier.torch_internals.amending.mutating import files_of_torchs_rules, is_of_torch
     refuse_cluster(context)
@@ -128,7 +129,7 @@ def mutate(
             question = question_of(globs, files, all_imports, seed, most, samples, level, shard)
             journal = stack.enter_context(closing(Journal(out, question)))
         if level == 2:
-            request = Request((), meshes or ["2"], seed=seed, imports=all_imports, jobs=1)
+            request = Request((), meshes or ["2"], profile=DEFAULT_PROFILE, seed=seed, imports=all_imports, jobs=1)
             ranks = stack.enter_context(closing(RankTrials(make_plan(request, Baseline()))))
         options = MutationOptions(most, seed, samples, jobs or 0 if plan is None else plan.jobs, part)
         if plan is None:

@@ -196,7 +196,14 @@ AskedImports = Annotated[
 ]  # fmt: skip
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Floating dtypes, as float32,bfloat16.")]
-Profile = Annotated[str, typer.Option("--profile", help="How much to try: dev, ci, nightly or gpu.")]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help="How much to try: own, dev, ci, nightly or gpu.",
+        show_default="dev; own for all that --import registers, without a pattern",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Fixes everything that is drawn.")]
 MaxExamples = Annotated[int | None, typer.Option("--max-examples", help="Cases per mesh; overrides the profile's.")]
 TimeLimit = Annotated[

@@ -36,6 +36,7 @@ from verifier.gate.decision import without_special
 from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
+from verifier.planning.budgets import OWN_RULES
 from verifier.records.files import encode_record, write_atomically
 from verifier.records.schema import FAILS, FindingRecord, RunRecord
 from verifier.rules.campaign.lost import lost_rules
@@ -47,18 +48,6 @@ from verifier.runs.store import RunStore
 
 __all__ = ["is_caused_by_rule_of", "kept_off_ranks", "verify_own_rules"]
 
-MESHES = ("2", "2x2")
-"""The meshes of level 2: level 1 tries three ranks, too."""
-CASES = 6
-"""Cases on each mesh for each op: enough for each claimed rule of most ops."""
-COMBINATIONS = 10
-"""Combinations of a case: all on two ranks, for most ops, and the rules that are claimed on several mesh dims."""
-MINIMISING = 4.0
-"""Seconds for minimising a failure at level 2."""
-TRIAL_LIMIT = 10.0
-"""Seconds after which ranks that wait for each other hang."""
-HASH_SEEDS = 2
-"""Hash seeds of the ranks at level 2; each takes a process that loads torch."""
 MANY = 8
 """If an import changes the rules of more ops, as by a function that their strategies share, each is checked less."""
 SAMPLES_OF_MANY, CASES_OF_MANY = 3, 2
@@ -205,8 +194,8 @@ def _plan(
     jobs: int | None,
 ) -> Plan:
     request = Request(
-        meshes=meshes or (() if cluster else MESHES), imports=imports, command=command_line(), baseline=str(path),
-        max_examples=CASES if len(ops) <= MANY else CASES_OF_MANY, rank_memory=rank_memory, only=ops, jobs=jobs,
+        meshes=meshes, imports=imports, command=command_line(), baseline=str(path), profile=OWN_RULES,
+        max_examples=None if len(ops) <= MANY else CASES_OF_MANY, rank_memory=rank_memory, only=ops, jobs=jobs,
     )  # fmt: skip
     plan = make_plan(request, known, cluster)
     selected = {
@@ -214,8 +203,7 @@ def _plan(
         for name, ops in plan.selected.items()
     }
     selected = {name: ops for name, ops in selected.items() if ops}
-    return replace(plan, selected=selected, combinations=COMBINATIONS, minimising=MINIMISING, hash_seeds=HASH_SEEDS,
-        trial_limit=TRIAL_LIMIT)  # fmt: skip
+    return replace(plan, selected=selected)
 
 
 def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import logging
 import mmap
 import os
@@ -393,6 +394,8 @@ def _torchs_rules() -> Mapping[str, Registered]:
 
 def preload(*imports: str) -> None:
     """Do, in a fork server, what all ranks do that it forks."""
+    importlib.import_module("torch.distributed.tensor.debug")  # loads torch's compiler, as each first collective does
+
     _torchs_rules()
     with keeping_lines(_kept):
         run_imports(imports)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CAMPAIGN_PROFILES", "CampaignProfile"]
+__all__ = ["CAMPAIGN_PROFILES", "DEFAULT_PROFILE", "OWN_RULES", "CampaignProfile"]
+
+DEFAULT_PROFILE = "dev"
+OWN_RULES = "own"
+"""The profile for all that imports register, if no pattern is given: its answer comes in seconds."""
 
 
 @dataclass(frozen=True)
@@ -12,12 +16,27 @@ class CampaignProfile:
     """How much a campaign tries: ``max_examples`` cases per mesh and ``combinations_per_case`` of each.
 
     It ends after ``time_limit`` seconds if that is not None, whatever is left.
+
+    Parameters
+    ----------
+    meshes
+        The meshes if the user names none; empty for the usual ones.
+    trial_limit
+        Seconds after which ranks that wait for each other hang.
+    minimising
+        Seconds for minimising a failure; None for the usual.
+    hash_seeds
+        Hash seeds of the ranks, each of which takes a process that loads torch; None for one each.
     """
 
     name: str
     max_examples: int
     combinations_per_case: int
     time_limit: float | None = None
+    meshes: tuple[str, ...] = ()
+    trial_limit: float = 20.0
+    minimising: float | None = None
+    hash_seeds: int | None = None
 
 
 CAMPAIGN_PROFILES = {
@@ -28,5 +47,16 @@ CAMPAIGN_PROFILES = {
         # on three mesh dims a trial may take DTensor a second, so there the night's time is the limit
         CampaignProfile("nightly", max_examples=400, combinations_per_case=256, time_limit=8 * 3600.0),
         CampaignProfile("gpu", max_examples=30, combinations_per_case=32),
+        # level 1 tries three ranks, too. These are enough cases for each claimed rule of most ops, and on two ranks
+        # all of their combinations.
+        CampaignProfile(
+            OWN_RULES,
+            max_examples=6,
+            combinations_per_case=10,
+            meshes=("2", "2x2"),
+            trial_limit=10.0,
+            minimising=4.0,
+            hash_seeds=2,
+        ),
     )
 }

@@ -22,6 +22,7 @@ import torch.distributed.tensor  # noqa: F401 - what is loaded once
 
 from verifier.processes.forks import Forked, fork
 from verifier.processes.limits import die_with
+from verifier.processes.scripts import TORCH_ALONE, WITH_COMPILER
 
 _FREE = 256
 """The descriptors of a new process are below this number."""
@@ -45,7 +46,10 @@ class _ForkedRank(popen_spawn_posix.Popen):
         (theirs, ours), (self.sentinel, alive), (lifeline, kept) = os.pipe(), os.pipe(), os.pipe()
         self.finalizer = util.Finalize(self, util.close_fds, [self.sentinel, ours, kept])  # type: ignore[attr-defined]
         fds = [1, theirs, alive, lifeline, *given]
-        self._forked = fork(__name__, ["rank", json.dumps(given)], 2, fds, os.environ, [p for p in sys.path if p])
+        self._forked = fork(
+            TORCH_ALONE, ["rank", json.dumps(given)], 2, fds, os.environ, [p for p in sys.path if p], WITH_COMPILER,
+            TORCH_ALONE,
+        )  # fmt: skip
         for fd in (theirs, alive, lifeline):
             os.close(fd)
         if self._forked is None:

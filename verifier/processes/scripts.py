@@ -21,10 +21,12 @@ from typing import IO
 from verifier.processes.child import without_launcher
 from verifier.processes.forks import FORKS, Forked, fork, servers_name
 
-__all__ = ["TORCH_ALONE", "run_to_end"]
+__all__ = ["TORCH_ALONE", "WITH_COMPILER", "run_to_end"]
 
 TORCH_ALONE = "verifier.processes.script_process"
 """The module of the servers that have loaded torch alone."""
+WITH_COMPILER = (("importlib:import_module", "torch.distributed.tensor.debug"),)
+"""What the servers of scripts do first: load torch's compiler, which otherwise each rank's first collective does."""
 ENDING_LIMIT = 2.0
 """Seconds that processes get to end after each signal."""
 
@@ -56,7 +58,7 @@ def _start(path: Path, out: IO[bytes], errors: IO[bytes]) -> Forked | subprocess
     arguments = [json.dumps([str(path.parent), *_usual_path()]), str(path)]
     forked = fork(
         TORCH_ALONE, arguments, errors.fileno(), [out.fileno()], known, [p for p in sys.path if p],
-        folder=str(path.parent.absolute()),
+        WITH_COMPILER, TORCH_ALONE, folder=str(path.parent.absolute()),
     )  # fmt: skip
     return forked or subprocess.Popen(
         [sys.executable, str(path)],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache, _get_fast_path_sharding_prop_cache_stats
+from torch.distributed.tensor import DTensor
 
 from verifier.torch_internals.sharded_ops import remembered_decisions
 
@@ -19,11 +20,15 @@ endless_rules: set[OpOverload] = set()
 
 def cache_misses() -> int:
     """Return how often DTensor's sharding propagation missed its cache in this process so far."""
-    return int(_get_fast_path_sharding_prop_cache_stats()[1])  # type: ignore[no-untyped-call]
+    return int(torch._C._get_DTensor_sharding_propagator_cache_stats()[1])
 
 
 def clear_caches() -> None:
-    """Empty DTensor's sharding propagation caches, so that rules registered later are used."""
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    """Empty DTensor's sharding propagation caches, so that rules registered later are used.
+
+    ``torch.distributed.tensor.debug`` does the same. To import it loads torch's compiler, which takes 0.4 s.
+    """
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    torch._C._clear_DTensor_sharding_propagator_cache()
     remembered_decisions.clear()
     endless_rules.clear()

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -31,6 +30,8 @@ __all__ = [
 @contextlib.contextmanager
 def count_collectives() -> Iterator[dict[str, int]]:
     """Count the collectives that really run inside the block, by name, with torch's ``CommDebugMode``."""
+    from torch.distributed.tensor.debug import CommDebugMode  # loads torch's compiler, which takes 0.4 s
+
     counts: dict[str, int] = {}
     mode = CommDebugMode()  # type: ignore[no-untyped-call]
     with mode:

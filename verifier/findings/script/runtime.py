@@ -312,7 +312,8 @@ def check_written(
 # --------------------------------------------------------------------------------------------------------------- ranks
 START_LIMIT = 80.0  # seconds without a message from any rank, before the sharded call
 QUIET_LIMIT = 40.0  # the same, after all ranks have begun the call
-LATE_LIMIT = 3.0  # the same, after a rank has failed
+LATE_LIMIT = 3.0  # the same, after a rank has ended without a failure that counts
+SEEN_LIMIT = 1.0  # the same, after a rank has shown the defect
 
 
 def rank_main(number: int, port: int, shape: Sequence[int], device: str, backend: str, compare: Any, link: Any) -> None:
@@ -395,7 +396,9 @@ class Heard:
             self.doubts.append(f"ranks {quiet} have not answered in time")
 
     def patience(self) -> float:
-        if self.seen or self.doubts:
+        if self.seen:
+            return SEEN_LIMIT
+        if self.doubts:
             return LATE_LIMIT
         return QUIET_LIMIT if len(self.ready) == self.ranks else START_LIMIT
 
