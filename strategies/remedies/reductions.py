@@ -148,8 +148,8 @@ REMEDIES = (
     Remedy(
         "infinite-norms-of-parts",
         "pass no P(max) or P(min) through a norm of infinite order, which takes absolute values first",
-        lambda: vetoed(_names("linalg_vector_norm.*", "_foreach_norm.*"), _is_infinite_norm_of_partial),
-        _names("linalg_vector_norm.*", "_foreach_norm.*"),
+        lambda: vetoed(_names("linalg_vector_norm.*", "norm.*", "_foreach_norm.*"), _is_infinite_norm_of_partial),
+        _names("linalg_vector_norm.*", "norm.*", "_foreach_norm.*"),
         VALUES,
     ),
     Remedy(

@@ -231,6 +231,7 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_ranks_do_not_keep_what_was_taken_back(pools: PoolSet, rules: str) -> None:
     check = Verifier(pools, MESH)
     assert check(RELU, X, cap=None).counts == {VerdictKind.PASS: 8}
+    assert repr(check(RELU, X, cap=None)).endswith(": 8 of 8 combinations, 8 PASS>")
     with replaced_strategy(RELU):
         __import__(rules)
         with pytest.raises(WrongValue) as caught:

@@ -104,6 +104,13 @@ def test_what_can_be_named_is_listed(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "  aten.embedding.default" in lines
     assert lines[-2:][0] == "  aten.cumsum.default"
     assert "2x2" in lines[-1]
+    status, out, err = run(monkeypatch, capsys, "list", "own")
+    assert (status, out) == (2, "")
+    assert err == "error: the family 'own' draws no op here; --import the file that has its samples\n"
+    status, out, err = run(monkeypatch, capsys, "list")
+    assert (status, err) == (0, "")
+    families = [line for line in out.splitlines() if line.startswith("family ")]
+    assert [line.split()[1] for line in families][:2] == ["chains:", "embedding:"]
     status, out, err = run(monkeypatch, capsys, "list", "cumsun")
     assert (status, out) == (2, "")
     assert "did you mean 'cumsum'?" in err

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 
@@ -71,6 +71,22 @@ def nothing_for_three_dims(op: Any, args: Any, kwargs: Any) -> Any:
     return None if len(args[0].shape) == 3 else [[Shard(dim), Shard(dim)] for dim in range(len(args[0].shape))]
 
 
+def any_dim_of(ndim: int) -> Rules:
+    """Return rules that claim shards of any other dim, and for ``ndim`` dims also of the one that is gone through."""
+
+    def rules(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+        dims = len(args[0].shape)
+        return [[Shard(dim), Shard(dim)] for dim in range(dims) if dims == ndim or dim != args[1] % dims]
+
+    return rules
+
+
+def any_dim_of_a_cube(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that shards of indices of three dims are shards of the next dim of the result."""
+    shift = len(args[1].shape) == 3
+    return [[Shard(dim + shift), Replicate(), Shard(dim)] for dim in range(len(args[1].shape))]
+
+
 def whole_dim(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     """Claim shards of a dim that is taken as a whole, whatever the step is."""
     ndim = len(args[0].shape)
@@ -100,6 +116,9 @@ def two_dims_not_shifted(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.add.Tensor", sum_passes_a_number, " is "),
         ("aten.copy_.default", sum_passes, " as torch.int64"),
         ("aten.gather.default", same_shards, "is narrower"),
+        ("aten.cumsum.default", any_dim_of(2), "2 dims"),
+        ("aten._softmax.default", any_dim_of(4), "4 dims"),
+        ("aten.embedding.default", any_dim_of_a_cube, "3 dims of tensor 1"),
         ("aten.cumsum.default", dims_as_given, "from the other end"),
         ("aten.select.int", dims_not_shifted, "dim is 0"),
     ],

@@ -113,7 +113,7 @@ class ToolError(RuntimeError):
 
 
 # -------------------------------------------------------------------------------------------------------------- result
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verification:
     """What came of one call on one mesh: an observation and a verdict for each combination that was tried.
 
@@ -125,6 +125,11 @@ class Verification:
     observations: tuple[Observation, ...]
     verdicts: tuple[Verdict, ...]
     total: int
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.counts.items()) or "none tried"
+        tried = f"{len(self.observations)} of {plural(self.total, 'combination')}"
+        return f"<Verification of {self.case.op} on mesh {self.mesh}: {tried}, {counts}>"
 
     @property
     def counts(self) -> dict[VerdictKind, int]:

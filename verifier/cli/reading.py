@@ -227,7 +227,9 @@ def names_to_verify(patterns: Sequence[str], imports: Sequence[str]) -> Iterator
     if imports and not patterns:
         selected, left = select_registered(registered_by(imports), families)
     else:
-        selected = select_ops(patterns or tuple(families), families)
+        selected = select_ops(patterns, families) if patterns else {
+            name: ops for name, family in families.items() if (ops := tuple(family.select("*")))
+        }  # fmt: skip
     for name, ops in selected.items():
         yield f"family {name}: {plural(len(ops), 'op')}" + ("" if not families[name].broad else ", each drawn if named")
         yield from (f"  {op}" for op in ops)

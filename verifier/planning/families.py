@@ -221,6 +221,8 @@ def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str
             broad = {name: family for name, family in families.items() if family.broad}
             found |= {name: family.select("*" if pattern == name else pattern) for name, family in broad.items()}
         if not any(found.values()):
+            if pattern in families:
+                raise ValueError(f"the family {pattern!r} draws no op here; --import the file that has its samples")
             from verifier.core.ops import of_ones_own  # loads torch
 
             known = [*families, *(op for family in families.values() for op in family.select("*"))]

@@ -17,6 +17,7 @@ from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
 from strategies.opinfo.samples.branches import branches
+from strategies.opinfo.samples.dim_numbers import dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
 __all__ = ["INPUT_CLASSES", "InputClass"]
@@ -278,6 +279,12 @@ def _changed(which: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tens
 
 
 # ----------------------------------------------------------------------------------------------------------------- dims
+def numbers_of_dims(call: Call) -> Iterator[Variation]:
+    """Yield tensors with more dims, or fewer."""
+    if not _has_fixed_sizes(call):
+        yield from dim_numbers(call)
+
+
 def negative_dims(call: Call) -> Iterator[Variation]:
     """Yield dims counted from the end, also in backward ops, to which autograd hands on the dims that users give."""
     if _is_trusting(call):
@@ -392,6 +399,7 @@ INPUT_CLASSES = (
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("negative dims", negative_dims, 3),
     InputClass("other dims", other_dims, 3),
+    InputClass("numbers of dims", numbers_of_dims, 4, samples=2),
     InputClass("steps", steps, 2),
     InputClass("bounds", bounds, 4),
     InputClass("index lists", index_lists, 5),
