@@ -54,7 +54,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     project = Path(shutil.copytree(EXAMPLE, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__")))
-    (project / ".gitignore").write_text("reports/\n__pycache__/\n")
     for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
         identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *identity, *arguments], cwd=project, check=True)

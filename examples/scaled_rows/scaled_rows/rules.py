@@ -1,6 +1,7 @@
 """The operator ``scaled_rows::scale``, and the strategies of this project."""
 
 import torch
+import verifier
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
@@ -14,6 +15,12 @@ def scale(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 @scale.register_fake
 def _(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(rows)
+
+
+@verifier.samples("scaled_rows::scale")
+def calls_of_scale():
+    yield torch.randn(8, 4), torch.randn(8)
+    yield torch.randn(5, 3, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
 
 
 @register_sharding(torch.ops.scaled_rows.scale.default)
