@@ -1,9 +1,10 @@
 """The operator ``scaled_rows::scale``, and the strategies of this project."""
 
 import torch
-import verifier
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
+
+import verifier
 
 
 @torch.library.custom_op("scaled_rows::scale", mutates_args=())
