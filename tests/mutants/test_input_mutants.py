@@ -87,6 +87,13 @@ def any_dim_of_a_cube(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(dim + shift), Replicate(), Shard(dim)] for dim in range(len(args[1].shape))]
 
 
+def two_tensors_alone(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards on the dim of the concatenation, of more than two tensors."""
+    ndim = len(args[0][0].shape)
+    dims = range(ndim) if len(args[0]) > 2 else [dim for dim in range(ndim) if dim != args[1] % ndim]
+    return [[Shard(dim)] * (1 + len(args[0])) for dim in dims]
+
+
 def whole_dim(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     """Claim shards of a dim that is taken as a whole, whatever the step is."""
     ndim = len(args[0].shape)
@@ -117,6 +124,7 @@ def two_dims_not_shifted(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.copy_.default", sum_passes, " as torch.int64"),
         ("aten.gather.default", same_shards, "is narrower"),
         ("aten.cumsum.default", any_dim_of(2), "2 dims"),
+        ("aten.cat.default", two_tensors_alone, "3 tensors"),
         ("aten._softmax.default", any_dim_of(4), "4 dims"),
         ("aten.embedding.default", any_dim_of_a_cube, "3 dims of tensor 1"),
         ("aten.cumsum.default", dims_as_given, "from the other end"),

@@ -10,7 +10,7 @@ import torch
 from strategies.opinfo.calls.call import Call, attempt, parameters
 from strategies.opinfo.samples.argument_spellings import Variation, with_value
 
-__all__ = ["dim_numbers"]
+__all__ = ["batch_dims", "dim_numbers"]
 
 _WANTED = (2, 1, 4, 3)
 """The numbers of dims, the one that users have most first."""
@@ -50,6 +50,14 @@ def dim_numbers(call: Call) -> Iterator[Variation]:
             for wanted in (tensor.ndim + 1, tensor.ndim - 1):
                 if wanted > 0:
                     yield Variation(f"{wanted} dims of tensor {number}", partial(_with_dims, number, wanted))
+
+
+def batch_dims(call: Call, at_least: int) -> Iterator[Variation]:
+    """Yield the calls whose first tensor has another number of leading dims, and ``at_least`` so many dims."""
+    ndim = call.tensors[0].ndim
+    for wanted in (ndim - 1, ndim + 1, ndim - 2):
+        if wanted >= max(at_least, 1):
+            yield Variation(f"{wanted} dims of tensor 0", partial(_with_dims, 0, wanted))
 
 
 def _with_dims(number: int | None, wanted: int, call: Call) -> Call | None:

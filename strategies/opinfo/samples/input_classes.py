@@ -17,7 +17,7 @@ from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
 from strategies.opinfo.samples.branches import branches
-from strategies.opinfo.samples.dim_numbers import dim_numbers
+from strategies.opinfo.samples.dim_numbers import batch_dims, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
 __all__ = ["INPUT_CLASSES", "InputClass"]
@@ -281,8 +281,31 @@ def _changed(which: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tens
 # ----------------------------------------------------------------------------------------------------------------- dims
 def numbers_of_dims(call: Call) -> Iterator[Variation]:
     """Yield tensors with more dims, or fewer."""
-    if not _has_fixed_sizes(call):
+    if base_of(str(call.op)) == "native_layer_norm":  # its kernel trusts sizes, and batch dims are of any number
+        normalized = call.values["normalized_shape"]
+        assert isinstance(normalized, list | tuple)
+        yield from batch_dims(call, at_least=len(normalized))
+    elif not _has_fixed_sizes(call):
         yield from dim_numbers(call)
+
+
+def list_lengths(call: Call) -> Iterator[Variation]:
+    """Yield lists of three tensors and of four: torch's samples of ``cat`` have at most two."""
+    if _has_fixed_sizes(call):
+        return
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name)
+        if parameter.type == "List[Tensor]" and isinstance(given, list | tuple) and given:
+            for wanted in (3, 4):
+                if wanted > len(given):
+                    yield Variation(f"{wanted} {parameter.name}", partial(_with_more, parameter.name, wanted))
+
+
+def _with_more(name: str, wanted: int, call: Call) -> Call | None:
+    given = call.values[name]
+    assert isinstance(given, list | tuple)
+    others = [tensor.flatten().roll(1).reshape(tensor.shape) for tensor in given]
+    return with_value(call, name, [*given, *others * 3][:wanted])
 
 
 def negative_dims(call: Call) -> Iterator[Variation]:
@@ -399,7 +422,8 @@ INPUT_CLASSES = (
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("negative dims", negative_dims, 3),
     InputClass("other dims", other_dims, 3),
-    InputClass("numbers of dims", numbers_of_dims, 4, samples=2),
+    InputClass("numbers of dims", numbers_of_dims, 4),
+    InputClass("lengths of lists", list_lengths, 2, samples=3),
     InputClass("steps", steps, 2),
     InputClass("bounds", bounds, 4),
     InputClass("index lists", index_lists, 5),
