@@ -94,6 +94,11 @@ def _batches_differ(decision: Decision) -> bool:
     return bool(sharded) and len({(len(one.shape), one.placements) for one in decision.inputs}) > 1
 
 
+def _lacks_the_dim(decision: Decision) -> bool:
+    """Return whether a tensor is to be cut along a dim that it does not have."""
+    return any(dim >= len(one.shape) for one in decision.inputs for dim in shard_dims(one.placements))
+
+
 REMEDIES = (
     Remedy(
         "empty-shards",
@@ -124,6 +129,14 @@ REMEDIES = (
         lambda: vetoed(("aten._adaptive_avg_pool2d_backward.*",), _cuts_rows_of_images),
         ("aten._adaptive_avg_pool2d*",),
         VALUES,
+    ),
+    Remedy(
+        "shards-of-dims-that-lack",
+        "leave a tensor of one dim without elements replicated in cat, which takes it beside tensors of more dims "
+        "(cat_strategy in _ops/_tensor_ops.py)",
+        lambda: vetoed(("aten.cat.*",), _lacks_the_dim),
+        ("aten.cat.*",),
+        frozenset({"CRASH"}),
     ),
     Remedy(
         "squeeze-copy-of-shards",
