@@ -83,7 +83,7 @@ REMEDIES = (
         "merge no all-gathers over a flattened mesh if the tensor dim cannot be cut evenly by it, as is asked of "
         "reduce-scatters (_optimize_transform_infos in _redistribute.py)",
         uneven_gathers_apart,
-        ("composite.flattened_mesh",),
+        ("composite.flattened_mesh", "dtensor.*"),
     ),
     Remedy(
         "replicas-divided-for-products",

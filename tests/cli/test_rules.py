@@ -161,6 +161,7 @@ def test_other_dtypes_accuse_nobody(tmp_path: Path, dtype: str) -> None:
         (["add", "--world-size", "1"], "--world-size 1: level 1 checks meshes of 2 to 16 ranks"),
         (["add", "--mesh", "2y2"], "mesh '2y2' is not a shape"),
         (["add", "--mesh", "simulated:2x2"], "level 1 runs no collectives"),
+        (["add", "--mesh", "2x2+flat"], "level 1 runs no collectives, which a flattened mesh merges"),
         (["add", "--dtype", "float46"], "did you mean 'float64'?"),
         (["add", "--sizes", "0"], "--sizes 0: must be from 1 to 5"),
         (["add", "--max-samples", "0"], "--max-samples 0: must be at least 1"),

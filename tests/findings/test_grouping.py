@@ -127,6 +127,15 @@ def test_how_other_mesh_dims_cut_makes_no_difference_to_a_reduction() -> None:
     assert group_key(moved(((S, S),), R, S)) != group_key(moved(((S, R),), R, S))  # without one it may
 
 
+def test_what_shows_on_a_flattened_mesh_alone_looks_like_nothing_that_shows_on_others() -> None:
+    for one in (wrong(RELU, ((S, R),)), crash(RELU, ((S, R),), *CHOICE)):
+        square, flat = (
+            replace(one, trial=replace(one.trial, mesh=MeshSpec.parse(mesh))) for mesh in ("2x2", "2x2+flat")
+        )
+        assert "2-d mesh" in group_key(square)
+        assert group_key(flat) == group_key(square).replace("2-d mesh", "2-d flattened mesh")
+
+
 def test_facts_that_a_program_declares_tell_its_failures_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verifier.programs._facts", {})
     call, tensor = "torch.nn.functional.softmax", torch.ones(2)

@@ -111,6 +111,15 @@ def test_entry_can_be_run_again_whatever_quotes_its_values_hold(tmp_path: Path) 
     assert 'replay = \'{"case":' in path.read_text()
 
 
+def test_an_entry_is_on_a_flattened_mesh_only_if_its_trial_is(tmp_path: Path) -> None:
+    trials = [replace(TRIAL, mesh=mesh) for mesh in ("2x2", "2x2+flat")]
+    path = written(tmp_path, *(a_finding(name, trial=one) for name, one in zip(("a1", "b2"), trials, strict=True)))
+    plain, flattened = load_baseline(path).entries
+    square, flat = MeshSpec.parse("simulated:2x2"), MeshSpec.parse("2x2+flat")
+    assert [plain.is_on([square]), plain.is_on([flat]), plain.is_on([flat, square])] == [True, False, True]
+    assert [flattened.is_on([square]), flattened.is_on([flat])] == [False, True]
+
+
 def test_one_finding_more_adds_lines_and_changes_none(tmp_path: Path) -> None:
     before = written(tmp_path, a_finding("a1"), a_finding("c3")).read_text().splitlines()
     after = written(tmp_path, a_finding("a1"), a_finding("b2"), a_finding("c3")).read_text().splitlines()

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from verifier.torch_internals.groups import leave_world
+from verifier.torch_internals.groups import is_flattened, leave_world, mesh_of_world
 from verifier.torch_internals.recording import RedistributionRecorder, Step, forget_calls
 from verifier.torch_internals.simulation import start_simulated_world
 
@@ -58,3 +58,17 @@ def test_what_dtensor_merges_is_one_step(mesh: DeviceMesh) -> None:
     mesh["a", "b"]._flatten("a_b")
     (step,) = recorded(mesh, (Shard(0), Shard(0)), (Replicate(), Replicate()))
     assert (step.collective, step.source, step.target, step.bytes) == ("all_gather", "(S(0), S(0))", "(R, R)", 32)
+
+
+def test_a_step_tells_whether_its_mesh_has_all_its_flattened_submeshes(mesh: DeviceMesh) -> None:
+    moved = (Shard(0), Replicate()), (Replicate(), Replicate())
+    assert {step.mesh for step in recorded(mesh, *moved)} == {"2x2"}
+    assert {step.mesh for step in recorded(mesh_of_world("cpu", (2, 2), flat=True), *moved)} == {"2x2+flat"}
+    assert not is_flattened(mesh)
+    cube = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("a", "b", "c"))
+    cube["a", "b"]._flatten()
+    assert not is_flattened(cube)
+    flat = mesh_of_world("cpu", (2, 1, 2), "fake", ("x", "y", "z"), flat=True)
+    assert sorted(flat._flatten_mapping) == ["x_y", "x_y_z", "x_z", "y_z"]
+    assert is_flattened(flat)
+    assert not is_flattened(flat["x"])

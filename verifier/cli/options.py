@@ -171,7 +171,9 @@ Patterns = Annotated[
 ]
 Meshes = Annotated[
     list[str] | None,
-    typer.Option("--mesh", help="Mesh as 4, 2x2 or simulated:8; repeatable.", show_default=" ".join(DEFAULT_MESHES)),
+    typer.Option(
+        "--mesh", help="Mesh as 4, 2x2, 2x2+flat or simulated:8; repeatable.", show_default=" ".join(DEFAULT_MESHES)
+    ),
 ]
 BackendOption = Annotated[
     str | None, typer.Option("--backend", help="simulated, gloo or nccl, for each --mesh without one.")

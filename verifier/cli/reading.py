@@ -234,4 +234,4 @@ def names_to_verify(patterns: Sequence[str], imports: Sequence[str]) -> Iterator
         yield f"family {name}: {plural(len(ops), 'op')}" + ("" if not families[name].broad else ", each drawn if named")
         yield from (f"  {op}" for op in ops)
     yield from (f"{op} {NO_SAMPLES}" for op in left)
-    yield f"meshes by default: {' '.join(DEFAULT_MESHES)}; any shape of 1 to 3 dims, as 4, 2x2 or simulated:8"
+    yield f"meshes by default: {' '.join(DEFAULT_MESHES)}; any shape of 1 to 3 dims, as 4, 2x2, 2x2+flat or simulated:8"

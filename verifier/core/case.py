@@ -27,8 +27,10 @@ MOST_RANKS = 64
 class MeshSpec:
     """The shape, backend and device of a mesh; holds no process and no process group.
 
-    >>> MeshSpec.parse("2x2")
-    MeshSpec(shape=(2, 2), backend='gloo', device='cpu')
+    With ``flat``, each submesh of several mesh dims is there as a flattened one, too, and torch merges collectives.
+
+    >>> MeshSpec.parse("2x2+flat")
+    MeshSpec(shape=(2, 2), backend='gloo', device='cpu', flat=True)
     >>> str(MeshSpec.parse("simulated:8"))
     'simulated:8'
     """
@@ -36,6 +38,7 @@ class MeshSpec:
     shape: tuple[int, ...]
     backend: Backend = "gloo"
     device: str = "cpu"
+    flat: bool = False
 
     @property
     def world_size(self) -> int:
@@ -53,7 +56,8 @@ class MeshSpec:
         return "x".join(map(str, self.shape))
 
     def __str__(self) -> str:
-        return self.shape_text if self.backend == "gloo" else f"{self.backend}:{self.shape_text}"
+        text = self.shape_text + "+flat" * self.flat
+        return text if self.backend == "gloo" else f"{self.backend}:{text}"
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Return the position of ``rank`` in the mesh, one index per mesh dim, row-major."""
@@ -65,18 +69,21 @@ class MeshSpec:
 
     @classmethod
     def parse(cls, text: str, backend: Backend = "gloo", device: str = "cpu") -> MeshSpec:
-        """Return the mesh that ``[BACKEND:]N[xN...]`` names.
+        """Return the mesh that ``[BACKEND:]N[xN...][+flat]`` names.
 
         Raises
         ------
         ValueError
-            If the text is malformed or a mesh dim has size 0.
+            If the text is malformed, a mesh dim has size 0, or a mesh of one dim is to be flattened.
         """
         prefix, colon, shape_text = text.strip().rpartition(":")
         if colon:
             if prefix not in BACKENDS:
                 raise ValueError(f"mesh {text!r}: backend {prefix!r} is none of {', '.join(BACKENDS)}")
             backend = prefix
+        shape_text, plus, suffix = shape_text.partition("+")
+        if plus and suffix != "flat":
+            raise ValueError(f"mesh {text[:80]!r}: {suffix[:80]!r} after the + is not flat")
         if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", shape_text):
             raise ValueError(f"mesh {text[:80]!r} is not a shape such as 4, 2x2 or simulated:8")
         shape = tuple(int(extent) for extent in shape_text.split("x"))
@@ -84,7 +91,9 @@ class MeshSpec:
             raise ValueError(f"mesh {text!r} has a mesh dim of size 0; every mesh dim needs at least one rank")
         if len(shape) > 3:
             raise ValueError(f"mesh {text!r} has {len(shape)} mesh dims; at most 3 are supported")
-        return cls(shape, backend, device)
+        if plus and len(shape) == 1:
+            raise ValueError(f"mesh {text!r}: a mesh of one dim has no submeshes that could be flattened")
+        return cls(shape, backend, device, bool(plus))
 
 
 @dataclass(frozen=True, eq=False)

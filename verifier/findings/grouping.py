@@ -146,13 +146,13 @@ def structure(failure: Failure) -> GroupKey:
     A wrong value is the same defect in whatever phase it is noticed and however the op was called. Crashes are
     distinguished by the phase, the type of the exception and the function that raised it.
     """
-    case, mesh_dims = failure.trial.case, failure.trial.mesh.ndim
+    case, mesh_dims, flat = failure.trial.case, failure.trial.mesh.ndim, failure.trial.mesh.flat
     if failure.by_hash_seed:
-        return GroupKey(case.op, BY_HASH_SEED, mesh_dims=mesh_dims)
+        return GroupKey(case.op, BY_HASH_SEED, mesh_dims=mesh_dims, flat=flat)
     if is_plain_zeros(failure):
         return GroupKey("any op", symptom(failure))
     if is_of_any_op(failure):
-        return GroupKey(f"any {_style(case)} op", symptom(failure), mesh_dims=mesh_dims)
+        return GroupKey(f"any {_style(case)} op", symptom(failure), mesh_dims=mesh_dims, flat=flat)
     return GroupKey(
         case.op,
         symptom(failure),
@@ -162,6 +162,7 @@ def structure(failure: Failure) -> GroupKey:
         # a program has its own defect if none of its calls fails alone
         program=case.call.rpartition(".")[2] if is_composed(case) else None,
         flags=case_flags(case) | facts_of(case),
+        flat=flat,
     )
 
 

@@ -81,7 +81,7 @@ class GroupKey:
     """The structure that failures of one group share; None for a property that does not distinguish groups.
 
     ``rules`` are the class of rules under which the op failed, or what a wrong rule does on each mesh dim. ``program``
-    is the name of the program around the op.
+    is the name of the program around the op. ``flat`` says whether the mesh had its flattened submeshes.
     """
 
     op: str
@@ -91,9 +91,10 @@ class GroupKey:
     dtype: str | None = None
     program: str | None = None
     flags: frozenset[str] | None = None
+    flat: bool = False
 
     def __str__(self) -> str:
-        mesh = None if self.mesh_dims is None else f"{self.mesh_dims}-d mesh"
+        mesh = None if self.mesh_dims is None else f"{self.mesh_dims}-d {'flattened ' * self.flat}mesh"
         flags = None if self.flags is None else ",".join(sorted(self.flags)) or "no flags"
         parts = (self.op, *self.symptom, self.dtype, self.program, *self.rules, mesh, flags)
         return " | ".join(str(part) for part in parts if part is not None)

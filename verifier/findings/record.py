@@ -25,7 +25,8 @@ def message(failure: Failure, cause: str) -> str:
     """Return the finding's message: the difference, the call, the likely cause."""
     trial = failure.trial
     call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
-    where = f"  in {trial.case.op}({call}) on mesh {trial.mesh.shape}, backend {trial.mesh.backend}"
+    mesh = f"{'flattened ' * trial.mesh.flat}mesh {trial.mesh.shape}"
+    where = f"  in {trial.case.op}({call}) on {mesh}, backend {trial.mesh.backend}"
     if failure.verdict.kind not in (VerdictKind.DIED, VerdictKind.HANG):  # their first line says where each rank was
         where += f", during {failure.verdict.phase}"
     lines = [failure.verdict.message, where]

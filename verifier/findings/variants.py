@@ -81,10 +81,16 @@ def smaller_meshes(trial: Trial) -> list[tuple[MeshSpec, tuple[int, ...]]]:
     options: list[tuple[MeshSpec, tuple[int, ...]]] = []
     for mesh_dim in range(mesh.ndim):
         extents = {2, mesh.shape[mesh_dim]} - {1}
-        options += [(replace(mesh, shape=(extent,)), (mesh_dim,)) for extent in extents]
-    options += [(replace(mesh, shape=(2, 2)), kept) for kept in combinations(range(mesh.ndim), 2)]
+        options += [(replace(mesh, shape=(extent,), flat=False), (mesh_dim,)) for extent in extents]
+    options += [
+        (replace(mesh, shape=(2, 2), flat=flat), kept)
+        for kept in combinations(range(mesh.ndim), 2)
+        for flat in {False, mesh.flat}
+    ]
     options = [option for option in options if option[0].world_size < mesh.world_size or option[0].ndim < mesh.ndim]
-    return sorted(options, key=lambda option: (option[0].world_size, option[0].ndim, option[1]))
+    if mesh.flat:
+        options.append((replace(mesh, flat=False), tuple(range(mesh.ndim))))
+    return sorted(options, key=lambda option: (option[0].world_size, option[0].ndim, option[0].flat, option[1]))
 
 
 def on_kept_mesh_dims(trial: Trial, mesh: MeshSpec, kept: tuple[int, ...]) -> Trial:

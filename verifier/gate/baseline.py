@@ -127,8 +127,9 @@ class BaselineEntry:
         return msgspec.json.decode(self.replay, type=TrialRecord)
 
     def is_on(self, meshes: Collection[MeshSpec]) -> bool:
-        """Return whether the trial is on a mesh of the same shape as one of ``meshes``."""
-        return MeshSpec.parse(self.trial().mesh).shape in {mesh.shape for mesh in meshes}
+        """Return whether the trial is on a mesh of the same shape as one of ``meshes``, flattened as it is."""
+        own = MeshSpec.parse(self.trial().mesh)
+        return any((mesh.shape, mesh.flat) == (own.shape, own.flat) for mesh in meshes)
 
 
 @dataclass(frozen=True, kw_only=True)

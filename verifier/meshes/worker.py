@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 
-from verifier.core.case import OpCase, Trial
+from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.logs import keeping_lines, log_again, log_through
 from verifier.core.observation import ProcessReport, Raised
 from verifier.core.ops import resolve
@@ -190,8 +190,8 @@ class _Ranks:
         self.breaker = breaker
         self.ranks: tuple[int, ...] = ()
         self._seat: Seat | None = None
-        self._runners: dict[tuple[int, ...], TrialRunner] = {}
-        self._meshes: dict[tuple[tuple[int, ...], tuple[str, ...]], DeviceMesh] = {}
+        self._runners: dict[MeshSpec, TrialRunner] = {}
+        self._meshes: dict[tuple[MeshSpec, tuple[str, ...]], DeviceMesh] = {}
         self._staging: list[torch.library.Library] = []
 
     def build(self, seat: Seat) -> None:
@@ -248,21 +248,21 @@ class _Ranks:
         self.messages.enter("exchange")
         return self._agreement.agree(failed, digest)
 
-    def _runner(self, shape: tuple[int, ...]) -> TrialRunner:
-        """Return the runner of trials on a mesh of ``shape``; for a new shape the ranks meet in the new mesh."""
-        if shape not in self._runners:
-            mesh = self._mesh(shape)
-            self._runners[shape] = TrialRunner(mesh, self.ranks, self._exchange, self.memory_limit)
-        return self._runners[shape]
+    def _runner(self, spec: MeshSpec) -> TrialRunner:
+        """Return the runner of trials on a mesh; the ranks meet in a new mesh."""
+        if spec not in self._runners:
+            mesh = self._mesh(spec)
+            self._runners[spec] = TrialRunner(mesh, self.ranks, self._exchange, self.memory_limit)
+        return self._runners[spec]
 
-    def _mesh(self, shape: tuple[int, ...], dim_names: tuple[str, ...] = ()) -> DeviceMesh:
+    def _mesh(self, spec: MeshSpec, dim_names: tuple[str, ...] = ()) -> DeviceMesh:
         """Return a mesh of all ranks; the ranks meet in a new mesh."""
         assert self._seat is not None
-        if (shape, dim_names) not in self._meshes:
+        if (spec, dim_names) not in self._meshes:
             staged = self._seat.device == "cuda" and self._seat.backend == "gloo"
-            mesh = mesh_of_world(self._seat.device, shape, "gloo" if staged else None, dim_names)
-            self._meshes[shape, dim_names] = mesh
-        return self._meshes[shape, dim_names]
+            backend = "gloo" if staged else None
+            self._meshes[spec, dim_names] = mesh_of_world(self._seat.device, spec.shape, backend, dim_names, spec.flat)
+        return self._meshes[spec, dim_names]
 
     def run_batch(self, batch: list[tuple[int, Trial | Task]]) -> None:
         """Run trials and tasks and report each, until the last one or until the connections are broken."""
@@ -283,7 +283,7 @@ class _Ranks:
                 if trial.case is not case:
                     case, reference = trial.case, make_reference(trial.case)
                 assert reference is not None
-                runner = self._runner(trial.mesh.shape)
+                runner = self._runner(trial.mesh)
             except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
                 report = _failed(self.ranks, Phase.SETUP, error)
                 self.messages.announce(report)
@@ -303,7 +303,7 @@ class _Ranks:
     def _run_task(self, task: Task) -> None:
         """Call the function of ``task`` and report what it returned or raised."""
         try:
-            mesh = self._mesh(task.mesh.shape, task.dim_names)
+            mesh = self._mesh(task.mesh, task.dim_names)
             self.messages.enter(Phase.FORWARD)
             report = ProcessReport(self.ranks, Phase.DONE, returned=resolve(task.call)(mesh, *task.args))
         except Exception as error:  # noqa: BLE001 - the process boundary: becomes data with its traceback

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
+from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
@@ -15,11 +17,13 @@ from verifier.torch_internals.watching import FUNCTIONAL_COLLECTIVES
 
 __all__ = [
     "chunk_sharded",
+    "is_flattened",
     "leave_world",
     "mesh_of_world",
     "release_groups",
     "stage_through_host",
     "staged_collective",
+    "submeshes_of_several_dims",
 ]
 
 
@@ -43,14 +47,37 @@ def leave_world() -> None:
 
 
 def mesh_of_world(
-    device: str, shape: tuple[int, ...], backend: str | None = None, dim_names: tuple[str, ...] = ()
+    device: str,
+    shape: tuple[int, ...],
+    backend: str | None = None,
+    dim_names: tuple[str, ...] = (),
+    flat: bool = False,
 ) -> DeviceMesh:
-    """Return a mesh of all ranks of the default process group, with groups of ``backend`` if it is given."""
-    names = dim_names or None
-    if backend is None:
-        return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names)
-    overrides: dict[int | str, Any] = dict.fromkeys(range(len(shape)), backend)
-    return dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names, backend_override=overrides)
+    """Return a mesh of all ranks of the default process group, with groups of ``backend`` if it is given.
+
+    With ``flat``, it has all its flattened submeshes; torch flattens no mesh whose dims have no names.
+    """
+    names = dim_names or (tuple(f"dim{d}" for d in range(len(shape))) if flat else None)
+    overrides: dict[int | str, Any] | None = None if backend is None else dict.fromkeys(range(len(shape)), backend)
+    mesh = dist.device_mesh.init_device_mesh(device, shape, mesh_dim_names=names, backend_override=overrides)
+    for submesh in submeshes_of_several_dims(mesh) if flat else ():
+        mesh[submesh]._flatten(backend_override=backend)
+    return mesh
+
+
+def submeshes_of_several_dims(mesh: DeviceMesh) -> list[tuple[str, ...]]:
+    """Return the names of the dims of each submesh that has several."""
+    names = mesh.mesh_dim_names or ()
+    return [dims for count in range(2, len(names) + 1) for dims in itertools.combinations(names, count)]
+
+
+def is_flattened(mesh: DeviceMesh) -> bool:
+    """Return whether all submeshes of several dims are there as flattened ones, for which torch merges collectives."""
+    flattened = {one._layout for one in mesh._get_root_mesh()._flatten_mapping.values()}
+    if not flattened or mesh.ndim == 1:
+        return False
+    layouts = (_MeshLayout([mesh._get_slice_mesh_layout(dims).collapse()]) for dims in submeshes_of_several_dims(mesh))
+    return all(layout in flattened for layout in layouts)
 
 
 def chunk_sharded(

@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.dtensors import per_rank
+from verifier.torch_internals.groups import is_flattened
 from verifier.torch_internals.placements import PLAIN_PLACEMENTS, placement_text, strides_of
 
 __all__ = [
@@ -168,7 +169,7 @@ def _plan_steps(
     state = list(current.placements)
     path = (placement_text(current.placements), placement_text(target.placements))
     mesh_shape = tuple(current.mesh.shape)
-    tensor, mesh = _tensor_text(current, target), "x".join(map(str, mesh_shape))
+    tensor, mesh = _tensor_text(current, target), "x".join(map(str, mesh_shape)) + "+flat" * is_flattened(current.mesh)
     steps: list[Step] = []
     for info in infos:
         before, after = info.src_dst_placements

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import math
 import os
 import resource
@@ -316,7 +317,19 @@ LATE_LIMIT = 3.0  # the same, after a rank has ended without a failure that coun
 SEEN_LIMIT = 1.0  # the same, after a rank has shown the defect
 
 
-def rank_main(number: int, port: int, shape: Sequence[int], device: str, backend: str, compare: Any, link: Any) -> None:
+def flattened_mesh(device: str, shape: tuple[int, ...]) -> DeviceMesh:
+    """A mesh with all its flattened submeshes, for which torch merges collectives."""
+    names = tuple(f"dim{d}" for d in range(len(shape)))
+    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+    for count in range(2, len(names) + 1):
+        for dims in itertools.combinations(names, count):
+            mesh[dims]._flatten()
+    return mesh
+
+
+def rank_main(
+    number: int, port: int, shape: Sequence[int], device: str, backend: str, compare: Any, link: Any, make: Any
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the ranks
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -326,7 +339,7 @@ def rank_main(number: int, port: int, shape: Sequence[int], device: str, backend
             torch.cuda.set_device(number % torch.cuda.device_count())
         where, size = f"tcp://127.0.0.1:{port}", math.prod(shape)
         dist.init_process_group(backend, init_method=where, rank=number, world_size=size)
-        mesh = init_device_mesh(device, tuple(shape))
+        mesh = make(device, tuple(shape))
         if unlike := compare(Rank(number, mesh, lambda *words: link.send(words))):
             said = "undecided", unlike
     except ShardedCallError as error:
@@ -413,8 +426,19 @@ class Heard:
         return 1 if self.seen else 2 if self.doubts else 0
 
 
-def run(compare: Any, shape: Sequence[int], device: str, backend: str, heard: Heard, processes: list[Any]) -> int:
-    """Start the ranks, let each compare, and return the exit status. Started ranks are added to ``processes``."""
+def run(
+    compare: Any,
+    shape: Sequence[int],
+    device: str,
+    backend: str,
+    heard: Heard,
+    processes: list[Any],
+    make: Any = init_device_mesh,
+) -> int:
+    """Start the ranks, let each compare on the mesh that it makes, and return the exit status.
+
+    Started ranks are added to ``processes``.
+    """
     gpus = torch.cuda.device_count() if device == "cuda" else 0
     needed = heard.ranks if backend == "nccl" else 1
     if device == "cuda" and gpus < needed:
@@ -427,7 +451,7 @@ def run(compare: Any, shape: Sequence[int], device: str, backend: str, heard: He
     for rank in range(heard.ranks):
         mine, theirs = context.Pipe()
         os.environ["PYTHONHASHSEED"] = str(rank)  # sets have another order on each rank, the same in each run
-        given = (rank, port, shape, device, backend, compare, theirs)
+        given = (rank, port, shape, device, backend, compare, theirs, make)
         process = context.Process(target=rank_main, args=given, daemon=True)
         process.start()
         processes.append(process)

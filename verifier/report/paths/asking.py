@@ -61,12 +61,7 @@ def judge_for(question: Question) -> Judge:
     ValueError
         If the question is not one that can be answered.
     """
-    text, plus, flat = question.mesh.partition("+")
-    if plus and flat != "flat":
-        raise ValueError(f"mesh {question.mesh!r}: {flat!r} after the + is not flat")
-    mesh = MeshSpec.parse(text)
-    if flat and mesh.ndim == 1:
-        raise ValueError(f"mesh {question.mesh!r}: a mesh of one dim has no submeshes that could be flattened")
+    mesh = MeshSpec.parse(question.mesh)
     if mesh.world_size > MOST_RANKS:
         raise ValueError(f"mesh {question.mesh!r} has {mesh.world_size} ranks; at most {MOST_RANKS} are judged")
     shape = _shape(question.shape)
@@ -88,7 +83,7 @@ def judge_for(question: Question) -> Judge:
             f"a tensor of {len(shape)} dims has {count:,} layouts on mesh {mesh.shape_text}; at most {_MOST_LAYOUTS} "
             "are judged: take fewer tensor dims or mesh dims"
         )
-    torch_side = TorchSide(space, dtype, bool(plus))
+    torch_side = TorchSide(space, dtype, mesh.flat)
     links = links_for(question.links, mesh.ndim) if question.links else tuple(
         Link(*torch_side.link(mesh_dim)) for mesh_dim in range(mesh.ndim)
     )  # fmt: skip

@@ -160,6 +160,8 @@ def _meshes(request: RulesRequest) -> tuple[MeshSpec, ...]:
         mesh = MeshSpec.parse(text)
         if mesh.backend != "gloo":
             raise ValueError(f"--mesh {text}: level 1 runs no collectives; give a shape such as 2x2")
+        if mesh.flat:
+            raise ValueError(f"--mesh {text}: level 1 runs no collectives, which a flattened mesh merges; give a shape")
         if min(mesh.shape) < 2 or mesh.world_size > 16:
             raise ValueError(f"--mesh {text}: level 1 checks meshes of 2 to 16 ranks, with 2 or more on each mesh dim")
         meshes.append(mesh)

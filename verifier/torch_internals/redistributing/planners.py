@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from torch.distributed.tensor._collective_utils import (
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import Partial, Placement, _StridedShard
 
+from verifier.torch_internals.groups import submeshes_of_several_dims
 from verifier.torch_internals.placements import Placements
 
 __all__ = ["Ordered", "PlannedStep", "Planner", "PlannerName", "Refused"]
@@ -83,15 +83,12 @@ class Planner:
 
     def _flatten(self) -> None:
         """Give the mesh its flattened submeshes; torch's own way to make them needs a process group."""
-        names = self.mesh.mesh_dim_names
-        assert names is not None
-        for count in range(2, len(names) + 1):
-            for dims in itertools.combinations(names, count):
-                layout = _MeshLayout([self.mesh._get_slice_mesh_layout(dims).collapse()])
-                name = "_".join(dims)
-                flat = DeviceMesh("cpu", range(layout.numel()), mesh_dim_names=(name,), _init_backend=False, _rank=0)
-                flat._layout = layout
-                self.mesh._flatten_mapping[name] = flat
+        for dims in submeshes_of_several_dims(self.mesh):
+            layout = _MeshLayout([self.mesh._get_slice_mesh_layout(dims).collapse()])
+            name = "_".join(dims)
+            flat = DeviceMesh("cpu", range(layout.numel()), mesh_dim_names=(name,), _init_backend=False, _rank=0)
+            flat._layout = layout
+            self.mesh._flatten_mapping[name] = flat
 
     def link(self, mesh_dim: int) -> tuple[float, float]:
         """Return the latency of a hop in seconds and the bandwidth in bytes a second that torch assumes."""
