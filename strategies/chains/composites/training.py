@@ -38,7 +38,6 @@ def _optimiser(b: Building) -> None:
         ("Adamax", {"lr": 0.1}),
         ("Rprop", {"lr": 0.1}),
         ("ASGD", {"lr": 0.1}),
-        ("RAdam", {"lr": 0.1}),
     )
     fused = ("SGD", "Adam", "AdamW", "Adagrad")
     implementation = b.pick(("foreach", "foreach", "plain", *(["fused"] if kind in fused else [])))
