@@ -20,6 +20,7 @@ from verifier.torch_internals.amending.entry_points import (
     losses_end,
     losses_of_many_dims,
     parts_differentiated,
+    splits_read_indices,
     styles_keep_frozen,
     styles_of_nested_modules,
     ties_kept,
@@ -167,6 +168,14 @@ REMEDIES = (
         ("composite.unwrapped",),
         VALUES,
         refuses=True,
+    ),
+    Remedy(
+        "indices-of-tensor-split",
+        "read the indices of tensor_split through an op that DTensor dispatches: the composite kernel takes the data "
+        "pointer of the wrapper, which has none (tensor_split in ATen/native/TensorShape.cpp)",
+        splits_read_indices,
+        ("composite.split_where", "aten.tensor_split.*"),
+        _CRASH,
     ),
     Remedy(
         "ranks-that-do-not-ascend",

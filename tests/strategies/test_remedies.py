@@ -57,6 +57,16 @@ def test_a_remedy_is_taken_back(name: str) -> None:
     assert scan(-1) == ((Shard(1),),)
 
 
+def test_a_remedied_tensor_split_is_torch_s_for_plain_tensors_and_is_taken_back() -> None:
+    before, value = torch.tensor_split, torch.arange(5)
+    with remedied(["indices-of-tensor-split"]):
+        assert torch.tensor_split is not before
+        for where in (torch.tensor([1, 3]), torch.tensor(2), [1, 3], 2):
+            parts = zip(torch.tensor_split(value, where), before(value, where), strict=True)
+            assert all(torch.equal(found, expected) for found, expected in parts)
+    assert torch.tensor_split is before
+
+
 def test_an_unknown_remedy_is_named() -> None:
     unknown = pytest.raises(ValueError, match="remedy 'negative-dim-of-scan' is not installed; did you mean")
     with unknown, remedied(["negative-dim-of-scan"]):

@@ -34,6 +34,15 @@ def _rearranged(b: Building) -> None:
 
 
 @composite
+def _split_where(b: Building) -> None:
+    """A tensor split where a tensor of indices says."""
+    size = b.size()
+    value = b.floats(*size)
+    dim = b.pick((0, 1, -1))
+    b.call("torch.tensor_split", value, b.given(torch.tensor(b.pick(([1], [1, size[dim]])))), dim)
+
+
+@composite
 def _joined(b: Building) -> None:
     rows, columns = b.size()
     parts = [b.floats(rows, columns), b.floats(rows, columns)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import BuiltinFunctionType
 from typing import Any
 from unittest import mock
 
@@ -31,6 +32,7 @@ __all__ = [
     "losses_end",
     "losses_of_many_dims",
     "parts_differentiated",
+    "splits_read_indices",
     "styles_keep_frozen",
     "styles_of_nested_modules",
     "ties_kept",
@@ -350,6 +352,22 @@ def parts_differentiated() -> contextlib.AbstractContextManager[None]:
         return staticmethod(divided)
 
     return exchanged(api._FromTorchTensor, "backward", wrap)
+
+
+@contextlib.contextmanager
+def splits_read_indices() -> Iterator[None]:
+    """Let ``torch.tensor_split`` read a DTensor's list of indices as a plain tensor, whose data the kernel looks at."""
+    split: Any = torch.tensor_split
+    if not isinstance(split, BuiltinFunctionType):
+        yield
+        return
+
+    def read(tensor: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
+        where = indices_or_sections
+        return split(tensor, where.full_tensor() if isinstance(where, DTensor) and where.ndim else where, dim)
+
+    with mock.patch.object(torch, "tensor_split", read):
+        yield
 
 
 def unsorted_meshes_refused() -> contextlib.AbstractContextManager[None]:
