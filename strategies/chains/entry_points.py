@@ -12,7 +12,18 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["exchanged", "inferred", "initialised", "made", "on_submeshes", "reordered", "styled", "taken", "unwrapped"]
+__all__ = [
+    "copied",
+    "exchanged",
+    "inferred",
+    "initialised",
+    "made",
+    "on_submeshes",
+    "reordered",
+    "styled",
+    "taken",
+    "unwrapped",
+]
 
 
 def made(kind: str, placements: list[Any], given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -97,6 +108,17 @@ def inferred(path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tens
     with torch.inference_mode():
         found = function(held, *given)
     return [one.clone() for one in ([found] if isinstance(found, torch.Tensor) else found)]
+
+
+def copied(path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice the deep copies of what a function makes of ``x``, such as a view of some of its elements."""
+    from copy import deepcopy
+
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    found = function(x.detach(), *given)
+    return [deepcopy(one) * 2 for one in ([found] if isinstance(found, torch.Tensor) else found)]
 
 
 def reordered(order: list[int], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -202,5 +224,5 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
     return [DTensor.from_local(one.contiguous(), x.device_mesh, everywhere, run_check=False) for one in wholes]
 
 
-for _program in (exchanged, inferred, initialised, made, on_submeshes, reordered, styled, taken, unwrapped):
+for _program in (copied, exchanged, inferred, initialised, made, on_submeshes, reordered, styled, taken, unwrapped):
     declares(f"{__name__}.{_program.__name__}")

@@ -10,6 +10,7 @@ from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.entry_points import (
     absent_classes,
     callers_tensors_kept,
+    copies_of_views,
     data_exchanged,
     dims_of_factories_counted,
     factories_without_tracker,
@@ -150,6 +151,14 @@ REMEDIES = (
         "plain tensors are (_dispatch.py)",
         inference_counts_versions,
         ("composite.inference",),
+        _CRASH,
+    ),
+    Remedy(
+        "copies-of-views",
+        "clone a DTensor in Tensor.__deepcopy__ (_tensor.py), whose data no pointer reaches, also if it begins behind "
+        "its storage: its data_ptr is its offset, not 0",
+        copies_of_views,
+        ("composite.copied",),
         _CRASH,
     ),
     Remedy(

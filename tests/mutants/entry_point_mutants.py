@@ -72,6 +72,12 @@ def cumulated_sums_forgotten() -> None:
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.cumsum.default] = lambda op, args, kwargs: args[0]
 
 
+def copies_that_are_negative() -> None:
+    """A deep copy has the other sign, unless it begins behind its storage, where torch's own raises."""
+    before = DTensor.__deepcopy__
+    DTensor.__deepcopy__ = lambda self, memo: before(self, memo) if self.storage_offset() else -self
+
+
 def products_forgotten_in_inference() -> None:
     """In inference mode, a product is the tensor itself."""
     product = torch.ops.aten.mul.Tensor

@@ -44,6 +44,7 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     entry_point_mutants.gradients_of_locals_doubled: (entry_points.unwrapped, (), {"x": NUMBERS}),
     entry_point_mutants.callers_tensors_counted_up: (entry_points.taken, (False, [Shard(0)]), {"x": NUMBERS}),
     entry_point_mutants.products_forgotten_in_inference: (entry_points.inferred, ("torch.mul", [2]), {"x": NUMBERS}),
+    entry_point_mutants.copies_that_are_negative: (entry_points.copied, ("torch.clone", []), {"x": NUMBERS}),
     entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
@@ -76,6 +77,7 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet)
     [
         ("data-that-stay", entry_points.exchanged, (), {"x": NUMBERS, "y": -NUMBERS}),
         ("views-in-inference-mode", entry_points.inferred, ("torch.t", []), {"x": NUMBERS}),
+        ("copies-of-views", entry_points.copied, ("torch.narrow", [1, 1, 1]), {"x": NUMBERS}),
         ("ranks-that-do-not-ascend", entry_points.reordered, ([1, 0], [Shard(0)]), {"x": NUMBERS}),
         ("callers-tensors-overwritten", entry_points.taken, (True, [Replicate()]), {"x": NUMBERS}),
     ],
@@ -85,7 +87,8 @@ def test_what_torch_itself_does_wrong_is_seen_and_mended(
 ) -> None:
     case = OpCase("composite.given", f"{program.__module__}.{program.__name__}", args, tensors, "chains", False)
     trial = Trial(case, MESH, tuple((Shard(0),) for _ in tensors))
-    wrong = VerdictKind.CRASH if program is entry_points.inferred else VerdictKind.WRONG_VALUE
+    raises = program in (entry_points.inferred, entry_points.copied)
+    wrong = VerdictKind.CRASH if raises else VerdictKind.WRONG_VALUE
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
 

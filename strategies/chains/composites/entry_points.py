@@ -65,6 +65,18 @@ def _inference(b: Building) -> None:
 
 
 @composite
+def _copied(b: Building) -> None:
+    """Deep copies of views and of other results, as those of a model and of its optimiser are made."""
+    b.floats(*b.size())
+    path, *given = b.way(
+        ("torch.select", 0, 1), ("torch.narrow", 0, 1, 1), ("torch.narrow", 1, 1, 1), ("torch.narrow", 0, 0, 1),
+        ("torch.unbind", 1), ("torch.split", 1, 0), ("torch.t",), ("torch.clone",), ("torch.sum", 0),
+        ("torch.nn.Parameter",),
+    )  # fmt: skip
+    b.program(f"{_PROGRAMS}copied", path, given)
+
+
+@composite
 def _reordered_mesh(b: Building) -> None:
     """A mesh whose ranks do not ascend."""
     b.floats(*b.size())

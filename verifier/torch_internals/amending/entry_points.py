@@ -22,6 +22,7 @@ from verifier.torch_internals.amending.registrations import exchanged
 __all__ = [
     "absent_classes",
     "callers_tensors_kept",
+    "copies_of_views",
     "data_exchanged",
     "dims_of_factories_counted",
     "factories_without_tracker",
@@ -305,6 +306,20 @@ def data_exchanged() -> Iterator[None]:
 def inference_counts_versions() -> Iterator[None]:
     """Let inference mode record no gradients, and no more: tensors that are made in it count their versions."""
     with mock.patch.object(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(not mode)):
+        yield
+
+
+@contextlib.contextmanager
+def copies_of_views() -> Iterator[None]:
+    """Let the deep copy of a DTensor that begins behind its storage be a clone, as that of other DTensors is."""
+    before: Any = DTensor.__deepcopy__
+
+    def copied(self: DTensor, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo and self.storage_offset():
+            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+        return memo[id(self)] if id(self) in memo else before(self, memo)
+
+    with mock.patch.object(DTensor, "__deepcopy__", copied, create=True):
         yield
 
 
