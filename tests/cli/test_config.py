@@ -64,7 +64,7 @@ def test_config_says_what_holds_and_from_where(verifier: Verifier, monkeypatch: 
     assert held(said, "baseline", "report") == "known.toml pyproject.toml:7"
     assert held(said, "seed", "run") == "7 environment DTENSOR_VERIFIER_SEED"
     assert held(said, "seed", "rules") == "8 environment DTENSOR_VERIFIER_RULES_SEED"
-    assert held(said, "profile", "run") == "dev default"
+    assert held(said, "profile", "run") == "dev, or own with --import alone default"
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(

@@ -203,7 +203,7 @@ Profile = Annotated[
     typer.Option(
         "--profile",
         help="How much to try: own, dev, ci, nightly or gpu.",
-        show_default="dev; own for all that --import registers, without a pattern",
+        show_default="dev, or own with --import alone",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Fixes everything that is drawn.")]
