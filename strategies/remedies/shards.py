@@ -79,6 +79,12 @@ def _cuts_a_mask(decision: Decision) -> bool:
     return any(map(is_sharded, _masks(decision)))
 
 
+def _cuts_under_a_mask(decision: Decision) -> bool:
+    """Return whether a mask of several dims selects in a tensor, or values go to one, that is sharded."""
+    several = any(len(mask.shape) > 1 for mask in _masks(decision))
+    return several and (is_sharded(decision.args[0]) or is_sharded(decision.argument(2, "values")))
+
+
 def _cuts_apart(decision: Decision) -> bool:
     """Return whether tensors of unequal sizes are sharded along one dim, so that elements no longer meet."""
     sizes: dict[int, set[int]] = defaultdict(set)
@@ -99,6 +105,7 @@ def _lacks_the_dim(decision: Decision) -> bool:
     return any(dim >= len(one.shape) for one in decision.inputs for dim in shard_dims(one.placements))
 
 
+_WRITING = ("aten.index_put*", "aten._index_put_impl_.*", "aten._unsafe_index_put.*")
 REMEDIES = (
     Remedy(
         "empty-shards",
@@ -129,6 +136,13 @@ REMEDIES = (
         lambda: vetoed(("aten._adaptive_avg_pool2d_backward.*",), _cuts_rows_of_images),
         ("aten._adaptive_avg_pool2d*",),
         VALUES,
+    ),
+    Remedy(
+        "masks-of-several-dims",
+        "count a mask of several dims as an index of each of them in index_put_single_dim_strategy "
+        "(_ops/_tensor_ops.py)",
+        lambda: vetoed(_WRITING, _cuts_under_a_mask),
+        _WRITING,
     ),
     Remedy(
         "shards-of-dims-that-lack",

@@ -94,6 +94,14 @@ def two_tensors_alone(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(dim)] * (1 + len(args[0])) for dim in dims]
 
 
+def one_dim_for_each_index(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of a tensor, in which one number is written, on all dims at which no index stands."""
+    indices = [index for index in args[1] if index is not None]
+    others = [dim for dim in range(len(args[0].shape)) if dim >= len(args[1]) or args[1][dim] is None]
+    sharded = [[Shard(dim), Shard(dim), *[Replicate()] * (1 + len(indices))] for dim in others]
+    return sharded if not len(args[2].shape) else []
+
+
 def whole_dim(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     """Claim shards of a dim that is taken as a whole, whatever the step is."""
     ndim = len(args[0].shape)
@@ -125,6 +133,7 @@ def two_dims_not_shifted(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.gather.default", same_shards, "is narrower"),
         ("aten.cumsum.default", any_dim_of(2), "2 dims"),
         ("aten.cat.default", two_tensors_alone, "3 tensors"),
+        ("aten.index_put.default", one_dim_for_each_index, "a mask of dims"),
         ("aten._softmax.default", any_dim_of(4), "4 dims"),
         ("aten.embedding.default", any_dim_of_a_cube, "3 dims of tensor 1"),
         ("aten.cumsum.default", dims_as_given, "from the other end"),
@@ -162,7 +171,7 @@ def checked(op: str, rules: Rules, wanted: Callable[[Sample], bool]) -> tuple[li
     overload = getattr(getattr(getattr(torch.ops, namespace), packet), name)
     options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
     with replaced_strategy(overload):
-        info = RuntimeSchemaInfo(1)
+        info = RuntimeSchemaInfo(1, needs_pytree=True)
         register_single_dim_strategy(overload, schema_info=info, allow_uneven_sharding=True)(rules)
         samples = list(SOURCE.samples(target, SampleOptions(max_samples=4)))  # some depend on the rules
         usual = [sample for sample in samples if not is_rare(sample) and "dim=-" not in sample.origin]

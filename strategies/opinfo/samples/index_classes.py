@@ -69,10 +69,17 @@ _PLACED: tuple[tuple[int, ...], ...] = ((0, 2), (1, 2), (1,), (0, 1), (3,))
 
 
 def index_lists(call: Call) -> Iterator[Variation]:
-    """Yield lists of indices on other dims: apart, together and alone, of one dim and of two that are broadcast."""
+    """Yield lists of indices on other dims: apart, together and alone, of one dim and of two that are broadcast.
+
+    For ops that write, masks of two dims are among them, as in ``x[mask] = 0``; what others return has a size that
+    depends on the values.
+    """
     types = {parameter.name: parameter.type for parameter in parameters(call.op)}
     if "Optional[Tensor]" not in types.get("indices", "") or any(one.out for one in parameters(call.op)):
         return
+    if "values" in types:
+        for first in (0, 1):
+            yield Variation(f"a mask of dims {first} and {first + 1} of 3", partial(_masked, first))
     for dims in _PLACED:
         for wide in (False, True):
             text = "broadcast indices" if wide else "indices"
@@ -101,6 +108,16 @@ def _indexed(dims: Sequence[int], wide: bool, call: Call) -> Call | None:
             return None
         changed["values"] = selected[0].flip(0).clone()
     return Call.of(call.op, changed)
+
+
+def _masked(first: int, call: Call) -> Call | None:
+    """Return the call on a tensor of three dims, with a mask that goes through two of them from ``first`` on."""
+    extent = max(2, min(5, max(call.tensors[0].shape, default=2)))
+    shape = (extent, extent + 1, extent + 2)
+    cube = torch.arange(math.prod(shape)).view(shape).to(call.tensors[0].dtype)
+    mask = torch.arange(math.prod(shape[first : first + 2])).view(shape[first : first + 2]) % 3 != 1
+    changed = {**call.values, next(iter(call.values)): cube, "indices": [None] * first + [mask]}
+    return Call.of(call.op, {**changed, "values": torch.ones((), dtype=cube.dtype)})
 
 
 # ------------------------------------------------------------------------------------------------------------- defaults

@@ -426,7 +426,7 @@ INPUT_CLASSES = (
     InputClass("lengths of lists", list_lengths, 2, samples=3),
     InputClass("steps", steps, 2),
     InputClass("bounds", bounds, 4),
-    InputClass("index lists", index_lists, 5),
+    InputClass("index lists", index_lists, 6),
     InputClass("arguments left out", left_out, 2),
     InputClass("boundaries", boundaries, 4),
     InputClass("branches of rules", branches, 6, samples=3),
