@@ -28,7 +28,7 @@ from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import SampleOptions, Target, installed_sources
-from verifier.torch_internals.amending.mutating import files_of_torchs_rules
+from verifier.torch_internals.amending.mutating import NotInstallableError, files_of_torchs_rules
 
 STRATEGIES = """
 import os
@@ -104,6 +104,8 @@ def test_ranks_tell_a_mutant_and_forget_it(tmp_path: Path, rules_taken_back: Non
     request = Request((), ["2"], imports=[str(file)], jobs=1, max_examples=2)
     mutants = {(one.before, one.after): one for one in mutants_of_files([str(file.resolve())])}
     of_kinds = next(one for one in mutants.values() if one.operator == "reduce kind")
+    with pytest.raises(NotInstallableError), installed(of_kinds):  # the file is not imported as yet
+        pass
     with closing(RankTrials(make_plan(request, Baseline()))) as ranks:
         wrong = ranks.attempt(of_kinds, ["nn.functional.relu"])
         assert (wrong.verdict, wrong.trials > 0) == ("WRONG_VALUE", True)

@@ -69,6 +69,11 @@ def _functions() -> dict[str, dict[CodeType, list[FunctionType]]]:
     return {os.path.realpath(file): functions for file, functions in found.items()}
 
 
+def _alive(file: str, codes: Mapping[CodeType, CodeType]) -> list[tuple[FunctionType, CodeType]]:
+    """Return the functions of ``file`` that have one of the old codes, each with its new code."""
+    return [(one, new) for old, new in codes.items() for one in _functions().get(file, {}).get(old, ())]
+
+
 @contextlib.contextmanager
 def exchanged_code(file: str, codes: Mapping[CodeType, CodeType]) -> Iterator[None]:
     """Let the functions of ``file`` run other code inside the block, whoever calls them.
@@ -85,7 +90,10 @@ def exchanged_code(file: str, codes: Mapping[CodeType, CodeType]) -> Iterator[No
     NotInstallableError
         If no function that lives has the old code, or the new one has other free variables.
     """
-    functions = [(one, new) for old, new in codes.items() for one in _functions().get(file, {}).get(old, ())]
+    functions = _alive(file, codes)
+    if not functions:  # the file may have been imported since functions were looked for
+        _functions.cache_clear()
+        functions = _alive(file, codes)
     if not functions:
         raise NotInstallableError("no function that lives has this code")
     named = [one.__globals__ for one, _ in functions]
