@@ -62,7 +62,7 @@ def with_argument(stored: Any) -> TrialRecord:
 def test_an_argument_that_passes_can_be_loaded(stored: Any) -> None:
     trial = with_argument(stored)
     if surely_loads(trial):
-        load_trial(trial)
+        assert load_trial(trial).mesh.world_size
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_tensor_that_passes_can_be_loaded(dtype: str, passing: bool) -> None:
         values = [] if 0 in shape else [value] * (2 if 2 in shape else 1)
         trial = with_argument({"tensor": {"dtype": dtype, "shape": shape, "values": values, **flags}})
         if surely_loads(trial):
-            load_trial(trial)
+            assert load_trial(trial).mesh.world_size
             passed += 1
     assert bool(passed) == passing
 
@@ -103,7 +103,7 @@ def test_nested_arguments_that_pass_can_be_loaded(tag: str, levels: int) -> None
 )
 def test_a_trial_that_passes_can_be_loaded(trial: TrialRecord) -> None:
     if surely_loads(trial):
-        load_trial(trial)
+        assert load_trial(trial).mesh.world_size
 
 
 @pytest.mark.parametrize(

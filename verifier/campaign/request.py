@@ -54,8 +54,8 @@ class Request:
     backend: str | None = None
     device: str = "cpu"
     dtypes: Sequence[str] = ()
-    profile: str = ""
-    """If empty: :data:`OWN_RULES` for all that the imports register, and :data:`DEFAULT_PROFILE` for patterns."""
+    profile: str | None = None
+    """If None: :data:`OWN_RULES` for all that the imports register, and :data:`DEFAULT_PROFILE` for patterns."""
     seed: int = 0
     max_examples: int | None = None
     time_limit: float | None = None
@@ -150,7 +150,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         rank_memory=rank_memory,
         cluster=cluster,
         without_samples=without_samples,
-        meshes_named=bool(request.meshes),
+        meshes_named=bool(request.meshes or profile.meshes),
         jobs=jobs,
         trial_limit=profile.trial_limit,
         minimising=profile.minimising,

@@ -103,7 +103,7 @@ def run(
         made, baseline = _resumed_run(patterns or [], kept, out, cluster_of(context), imports or [], jobs, detail)
     else:
         request = Request(
-            patterns or (), mesh or (), backend, device, dtype or (), profile or "", seed, max_examples, time_limit,
+            patterns or (), mesh or (), backend, device, dtype or (), profile, seed, max_examples, time_limit,
             imports or (), command_line(), shard, rank_memory=rank_memory, jobs=jobs,
         )  # fmt: skip
         if dry_run:

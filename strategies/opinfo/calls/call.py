@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -141,6 +141,20 @@ class Call:
         other = Call(self.op, tuple(values[:count]), dict(zip(self.kwargs, values[count:], strict=True)))
         other._flat = leaves, self._flat[1]
         return other
+
+    def with_tensors(
+        self, which: Collection[int], change: Callable[[torch.Tensor], torch.Tensor | None]
+    ) -> Call | None:
+        """Return the same call with its tensors at the places ``which`` changed; None if one of them cannot be."""
+        leaves, number = self.leaves, -1
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                number += 1
+                if number in which:
+                    leaves[place] = change(leaf)
+                    if leaves[place] is None:
+                        return None
+        return self.with_leaves(leaves)
 
     def signature(self) -> str:
         """Return a text that is equal for two calls iff they differ at most in the values of their tensors."""

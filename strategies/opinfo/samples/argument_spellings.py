@@ -11,7 +11,7 @@ import torch
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_names import base_of
 
-__all__ = ["Variation", "equivalent_dim", "spellings", "with_value"]
+__all__ = ["DIMS", "Variation", "equivalent_dim", "spellings", "with_value"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Variation:
     strided: bool = False
 
 
-_DIMS = {"dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1", "start_dim", "end_dim"}
+DIMS = {"dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1", "start_dim", "end_dim"}
+"""Names of arguments that are dims of tensors."""
 _AMOUNTS = {"pad", "padding", "shifts", "output_padding"}
 """Lists with an amount for each dim, or for both sides of each, of which 0 means none."""
 _FLAGS = {
@@ -89,13 +90,13 @@ def _candidates(call: Call, parameter: Parameter, given: object) -> Iterator[obj
     names = {other.name for other in parameters(call.op)}
     optional = type_.startswith("Optional")
     has_out = any(other.out for other in parameters(call.op))
-    if has_out and name not in _DIMS:
+    if has_out and name not in DIMS:
         return  # the result might no longer fit the buffers
-    if name in _DIMS and "int" in type_ and isinstance(given, int):
+    if name in DIMS and "int" in type_ and isinstance(given, int):
         yield from _equivalent_dims(call, name, given)
         if optional and not has_out:
             yield None
-    elif name in _DIMS and "List[int]" in type_:
+    elif name in DIMS and "List[int]" in type_:
         reduces = "keepdim" in names and not has_out
         yield from _dim_lists(call, given if isinstance(given, list | tuple) else [], reduces, optional)
     elif name in _AMOUNTS and isinstance(given, list | tuple) and len(given) > 1:

@@ -8,27 +8,13 @@ from functools import partial
 import torch
 
 from strategies.opinfo.calls.call import Call, attempt, parameters
-from strategies.opinfo.samples.argument_spellings import Variation, with_value
+from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value
 
 __all__ = ["batch_dims", "dim_numbers"]
 
 _WANTED = (2, 1, 4, 3)
 """The numbers of dims, the one that users have most first."""
 _MOST_ELEMENTS = 1 << 14
-_DIMS = {
-    "dim",
-    "dims",
-    "dim0",
-    "dim1",
-    "dim2",
-    "axis",
-    "axis0",
-    "axis1",
-    "start_dim",
-    "end_dim",
-    "source",
-    "destination",
-}
 _SIZES = {"size": 2, "sizes": 2, "shape": 2, "repeats": 1, "output_size": 2}
 """Lists that may have an entry for each dim, and the entry for a new dim."""
 
@@ -107,16 +93,9 @@ def _more(number: int | None, call: Call) -> Call | None:
 
 
 def _of_tensors(number: int | None, change: Callable[[torch.Tensor], torch.Tensor | None], call: Call) -> Call | None:
-    ndim, leaves, at = _ndim(number, call), call.leaves, -1
-    for place, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        at += 1
-        if at == number or (number is None and leaf.ndim == ndim):
-            leaves[place] = change(leaf)
-            if leaves[place] is None:
-                return None
-    return call.with_leaves(leaves)
+    ndim = _ndim(number, call)
+    most = [place for place, tensor in enumerate(call.tensors) if tensor.ndim == ndim]
+    return call.with_tensors(most if number is None else (number,), change)
 
 
 def _arguments(
@@ -137,11 +116,11 @@ def _arguments(
         if made is None or parameter.out or "int" not in parameter.type.lower():
             continue
         new: object = given
-        if parameter.name in _DIMS and type(given) is int:
+        if parameter.name in DIMS and type(given) is int:
             new = moved(given)
             if new is None:
                 return None
-        elif parameter.name in _DIMS and isinstance(given, list | tuple) and all(type(one) is int for one in given):
+        elif parameter.name in DIMS and isinstance(given, list | tuple) and all(type(one) is int for one in given):
             every = sorted(one % ndim for one in given) == list(range(ndim))
             new = [one for one in map(moved, given) if one is not None]
             new = [0, *new] if every and fewer is None else new

@@ -265,17 +265,7 @@ def _with_size(name: str, more: int, call: Call) -> Call | None:
 
 
 def _changed(which: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tensor | None], call: Call) -> Call | None:
-    """Return ``call`` with its tensors at the places ``which`` changed; None if one of them cannot be."""
-    leaves, number = call.leaves, -1
-    for place, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
-            number += 1
-            if number in which:
-                changed = change(leaf)
-                if changed is None:
-                    return None
-                leaves[place] = changed
-    return call.with_leaves(leaves)
+    return call.with_tensors(which, change)
 
 
 # ----------------------------------------------------------------------------------------------------------------- dims
