@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -56,3 +57,8 @@ def scripted(item: tuple[int, Script], in_flight: InFlight, skip: frozenset[Posi
 def scripts(*bad: tuple[Position, str], items: int = 4) -> list[tuple[int, Script]]:
     """Return items whose numbers are their indices, some of which misbehave."""
     return [(number, {position: how for position, how in bad if position[0] == number}) for number in range(items)]
+
+
+def loaded(item: str, in_flight: InFlight, skip: frozenset[Position], resume: int) -> Iterator[object]:
+    """Yield whether the worker has loaded the module."""
+    yield item in sys.modules

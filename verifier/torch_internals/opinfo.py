@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,25 +22,49 @@ __all__ = [
     "opinfo_sizes",
 ]
 
+_COMPILER_UTILITIES = "torch._inductor.utils"
+
 
 @functools.cache
 def opinfo_entries() -> tuple[Any, ...]:
     """Return torch's own descriptions of its ops, with generators of arguments: ``op_db`` and the foreach lists.
 
-    The first call imports torch's test utilities, which takes about 2 s.
+    The first call imports torch's test utilities, which takes about a second.
     """
-    from torch.testing._internal import common_methods_invocations as db
-
+    db = _database()
     foreach = ("unary", "binary", "pointwise", "reduce", "other")
     return (*db.op_db, *(entry for kind in foreach for entry in getattr(db, f"foreach_{kind}_op_db")))
 
 
-def _opinfo_modules() -> list[Any]:
-    import importlib
-    import pkgutil
+@functools.cache
+def _database() -> ModuleType:
+    """Return the module of the database, loaded without torch's compiler.
 
-    from torch.testing._internal import common_methods_invocations as db
+    ``torch.testing._internal.common_device_type`` loads the compiler for one list of names, and that takes more than a
+    third of the time. A module with that list stands in while the database is loaded. If a version of torch needs
+    more of the compiler, the database is loaded with it.
+    """
+    name = "torch.testing._internal.common_methods_invocations"
+    if _COMPILER_UTILITIES in sys.modules:
+        return importlib.import_module(name)
+    stand_in = ModuleType(_COMPILER_UTILITIES)
+    stand_in.GPU_TYPES = ["cuda", "mps", "xpu", "mtia"]  # type: ignore[attr-defined]
+    sys.modules[_COMPILER_UTILITIES] = stand_in
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        pass
+    finally:
+        if sys.modules.get(_COMPILER_UTILITIES) is stand_in:
+            del sys.modules[_COMPILER_UTILITIES]
+    return importlib.import_module(name)
+
+
+@functools.cache
+def _opinfo_modules() -> list[ModuleType]:
     from torch.testing._internal.opinfo import definitions
+
+    db = _database()
 
     names = [module.name for module in pkgutil.iter_modules(definitions.__path__)]
     return [db, *(importlib.import_module(f"{definitions.__name__}.{name}") for name in names)]
@@ -54,7 +82,8 @@ def opinfo_sizes(constants: Mapping[str, int], foreach: Sequence[tuple[int, ...]
         Shapes of the tensors in each list of a foreach op; torch itself only uses square ones.
     """
     from torch.testing import make_tensor
-    from torch.testing._internal import common_methods_invocations as db
+
+    db = _database()
 
     def foreach_tensors(
         info: object, device: str, dtype: torch.dtype, count: int, **options: Any
@@ -96,6 +125,11 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.wanted, self.largest, self.calls = wanted, largest, calls
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: otherwise torch loads its compiler, and wraps the next method so that it is not compiled."""
+        return False
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

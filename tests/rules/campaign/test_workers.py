@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from scripted_work import PARTS, POSITIONS, scripted, scripts
+from scripted_work import PARTS, POSITIONS, loaded, scripted, scripts
 
+from verifier.rules.campaign.work import prepare
 from verifier.rules.campaign.worker_process import InFlight, Position, Task
 from verifier.rules.campaign.workers import (
     Died,
@@ -105,6 +106,13 @@ def test_a_run_that_is_broken_off_leaves_nothing_to_the_next(two: WorkerSet) -> 
         next(two.run(scripts(), scripted))
     outcomes.close()  # type: ignore[attr-defined]
     assert parts(in_order(two.run(scripts(), scripted))) == expected(4)
+
+
+def test_a_prepared_worker_has_loaded_the_samples_but_not_the_compiler_of_torch() -> None:
+    """The compiler takes more than half a second."""
+    names = ["torch", "torch.testing._internal.common_methods_invocations", "torch._dynamo", "torch._inductor"]
+    outcomes = in_order(run_items(names, loaded, jobs=1, prepare=prepare))
+    assert [one.result for one in outcomes if isinstance(one, Part)] == [True, True, False, False]
 
 
 def test_a_negative_number_of_jobs_is_refused() -> None:
