@@ -53,6 +53,7 @@ _WITHOUT_META = {
     aten.grid_sampler_3d_backward.out: aten.grid_sampler_3d_backward.default,
     aten.normal.out: aten.normal_functional.default,
     aten.randint_like.low_dtype_out: aten.randint_like.low_dtype,
+    aten.sub.Scalar_out: aten.sub.Scalar,
 }
 """Out variants whose meta function does not take ``out`` or the arguments as they are given, and what they write."""
 

@@ -178,6 +178,16 @@ def test_only_what_was_seen_fixed_leaves() -> None:
     assert names(baseline.updated([run], TODAY, keep_untested=False)) == ["c3", "e5"]
 
 
+def test_what_another_torch_has_mended_stays_for_those_that_have_not() -> None:
+    baseline = Baseline().updated([a_run(a_finding("a1"))], TODAY)
+    mended = baseline.updated([a_run(known={"a1": "fixed"}, torch_version="2.15.0+cpu")], TODAY)
+    assert [(one.torch, one.mended) for one in mended.entries] == [(("2.13.0",), ("2.15.0",))]
+    assert 'mended = ["2.15.0"]' in mended.to_toml()
+    back = mended.updated([a_run(a_finding("a1"), torch_version="2.15.0")], TODAY)
+    assert [(one.torch, one.mended) for one in back.entries] == [(("2.13.0", "2.15.0"), ())]
+    assert names(mended.updated([a_run(known={"a1": "fixed"})], TODAY)) == []
+
+
 def test_update_is_idempotent_and_deterministic() -> None:
     run = a_run(a_finding("b2"), a_finding("a1"))
     once = Baseline().updated([run], TODAY)
@@ -196,15 +206,15 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("format_version = 2", "format_version = 3", r":18: format_version is 3; this version of the verifier reads 2"),
+        ("format_version = 2", "format_version = 3", r":19: format_version is 3; this version of the verifier reads 2"),
         ("format_version = 2", "", r":1: has no format_version"),
-        ('mesh = "4"', 'mesh = "4', r":26: not TOML: .*line 26"),
-        ("expires = 2026-11-16", "expires = 2026-13-16", r":30: not TOML: "),
-        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":20: finding 1 \(a1\): expires is '2026-11-16', but has"),
+        ('mesh = "4"', 'mesh = "4', r":27: not TOML: .*line 27"),
+        ("expires = 2026-11-16", "expires = 2026-13-16", r":31: not TOML: "),
+        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":21: finding 1 \(a1\): expires is '2026-11-16', but has"),
         ("expires = 2026-11-16", "expires = 2026-11-16T00:00:00", r"expires is '2026-11-16 00:00:00', but has to be"),
         ("expires = 2026-11-16", "expire = 2026-11-16", r"unknown field 'expire'; did you mean 'expires'\?"),
-        ("reason =", "#", r":20: finding 1 \(a1\): has no reason"),
-        ('fingerprint = "a1"', "", r":20: finding 1 \(without a fingerprint\): has no fingerprint"),
+        ("reason =", "#", r":21: finding 1 \(a1\): has no reason"),
+        ('fingerprint = "a1"', "", r":21: finding 1 \(without a fingerprint\): has no fingerprint"),
         ('fingerprint = "a1"', 'fingerprint = ""', r"its fingerprint is empty"),
         ('mesh = "4"', "mesh = 4", r"mesh is 4, but has to be a string"),
         ('["2.13.0"]', '"2.13.0"', r"torch is '2\.13\.0', but has to be a list of versions"),
@@ -215,9 +225,9 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
         (
             "[[finding]]",
             "[[findings]]",
-            r":20: unknown key 'findings'; causes are \[\[cause\]\], findings \[\[finding\]\]",
+            r":21: unknown key 'findings'; causes are \[\[cause\]\], findings \[\[finding\]\]",
         ),
-        ("[[finding]]", "[finding]", r":20: findings are written as \[\[finding\]\]"),
+        ("[[finding]]", "[finding]", r":21: findings are written as \[\[finding\]\]"),
     ],
 )
 def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -232,7 +242,7 @@ def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, 
 def test_repeated_fingerprint_names_both_lines(tmp_path: Path) -> None:
     path = written(tmp_path, a_finding("a1"), a_finding("b2"))
     path.write_text(path.read_text().replace('"b2"', '"a1"'))
-    with pytest.raises(BaselineError, match=r"baseline\.toml:33: fingerprint a1 stands in line 20 already"):
+    with pytest.raises(BaselineError, match=r"baseline\.toml:34: fingerprint a1 stands in line 21 already"):
         load_baseline(path)
 
 

@@ -83,6 +83,38 @@ def test_not_observed_is_not_fixed() -> None:
     assert (sorted_out(decision), decision.exit_status) == ({"fixed": ["a1"], "untested": ["b2", "c3"]}, 0)
 
 
+def of_torch(version: str, run: RunRecord) -> RunRecord:
+    return replace(run, header=replace(run.header, versions={"torch": version}))
+
+
+def test_what_another_torch_has_mended_is_not_to_be_dropped() -> None:
+    seen, since = a_baseline("a1"), a_baseline("a1", mended=("2.15.0",))
+    passes = of_torch("2.15.0+cpu", a_run(known={"a1": "fixed"}))
+    for baseline in (seen, since):
+        decision = decide(passes, baseline, TODAY)
+        assert (sorted_out(decision), decision.exit_status) == ({}, 0)
+        assert [item.note for item in decision.mended] == ["in torch 2.15.0; seen under 2.13.0"]
+        assert "drop what is fixed" not in render(decision)
+        assert "1 mended" in render(decision)
+    assert sorted_out(decide(of_torch("2.13.0", passes), since, TODAY)) == {"fixed": ["a1"]}
+
+
+def test_what_a_torch_has_mended_is_new_if_it_is_back() -> None:
+    fails = of_torch("2.15.0", a_run(a_finding("a1")))
+    back = decide(fails, a_baseline("a1", mended=("2.15.0",)), TODAY)
+    assert (sorted_out(back), back.exit_status) == ({"new": ["a1"]}, 1)
+    assert back.new[0].note == "it was mended in torch 2.15.0, and is back"
+    assert "without a reason" not in render(back)
+    assert sorted_out(decide(fails, a_baseline("a1"), TODAY)) == {"known": ["a1"]}
+
+
+def test_what_was_not_checked_under_a_new_torch_is_said_to_be_so() -> None:
+    fails, silent = (of_torch("2.14.1", run) for run in (a_run(a_finding("a1")), a_run()))
+    assert decide(fails, a_baseline("a1"), TODAY).known[0].note.endswith("; not seen under torch 2.14.1 before")
+    assert decide(silent, a_baseline("a1"), TODAY).untested[0].note.endswith("; not checked under torch 2.14.1 yet")
+    assert "torch" not in decide(silent, a_baseline("a1", mended=("2.14.1",)), TODAY).untested[0].note
+
+
 def test_met_again_is_not_fixed_even_if_its_replay_passed() -> None:
     decision = decide(a_run(a_finding("a1"), known={"a1": "fixed"}), a_baseline("a1"), TODAY)
     assert sorted_out(decision) == {"known": ["a1"]}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
 import torch
 from rule_mutants import MUTANTS, RuleMutant, check, short
+from torch._decomp import decomposition_table, meta_table
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
@@ -16,6 +18,7 @@ from verifier.execution.remedies import installed_remedies, remedied
 from verifier.gate.baseline import load_baseline
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.placements import Placements
 from verifier.torch_internals.registries import keys_of_rules, registries_of_rules, replaced_strategy
 
@@ -169,3 +172,23 @@ def test_level_1_accuses_every_mutant_under_all_remedies(mutant: RuleMutant) -> 
     with mutant.registered(), remedied(REMEDIES):
         reports = check(mutant.op, mutant.most, mutant.claims_only)
     assert mutant.wrong <= {short(wrong.rule) for report in reports for wrong in report.wrong}
+
+
+def test_each_op_whose_function_for_fake_tensors_takes_fewer_arguments_has_a_remedy() -> None:
+    """Ops that only a test of values shows, normal.out for one, are not told by their signatures."""
+    remedy = REMEDIES["metas-of-out-variants"]
+    found = set()
+    for op in registered_overloads():
+        function = meta_table.get(op) or decomposition_table.get(op)
+        if function is None:
+            continue
+        parameters = signature(function).parameters.values()
+        kinds, names = [one.kind for one in parameters], {one.name for one in parameters}
+        by_name = {one.name for one in op._schema.arguments if one.kwarg_only}
+        positions = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+        too_few = Parameter.VAR_POSITIONAL not in kinds and positions < len(op._schema.arguments) - len(by_name)
+        unknown = Parameter.VAR_KEYWORD not in kinds and not by_name <= names
+        if too_few or unknown:
+            found.add(str(op))
+    assert {"aten.add.Scalar_out", "aten.embedding_dense_backward.out"} <= found
+    assert found <= {*remedy.ops}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +27,7 @@ from verifier.cli.options import (
     AskedPatterns,
     BackendOption,
     BaselineOption,
+    BisectFormat,
     By,
     Command,
     Detail,
@@ -300,6 +302,56 @@ def replay(
     with Loading():
         from verifier.cli import work
     work.replay(context, finding, script, imports, out, baseline, rank_memory)
+
+
+@app.command()
+def bisect(
+    context: typer.Context,
+    findings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FINDING]...",
+            help="Fingerprints (or their beginnings), or remedies of causes in the baseline; by default all of its "
+            "entries.",
+            show_default=False,
+        ),
+    ] = None,
+    pythons: Annotated[
+        list[str] | None,
+        typer.Option("--python", metavar="PATH", help="An interpreter that has another torch; repeatable."),
+    ] = None,
+    make: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--make", metavar="VERSION", help="Make an environment with this version of torch by pip; repeatable."
+        ),
+    ] = None,
+    environments: Annotated[
+        Path, typer.Option("--environments", metavar="PATH", help="Where --make keeps its environments.")
+    ] = Path("~/.cache/dtensor-verifier"),
+    update: Annotated[
+        bool, typer.Option("--update", help="Note in the baseline under which versions each entry fails or does not.")
+    ] = False,
+    imports: Imports = None,
+    out: Out = DEFAULT_REPORTS,
+    baseline: BaselineOption = DEFAULT_BASELINE,
+    output: Annotated[BisectFormat, typer.Option("--format", help="What to print on stdout.")] = BisectFormat.TEXT,
+    log_level: LogLevelOption = LogLevel.WARNING,
+) -> None:
+    """Run the scripts of findings under other versions of torch, and say under which each fails.
+
+    The script is written under the torch of this program, where the finding has to fail.
+
+    Exit status: 0 if every finding was told under every version, 2 if one was not.
+    """
+    log_to_stderr(log_level)
+    if not pythons and not make:
+        raise ValueError("bisect: which versions of torch? Give --python PATH of an interpreter, or --make VERSION")
+    with Loading(hash_seeds=1):
+        from verifier.cli import work
+    work.bisect(
+        context, findings or (), pythons or (), make or (), environments, update, imports or (), out, output, baseline
+    )
 
 
 @app.command()

@@ -23,6 +23,7 @@ __all__ = [
     "AskedPatterns",
     "BackendOption",
     "BaselineOption",
+    "BisectFormat",
     "By",
     "Command",
     "DeriveFormat",
@@ -93,6 +94,12 @@ class FailOn(StrEnum):
             if name not in known and (typed or name not in [*FailOn]):
                 raise ValueError(f"--fail-on {text}: {unknown_name('kind', name, [str(one) for one in known])}")
         return {FailOn(name) for name in names if name in known} or {FailOn.WRONG}
+
+
+class BisectFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
 
 
 class GraphFormat(StrEnum):

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 import typer
 
+from verifier.campaign.bisecting import WRITERS, noted, questions_about, tell
 from verifier.campaign.plan import Plan
 from verifier.campaign.recorded import record
 from verifier.campaign.replaying import replay as replay_trial
@@ -29,6 +31,7 @@ from verifier.cli.common import (
 from verifier.cli.options import (
     BackendOption,
     BaselineOption,
+    BisectFormat,
     Detail,
     Device,
     Dtypes,
@@ -48,10 +51,11 @@ from verifier.cli.options import (
 from verifier.cli.progress import ProgressDisplay
 from verifier.core.case import MOST_RANKS, Trial
 from verifier.core.verdict import Verdict, VerdictKind
-from verifier.core.wording import import_options
+from verifier.core.wording import import_options, version_key
 from verifier.events import Listener
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import NoScriptError, render_script, run_script
+from verifier.findings.versions import Interpreter, ask, make
 from verifier.gate.baseline import Baseline, BaselineEntry
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.boundary import OutsideError, needs_imports, refusal
@@ -191,6 +195,41 @@ def replay(
     if script:
         _say_script(found.fingerprint, trial, verdict, fails, imports or [], limit)
     _say_replayed(finding_text(found, out), found.verdict, verdict, fails)
+
+
+def bisect(
+    context: typer.Context,
+    findings: Sequence[str],
+    pythons: Sequence[str],
+    versions: Sequence[str],
+    environments: Path,
+    update: bool,
+    imports: Sequence[str],
+    out: Path,
+    output: BisectFormat,
+    path: Path,
+) -> NoReturn:
+    refuse_cluster(context)
+    baseline = load_given_baseline(path)
+    questions = questions_about(findings, baseline, imports, RunStore(out))
+    console = consoles()[1]
+    interpreters = [Interpreter(None, torch.__version__.partition("+")[0]), *map(ask, pythons)]
+    for version in versions:
+        folder = environments.expanduser()
+        console.print(f"torch {version}: from {folder}, which is made by pip if it is not there", highlight=False)
+        interpreters.append(make(version, folder))
+    interpreters.sort(key=lambda one: version_key(one.torch))
+    run_imports(imports)
+    results = []
+    for number, question in enumerate(questions, 1):
+        results.append(tell(question, interpreters, imports))
+        line = f"{number} of {len(questions)}: {results[-1].name}: {results[-1].summary}"
+        console.print(line, highlight=False, markup=False)
+        if update:  # at once, so that an interrupt loses nothing
+            baseline = noted(baseline, results[-1:])
+            baseline.save(path)
+    write_out(WRITERS[output](results))
+    raise typer.Exit(0 if all(one.complete for one in results) else 2)
 
 
 def _resumed_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import shlex
 import signal
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ __all__ = [
     "plural",
     "signal_name",
     "unknown_name",
+    "version_key",
 ]
 
 NO_SAMPLES = (
@@ -107,6 +109,17 @@ _CODES = (
 )  # fmt: skip
 _ESCAPES = {code: repr(chr(code))[1:-1] if not chr(code).isprintable() else f"\\u{code:04x}" for code in _CODES}
 _JSON_ESCAPES = {code: json.dumps(chr(code))[1:-1] if code != 0x7F else "\\u007f" for code in _CODES}
+
+
+def version_key(version: str) -> list[tuple[int, str]]:
+    """Return a key that sorts versions; a local suffix such as ``+cpu`` does not count.
+
+    >>> sorted(["2.15.0", "2.9.1", "2.13.0rc1", "2.13.0"], key=version_key)
+    ['2.9.1', '2.13.0rc1', '2.13.0', '2.15.0']
+    """
+    parts = re.findall(r"\d+|[a-z]+", version.partition("+")[0].lower())
+    numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return [*numbers, (0, "")]  # 2.13.0 comes after 2.13.0rc1
 
 
 def plain_text(text: str) -> str:

@@ -10,24 +10,33 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import tomli_w
 
 from verifier.core.case import MeshSpec
 from verifier.core.verdict import VerdictKind
-from verifier.core.wording import did_you_mean, one_line
+from verifier.core.wording import did_you_mean, one_line, version_key
 from verifier.records.checks import check_name
 from verifier.records.files import write_atomically
 from verifier.records.schema import FindingRecord, RunRecord, TrialRecord
 from verifier.records.trials import check_trial
 
-__all__ = ["NOT_EXPLAINED", "VALID_DAYS", "Baseline", "BaselineEntry", "BaselineError", "Cause", "load_baseline"]
+__all__ = [
+    "NOT_EXPLAINED",
+    "VALID_DAYS",
+    "Baseline",
+    "BaselineEntry",
+    "BaselineError",
+    "Cause",
+    "load_baseline",
+    "torch_of",
+]
 
 NOT_EXPLAINED = "not explained yet"
 """The placeholder for the reason that a person has to write. It does not count as a reason: the finding stays new."""
@@ -50,6 +59,7 @@ _HEADER = """\
 # link     where it is being dealt with (optional)
 # expires  after this day a finding that still fails counts against the gate again
 # torch    versions of torch on which it was seen
+# mended   versions of torch on which it was tried and did not fail (optional)
 # imports  the finding is about the rules that these imports register, not about torch's own (optional)
 # groups   what its failures look like before they are minimised: a failure that looks so is this finding
 # replay   the smallest trial by value; the verifier runs it again to see whether it is fixed
@@ -70,8 +80,9 @@ class BaselineError(ValueError):
 class BaselineEntry:
     """One known finding; the file has the fields in this order.
 
-    ``summary`` is the first line of the finding's message. ``torch`` has the versions on which it was seen, ``expires``
-    the last day on which it is accepted. ``groups`` has the symptoms of its failures before they are minimised.
+    ``summary`` is the first line of the finding's message. ``torch`` has the versions on which it was seen, ``mended``
+    those on which it was tried and did not fail; of others nothing is known. ``expires`` is the last day on which it is
+    accepted. ``groups`` has the symptoms of its failures before they are minimised.
     ``imports`` registered its rules; it is empty for torch's own. ``replay`` is a TrialRecord as JSON on one line.
     ``why_none`` says why there is no remedy.
     """
@@ -86,6 +97,7 @@ class BaselineEntry:
     reason: str
     link: str = ""
     torch: tuple[str, ...]
+    mended: tuple[str, ...] = ()
     expires: date
     imports: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -121,6 +133,12 @@ class BaselineEntry:
     def is_replaced(self, own_rules: Collection[str]) -> bool:
         """Return whether the op of the entry runs by one of ``own_rules``, so that its trial says nothing of torch."""
         return self.op in own_rules or self.rule.partition(":")[0] in own_rules
+
+    def tried_under(self, torch: str, fails: bool) -> Self:
+        """Return the entry with what a trial showed under one version of torch."""
+        seen, mended = {*self.torch} - {torch}, {*self.mended} - {torch}
+        (seen if fails else mended).add(torch)
+        return replace(self, torch=_in_order(seen), mended=_in_order(mended))
 
     def trial(self) -> TrialRecord:
         """Return the trial to run again."""
@@ -198,9 +216,10 @@ class Baseline:
     def updated(self, runs: Sequence[RunRecord], today: date, keep_untested: bool = True) -> Baseline:
         """Return the baseline that lists what ``runs`` found.
 
-        New findings enter with the placeholder ``NOT_EXPLAINED`` and expire in ``VALID_DAYS`` days. An entry is removed
-        if a run saw it fixed and no run saw it fail. An entry whose finding is still there keeps its reason, link and
-        expiry, even a past one: a person decides in the file to accept it for longer.
+        New findings enter with the placeholder ``NOT_EXPLAINED`` and expire in ``VALID_DAYS`` days. If runs saw an
+        entry fixed, and none saw it fail, their version of torch counts as one that mends it; the entry is removed if
+        it was seen on no other. An entry whose finding is still there keeps its reason, link and expiry, even a past
+        one: a person decides in the file to accept it for longer.
 
         Parameters
         ----------
@@ -215,17 +234,22 @@ class Baseline:
             status = {one.status for run in about for one in run.baseline if one.fingerprint == entry.fingerprint}
             taken |= {(run.header.id, entry.fingerprint) for run, _ in found}
             if found or "known" in status:
-                seen = {_torch(run) for run in about if _shows(run, entry.fingerprint)}
+                for torch in {torch_of(run) for run in about if _shows(run, entry.fingerprint)}:
+                    entry = entry.tried_under(torch, fails=True)
                 groups = {group for _, one in found for group in one.groups}
                 entries.append(
                     replace(
                         entry,
                         reason=entry.reason if entry.reason.strip() else NOT_EXPLAINED,
-                        torch=tuple(sorted({*entry.torch, *seen}, key=_version_key)),
                         groups=() if isinstance(entry, Cause) else tuple(sorted({*entry.groups, *groups})),
                     )
                 )
-            elif "fixed" not in status and keep_untested:
+            elif "fixed" in status:
+                for torch in {torch_of(run) for run in about if _passes(run, entry.fingerprint)}:
+                    entry = entry.tried_under(torch, fails=False)
+                if entry.torch:
+                    entries.append(entry)
+            elif keep_untested:
                 entries.append(entry)
         new: dict[tuple[str, tuple[str, ...]], BaselineEntry] = {}
         for run in runs:
@@ -273,11 +297,13 @@ _TABLES: dict[type[BaselineEntry], _Table] = {
     Cause: _Table("cause", (*_OWN, *(name for name in _ENTRY if name not in ("groups", "why_none")))),
     BaselineEntry: _Table("finding", _ENTRY),
 }
-_OPTIONAL = ("link", "imports", "groups", "why_none")
-_LISTS = {"groups": "strings", "imports": "strings", "torch": 'versions such as ["2.13.0"]', "where": "strings"}
+_OPTIONAL = ("link", "mended", "imports", "groups", "why_none")
+_VERSIONS = 'versions such as ["2.13.0"]'
+_LISTS = {"groups": "strings", "imports": "strings", "torch": _VERSIONS, "mended": _VERSIONS, "where": "strings"}
 
 
-def _torch(run: RunRecord) -> str:
+def torch_of(run: RunRecord) -> str:
+    """Return the version of torch that a run verified, without a local suffix such as ``+cpu``."""
     return run.header.versions.get("torch", "unknown").partition("+")[0]
 
 
@@ -285,6 +311,11 @@ def _shows(run: RunRecord, fingerprint: str) -> bool:
     """Return whether the run saw the finding fail."""
     known = any(one.fingerprint == fingerprint and one.status == "known" for one in run.baseline)
     return known or any(finding.fingerprint == fingerprint for finding in run.findings)
+
+
+def _passes(run: RunRecord, fingerprint: str) -> bool:
+    """Return whether the run tried the finding again and saw it pass."""
+    return any(one.fingerprint == fingerprint and one.status == "fixed" for one in run.baseline)
 
 
 def _entry(finding: FindingRecord, run: RunRecord, expires: date) -> BaselineEntry:
@@ -297,7 +328,7 @@ def _entry(finding: FindingRecord, run: RunRecord, expires: date) -> BaselineEnt
         mesh=finding.mesh,
         summary=finding.message.partition("\n")[0],
         reason=NOT_EXPLAINED,
-        torch=(_torch(run),),
+        torch=(torch_of(run),),
         expires=expires,
         replay=msgspec.json.encode(finding.trial).decode(),
         groups=tuple(finding.groups),
@@ -306,8 +337,8 @@ def _entry(finding: FindingRecord, run: RunRecord, expires: date) -> BaselineEnt
     return entry if entry.applies(imports, run.header.own_rules) else replace(entry, imports=imports)
 
 
-def _version_key(version: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in version.split(".")]
+def _in_order(versions: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(versions, key=version_key))
 
 
 def _line(name: str, value: str | date | tuple[str, ...]) -> str:

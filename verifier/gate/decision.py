@@ -10,7 +10,7 @@ from datetime import date
 
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.baseline import Baseline, BaselineEntry, torch_of
 from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import imports_text, replaced_text
 from verifier.gate.rule_changes import RuleChange
@@ -60,6 +60,8 @@ class GateDecision:
     ``question`` without evidence, ``left_out`` the runs that do not count. ``imports`` are those of the runs; entries
     are fixed only with these imports. ``unchanged`` says why nothing had to be verified, if that is so.
 
+    ``mended`` has entries that passed under this version of torch and were seen under others alone.
+
     ``lost`` has rules of torch's that hold and that the imports do not claim; with ``fail_on_lost`` they count.
     """
 
@@ -81,6 +83,7 @@ class GateDecision:
     left_out: tuple[str, ...] = ()
     special: tuple[GateItem, ...] = ()
     unchanged: str = ""
+    mended: tuple[GateItem, ...] = ()
     lost: tuple[RuleChange, ...] = ()
     fail_on_lost: bool = False
 
@@ -161,6 +164,8 @@ def decide_all(
       today is after its day. Expiry is ignored for entries that were not tried again or that are fixed.
     - An entry is *fixed* only if it was tried again and passed, and failed nowhere; otherwise it is *untested*. Entries
       of ops that the question is not about are not listed as untested.
+    - An entry that would be fixed is *mended* instead if it was never seen under this version of torch: it stays, for
+      the versions under which it was seen. If it fails under a version that mends it, it is new.
     - A finding that only special values show is new with ``special_values``, and else listed as *special*.
     - Rules that imports have lost fail the gate only with ``fail_on_lost``.
     """
@@ -175,10 +180,12 @@ def decide_all(
 def _decide(
     question: str, runs: Sequence[RunRecord], baseline: Baseline, today: date, special_values: bool
 ) -> GateDecision:
+    torch = torch_of(runs[0]) if runs else ""  # runs with another are no evidence
     new: dict[tuple[str, tuple[str, ...]], GateItem] = {}
     special: dict[tuple[str, tuple[str, ...]], GateItem] = {}
     known: list[GateItem] = []
     fixed: list[GateItem] = []
+    mended: list[GateItem] = []
     expired: list[GateItem] = []
     untested: list[GateItem] = []
     for entry in baseline.entries:
@@ -189,15 +196,23 @@ def _decide(
             if not entry.explained:
                 place = (entry.fingerprint, entry.imports)
                 new[place] = _item(finding, entry, "its baseline entry has no reason of a person's")
+            elif torch in entry.mended:
+                new[entry.fingerprint, entry.imports] = _item(
+                    finding, entry, f"it was mended in torch {torch}, and is back"
+                )
             elif entry.expires < today:
                 expired.append(_item(finding, entry, f"expired on {entry.expires.isoformat()}"))
             else:
-                known.append(_item(finding, entry, f"until {entry.expires.isoformat()}"))
+                first = f"; not seen under torch {torch} before" if torch not in entry.torch else ""
+                known.append(_item(finding, entry, f"until {entry.expires.isoformat()}{first}"))
+        elif "fixed" in tried and torch not in entry.torch and not any(run.header.imports for run in about):
+            mended.append(_item(None, entry, f"in torch {torch}; seen under {', '.join(entry.torch)}"))
         elif "fixed" in tried:
             fixed.append(_item(None, entry, tried["fixed"].detail or "tried again, and passed"))
         else:
             why = tried["untested"].detail if "untested" in tried else ""
-            untested.append(_item(None, entry, why or _why_untested(runs, about, entry)))
+            new_version = f"; not checked under torch {torch} yet" if torch not in (*entry.torch, *entry.mended) else ""
+            untested.append(_item(None, entry, (why or _why_untested(runs, about, entry)) + new_version))
     for run in runs:
         entries = baseline.about(run.header.imports, run.header.own_rules)
         for finding in run.findings:
@@ -220,6 +235,7 @@ def _decide(
         special=_ordered(special.values()),
         known=_ordered(known),
         fixed=_ordered(fixed),
+        mended=_ordered(mended),
         expired=_ordered(expired),
         untested=_ordered(untested),
         trials=sum(run.trials for run in runs),

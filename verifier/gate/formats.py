@@ -72,10 +72,13 @@ def render_junit(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places:
         place = _place(item, places or {})
         case = _case(suite, item.op, f"{item.verdict} {item.fingerprint} on mesh {item.mesh}", place)
         _child(case, "failure", item.message.partition("\n")[0], _text(item, folder), item.verdict)
-    for title, items in (("known", decision.known), ("untested", decision.untested), ("fixed", decision.fixed)):
+    listed = {
+        "known": decision.known, "untested": decision.untested, "fixed": decision.fixed, "mended": decision.mended,
+    }  # fmt: skip
+    for title, items in listed.items():
         for item in items:
             case = _case(suite, item.op, f"{item.verdict} {item.fingerprint} on mesh {item.mesh}")
-            if title != "fixed":
+            if title not in ("fixed", "mended"):
                 _child(case, "skipped", f"{title}: {item.note}" + (f"; {item.reason}" if item.reason else ""))
     for one in decision.lost:
         case = _case(suite, one.op, f"lost rule {one.rule}", _lost_place(one, places or {}))
@@ -212,5 +215,6 @@ def _totals(decision: GateDecision) -> str:
         f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
         f"{len(decision.fixed)} fixed, {len(decision.untested)} untested"
     )
+    counts += f", {len(decision.mended)} mended" if decision.mended else ""
     counts += f", {len(decision.lost)} lost" if decision.lost else ""
     return f"{decision.evidence} of {decision.trials} trials and rules proved something; {counts}"

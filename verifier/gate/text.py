@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from verifier.core.wording import plural
+from verifier.gate.baseline import NOT_EXPLAINED
 from verifier.gate.decision import GateDecision
 from verifier.gate.rule_changes import where_text
 from verifier.records.commands import command_text, replay_text
@@ -54,7 +55,10 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
     lines += [f"  left out {run}" for run in decision.left_out]
     lines += [f"  {decision.unchanged}"] if decision.unchanged else []
     lines += [] if brief else _failing_lines(decision, folder)
-    for title, items in (("known", decision.known), ("fixed", decision.fixed), ("untested", decision.untested)):
+    listed = {
+        "known": decision.known, "fixed": decision.fixed, "mended": decision.mended, "untested": decision.untested,
+    }  # fmt: skip
+    for title, items in listed.items():
         if items:
             lines.append("")
         for item in items[: MOST_UNTESTED if title == "untested" else most]:
@@ -80,6 +84,7 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
         f"{decision._counted}, {decision.trials - decision.evidence} of them without evidence; "
         f"{len(decision.new)} new, {len(decision.expired)} expired, {len(decision.known)} known, "
         f"{len(decision.fixed)} fixed, {len(decision.untested)} untested"
+        + (f", {len(decision.mended)} mended" if decision.mended else "")
         + (f", {len(decision.special)} for special values alone" if decision.special else "")
         + (f", {len(decision.lost)} lost" if decision.lost else ""),
         *_next_steps(decision, folder),
@@ -129,7 +134,7 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
         steps.append("run what has no evidence, as it says there; or ask about something else: `gate OP --mesh MESH`")
     elif decision.unverified:
         steps.append(f"{decision.unverified}; run again with more time, or another selection of ops")
-    if unexplained := sum(bool(item.expires) for item in decision.new):
+    if unexplained := sum(item.reason.strip() in ("", NOT_EXPLAINED) and bool(item.expires) for item in decision.new):
         entries = plural(unexplained, "entry", "entries")
         steps.append(f"write in the baseline why what is new is accepted: {entries} without a reason; or fix it")
     if len(decision.new) > unexplained:
@@ -149,6 +154,8 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
             steps.append(f"these entries passed because of {options}; if every run will have it, remove them: {update}")
         else:
             steps.append(f"drop what is fixed from the baseline: {update}")
+    if decision.mended:
+        steps.append(f"note in the baseline what this version of torch has mended: {update}")
     passed = "nothing had to be verified" if decision.unchanged and not decision.trials else "nothing new"
     failed = "new or expired findings" if decision.new or decision.expired else "lost rules"
     verdict = {0: f"passed: {passed}", 1: f"failed: {failed}", 2: "could not verify"}

@@ -31,13 +31,18 @@ ENDING_LIMIT = 2.0
 """Seconds that processes get to end after each signal."""
 
 
-def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:
+def run_to_end(path: Path, limit: float, python: str | None = None) -> tuple[int | None, str]:
     """Run a script in its folder, and end all processes that it started.
 
     Return the exit status (None after ``limit`` seconds) and the output, stderr first.
+
+    Parameters
+    ----------
+    python
+        The interpreter; by default that of this process.
     """
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as out:
-        process = _start(path, out, errors)
+        process = _start(path, out, errors) if python is None else _start_anew(python, path, out, errors)
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -52,18 +57,26 @@ def run_to_end(path: Path, limit: float) -> tuple[int | None, str]:
 
 
 def _start(path: Path, out: IO[bytes], errors: IO[bytes]) -> Forked | subprocess.Popen[bytes]:
-    environment = without_launcher()  # with torchrun's, the ranks of the script would wait for torchrun's store
-    environment.pop("PYTHONPATH", None)
-    known = {**environment, FORKS: servers_name(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    known = {**_environment(), FORKS: servers_name(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     arguments = [json.dumps([str(path.parent), *_usual_path()]), str(path)]
     forked = fork(
         TORCH_ALONE, arguments, errors.fileno(), [out.fileno()], known, [p for p in sys.path if p],
         WITH_COMPILER, TORCH_ALONE, folder=str(path.parent.absolute()),
     )  # fmt: skip
-    return forked or subprocess.Popen(
-        [sys.executable, str(path)],
+    return forked or _start_anew(sys.executable, path, out, errors)
+
+
+def _environment() -> dict[str, str]:
+    environment = without_launcher()  # with torchrun's, the ranks of the script would wait for torchrun's store
+    environment.pop("PYTHONPATH", None)
+    return environment
+
+
+def _start_anew(python: str, path: Path, out: IO[bytes], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [python, str(path)],
         cwd=path.parent,
-        env=environment,
+        env=_environment(),
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=errors,

@@ -318,13 +318,13 @@ def without_imports(source: str) -> str:
     return re.sub(r"^IMPORTS = \[.*\]$", "IMPORTS: list[str] = []", source, count=1, flags=re.MULTILINE)
 
 
-def run_script(source: str) -> tuple[str, str]:
+def run_script(source: str, python: str | None = None) -> tuple[str, str]:
     """Run a script in its own process; return ``fails as described``, ``did not fail`` or what went wrong,
-    and the end of its output."""
+    and the end of its output. Another interpreter than that of this process is given by ``python``."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "finding.py"
         path.write_text(source, encoding="utf-8")
-        code, output = run_to_end(path, TIME_LIMIT)
+        code, output = run_to_end(path, TIME_LIMIT, python)
     if code is None:
         return f"not run to its end within {TIME_LIMIT:.0f} s", ""
     status = {1: FAILS, 0: GONE}.get(code, f"broke with exit status {code}")
