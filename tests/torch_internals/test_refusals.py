@@ -32,6 +32,8 @@ def raised(file: str, error: Exception) -> Exception:
         AssertionError("Redistribution from one partial type (P(sum)) to another (P(max)) is unsupported."),
         RuntimeError("in-place operations that require placement changes are not supported. The input has"),
         ValueError("Replicate to Partial(product) conversion is not supported."),
+        RuntimeError("Can not redistribute from R to P(sum), only Shard to Partial(sum) redistribution is supported!"),
+        RuntimeError("aten.eye.m_out: no valid sharding strategy for the input placements."),
     ],
 )
 def test_an_exception_of_dtensor_is_a_refusal_and_that_of_a_kernel_is_not(error: Exception) -> None:

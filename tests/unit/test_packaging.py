@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
@@ -147,6 +147,19 @@ def test_files_beside_the_code_are_found_and_packaged(package: str, name: str) -
 
 def test_the_page_has_its_templates() -> None:
     assert (ROOT / "verifier" / "report" / "page.html.jinja").is_file()
+
+
+@pytest.mark.parametrize(("name", "torch"), [("torch214", "2.14.1"), ("torch215", "2.15.0")])
+def test_other_versions_of_torch_have_an_environment_and_pins_of_their_own(name: str, torch: str) -> None:
+    environment = tox_ini()[f"testenv:{name}"]
+    file = f"constraints-{name}.txt"
+    assert environment["constraints"] == f"{{tox_root}}/{file}"
+    assert "pytest --hypothesis-profile=ci" in environment["commands"]
+    assert pins(file)["torch"] == torch
+    assert list(pins(file)) == sorted(pins(file))
+    of_torch = {name for name in pins(file) if re.match(r"torch|triton|nvidia|cuda", name)}
+    same = pins().keys() & pins(file).keys() - of_torch
+    assert {name: pins(file)[name] for name in same} == {name: pins()[name] for name in same}
 
 
 @pytest.mark.parametrize("name", ["ci", "report", "torchrec", "dev", "lint", "types"])

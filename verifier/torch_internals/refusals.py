@@ -36,7 +36,11 @@ _FAILURES = ("Unsupported op strategy type",)
 """What DTensor says of a strategy that returns no strategy."""
 _NOT_REGISTERED = re.compile(r"Operator (\S+) does not have a sharding strategy registered")
 """What DTensor says of an op without a strategy, and of one whose strategy returns None."""
-_SAYS_SO = re.compile(r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support)\b", re.IGNORECASE)
+_SAYS_SO = re.compile(
+    r"\b(not (yet )?supported|unsupported|(does not|doesn't|cannot) support|only\b.*\b(is|are) supported"
+    r"|no valid sharding strategy)\b",
+    re.IGNORECASE,
+)
 
 _ENGINE = _engine_run_backward.__code__
 
