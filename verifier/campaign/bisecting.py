@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from verifier.campaign.replaying import replay
 from verifier.core.wording import one_line, plain_text, plural, version_key
@@ -135,7 +135,7 @@ def noted(baseline: Baseline, results: Sequence[Told]) -> Baseline:
             if outcome.fails is not None:
                 entry = entry.tried_under(outcome.torch, outcome.fails)
         entries.append(entry)
-    return Baseline(tuple(entries))
+    return replace(baseline, entries=tuple(entries))
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
