@@ -5,25 +5,32 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from markupsafe import Markup
 
 from verifier.core.case import MeshSpec
-from verifier.core.verdict import Phase
 from verifier.core.wording import bytes_text, plural
 from verifier.records.schema import PathRecord, RunRecord
 from verifier.redistribution.graph import Path
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta, links_for
-from verifier.redistribution.recorded import Executed, NotJudged, Reader
+from verifier.redistribution.recorded import Executed, NotJudged, Reader, of_the_call
 from verifier.report.paths.picture import lanes_svg
 from verifier.report.paths.words import brief, ratio_text
 
-__all__ = ["JudgedRun", "MeshPaths", "PathView", "diff_text", "judge_run", "paths_by_mesh", "run_json", "run_text"]
-
-
-_OF_THE_CALL = (Phase.FORWARD.value, Phase.BACKWARD.value)
+__all__ = [
+    "JudgedRun",
+    "MeshPaths",
+    "PathView",
+    "WasteAcrossOps",
+    "diff_text",
+    "judge_run",
+    "paths_by_mesh",
+    "run_json",
+    "run_text",
+    "waste_across_ops",
+]
 
 
 @dataclass(frozen=True)
@@ -46,10 +53,9 @@ def judge_run(run: RunRecord, op: str = "*", mesh: str | None = None) -> JudgedR
     """
     reader, found, others = Reader(), list[Executed](), Counter[str]()
     for stored in run.graph.paths:
-        phases = {phase: count for phase, count in stored.phases.items() if phase in _OF_THE_CALL}
-        if not phases or not _matches(stored.op, op) or mesh not in (None, stored.mesh):
+        record = of_the_call(stored)
+        if record is None or not _matches(record.op, op) or mesh not in (None, record.mesh):
             continue
-        record = replace(stored, phases=phases, count=sum(phases.values()))
         try:
             found.append(reader.read(record))
         except NotJudged as error:
@@ -95,6 +101,47 @@ def _lines(judged: JudgedRun, worst: int, by: str, links: Sequence[str]) -> Iter
         yield "worst, by bytes beyond the lower bound times count:"
     for one in ranked:
         yield from _one(judged, one, links)
+    if wastes := waste_across_ops(judged.executed):
+        yield ""
+        yield "waste across ops in a row, by bytes received in vain times count:"
+    for waste in wastes[:worst]:
+        yield f"{waste.text}: {plural(waste.count, 'time')}, {bytes_text(waste.bytes)}; as {waste.example}"
+    if len(wastes) > worst:
+        yield f"and {len(wastes) - worst:,} more (--worst)"
+
+
+@dataclass(frozen=True)
+class WasteAcrossOps:
+    """What two ops in a row receive in vain: ``text`` says how; the largest is at ``example``."""
+
+    text: str
+    count: int
+    bytes: int
+    example: str
+
+
+def waste_across_ops(executed: Sequence[Executed]) -> list[WasteAcrossOps]:
+    """Return the waste across ops in a row, most bytes first."""
+    found: dict[str, list[Executed]] = {}
+    for one in executed:
+        if one.across_ops:
+            found.setdefault(_across_text(one.record), []).append(one)
+    wastes = []
+    for text, group in found.items():
+        largest = max(group, key=lambda one: one.across_ops).record
+        example = f"{largest.op} on {largest.mesh}: {largest.tensor} {largest.source} -> {largest.target}"
+        times = sum(one.record.count for one in group)
+        wastes.append(WasteAcrossOps(text, times, sum(one.across_ops * one.record.count for one in group), example))
+    return sorted(wastes, key=lambda one: (-one.bytes, one.text))
+
+
+def _across_text(record: PathRecord) -> str:
+    by = record.by or "the caller"
+    if record.repeats == by:
+        return f"{by} redistributes a tensor twice in the same way"
+    if record.repeats:
+        return f"{by} redistributes a tensor as {record.repeats} did before"
+    return f"{record.undoes} gathers, and {by} shards again"
 
 
 def _one(judged: JudgedRun, one: Executed, links: Sequence[str]) -> Iterator[str]:
@@ -169,6 +216,10 @@ def run_json(judged: JudgedRun) -> str:
                 "busiest": one.path.busiest,
                 "bound": {"bytes": one.bound.total, "busiest": one.bound.busiest},
                 "waste": one.waste or None,
+                "by": one.record.by or None,
+                "repeats": one.record.repeats or None,
+                "undoes": one.record.undoes or None,
+                "wasted_across_ops": one.across_ops,
             }
             for one in judged.executed
         ],
