@@ -108,11 +108,19 @@ class Reader:
 
     def best(self, executed: Executed, model: AlphaBeta) -> Path | None:
         """Return the fastest path of all steps by ``model``; None if there are too many layouts to look through."""
-        space = self._space(executed.record)
-        if len(space.layouts) > _MOST_LAYOUTS:
+        graph = self._graph(executed.record)
+        if graph is None:
             return None
-        graph = self._graphs.setdefault(space, Graph(space))
         return graph.paths(executed.path.source, graph.ways(model.seconds)).get(executed.path.target)
+
+    def front(self, executed: Executed, model: AlphaBeta) -> list[Path]:
+        """Return the fastest path, and those that are slower and need less memory; none for too many layouts."""
+        graph = self._graph(executed.record)
+        return [] if graph is None else graph.pareto(executed.path.source, executed.path.target, model.seconds)
+
+    def _graph(self, record: PathRecord) -> Graph | None:
+        space = self._space(record)
+        return None if len(space.layouts) > _MOST_LAYOUTS else self._graphs.setdefault(space, Graph(space))
 
     def _space(self, record: PathRecord) -> Space:
         dtype, _, shape_text = record.tensor.partition("[")

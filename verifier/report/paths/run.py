@@ -8,25 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from markupsafe import Markup
-
 from verifier.core.case import MeshSpec
 from verifier.core.wording import bytes_text, plural
 from verifier.records.schema import PathRecord, RunRecord
-from verifier.redistribution.graph import Path
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta, links_for
 from verifier.redistribution.recorded import Executed, NotJudged, Reader, of_the_call
-from verifier.report.paths.picture import lanes_svg
 from verifier.report.paths.words import brief, ratio_text
 
 __all__ = [
     "JudgedRun",
-    "MeshPaths",
-    "PathView",
     "WasteAcrossOps",
     "diff_text",
     "judge_run",
-    "paths_by_mesh",
+    "model_for",
     "run_json",
     "run_text",
     "waste_across_ops",
@@ -145,7 +139,7 @@ def _across_text(record: PathRecord) -> str:
 
 
 def _one(judged: JudgedRun, one: Executed, links: Sequence[str]) -> Iterator[str]:
-    record, model = one.record, _model(one.record, links)
+    record, model = one.record, model_for(one.record, links)
     asked = "explicit" if record.explicit else "implicit"
     phases = ", ".join(f"{count:,} in {phase}" for phase, count in record.phases.items())
     yield (
@@ -161,7 +155,8 @@ def _one(judged: JudgedRun, one: Executed, links: Sequence[str]) -> Iterator[str
         yield f"  waste  {one.waste}"
 
 
-def _model(record: PathRecord, links: Sequence[str]) -> AlphaBeta:
+def model_for(record: PathRecord, links: Sequence[str] = ()) -> AlphaBeta:
+    """Return the alpha-beta model of the mesh of ``record``, with the given links or with the default ones."""
     ndim = MeshSpec.parse(record.mesh).ndim
     return AlphaBeta(links_for(links, ndim) if links else (DEFAULT_LINK,) * ndim)
 
@@ -263,66 +258,3 @@ def _by_ends(judged: JudgedRun) -> dict[tuple[str, str, str, str, str], Executed
         record = one.record
         found[record.op, record.mesh, record.tensor, record.source, record.target] = one
     return found
-
-
-# --------------------------------------------------------------------------------------------------------------- page
-@dataclass(frozen=True)
-class MeshPaths:
-    """The redistributions on one mesh for the page of a run: bytes in all, and the worst."""
-
-    mesh: str
-    count: int
-    received: int
-    bound: int
-    worst: tuple[PathView, ...]
-
-    @property
-    def ratio(self) -> str:
-        return ratio_text(self.received / self.bound) if self.bound else ""
-
-
-@dataclass(frozen=True)
-class PathView:
-    """A redistribution with the path that ran and the best one."""
-
-    executed: Executed
-    best: Path | None
-    picture: Markup
-
-    @property
-    def ratio(self) -> str:
-        bound = self.executed.bound.total
-        return ratio_text(self.executed.path.bytes / bound if bound else float("inf"))
-
-
-def paths_by_mesh(run: RunRecord, css: Callable[[str], str], worst: int = 4) -> list[MeshPaths]:
-    """Return for each mesh its redistributions, with the ``worst`` kinds by bytes beyond the lower bound."""
-    judged, result = judge_run(run), []
-    for mesh in dict.fromkeys(path.mesh for path in run.graph.paths):
-        here = [one for one in judged.executed if one.record.mesh == mesh]
-        views = [_view(judged, one, css) for one in _unlike([one for one in here if one.excess])[:worst]]
-        received, bound = (sum(size(one) * one.record.count for one in here) for size in (_received, _bound))
-        result.append(MeshPaths(mesh, sum(one.record.count for one in here), received, bound, tuple(views)))
-    return result
-
-
-def _received(one: Executed) -> int:
-    return one.path.bytes
-
-
-def _bound(one: Executed) -> int:
-    return one.bound.total
-
-
-def _unlike(ranked: Sequence[Executed]) -> list[Executed]:
-    """Return the first of those with equal layouts on the way: a person learns nothing from the others."""
-    found: dict[tuple[object, ...], Executed] = {}
-    for one in ranked:
-        found.setdefault(one.path.layouts, one)
-    return list(found.values())
-
-
-def _view(judged: JudgedRun, one: Executed, css: Callable[[str], str]) -> PathView:
-    best = judged.reader.best(one, _model(one.record, ()))
-    lanes = [("ran", one.path), *([("best", best)] if best is not None and best != one.path else [])]
-    return PathView(one, best, lanes_svg(lanes, css))
