@@ -44,6 +44,20 @@ out.moved = document.getElementById(table.dataset.readout).textContent;
 press("ArrowUp"); press("ArrowUp");
 out.edge = document.getElementById(table.dataset.readout).textContent;
 out.stops = stops();
+const routes = document.querySelector("[data-routes]");
+if (routes) {
+  const drawn = () => [...routes.querySelectorAll("g[data-route]")].filter((one) => one.style.display !== "none")
+    .map((one) => one.dataset.route).join() + "," +
+    [...routes.querySelectorAll("div[data-route]")].filter((one) => !one.hidden).map((one) => one.dataset.route).join();
+  const inputs = routes.querySelectorAll("input");
+  out.drawn = [drawn()];
+  inputs[1].click();
+  out.drawn.push(drawn());
+  inputs[0].closest("tr").dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+  out.drawn.push(drawn());
+  routes.querySelector("tbody").dispatchEvent(new MouseEvent("mouseleave"));
+  out.drawn.push(drawn());
+}
 const filter = document.getElementById("filter");
 if (filter) {
   filter.value = "0000000007";
@@ -114,5 +128,6 @@ def test_keys_filter_and_copy_work_and_nothing_hangs_over(width: int, tmp_path: 
     assert '"stops":1' in out
     assert '"shown":"1 shown"' in out
     assert '"articles":"finding-0000000007"' in out
+    assert '"drawn":["0,0","1,1","0,0","1,1"]' in out, "a row is drawn while it is chosen, or under the pointer"
     assert '"overflow":0' in out
     assert re.search(r'"copy":"(copied|selected)"', out)

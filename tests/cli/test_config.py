@@ -109,7 +109,7 @@ def test_what_a_file_says_to_fail_on_is_for_the_commands_that_know_it(verifier: 
     with pytest.raises(ValueError, match="kind 'missing' is none of wrong, lost"):
         FailOn.parse("missing", FailOn.WRONG, FailOn.LOST)
     status, _, errors = verifier("[tool.dtensor-verifier]\nfail-on = 'wrung'\n", "gate")
-    assert (status, "kind 'wrung' is none of wrong, lost; did you mean 'wrong'?" in errors) == (2, True)
+    assert (status, "kind 'wrung' is none of wrong, lost, regret; did you mean 'wrong'?" in errors) == (2, True)
     status, _, errors = verifier("[tool.dtensor-verifier]\nfail-on = 'lost'\n", "gate")
     assert "--fail-on" not in errors
 

@@ -72,7 +72,7 @@ def stored(out: Path, record: bytes | None = None, journal: bytes | None = None,
 
 
 def journal_of(header: RunHeader, *lines: dict[str, Any]) -> bytes:
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in ({"format_version": 4, "header": header}, *lines))
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in ({"format_version": 5, "header": header}, *lines))
 
 
 # ----------------------------------------------------------------------------------------------------- broken records
@@ -102,7 +102,7 @@ BROKEN = {
     "a fingerprint of two lines": (msgspec.json.encode(a_run(a_finding("a\nb"))), "findings[0].fingerprint"),
     "a number without an end": (_with(seconds=1e300), "seconds is no number"),
     "half of it": (_with()[:300], "not JSON"),
-    "no UTF-8": (b'{"format_version": 4, "x": "\xff"}', "not JSON"),
+    "no UTF-8": (b'{"format_version": 5, "x": "\xff"}', "not JSON"),
     "nothing": (b"", "not JSON"),
 }
 

@@ -85,7 +85,7 @@ def test_file_reads_as_a_page_for_people(tmp_path: Path) -> None:
     assert lines[0] == "# What `python -m verifier` knows. The gate fails on every finding that is not in here."
     start = lines.index("[[finding]]")
     assert lines[start - 2 : start + 11] == [
-        "format_version = 2",
+        "format_version = 3",
         "",
         "[[finding]]",
         'fingerprint = "a1"',
@@ -206,15 +206,15 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("format_version = 2", "format_version = 3", r":19: format_version is 3; this version of the verifier reads 2"),
-        ("format_version = 2", "", r":1: has no format_version"),
-        ('mesh = "4"', 'mesh = "4', r":27: not TOML: .*line 27"),
-        ("expires = 2026-11-16", "expires = 2026-13-16", r":31: not TOML: "),
-        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":21: finding 1 \(a1\): expires is '2026-11-16', but has"),
+        ("format_version = 3", "format_version = 4", r":21: format_version is 4; this version of the verifier reads 3"),
+        ("format_version = 3", "", r":1: has no format_version"),
+        ('mesh = "4"', 'mesh = "4', r":29: not TOML: .*line 29"),
+        ("expires = 2026-11-16", "expires = 2026-13-16", r":33: not TOML: "),
+        ("expires = 2026-11-16", 'expires = "2026-11-16"', r":23: finding 1 \(a1\): expires is '2026-11-16', but has"),
         ("expires = 2026-11-16", "expires = 2026-11-16T00:00:00", r"expires is '2026-11-16 00:00:00', but has to be"),
         ("expires = 2026-11-16", "expire = 2026-11-16", r"unknown field 'expire'; did you mean 'expires'\?"),
-        ("reason =", "#", r":21: finding 1 \(a1\): has no reason"),
-        ('fingerprint = "a1"', "", r":21: finding 1 \(without a fingerprint\): has no fingerprint"),
+        ("reason =", "#", r":23: finding 1 \(a1\): has no reason"),
+        ('fingerprint = "a1"', "", r":23: finding 1 \(without a fingerprint\): has no fingerprint"),
         ('fingerprint = "a1"', 'fingerprint = ""', r"its fingerprint is empty"),
         ('mesh = "4"', "mesh = 4", r"mesh is 4, but has to be a string"),
         ('["2.13.0"]', '"2.13.0"', r"torch is '2\.13\.0', but has to be a list of versions"),
@@ -225,9 +225,9 @@ def test_missing_file_is_empty_only_if_that_is_allowed(tmp_path: Path) -> None:
         (
             "[[finding]]",
             "[[findings]]",
-            r":21: unknown key 'findings'; causes are \[\[cause\]\], findings \[\[finding\]\]",
+            r":23: unknown key 'findings'; causes are \[\[cause\]\], findings \[\[finding\]\], budgets",
         ),
-        ("[[finding]]", "[finding]", r":21: findings are written as \[\[finding\]\]"),
+        ("[[finding]]", "[finding]", r":23: findings are written as \[\[finding\]\]"),
     ],
 )
 def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -242,7 +242,7 @@ def test_malformed_file_says_where_and_what(tmp_path: Path, old: str, new: str, 
 def test_repeated_fingerprint_names_both_lines(tmp_path: Path) -> None:
     path = written(tmp_path, a_finding("a1"), a_finding("b2"))
     path.write_text(path.read_text().replace('"b2"', '"a1"'))
-    with pytest.raises(BaselineError, match=r"baseline\.toml:34: fingerprint a1 stands in line 21 already"):
+    with pytest.raises(BaselineError, match=r"baseline\.toml:36: fingerprint a1 stands in line 23 already"):
         load_baseline(path)
 
 

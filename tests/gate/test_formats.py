@@ -13,6 +13,7 @@ import pytest
 from verifier.gate.decision import GateDecision, GateItem
 from verifier.gate.evidence import NoEvidence
 from verifier.gate.formats import Place, render_github, render_junit, render_markdown, render_sarif
+from verifier.gate.regret import OverBudget, RegretDecision
 from verifier.gate.rule_changes import Change, RuleChange
 from verifier.gate.text import MOST_UNTESTED, render
 
@@ -153,3 +154,28 @@ def test_lost_rules_are_in_all_formats(counts: bool, status: int, tag: str, leve
     assert render_github(decision, places=PLACES).startswith(f"::{kind} file=rules/my%2C rules.py,line=7,")
     assert "- aten.cumsum.default: S(0) -&gt; S(0)" in render_markdown(decision).replace("->", "-&gt;")
     assert f"{title} aten.cumsum.default: S(0) -> S(0) at 1 call: self=f64[5, 5], dim=1" in render(decision)
+
+
+def test_what_is_over_budget_is_in_all_formats() -> None:
+    over = OverBudget(
+        "aten.cumsum.default", "4", "float32[8, 8]", "S(0)", "S(1)", 3, "S(0) -all_gather(0)-> R -> S(1)   768 B", 768,
+        "S(0) -all_to_all(0)-> S(1)   192 B", 192, "S(0) -all_to_all(0)-> S(1)   192 B", 192, "S(0); R",
+    )  # fmt: skip
+    decision = replace(GREEN, regret=RegretDecision((over,), 4, 1, ("budget of aten.mm.default on mesh 4: not run",)))
+    assert decision.exit_status == 1
+    failure = junit(decision)[0].find("failure")
+    assert failure is not None
+    assert failure.get("type") == "OVER_BUDGET"
+    (result,) = sarif(decision)["results"]
+    assert (result["ruleId"], result["level"]) == ("OVER_BUDGET", "error")
+    assert render_github(decision, places=PLACES).startswith(
+        "::error file=rules/my%2C rules.py,line=7,title=over budget"
+    )
+    assert "- over budget: aten.cumsum.default(S(0); R) on mesh 4" in render_markdown(decision)
+    for quiet in (False, True):
+        text = render(decision, quiet=quiet)
+        assert "OVER BUDGET aten.cumsum.default(S(0); R) on mesh 4: float32[8, 8] S(0) -> S(1), 3 times: 768 B" in text
+        assert "  allowed  S(0) -all_to_all(0)-> S(1)   192 B\n" in text
+        assert text.endswith("gate failed: redistributions over budget (exit status 1)\n")
+    assert "budgets: 4 kinds of redistribution within budget, of 1 op on a mesh" in render(decision)
+    assert "not judged by a budget: budget of aten.mm.default on mesh 4: not run" in render(decision)

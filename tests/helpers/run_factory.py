@@ -17,6 +17,7 @@ from verifier.records.schema import (
     MatrixRecord,
     MissingRuleRecord,
     OpRulesRecord,
+    PathRecord,
     RulesRecord,
     RunHeader,
     RunRecord,
@@ -160,7 +161,13 @@ def make_graph() -> GraphRecord:
                 EdgeRecord(f"({other}, {source})", f"({other}, {target})", "2x2", 1, collective, 32 * weight, count, {})
             )
     nodes |= {node for edge in edges for node in (edge.source, edge.target)}
-    return GraphRecord(sorted(nodes), edges)
+    back = [("all_gather", "(S(0), R)"), ("all_gather", "(R, R)"), ("", "(R, S(0))")]
+    asked = (False, 2, {"forward": 2}, "(S(0), S(1)); R", EMBEDDING)
+    paths = [
+        PathRecord(EMBEDDING, "2x2", "float64[8, 4]", "(S(0), S(1))", "(R, S(0))", back, *asked),
+        PathRecord(BACKWARD, "2x2", "float64[8, 4]", "(S(0), R)", "(R, R)", back[1:2], *asked),
+    ]
+    return GraphRecord(sorted(nodes), edges, paths)
 
 
 def make_run(**changes: object) -> RunRecord:

@@ -18,8 +18,8 @@ from verifier.records.files import RunFormatError, RunStoreError, read_record, w
         (b'"\xff"', r"run\.json: not JSON"),
         (b"[1]", r"run\.json: has no format_version"),
         (b"{}", r"run\.json: has no format_version"),
-        (b'{"format_version": 7}', r"run\.json: format_version is 7, this version of the verifier reads 4"),
-        (b'{"format_version": 4}', r"run\.json: not a RunRecord of format_version 4: .*missing required field"),
+        (b'{"format_version": 7}', r"run\.json: format_version is 7, this version of the verifier reads 5"),
+        (b'{"format_version": 5}', r"run\.json: not a RunRecord of format_version 5: .*missing required field"),
     ],
 )
 def test_file_that_we_cannot_read_says_why(tmp_path: Path, content: bytes, message: str) -> None:

@@ -11,7 +11,7 @@ from run_factory import make_run
 from verifier.records.schema import GraphRecord, PathRecord
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta
 from verifier.redistribution.recorded import NotJudged, Reader
-from verifier.report.paths.run import JudgedRun, diff_text, judge_run, run_json, run_text
+from verifier.report.paths.run import JudgedRun, diff_text, judge_run, run_json, run_text, waste_across_ops
 
 THERE_AND_BACK = PathRecord(
     "aten.embedding.default",
@@ -147,3 +147,26 @@ def test_paths_that_became_dearer() -> None:
     assert not dearer
     assert "cheaper: " in text
     assert diff_text(judged(DIRECT), judged(DIRECT))[0].splitlines()[1] == "1 in both, 0 became dearer; 0 came, 0 went"
+
+
+def test_waste_across_ops_in_a_row_is_summed_by_the_ops() -> None:
+    again = with_steps(DIRECT, *DIRECT.steps, explicit=False, by="aten.mul.Tensor", repeats="aten.mul.Tensor")
+    undone = with_steps(
+        DIRECT,
+        ("", "S(0)"),
+        source="R",
+        target="S(0)",
+        explicit=False,
+        by="aten.sin.default",
+        undoes="aten.cumsum.default",
+    )
+    run = judged(DIRECT, again, undone)
+    assert [(one.text, one.count, one.bytes) for one in waste_across_ops(run.executed)] == [
+        ("aten.cumsum.default gathers, and aten.sin.default shards again", 2, 2 * 8 * 15),
+        ("aten.mul.Tensor redistributes a tensor twice in the same way", 2, 2 * 8 * 15),
+    ]
+    text = run_text(run, worst=1, by="op", links=())
+    assert "waste across ops in a row, by bytes received in vain times count:" in text
+    assert "2 times, 240 B; as aten.mm.default on 4: float64[5] R -> S(0)" in text
+    assert text.endswith("and 1 more (--worst)\n")
+    assert {one["undoes"] for one in json.loads(run_json(run))["redistributions"]} == {None, "aten.cumsum.default"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_factory import EMBEDDING, ODD, make_empty_run, make_finding, make_long_run, make_matrix, make_run
 
-from verifier.records.schema import EdgeCoverageRecord, GraphRecord, MatrixRecord, RuleCoverageRecord, RunRecord
+from verifier.records.schema import EdgeCoverageRecord, MatrixRecord, RuleCoverageRecord, RunRecord
 from verifier.report.html import banners, render_html, write_html
 from verifier.report.matrix import matrix_views
 from verifier.report.words import OUTCOMES, totals
@@ -255,26 +255,17 @@ def test_edges_that_no_redistribution_took_are_counted() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- the graph
-def test_the_graph_has_one_drawing_for_each_number_of_mesh_dims(page: Page) -> None:
-    run = make_run()
-    assert len(page.with_class("graph")) == 2
-    assert len(page.with_class("node")) == len(run.graph.nodes)
-    titles = [f"{edge.source} to {edge.target}: {edge.collective}, {edge.count:,} step" for edge in run.graph.edges]
-    assert all(title in page.text for title in titles)
+def test_the_steps_of_each_mesh_are_a_table(page: Page) -> None:
+    for mesh in ("4", "2x2"):
+        edges = [edge for edge in make_run().graph.edges if edge.mesh == mesh]
+        region = page.text.split(f"Mesh {mesh} ")[1].split("Mesh ")[0]
+        assert f"{len(edges)} kinds of step" in region
+        assert all(f"{edge.count:,}" in region and edge.collective in region for edge in edges)
 
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     write_html(make_run(), tmp_path / "index.html")
     assert (tmp_path / "index.html").read_text(encoding="utf-8") == render_html(make_run())
-
-
-def test_a_node_without_steps_and_a_step_that_goes_nowhere_are_drawn() -> None:
-    graph = make_run().graph
-    edges = [edge for edge in graph.edges if edge.source == "S(1)"]
-    edges[0].target = "S(1)"
-    page = Page(render_html(make_run(graph=GraphRecord(["R", "S(1)"], edges))))
-    assert len(page.with_class("node")) == 2
-    assert "nan" not in " ".join(str(attrs.get("d")) for tag, attrs in page.tags if tag == "path")
 
 
 def test_commands_name_the_folder_of_the_runs_where_it_is_not_the_usual_one() -> None:

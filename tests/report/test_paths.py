@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -100,19 +101,58 @@ def test_a_picture_has_a_lane_for_each_path() -> None:
         answer(Question("4", "8,8"), "svg")
 
 
-def test_the_page_shows_the_worst_paths_of_each_mesh() -> None:
-    steps = [("all_gather", "(S(0), R)"), ("all_gather", "(R, R)"), ("", "(R, S(0))")]
-    paths = [
-        PathRecord("aten.<i>", mesh, "float32[8, 8]", "(S(0), S(1))", "(R, S(0))", steps, False, 2, {"forward": 2})
-        for mesh in ("2x2", "2x4")
-    ]
-    exact = PathRecord("aten.mm", "4", "float32[8]", "S(0)", "R", [("all_gather", "R")], True, 1, {"forward": 1})
-    page = render_html(make_run(graph=GraphRecord([], [], [*paths, exact])))
-    region = page[page.index('<h2 id="graph">') :].split("</section>")[0]
-    assert [region.count(f"Paths on mesh {mesh} ") for mesh in ("2x2", "2x4", "4")] == [1, 1, 1]
-    assert region.count('<svg class="graph"') == 2
-    assert region.count(">ran, ") == region.count(">best, ") == 2
+def region_of_page(*paths: PathRecord) -> str:
+    page = render_html(make_run(graph=GraphRecord([], [], [*paths])))
+    return page[page.index('<h2 id="graph">') :].split("</section>")[0]
+
+
+STEPS = [("all_gather", "(S(0), R)"), ("all_gather", "(R, R)"), ("", "(R, S(0))")]
+AROUND = PathRecord("aten.<i>", "2x4", "float32[8, 8]", "(S(0), S(1))", "(R, S(0))", STEPS, False, 2, {"forward": 2})
+EXACT = PathRecord("aten.mm", "4", "float32[8]", "S(0)", "R", [("all_gather", "R")], True, 1, {"forward": 1})
+
+
+def test_the_page_has_a_map_and_a_table_for_each_mesh() -> None:
+    region = region_of_page(AROUND, replace(AROUND, mesh="2x2"), EXACT)
+    assert [region.count(f"<h3>Mesh {mesh} ") for mesh in ("2x2", "2x4", "4")] == [1, 1, 1]
+    assert region.count('<svg class="map"') == region.count("data-routes>") == 3
+    assert region.count('type="radio"') == region.count(" checked>") == 3
+    assert (region.count("</span> ran: "), region.count("</span> fastest: ")) == (3, 2)
+    assert "all_gather over mesh dim 1 to (S(0), R), " in region
     assert "aten.&lt;i&gt;" in region
     assert "<i>" not in region
-    assert "gathers and shards again" in region
-    assert "No path receives more bytes than the lower bound." in region
+    assert "Waste: gathers and shards again." in region
+
+
+def test_redistributions_by_equal_paths_are_one_row_and_the_worst_is_first() -> None:
+    wide = replace(AROUND, tensor="float32[64, 64]", op="aten.mul.Tensor")
+    also = PathRecord(
+        "a.b", "2x4", "float32[8]", "(S(0), R)", "(R, R)", [("all_gather", "(R, R)")], False, 5, {"forward": 5}
+    )
+    region = region_of_page(also, AROUND, wide)
+    rows = region.split("<tbody>")[1].split("</tbody>")[0].split("<tr>")[1:]
+    assert [">(S(0), S(1)) → (R, S(0))<" in row for row in rows] == [True, False]
+    assert '<td class="num">4</td>' in rows[0]
+    assert "<code>aten.mul.Tensor</code> and 1 more" in rows[0]
+    assert "of <code>float32[64, 64]</code>" in region, "the example is the one furthest beyond its bound"
+
+
+def test_the_page_tells_waste_across_ops_and_escapes_it() -> None:
+    undone = PathRecord(
+        "chain.<b>",
+        "4",
+        "float32[8]",
+        "R",
+        "S(0)",
+        [("", "S(0)")],
+        False,
+        2,
+        {"forward": 2},
+        "",
+        "aten.<i>",
+        "",
+        "aten.<u>",
+    )
+    region = region_of_page(undone)
+    assert "aten.&lt;u&gt; gathers, and aten.&lt;i&gt; shards again" in region
+    assert "chain.&lt;b&gt; on 4: float32[8] R -&gt; S(0)" in region
+    assert "<svg" not in region, "there is nothing to draw of a local step"

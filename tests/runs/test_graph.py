@@ -9,13 +9,16 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+import torch
 from run_factory import make_graph, make_run
+from torch.distributed.tensor import Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Redistribution
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import Phase
 from verifier.records.checks import check_record
+from verifier.records.schema import CallRecord
 from verifier.runs.graph import LOCAL, RedistributionGraph
 
 GATHER = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R"))
@@ -126,7 +129,7 @@ def test_json_is_versioned_and_read_back(tmp_path: Path) -> None:
     graph = collect(observe("4", (GATHER, CUT)))
     graph.write_json(path)
     document = json.loads(path.read_text())
-    assert document.pop("format_version") == 4
+    assert document.pop("format_version") == 5
     again = nx.node_link_graph(document, edges="edges")
     assert nx.utils.graphs_equal(again, graph.to_networkx())
 
@@ -156,3 +159,28 @@ def test_steps_on_a_submesh_belong_to_a_mesh_of_its_shape(tmp_path: Path) -> Non
     record = replace(record, graph=collect(observe("2x2", (step,))).to_record())
     check_record(record)
     assert ([path.mesh for path in record.graph.paths], [edge.mesh for edge in record.graph.edges]) == (["2"], ["2"])
+
+
+def test_calls_that_passed_are_counted_with_the_placements_of_what_the_op_itself_asked_for() -> None:
+    case = OpCase("aten.relu.default", "torch.relu", (torch.ones(3, 8),))
+    trial = Trial(case, MeshSpec((4,)), ((Shard(0),),))
+    asked = Redistribution(
+        Phase.FORWARD, "S(0)", "R", 0, "all_gather", 8, ("S(0)", "R"), "float32[3, 8]", by="aten.relu.default"
+    )
+    late, others = replace(asked, phase=Phase.BACKWARD), replace(asked, by="aten.add.Tensor")
+    graph = RedistributionGraph()
+    for passed in (True, False):
+        report = ProcessReport((0,), Phase.DONE, redistributions=(asked, late, others))
+        graph.add(Observation(trial, Fate.COMPLETED, (report,)), passed)
+    record = graph.to_record()
+    assert record.calls == [CallRecord("aten.relu.default", "4", "S(0) small", 1)]
+    assert {(path.by, path.given): path.phases for path in record.paths} == {
+        ("aten.relu.default", "S(0) small"): {"forward": 2},
+        ("aten.relu.default", ""): {"backward": 2},
+        ("aten.add.Tensor", ""): {"forward": 2},
+    }
+    assert RedistributionGraph.from_record(record).to_record() == record
+    program = replace(trial, case=replace(case, op="chain.sum"))
+    other = RedistributionGraph()
+    other.add(Observation(program, Fate.COMPLETED, (ProcessReport((0,), Phase.DONE),)))
+    assert not other.to_record().calls, "it is no call of one op"

@@ -72,3 +72,41 @@ def test_a_step_tells_whether_its_mesh_has_all_its_flattened_submeshes(mesh: Dev
     assert sorted(flat._flatten_mapping) == ["x_y", "x_y_z", "x_z", "y_z"]
     assert is_flattened(flat)
     assert not is_flattened(flat["x"])
+
+
+def test_what_one_op_gathers_and_the_next_shards_again_is_told(mesh: DeviceMesh) -> None:
+    rows = tensor(mesh, Shard(0), Replicate())
+    with RedistributionRecorder().recording() as recorder:
+        torch.cumsum(rows, 0) * rows
+    gather, back = recorder.steps
+    assert (gather.by, gather.collective, gather.undoes) == ("aten.cumsum.default", "all_gather", "")
+    assert (back.by, back.collective, back.undoes) == ("aten.mul.Tensor", None, "aten.cumsum.default")
+
+    recorder.clear()
+    with recorder.recording():
+        torch.cumsum(rows, 0)
+        rows.redistribute(placements=[Replicate(), Replicate()]).redistribute(placements=rows.placements)
+    assert not any(step.undoes for step in recorder.steps), "the caller asked for both"
+
+
+def test_a_tensor_that_is_redistributed_twice_in_the_same_way_is_told(mesh: DeviceMesh) -> None:
+    rows = tensor(mesh, Shard(0), Replicate())
+    with RedistributionRecorder().recording() as recorder:
+        torch.cumsum(rows, 0)
+        torch.cumprod(rows, 0)
+        torch.cumsum(rows * 1, 0)
+    first, second, other = recorder.steps
+    assert (first.repeats, second.repeats, other.repeats) == ("", "aten.cumsum.default", "")
+
+    recorder.clear()
+    with recorder.recording():
+        torch.cumsum(rows, 0)
+        rows.add_(1)
+        torch.cumsum(rows, 0)
+    assert not any(step.repeats for step in recorder.steps), "it has other values now"
+
+    recorder.clear()
+    with recorder.recording():
+        for _ in range(2):
+            rows.redistribute(placements=[Replicate(), Replicate()])
+    assert not any(step.repeats for step in recorder.steps), "the caller asked for both"

@@ -244,7 +244,8 @@ def gate(
         typer.Option(
             "--fail-on",
             metavar="KIND[,KIND]",
-            help="wrong, or with --import lost as well: rules of torch's that hold and that the import does not claim.",
+            help="wrong; regret: redistributions over the budgets of the baseline, which --update then records; "
+            "with --import lost: rules of torch's that hold and that the import does not claim.",
             show_default="wrong",
         ),
     ] = None,

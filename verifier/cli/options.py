@@ -82,6 +82,7 @@ class FailOn(StrEnum):
     WRONG = "wrong"
     MISSING = "missing"
     LOST = "lost"
+    REGRET = "regret"
 
     @staticmethod
     def parse(text: str, *known: FailOn, typed: bool = True) -> set[FailOn]:

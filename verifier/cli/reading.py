@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -38,9 +39,10 @@ from verifier.cli.options import (
 from verifier.core.case import DEFAULT_MESHES
 from verifier.core.wording import NO_SAMPLES, plural
 from verifier.gate.baseline import load_baseline
-from verifier.gate.decision import decide_all, without_special
+from verifier.gate.decision import decide_all, with_budgets, without_special
 from verifier.gate.evidence import collect, refuse_unfinished
 from verifier.gate.question import Question, asked_by
+from verifier.gate.regret import updated_budgets
 from verifier.processes.limits import parse_rank_memory
 from verifier.records.schema import RunRecord
 from verifier.report.terminal import print_summary
@@ -100,7 +102,7 @@ def gate(
     fail_on: str | None = None,
 ) -> None:
     chosen = typed(context, "fail_on")
-    fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.LOST, typed=chosen)
+    fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.LOST, FailOn.REGRET, typed=chosen)
     if FailOn.LOST in fails and chosen and (patterns or not imports):
         raise ValueError(
             "--fail-on lost compares all rules of an import with torch's; name what registers them: gate --import FILE"
@@ -109,6 +111,8 @@ def gate(
     cluster = cluster_of(context, fresh or bool(imports and not patterns))
     changed = _changed(changed_since, imports or (), patterns or (), fresh, update)
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
+    if FailOn.REGRET in fails and not known.budgets and not update:
+        raise ValueError(f"{baseline} has no budgets to judge by; record them: gate --fail-on regret --update")
     store = RunStore(out)
     asked = tuple(patterns or ())
     evidence = None
@@ -145,11 +149,17 @@ def gate(
         if decision.unverified:
             raise ValueError(f"the baseline is left as it is: {decision.unverified}")
         known = known.updated(evidence.runs if special_values else [*map(without_special, evidence.runs)], today)
+        if FailOn.REGRET in fails:
+            known = replace(known, budgets=updated_budgets(evidence.runs, evidence.question, known.budgets))
         known.save(baseline)
         decision = decide_all(evidence, known, today, special_values, FailOn.LOST in fails)
+        budgets = f" and {plural(len(known.budgets), 'budget')}" if known.budgets else ""
         consoles()[1].print(
-            f"wrote {plural(len(known.entries), 'entry', 'entries')} to {baseline}", highlight=False, markup=False
-        )
+            f"wrote {plural(len(known.entries), 'entry', 'entries')}{budgets} to {baseline}",
+            highlight=False, markup=False,
+        )  # fmt: skip
+    if FailOn.REGRET in fails:
+        decision = with_budgets(decision, evidence, known.budgets)
     write_decision(decision, output, out, detail)
     raise typer.Exit(decision.exit_status)
 

@@ -101,6 +101,12 @@ class Redistribution:
     """Whether this is the first step of its redistribution."""
     mesh: str = ""
     """The shape of the mesh, as ``2x2``, if it is not known to be the trial's: a program may make submeshes."""
+    by: str = ""
+    """Of a first step: the op whose dispatch asked for the redistribution."""
+    repeats: str = ""
+    """Of a first step: the op for which the same tensor was redistributed in the same way before."""
+    undoes: str = ""
+    """Of a first step: the op for which was gathered what is now sharded again."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ __all__ = [
     "BITWISE_REDUCTIONS",
     "REDUCTIONS",
     "format_placements",
+    "placement_order",
     "split_placements",
 ]
 
@@ -49,3 +50,15 @@ def split_placements(text: str) -> tuple[str, ...]:
         else:
             parts[-1] += letter
     return tuple(part.strip() for part in parts if part.strip())
+
+
+def placement_order(text: str) -> tuple[tuple[int, str], ...]:
+    """Return a sort key for placements, by mesh dim: R, then S by tensor dim, then Partial, then the rest.
+
+    >>> sorted(["P(sum)", "S(10)", "S(2)", "R"], key=placement_order)
+    ['R', 'S(2)', 'S(10)', 'P(sum)']
+    """
+    return tuple(
+        (0 if part == "R" else 1 if part.startswith("S(") else 2 if part.startswith("P(") else 3, part.rjust(12))
+        for part in split_placements(text)
+    )

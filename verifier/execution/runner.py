@@ -229,8 +229,8 @@ class _Steps:
             log.seconds[phase] += time.perf_counter() - started
             log.redistributions += [
                 Redistribution(
-                    *(phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes),
-                    *(s.path, s.tensor, s.explicit, s.begins, s.mesh),
+                    *(phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes, s.path, s.tensor, s.explicit),
+                    *(s.begins, s.mesh, s.by, s.repeats, s.undoes),
                 )
                 for s in recorder.steps
             ]

@@ -22,6 +22,7 @@ import tomli_w
 from verifier.core.case import MeshSpec
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import did_you_mean, one_line, version_key
+from verifier.gate.budgets import Budget, read_budget
 from verifier.records.checks import check_name
 from verifier.records.files import write_atomically
 from verifier.records.schema import FindingRecord, RunRecord, TrialRecord
@@ -41,8 +42,8 @@ __all__ = [
 NOT_EXPLAINED = "not explained yet"
 """The placeholder for the reason that a person has to write. It does not count as a reason: the finding stays new."""
 
-FORMAT_VERSION = 2
-"""Of the file; records have a version of their own. Since version 2 there are causes. Files of version 1 are read."""
+FORMAT_VERSION = 3
+"""Of the file; records have a version of their own. Version 2 has causes, version 3 budgets. All versions are read."""
 
 VALID_DAYS = 180
 """Days from the day on which a finding enters the baseline to the one on which it expires."""
@@ -63,6 +64,8 @@ _HEADER = """\
 # imports  the finding is about the rules that these imports register, not about torch's own (optional)
 # groups   what its failures look like before they are minimised: a failure that looks so is this finding
 # replay   the smallest trial by value; the verifier runs it again to see whether it is fixed
+#
+# A budget has the redistributions that calls of an op may do on a mesh, for each combination of placements.
 #
 # reason, link and expires are yours to edit; an update keeps them. It does not keep comments, and writes
 # "not explained yet" where a reason is missing.
@@ -173,11 +176,16 @@ class Cause(BaselineEntry):
 
 @dataclass(frozen=True)
 class Baseline:
-    """Known causes and findings, in the order of op, verdict and fingerprint. An empty one knows nothing."""
+    """Known causes and findings, in the order of op, verdict and fingerprint, and budgets of redistributions.
+
+    An empty one knows nothing.
+    """
 
     entries: tuple[BaselineEntry, ...] = ()
+    budgets: tuple[Budget, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "budgets", tuple(sorted(self.budgets)))
         in_order = sorted(self.entries, key=lambda entry: (entry.op, entry.verdict, entry.fingerprint, entry.imports))
         object.__setattr__(self, "entries", tuple(in_order))
 
@@ -211,7 +219,7 @@ class Baseline:
 
     def about(self, imports: Collection[str], own_rules: Collection[str]) -> Baseline:
         """Return the entries that are about the rules that a run verifies; see :meth:`BaselineEntry.applies`."""
-        return Baseline(tuple(entry for entry in self.entries if entry.applies(imports, own_rules)))
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.applies(imports, own_rules)))
 
     def updated(self, runs: Sequence[RunRecord], today: date, keep_untested: bool = True) -> Baseline:
         """Return the baseline that lists what ``runs`` found.
@@ -257,7 +265,7 @@ class Baseline:
                 if (run.header.id, finding.fingerprint) not in taken:
                     entry = _entry(finding, run, today + timedelta(days=VALID_DAYS))
                     new.setdefault((entry.fingerprint, entry.imports), entry)
-        return Baseline((*entries, *new.values()))
+        return replace(self, entries=(*entries, *new.values()))
 
     def to_toml(self) -> str:
         """Return the text of the file: the same entries always give the same text."""
@@ -271,7 +279,7 @@ class Baseline:
                 for name in table.fields
                 if name not in _OPTIONAL or getattr(entry, name)
             )
-        return "".join(parts)
+        return "".join([*parts, *(budget.to_toml() for budget in self.budgets)])
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all.
@@ -297,6 +305,8 @@ _TABLES: dict[type[BaselineEntry], _Table] = {
     Cause: _Table("cause", (*_OWN, *(name for name in _ENTRY if name not in ("groups", "why_none")))),
     BaselineEntry: _Table("finding", _ENTRY),
 }
+_BUDGET = "budget"
+"""The table of budgets."""
 _OPTIONAL = ("link", "mended", "imports", "groups", "why_none")
 _VERSIONS = 'versions such as ["2.13.0"]'
 _LISTS = {"groups": "strings", "imports": "strings", "torch": _VERSIONS, "mended": _VERSIONS, "where": "strings"}
@@ -389,21 +399,46 @@ def load_baseline(path: Path, missing_ok: bool = False) -> Baseline:
     except RecursionError as error:
         raise BaselineError(f"{path}: not a baseline: tables and lists are nested too deep in it") from error
     version = content.get("format_version")
-    if version not in (1, FORMAT_VERSION):
+    if version not in range(1, FORMAT_VERSION + 1):
         what = "has no format_version" if version is None else f"format_version is {version!r}"
         raise BaselineError(
             f"{path}:{_line_of(text, 'format_version')}: {what}; this version of the verifier reads {FORMAT_VERSION}"
         )
     tables = {table.name: kind for kind, table in _TABLES.items()}
     for name in content:
-        if name not in ("format_version", *tables):
-            what = "causes are [[cause]], findings [[finding]]"
+        if name not in ("format_version", _BUDGET, *tables):
+            what = "causes are [[cause]], findings [[finding]], budgets [[budget]]"
             raise BaselineError(f"{path}:{_line_of(text, name)}: unknown key {name!r}; {what}")
     seen: dict[tuple[str, tuple[str, ...]], int] = {}
     entries: list[BaselineEntry] = []
     for table, kind in tables.items():
         entries += _read_table(path, text, table, content.get(table, []), kind, seen)
-    return Baseline(tuple(entries))
+    return Baseline(tuple(entries), _read_budgets(path, text, content.get(_BUDGET, [])))
+
+
+def _tables(path: Path, text: str, table: str, raw: object) -> list[tuple[int, dict[str, Any]]]:
+    """Return the tables of one name, each with its line."""
+    if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
+        raise BaselineError(f"{path}:{_line_of(text, table)}: {table}s are written as [[{table}]]")
+    head = re.compile(rf"\s*\[\[\s*{table}\s*\]\]")
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if head.match(line)]
+    return [(lines[position] if position < len(lines) else 1, values) for position, values in enumerate(raw)]
+
+
+def _read_budgets(path: Path, text: str, raw: object) -> tuple[Budget, ...]:
+    seen: dict[tuple[object, ...], int] = {}
+    budgets = []
+    for line, values in _tables(path, text, _BUDGET, raw):
+        try:
+            budget = read_budget(values)
+        except ValueError as error:
+            raise BaselineError(f"{path}:{line}: {_BUDGET} of {values.get('op') or 'no op'}: {error}") from error
+        if budget.cell in seen:
+            what = f"{budget.op} on mesh {budget.mesh}"
+            raise BaselineError(f"{path}:{line}: a budget of {what} stands in line {seen[budget.cell]} already")
+        seen[budget.cell] = line
+        budgets.append(budget)
+    return tuple(budgets)
 
 
 def _read_table(
@@ -415,18 +450,13 @@ def _read_table(
     seen: dict[tuple[str, tuple[str, ...]], int],
 ) -> list[BaselineEntry]:
     """Return the entries of all tables of one name; ``seen`` has the lines of those that were read before."""
-    if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
-        raise BaselineError(f"{path}:{_line_of(text, table)}: {table}s are written as [[{table}]]")
-    head = re.compile(rf"\s*\[\[\s*{table}\s*\]\]")
-    lines = [n for n, line in enumerate(text.splitlines(), 1) if head.match(line)]
     entries = []
-    for position, values in enumerate(raw):
-        line = lines[position] if position < len(lines) else 1
+    for position, (line, values) in enumerate(_tables(path, text, table, raw), 1):
         try:
             entry = _read_entry(values, kind)
         except BaselineError as error:
             named = values.get("fingerprint") or "without a fingerprint"
-            raise BaselineError(f"{path}:{line}: {table} {position + 1} ({named}): {error}") from error
+            raise BaselineError(f"{path}:{line}: {table} {position} ({named}): {error}") from error
         key = (entry.fingerprint, tuple(sorted(entry.imports)))
         if key in seen:
             raise BaselineError(f"{path}:{line}: fingerprint {entry.fingerprint} stands in line {seen[key]} already")

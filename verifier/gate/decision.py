@@ -11,8 +11,10 @@ from datetime import date
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.gate.baseline import Baseline, BaselineEntry, torch_of
+from verifier.gate.budgets import Budget
 from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import imports_text, replaced_text
+from verifier.gate.regret import OverBudget, RegretDecision, over_budget
 from verifier.gate.rule_changes import RuleChange
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
 
@@ -21,6 +23,7 @@ __all__ = [
     "GateItem",
     "decide",
     "decide_all",
+    "with_budgets",
     "without_special",
 ]
 
@@ -63,6 +66,7 @@ class GateDecision:
     ``mended`` has entries that passed under this version of torch and were seen under others alone.
 
     ``lost`` has rules of torch's that hold and that the imports do not claim; with ``fail_on_lost`` they count.
+    ``regret`` has what the budgets say of the redistributions; None if the gate is not to fail on them.
     """
 
     question: str
@@ -86,6 +90,12 @@ class GateDecision:
     mended: tuple[GateItem, ...] = ()
     lost: tuple[RuleChange, ...] = ()
     fail_on_lost: bool = False
+    regret: RegretDecision | None = None
+
+    @property
+    def over(self) -> tuple[OverBudget, ...]:
+        """The redistributions that are over budget."""
+        return self.regret.over if self.regret else ()
 
     @property
     def _counted(self) -> str:
@@ -114,7 +124,7 @@ class GateDecision:
 
     @property
     def exit_status(self) -> int:
-        """0 nothing new, 1 new or expired findings or lost rules that count, 2 could not verify.
+        """0 nothing new, 1 findings, lost rules that count or redistributions over budget, 2 could not verify.
 
         The status is always 2 after an error of ours or without any evidence, because other statements may be wrong.
         Without evidence it is 0 only if nothing had to be verified and nothing was. If
@@ -125,7 +135,7 @@ class GateDecision:
             return 0
         if self.errors or not self.evidence:
             return 2
-        if self.new or self.expired or (self.lost and self.fail_on_lost):
+        if self.new or self.expired or (self.lost and self.fail_on_lost) or self.over:
             return 1
         return 0 if self.complete and not self.unanswered else 2
 
@@ -133,6 +143,17 @@ class GateDecision:
 def decide(run: RunRecord, baseline: Baseline, today: date, special_values: bool = False) -> GateDecision:
     """Return the decision on one run alone, given ``baseline``; see :func:`decide_all`."""
     return _decide(run.header.command, [run], baseline, today, special_values)
+
+
+def with_budgets(decision: GateDecision, evidence: Evidence, budgets: Sequence[Budget]) -> GateDecision:
+    """Return ``decision`` with what ``budgets`` say of the redistributions; it is not verified if they say nothing."""
+    regret = over_budget(evidence.runs, evidence.question, budgets)
+    if regret.cells:
+        return replace(decision, regret=regret)
+    none = NoEvidence(
+        "no budget is for an op that a run of these tried on a mesh", "record budgets: gate --fail-on regret --update"
+    )
+    return replace(decision, regret=regret, unanswered=(*decision.unanswered, none))
 
 
 def without_special(run: RunRecord) -> RunRecord:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from verifier.core.wording import plain_json, plain_text
 from verifier.gate.decision import GateDecision, GateItem
+from verifier.gate.regret import OverBudget
 from verifier.gate.rule_changes import RuleChange, where_text
 from verifier.records.commands import github_command, replay_text
 from verifier.records.files import DEFAULT_REPORTS
@@ -21,6 +22,7 @@ __all__ = ["Place", "render_github", "render_junit", "render_markdown", "render_
 
 NAME = "dtensor-verifier"
 LOST = "LOST_RULE"
+OVER = "OVER_BUDGET"
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -57,6 +59,10 @@ def _lost_place(one: RuleChange, places: Places) -> Place | None:
     return places.get(one.op)
 
 
+def _over_text(one: OverBudget) -> str:
+    return "\n".join((one.title, *one.lines))
+
+
 def _problems(decision: GateDecision) -> list[str]:
     """Return why the decision is not whole: errors of ours, and what has no evidence."""
     problems = [f"error of the verifier: {error}" for error in decision.errors]
@@ -86,6 +92,9 @@ def render_junit(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places:
             _child(case, "failure", f"lost: {one.rule}", _lost_text(one), LOST)
         else:
             _child(case, "skipped", f"lost: {_lost_text(one)}")
+    for over in decision.over:
+        name = f"{OVER} {over.source} -> {over.target} on mesh {over.mesh}"
+        _child(_case(suite, over.op, name, (places or {}).get(over.op)), "failure", over.title, _over_text(over), OVER)
     whole = _case(suite, NAME, f"gate on {decision.question}")
     for problem in _problems(decision):
         _child(whole, "error", problem.partition("\n")[0], problem)
@@ -114,21 +123,18 @@ def render_sarif(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places:
     """Return the decision as SARIF 2.1.0; a known finding is a result that the baseline suppresses."""
     verdicts = sorted({item.verdict for item in (*_failing(decision), *decision.known)})
     verdicts += [LOST] if decision.lost else []
+    verdicts += [OVER] if decision.over else []
     results = [_result(item, verdicts, folder, places or {}) for item in _failing(decision)]
     for item in decision.known:
         suppressed = {"kind": "external", "justification": item.reason}
         results.append({**_result(item, verdicts, folder, places or {}), "suppressions": [suppressed]})
     for one in decision.lost:
-        result: dict[str, Any] = {
-            "ruleId": LOST,
-            "ruleIndex": verdicts.index(LOST),
-            "level": "error" if decision.fail_on_lost else "note",
-            "message": {"text": f"{one.op}: {_lost_text(one)}"},
-            "partialFingerprints": {f"{NAME}/v1": hashlib.sha256(f"{one.op} {one.rule}".encode()).hexdigest()[:12]},
-        }
-        if (place := _lost_place(one, places or {})) is not None:
-            result["locations"] = [_location(place)]
-        results.append(result)
+        level, text = "error" if decision.fail_on_lost else "note", f"{one.op}: {_lost_text(one)}"
+        place = _lost_place(one, places or {})
+        results.append(_other(LOST, verdicts, level, text, f"{one.op} {one.rule}", place))
+    for over in decision.over:
+        key, place = f"{over.op} {over.mesh} {over.source} {over.target}", (places or {}).get(over.op)
+        results.append(_other(OVER, verdicts, "error", _over_text(over), key, place))
     problems = [{"level": "error", "message": {"text": problem}} for problem in _problems(decision)]
     invocation = {
         "executionSuccessful": decision.exit_status != 2,
@@ -154,6 +160,18 @@ def _result(item: GateItem, verdicts: Sequence[str], folder: Path, places: Place
     return result
 
 
+def _other(rule: str, verdicts: Sequence[str], level: str, text: str, key: str, place: Place | None) -> dict[str, Any]:
+    """Return a result that is no finding; ``key`` says which it is."""
+    result: dict[str, Any] = {
+        "ruleId": rule,
+        "ruleIndex": verdicts.index(rule),
+        "level": level,
+        "message": {"text": text},
+        "partialFingerprints": {f"{NAME}/v1": hashlib.sha256(key.encode()).hexdigest()[:12]},
+    }
+    return result if place is None else {**result, "locations": [_location(place)]}
+
+
 def _location(place: Place) -> dict[str, Any]:
     uri = Path(place.file).as_uri() if Path(place.file).is_absolute() else quote(Path(place.file).as_posix())
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": place.line}}}
@@ -162,6 +180,8 @@ def _location(place: Place) -> dict[str, Any]:
 def _meaning(verdict: str) -> str:
     if verdict == LOST:
         return "The import does not claim a rule that torch's own strategy claims and that holds."
+    if verdict == OVER:
+        return "In a redistribution, ranks received more bytes than the budget of the op allows."
     return f"The sharded call ends otherwise than the local call: {verdict.lower().replace('_', ' ')}."
 
 
@@ -177,6 +197,10 @@ def render_github(decision: GateDecision, folder: Path = DEFAULT_REPORTS, places
         github_command(kind, f"lost rule of {one.op}", _lost_text(one), _lost_place(one, places or {}))
         for one in decision.lost
     ]
+    lines += [
+        github_command("error", f"over budget: {one.op}", _over_text(one), (places or {}).get(one.op))
+        for one in decision.over
+    ]
     lines += [github_command("error", "could not verify", problem) for problem in _problems(decision)]
     return "\n".join([*lines, github_command("notice", NAME, _totals(decision))]) + "\n"
 
@@ -190,6 +214,7 @@ def render_markdown(decision: GateDecision, folder: Path = DEFAULT_REPORTS, plac
     lines = [f"**{NAME} {failed}**: {_totals(decision)}", ""]
     lines += [f"- {_cell(problem)}" for problem in _problems(decision)]
     lines += [f"- {line}" for line in _lost_cells(decision)]
+    lines += [f"- over budget: {_cell('; '.join((one.title, *one.lines)))}" for one in decision.over]
     if items := _failing(decision):
         lines += ["", "| op | verdict | mesh | difference | strategy |", "| --- | --- | --- | --- | --- |"]
     for item in items:
@@ -217,4 +242,5 @@ def _totals(decision: GateDecision) -> str:
     )
     counts += f", {len(decision.mended)} mended" if decision.mended else ""
     counts += f", {len(decision.lost)} lost" if decision.lost else ""
+    counts += f", {len(decision.over)} over budget" if decision.regret else ""
     return f"{decision.evidence} of {decision.trials} trials and rules proved something; {counts}"

@@ -46,6 +46,7 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
     """
     if quiet:
         lines = _lost_lines(decision, MOST_LOST) if decision.fail_on_lost else []
+        lines += _over_lines(decision, MOST_LOST)
         lines += _failing_lines(decision, folder)
         lines += _unverified_lines(decision) if decision.exit_status == 2 else []
         return "\n".join([*lines, _next_steps(decision, folder)[-1]]).lstrip("\n") + "\n"
@@ -77,6 +78,8 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
     if (more := len(decision.untested) - MOST_UNTESTED) > 0:
         lines.append(f"untested: {plural(more, 'more entry', 'more entries')}, which `--format json` lists")
     lines += ["", *_lost_lines(decision, MOST_LOST if brief else most)] if decision.lost else []
+    lines += _budget_lines(decision, MOST_UNTESTED if brief else most)
+    lines += _over_lines(decision, MOST_LOST if brief else most)
     lines += _failing_lines(decision, folder) if brief else []
     lines += _no_evidence_lines(decision)
     lines += [
@@ -86,7 +89,8 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
         f"{len(decision.fixed)} fixed, {len(decision.untested)} untested"
         + (f", {len(decision.mended)} mended" if decision.mended else "")
         + (f", {len(decision.special)} for special values alone" if decision.special else "")
-        + (f", {len(decision.lost)} lost" if decision.lost else ""),
+        + (f", {len(decision.lost)} lost" if decision.lost else "")
+        + (f", {len(decision.over)} over budget" if decision.regret else ""),
         *_next_steps(decision, folder),
     ]
     return "\n".join(lines) + "\n"
@@ -98,6 +102,27 @@ def _lost_lines(decision: GateDecision, most: int) -> list[str]:
     lines = [f"{title} {one.op}: {one.rule} {where_text(one)}" for one in decision.lost[:most]]
     if (rest := len(decision.lost) - most) > 0:
         lines.append(f"{title}: {plural(rest, 'more rule')}, which -v lists")
+    return lines
+
+
+def _budget_lines(decision: GateDecision, most: int) -> list[str]:
+    """Return what the budgets were asked about, and a line for each of the first ``most`` that were not."""
+    if decision.regret is None:
+        return []
+    judged = plural(decision.regret.cells, "op on a mesh", "ops on meshes")
+    lines = ["", f"budgets: {plural(decision.regret.within, 'kind')} of redistribution within budget, of {judged}"]
+    lines += [f"not judged by a budget: {text}" for text in decision.regret.not_judged[:most]]
+    if (rest := len(decision.regret.not_judged) - most) > 0:
+        lines.append(f"not judged by a budget: {rest:,} more, which -v lists")
+    return lines
+
+
+def _over_lines(decision: GateDecision, most: int) -> list[str]:
+    lines = []
+    for one in decision.over[:most]:
+        lines += ["", f"OVER BUDGET {one.title}", *(f"  {line}" for line in one.lines)]
+    if (rest := len(decision.over) - most) > 0:
+        lines.append(f"OVER BUDGET {rest:,} more, which -v lists")
     return lines
 
 
@@ -146,6 +171,9 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
             "claim the lost rules, which torch's own strategies claim and which hold, or DTensor communicates there"
             + ("" if decision.fail_on_lost else "; `--fail-on lost` makes them count")
         )
+    if decision.over:
+        update_budgets = f"`{command_text('gate --fail-on regret --update', folder)}`"
+        steps.append(f"claim the rule that would spare the bytes over budget, or allow them: {update_budgets}")
     if decision.expired:
         steps.append("fix what has expired, or move its `expires` in the baseline, with a reason that still holds")
     if decision.fixed:
@@ -157,7 +185,12 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
     if decision.mended:
         steps.append(f"note in the baseline what this version of torch has mended: {update}")
     passed = "nothing had to be verified" if decision.unchanged and not decision.trials else "nothing new"
-    failed = "new or expired findings" if decision.new or decision.expired else "lost rules"
+    reasons = {
+        "new or expired findings": decision.new or decision.expired,
+        "lost rules": decision.lost and decision.fail_on_lost,
+        "redistributions over budget": decision.over,
+    }
+    failed = next((name for name, found in reasons.items() if found), "")
     verdict = {0: f"passed: {passed}", 1: f"failed: {failed}", 2: "could not verify"}
     return [
         *(f"next: {step}" for step in steps),

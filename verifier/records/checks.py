@@ -111,6 +111,13 @@ def _check_graph(graph: GraphRecord) -> None:
                 raise ValueError(f"{where}: {placements[:99]!r} does not fit mesh {path.mesh[:99]}")
         if not path.steps or path.count < 1:
             raise ValueError(f"{where} has no steps or no count")
+    for position, call in enumerate(graph.calls):
+        mesh = MeshSpec.parse(call.mesh)
+        if not call.op or call.count < 1:
+            raise ValueError(f"graph.calls[{position}] has no op or no count")
+        for placements in filter(None, call.given.split("; ")):
+            if len(split_placements(placements.removesuffix(" small"))) != mesh.ndim:
+                raise ValueError(f"graph.calls[{position}]: {placements[:99]!r} does not fit mesh {call.mesh[:99]}")
 
 
 def _check_rules(op: OpRulesRecord, where: str) -> None:

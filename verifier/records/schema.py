@@ -11,7 +11,7 @@ from typing import Any
 
 from verifier.core.wording import plural
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Version of records, journals and findings. Since version 3, known findings say how they were explained."""
 
 
@@ -219,7 +219,12 @@ class PathRecord:
     """Redistributions of equal tensors by equal steps, for one op on one mesh (rank 0's view).
 
     ``steps`` has the collective of each step, empty for a local one, and the placements after it. ``tensor`` is dtype
-    and global shape, as ``float32[8, 4]``. ``explicit`` is true if the caller asked for the redistribution.
+    and global shape, as ``float32[8, 4]``. ``explicit`` is true if the caller asked for the redistribution, and else
+    ``by`` is the op whose dispatch did. ``given`` has the placements of the call's tensor arguments if the op of the
+    call itself did in the forward pass, and else nothing.
+
+    ``repeats`` is the op for which the same tensor was redistributed in the same way before, ``undoes`` the op for
+    which was gathered what is now sharded again; both are empty in most cases.
     """
 
     op: str
@@ -231,6 +236,20 @@ class PathRecord:
     explicit: bool
     count: int
     phases: dict[str, int]
+    given: str = ""
+    by: str = ""
+    repeats: str = ""
+    undoes: str = ""
+
+
+@dataclass
+class CallRecord:
+    """Calls of an overload on a mesh with tensor arguments placed as ``given``: ``count`` trials passed."""
+
+    op: str
+    mesh: str
+    given: str
+    count: int
 
 
 @dataclass
@@ -238,6 +257,7 @@ class GraphRecord:
     nodes: list[str]
     edges: list[EdgeRecord]
     paths: list[PathRecord] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
 
 
 @dataclass

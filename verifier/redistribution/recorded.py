@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from verifier.core.case import MeshSpec
 from verifier.core.placement_text import split_placements
+from verifier.core.verdict import Phase
 from verifier.records.schema import PathRecord
 from verifier.redistribution.bounds import Bound, lower_bound
 from verifier.redistribution.graph import Graph, Path
@@ -15,23 +16,38 @@ from verifier.redistribution.layouts import Layout, Space, parse_layout
 from verifier.redistribution.models import AlphaBeta
 from verifier.redistribution.steps import Step, steps_between
 
-__all__ = ["Executed", "NotJudged", "Reader"]
+__all__ = ["Executed", "NotJudged", "Reader", "of_the_call"]
 
 _ITEMSIZES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
 _MOST_LAYOUTS = 200
+_OF_THE_CALL = (Phase.FORWARD.value, Phase.BACKWARD.value)
 
 
 class NotJudged(ValueError):  # noqa: N818 - what happened to it
     """A redistribution has placements or steps that are not modelled."""
 
 
+def of_the_call(record: PathRecord) -> PathRecord | None:
+    """Return ``record`` without the redistributions in which the verifier gathers results; None if there are no others.
+
+    The call did not ask for them.
+    """
+    phases = {phase: count for phase, count in record.phases.items() if phase in _OF_THE_CALL}
+    return replace(record, phases=phases, count=sum(phases.values())) if phases else None
+
+
 @dataclass(frozen=True)
 class Executed:
-    """A redistribution that a run executed, its path, and the bytes that it cannot do without."""
+    """A redistribution that a run executed, its path, and the bytes that it cannot do without.
+
+    ``across_ops`` has the bytes that were received in vain, each time, by this op and one before: all, if the same
+    tensor was redistributed in the same way, or at least those of the gather that is undone.
+    """
 
     record: PathRecord
     path: Path
     bound: Bound
+    across_ops: int = 0
 
     @property
     def excess(self) -> int:
@@ -41,11 +57,16 @@ class Executed:
     @property
     def waste(self) -> str:
         """What is wasteful about the path, whatever it cost; empty if nothing is."""
+        record = self.record
+        if record.repeats:
+            return f"the same tensor was redistributed in the same way for {record.repeats} before"
+        if record.undoes:
+            return f"shards again what was gathered for {record.undoes}"
         gathered = [step for step in self.path.steps if step.kind == "all_gather"]
         if gathered and any(step.kind == "slice" for step in self.path.steps):
             return "gathers and shards again"
         reductions = [step for step in self.path.steps if step.kind in ("all_reduce", "reduce_scatter")]
-        rounds = "float" in self.record.tensor or self.record.tensor.startswith("complex")
+        rounds = "float" in record.tensor or record.tensor.startswith("complex")
         if len(reductions) > 1 and rounds and not {"P(max)", "P(min)"} & {*self.path.source.placements}:
             return f"reduces in {len(reductions)} steps, so replicas may differ in the last bit"
         return ""
@@ -78,15 +99,28 @@ class Reader:
                     layout = onward
         if layout != target:
             raise NotJudged(f"the steps of {record.source} -> {record.target} end at {layout}")
-        return Executed(record, Path(source, tuple(steps)), lower_bound(space, source, target))
+        path, across = Path(source, tuple(steps)), 0
+        if record.repeats:
+            across = path.bytes
+        elif record.undoes:
+            across = lower_bound(space, target, source).total
+        return Executed(record, path, lower_bound(space, source, target), across)
 
     def best(self, executed: Executed, model: AlphaBeta) -> Path | None:
         """Return the fastest path of all steps by ``model``; None if there are too many layouts to look through."""
-        space = self._space(executed.record)
-        if len(space.layouts) > _MOST_LAYOUTS:
+        graph = self._graph(executed.record)
+        if graph is None:
             return None
-        graph = self._graphs.setdefault(space, Graph(space))
         return graph.paths(executed.path.source, graph.ways(model.seconds)).get(executed.path.target)
+
+    def front(self, executed: Executed, model: AlphaBeta) -> list[Path]:
+        """Return the fastest path, and those that are slower and need less memory; none for too many layouts."""
+        graph = self._graph(executed.record)
+        return [] if graph is None else graph.pareto(executed.path.source, executed.path.target, model.seconds)
+
+    def _graph(self, record: PathRecord) -> Graph | None:
+        space = self._space(record)
+        return None if len(space.layouts) > _MOST_LAYOUTS else self._graphs.setdefault(space, Graph(space))
 
     def _space(self, record: PathRecord) -> Space:
         dtype, _, shape_text = record.tensor.partition("[")

@@ -16,10 +16,9 @@ from verifier.core.wording import bytes_text, plural
 from verifier.records.commands import finding_text, replay_command, replay_text
 from verifier.records.files import AS_IT_WAS, DEFAULT_REPORTS, write_atomically
 from verifier.records.schema import FindingRecord, RunRecord
-from verifier.report.graph_svg import collective_class, draw_graph
 from verifier.report.matrix import matrix_views
 from verifier.report.pages import page_environment
-from verifier.report.paths.run import paths_by_mesh
+from verifier.report.paths.region import mesh_regions
 from verifier.report.rules_html import MOST_OTHERS, rules_view
 from verifier.report.rules_text import call_text as rule_call_text
 from verifier.report.rules_text import evidence_for, rule_text, saves_text, state_text, untested_beside_rules
@@ -166,7 +165,7 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
     """
     environment = page_environment()
     environment.filters |= {"bytes": bytes_text, "seconds": seconds_text}
-    environment.filters |= {"outcome": outcome, "collective": collective_class}
+    environment.filters |= {"outcome": outcome}
     environment.filters |= {"rule": rule_text, "call": rule_call_text, "state": state_text}
     environment.filters |= {"held": evidence_for, "saves": saves_text}
     environment.filters["replay"] = lambda fingerprint: replay_text(fingerprint, run.header.imports, folder=folder)
@@ -188,8 +187,7 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
         rules=rules_view(run),
         counted=counted(run),
         matrices=matrix_views(run.matrices, run.findings),
-        drawings=draw_graph(run.graph),
-        paths=paths_by_mesh(run, collective_class),
+        regions=mesh_regions(run),
         time=_shares(run.seconds_by),
         backends=sorted({MeshSpec.parse(mesh).backend for mesh in run.header.meshes}),
         script=Markup(script),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verifier.core.placement_text import placement_order
 from verifier.records.schema import FindingRecord, MatrixRecord
-from verifier.report.graph_svg import placement_order
 from verifier.report.words import OUTCOMES, Outcome, outcome, worst_verdict
 
 __all__ = ["MatrixCell", "MatrixView", "matrix_views"]

@@ -16,7 +16,7 @@ import networkx as nx  # type: ignore[import-untyped]
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import Phase
 from verifier.records.files import AS_IT_WAS, write_atomically
-from verifier.records.schema import FORMAT_VERSION, EdgeRecord, GraphRecord, PathRecord
+from verifier.records.schema import FORMAT_VERSION, CallRecord, EdgeRecord, GraphRecord, PathRecord
 
 if TYPE_CHECKING:
     from verifier.core.observation import Observation, Redistribution
@@ -32,8 +32,8 @@ _Key = tuple[str, str, str, int, str]
 """source, target, mesh, mesh dim, collective: steps with equal keys are one edge."""
 
 
-_PathKey = tuple[str, str, str, str, str, tuple[tuple[str, str], ...], bool]
-"""op, mesh, tensor, source, target, steps, explicit."""
+_PathKey = tuple[str, str, str, str, str, tuple[tuple[str, str], ...], bool, str, str, str, str]
+"""op, mesh, tensor, source, target, steps, explicit, given, by, repeats, undoes."""
 
 
 @dataclass
@@ -59,23 +59,32 @@ class RedistributionGraph:
     def __init__(self) -> None:
         self._edges: dict[_Key, _Totals] = {}
         self._paths: dict[_PathKey, Counter[str]] = {}
+        self._calls: Counter[tuple[str, str, str]] = Counter()
         self._alone: set[str] = set()
 
-    def add(self, observation: Observation) -> None:
-        """Count the steps in the first report of ``observation``.
+    def add(self, observation: Observation, passed: bool = True) -> None:
+        """Count the steps in the first report of ``observation``, and the call if it ``passed``.
 
         All ranks take the same steps, so counting every report would count each step once per process.
         """
         report = next((report for report in observation.reports if report is not None), None)
-        if report is not None:
-            mesh, op = str(observation.trial.mesh), observation.trial.case.op
-            for step in report.redistributions:
-                self.add_step(step.mesh or mesh, step)
-            for steps in _whole(report.redistributions):
-                first, taken = steps[0], tuple((step.collective or "", step.target) for step in steps)
-                if first.tensor:
-                    key = (op, first.mesh or mesh, first.tensor, *first.path, taken, first.explicit)
-                    self._paths.setdefault(key, Counter())[str(first.phase)] += 1
+        if report is None:
+            return
+        from verifier.core.arguments import combination_text  # loads torch, which reading a record does not need
+
+        mesh, op = observation.trial.mesh, observation.trial.case.op
+        placed = combination_text(observation.trial)
+        if passed and op.count(".") > 1:  # an overload of an op, and no program
+            self._calls[op, f"{mesh.shape_text}{'+flat' * mesh.flat}", placed] += 1
+        for step in report.redistributions:
+            self.add_step(step.mesh or str(mesh), step)
+        for steps in _whole(report.redistributions):
+            first, taken = steps[0], tuple((step.collective or "", step.target) for step in steps)
+            if first.tensor:
+                given = placed if first.by == op and first.phase is Phase.FORWARD else ""
+                asked = (first.explicit, given, first.by, first.repeats, first.undoes)
+                key = (op, first.mesh or str(mesh), first.tensor, *first.path, taken, *asked)
+                self._paths.setdefault(key, Counter())[str(first.phase)] += 1
 
     def add_step(self, mesh: str, step: Redistribution) -> None:
         """Count a step on ``mesh``, the text of a :class:`~verifier.core.case.MeshSpec`."""
@@ -94,12 +103,13 @@ class RedistributionGraph:
             EdgeRecord(*key, totals.bytes, totals.count, _in_order(totals.phases))
             for key, totals in sorted(self._edges.items())
         ]
-        ends = {node for edge in edges for node in (edge.source, edge.target)}
+        nodes = {node for edge in edges for node in (edge.source, edge.target)}
         paths = [
-            PathRecord(op, mesh, tensor, source, target, [*steps], explicit, phases.total(), _in_order(phases))
-            for (op, mesh, tensor, source, target, steps, explicit), phases in sorted(self._paths.items())
+            PathRecord(*key[:5], [*key[5]], key[6], phases.total(), _in_order(phases), *key[7:])
+            for key, phases in sorted(self._paths.items())
         ]
-        return GraphRecord(sorted(ends | self._alone), edges, paths)
+        calls = [CallRecord(*key, count) for key, count in sorted(self._calls.items())]
+        return GraphRecord(sorted(nodes | self._alone), edges, paths, calls)
 
     @classmethod
     def from_record(cls, record: GraphRecord) -> RedistributionGraph:
@@ -113,8 +123,11 @@ class RedistributionGraph:
             totals.phases.update(edge.phases)
         for path in record.paths:
             steps = tuple((collective, target) for collective, target in path.steps)
-            key = (path.op, path.mesh, path.tensor, path.source, path.target, steps, path.explicit)
+            asked = (path.explicit, path.given, path.by, path.repeats, path.undoes)
+            key = (path.op, path.mesh, path.tensor, path.source, path.target, steps, *asked)
             graph._paths.setdefault(key, Counter()).update(path.phases)
+        for call in record.calls:
+            graph._calls[call.op, call.mesh, call.given] += call.count
         return graph
 
     # -------------------------------------------------------------------------------------------------- networkx

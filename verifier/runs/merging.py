@@ -13,6 +13,7 @@ import msgspec
 
 from verifier.core.verdict import VerdictKind
 from verifier.records.schema import (
+    CallRecord,
     EdgeCoverageRecord,
     EdgeRecord,
     FindingRecord,
@@ -225,14 +226,23 @@ def _graph(one: GraphRecord, other: GraphRecord) -> GraphRecord:
         return replace(this, bytes=this.bytes + that.bytes, count=this.count + that.count, phases=phases)
 
     def path_key(path: PathRecord) -> tuple[object, ...]:
-        return path.op, path.mesh, path.tensor, path.source, path.target, tuple(map(tuple, path.steps)), path.explicit
+        ends = (path.op, path.mesh, path.tensor, path.source, path.target)
+        asked = (path.explicit, path.given, path.by, path.repeats, path.undoes)
+        return *ends, tuple(map(tuple, path.steps)), *asked
 
     def both_paths(this: PathRecord, that: PathRecord) -> PathRecord:
         return replace(this, count=this.count + that.count, phases=added(this.phases, that.phases))
 
+    def call_key(call: CallRecord) -> tuple[str, str, str]:
+        return call.op, call.mesh, call.given
+
+    def both_calls(this: CallRecord, that: CallRecord) -> CallRecord:
+        return replace(this, count=this.count + that.count)
+
     edges = _joined([*one.edges, *other.edges], key, both)
     paths = sorted(_joined([*one.paths, *other.paths], path_key, both_paths), key=path_key)
-    return GraphRecord(_sorted_union(one.nodes, other.nodes), sorted(edges, key=key), paths)
+    calls = sorted(_joined([*one.calls, *other.calls], call_key, both_calls), key=call_key)
+    return GraphRecord(_sorted_union(one.nodes, other.nodes), sorted(edges, key=key), paths, calls)
 
 
 def _rules(one: RulesRecord | None, other: RulesRecord | None) -> RulesRecord | None:

@@ -43,8 +43,8 @@ _MatrixKey = tuple[str, str, str, str]
 class GraphBuilder(Protocol):
     """A collector of redistributions, such as ``verifier.runs.graph.RedistributionGraph``."""
 
-    def add(self, observation: Observation) -> object:
-        """Add the redistributions of a trial."""
+    def add(self, observation: Observation, passed: bool = True) -> object:
+        """Add the redistributions of a trial, and the call if it ``passed``."""
         ...
 
     def to_record(self) -> GraphRecord:
@@ -125,7 +125,7 @@ class Summary:
                     self._seconds_by[share] = self._seconds_by.get(share, 0.0) + seconds
         self._rules.run(observation, event.verdict)
         self._edges.add(observation, event.verdict)
-        self._graph.add(observation)
+        self._graph.add(observation, kind is VerdictKind.PASS)
 
     def record(self, baseline: Sequence[KnownRecord] = ()) -> RunRecord:
         """Return the run so far. Its lists are sorted, so they do not depend on the order of the events.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,11 @@ __all__ = [
 
 @dataclass
 class Step:
-    """One step of a redistribution; each text gives the placements on all mesh dims."""
+    """One step of a redistribution; each text gives the placements on all mesh dims.
+
+    The first step names the ops: the one that asked for the redistribution (``by``), the one for which the same tensor
+    went the same way before (``repeats``), and the one that gathered what is sharded again (``undoes``).
+    """
 
     source: str
     target: str
@@ -43,6 +48,59 @@ class Step:
     explicit: bool
     begins: bool
     mesh: str
+    by: str = ""
+    repeats: str = ""
+    undoes: str = ""
+
+
+_BY_CALLER = "the caller"
+"""Stands for an op, where the caller asked for a redistribution."""
+
+
+@dataclass
+class _Neighbours:
+    """What was redistributed before, by the local tensors that DTensor took and made.
+
+    ``sources`` has each local tensor that was redistributed for an op, with the version of its DTensor and the two
+    ends. ``gathered`` has each local tensor that an all-gather made, or an op from one, with the mesh dims of the
+    gather. Both name the op. Tensors are kept alive, because their ids are the keys.
+    """
+
+    sources: dict[tuple[object, ...], str] = field(default_factory=dict)
+    gathered: dict[int, tuple[str, frozenset[int]]] = field(default_factory=dict)
+    alive: list[object] = field(default_factory=list)
+
+    def clear(self) -> None:
+        self.sources.clear()
+        self.gathered.clear()
+        self.alive.clear()
+
+    def told(self, steps: list[Step], local: torch.Tensor, call: _Call | None) -> list[Step]:
+        """Return ``steps`` with the op that needs them, and what they repeat or undo."""
+        first = copy.copy(steps[0])
+        op, dims = self.gathered.get(id(local), ("", frozenset[int]()))
+        if op != _BY_CALLER and any(not step.collective and step.mesh_dim in dims for step in steps):
+            first.undoes = op
+        if call is not None:
+            first.by = call.op
+            if (version := call.versions.get(id(local))) is not None:
+                key = (id(local), version, first.path, first.mesh)
+                first.repeats = self.sources.get(key, "") if any(step.collective for step in steps) else ""
+                self.sources[key] = call.op
+                self.alive.append(local)
+        return [first, *steps[1:]]
+
+    def made(self, steps: list[Step], result: torch.Tensor, by: str) -> frozenset[int]:
+        """Keep the result of a redistribution; return the mesh dims over which it was gathered."""
+        dims = frozenset(step.mesh_dim for step in steps if step.collective == "all_gather")
+        left = frozenset(step.mesh_dim for step in steps if not step.collective)
+        if dims - left:
+            self.keep(result, by or _BY_CALLER, dims - left)
+        return dims - left
+
+    def keep(self, result: object, op: str, dims: frozenset[int]) -> None:
+        self.gathered[id(result)] = (op, dims)
+        self.alive.append(result)
 
 
 @dataclass
@@ -51,6 +109,7 @@ class RedistributionRecorder:
 
     steps: list[Step] = field(default_factory=list)
     executed: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    neighbours: _Neighbours = field(default_factory=_Neighbours)
     _masks: list[object] = field(default_factory=list)
 
     def left_state(self) -> bool:
@@ -64,6 +123,7 @@ class RedistributionRecorder:
     def clear(self) -> None:
         self.steps.clear()
         self.executed.clear()
+        self.neighbours.clear()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[RedistributionRecorder]:
@@ -76,12 +136,31 @@ class RedistributionRecorder:
             _recorders.remove(self)
 
 
+@dataclass
+class _Call:
+    """An op that DTensor runs, and the mesh dims over which it has gathered arguments for that.
+
+    ``versions`` has those of its DTensors by the ids of their local tensors, which keep no count of writes.
+    """
+
+    op: str
+    versions: dict[int, int] = field(default_factory=dict)
+    gathered: frozenset[int] = frozenset()
+
+
+def _versions(args: tuple[object, ...]) -> dict[int, int]:
+    return {
+        id(arg._local_tensor): 0 if arg.is_inference() else arg._version for arg in args if isinstance(arg, DTensor)
+    }
+
+
 _recorders: list[RedistributionRecorder] = []
+_calls: list[_Call] = []
 _hooked = False
 
 
 def _install_hooks() -> None:
-    """Wrap DTensor's two redistribution entry points, once per process.
+    """Wrap DTensor's entry points of redistributions and of ops with them, once per process.
 
     ``DebugMode`` is a dispatch mode and multiplies the time of every op. A hook costs time only if there is a
     redistribution.
@@ -92,18 +171,26 @@ def _install_hooks() -> None:
     _hooked = True
     redistribute = redistribute_module.redistribute_local_tensor
     redistribute_args = dispatch_module.OpDispatcher.redistribute_local_args
+    run_locally = dispatch_module.OpDispatcher._dispatch_get_local_results_slow_path
 
     def recording_redistribute(
         local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, **options: Any
     ) -> torch.Tensor:
-        if _recorders and not current.placements == target.placements:  # noqa: SIM201 - != takes 30 times as long
-            graph_based, explicit = options.get("use_graph_based_transform"), bool(options.get("is_explicit"))
-            steps = _planned_steps(local, current, target, graph_based, explicit)
-            masks = [p.mask_buffer for p in target.placements if isinstance(p, _MaskPartial)]
-            for recorder in _recorders:
-                recorder.steps.extend(steps)
-                recorder._masks.extend(masks)
+        if not _recorders or current.placements == target.placements:
+            return redistribute(local, current, target, **options)
+        graph_based, explicit = options.get("use_graph_based_transform"), bool(options.get("is_explicit"))
+        steps = _planned_steps(local, current, target, graph_based, explicit)
+        masks = [p.mask_buffer for p in target.placements if isinstance(p, _MaskPartial)]
+        call = None if explicit or not _calls else _calls[-1]
+        by = "" if call is None else call.op
+        for recorder in _recorders:
+            recorder.steps.extend(recorder.neighbours.told(steps, local, call) if steps else ())
+            recorder._masks.extend(masks)
         result: torch.Tensor = redistribute(local, current, target, **options)
+        for recorder in _recorders:
+            dims = recorder.neighbours.made(steps, result, by)
+            if call is not None:
+                call.gathered |= dims
         return result
 
     def recording_redistribute_args(op_info: OpInfo, schema: OpSchema, use_values: bool) -> None:
@@ -113,10 +200,26 @@ def _install_hooks() -> None:
                 recorder.executed.append(entry)
         redistribute_args(op_info, schema, use_values)
 
+    def recording_run(dispatcher: Any, op: Any, args: tuple[object, ...], info: OpInfo) -> object:
+        if not _recorders:
+            return run_locally(dispatcher, op, args, info)
+        call = _Call(str(op), _versions(args))
+        _calls.append(call)
+        try:
+            results = run_locally(dispatcher, op, args, info)
+        finally:
+            _calls.pop()
+        if call.gathered:
+            for recorder in _recorders:
+                for result in results if isinstance(results, list | tuple) else (results,):
+                    recorder.neighbours.keep(result, call.op, call.gathered)
+        return results
+
     for holder, name, hook in (
         (redistribute_module, "redistribute_local_tensor", recording_redistribute),
         (dispatch_module, "redistribute_local_tensor", recording_redistribute),
         (dispatch_module.OpDispatcher, "redistribute_local_args", staticmethod(recording_redistribute_args)),
+        (dispatch_module.OpDispatcher, "_dispatch_get_local_results_slow_path", recording_run),
     ):
         setattr(holder, name, hook)
 

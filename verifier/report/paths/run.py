@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from markupsafe import Markup
-
 from verifier.core.case import MeshSpec
-from verifier.core.verdict import Phase
 from verifier.core.wording import bytes_text, plural
 from verifier.records.schema import PathRecord, RunRecord
-from verifier.redistribution.graph import Path
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta, links_for
-from verifier.redistribution.recorded import Executed, NotJudged, Reader
-from verifier.report.paths.picture import lanes_svg
+from verifier.redistribution.recorded import Executed, NotJudged, Reader, of_the_call
 from verifier.report.paths.words import brief, ratio_text
 
-__all__ = ["JudgedRun", "MeshPaths", "PathView", "diff_text", "judge_run", "paths_by_mesh", "run_json", "run_text"]
-
-
-_OF_THE_CALL = (Phase.FORWARD.value, Phase.BACKWARD.value)
+__all__ = [
+    "JudgedRun",
+    "WasteAcrossOps",
+    "diff_text",
+    "judge_run",
+    "model_for",
+    "run_json",
+    "run_text",
+    "waste_across_ops",
+]
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,9 @@ def judge_run(run: RunRecord, op: str = "*", mesh: str | None = None) -> JudgedR
     """
     reader, found, others = Reader(), list[Executed](), Counter[str]()
     for stored in run.graph.paths:
-        phases = {phase: count for phase, count in stored.phases.items() if phase in _OF_THE_CALL}
-        if not phases or not _matches(stored.op, op) or mesh not in (None, stored.mesh):
+        record = of_the_call(stored)
+        if record is None or not _matches(record.op, op) or mesh not in (None, record.mesh):
             continue
-        record = replace(stored, phases=phases, count=sum(phases.values()))
         try:
             found.append(reader.read(record))
         except NotJudged as error:
@@ -95,10 +95,51 @@ def _lines(judged: JudgedRun, worst: int, by: str, links: Sequence[str]) -> Iter
         yield "worst, by bytes beyond the lower bound times count:"
     for one in ranked:
         yield from _one(judged, one, links)
+    if wastes := waste_across_ops(judged.executed):
+        yield ""
+        yield "waste across ops in a row, by bytes received in vain times count:"
+    for waste in wastes[:worst]:
+        yield f"{waste.text}: {plural(waste.count, 'time')}, {bytes_text(waste.bytes)}; as {waste.example}"
+    if len(wastes) > worst:
+        yield f"and {len(wastes) - worst:,} more (--worst)"
+
+
+@dataclass(frozen=True)
+class WasteAcrossOps:
+    """What two ops in a row receive in vain: ``text`` says how; the largest is at ``example``."""
+
+    text: str
+    count: int
+    bytes: int
+    example: str
+
+
+def waste_across_ops(executed: Sequence[Executed]) -> list[WasteAcrossOps]:
+    """Return the waste across ops in a row, most bytes first."""
+    found: dict[str, list[Executed]] = {}
+    for one in executed:
+        if one.across_ops:
+            found.setdefault(_across_text(one.record), []).append(one)
+    wastes = []
+    for text, group in found.items():
+        largest = max(group, key=lambda one: one.across_ops).record
+        example = f"{largest.op} on {largest.mesh}: {largest.tensor} {largest.source} -> {largest.target}"
+        times = sum(one.record.count for one in group)
+        wastes.append(WasteAcrossOps(text, times, sum(one.across_ops * one.record.count for one in group), example))
+    return sorted(wastes, key=lambda one: (-one.bytes, one.text))
+
+
+def _across_text(record: PathRecord) -> str:
+    by = record.by or "the caller"
+    if record.repeats == by:
+        return f"{by} redistributes a tensor twice in the same way"
+    if record.repeats:
+        return f"{by} redistributes a tensor as {record.repeats} did before"
+    return f"{record.undoes} gathers, and {by} shards again"
 
 
 def _one(judged: JudgedRun, one: Executed, links: Sequence[str]) -> Iterator[str]:
-    record, model = one.record, _model(one.record, links)
+    record, model = one.record, model_for(one.record, links)
     asked = "explicit" if record.explicit else "implicit"
     phases = ", ".join(f"{count:,} in {phase}" for phase, count in record.phases.items())
     yield (
@@ -114,7 +155,8 @@ def _one(judged: JudgedRun, one: Executed, links: Sequence[str]) -> Iterator[str
         yield f"  waste  {one.waste}"
 
 
-def _model(record: PathRecord, links: Sequence[str]) -> AlphaBeta:
+def model_for(record: PathRecord, links: Sequence[str] = ()) -> AlphaBeta:
+    """Return the alpha-beta model of the mesh of ``record``, with the given links or with the default ones."""
     ndim = MeshSpec.parse(record.mesh).ndim
     return AlphaBeta(links_for(links, ndim) if links else (DEFAULT_LINK,) * ndim)
 
@@ -169,6 +211,10 @@ def run_json(judged: JudgedRun) -> str:
                 "busiest": one.path.busiest,
                 "bound": {"bytes": one.bound.total, "busiest": one.bound.busiest},
                 "waste": one.waste or None,
+                "by": one.record.by or None,
+                "repeats": one.record.repeats or None,
+                "undoes": one.record.undoes or None,
+                "wasted_across_ops": one.across_ops,
             }
             for one in judged.executed
         ],
@@ -212,66 +258,3 @@ def _by_ends(judged: JudgedRun) -> dict[tuple[str, str, str, str, str], Executed
         record = one.record
         found[record.op, record.mesh, record.tensor, record.source, record.target] = one
     return found
-
-
-# --------------------------------------------------------------------------------------------------------------- page
-@dataclass(frozen=True)
-class MeshPaths:
-    """The redistributions on one mesh for the page of a run: bytes in all, and the worst."""
-
-    mesh: str
-    count: int
-    received: int
-    bound: int
-    worst: tuple[PathView, ...]
-
-    @property
-    def ratio(self) -> str:
-        return ratio_text(self.received / self.bound) if self.bound else ""
-
-
-@dataclass(frozen=True)
-class PathView:
-    """A redistribution with the path that ran and the best one."""
-
-    executed: Executed
-    best: Path | None
-    picture: Markup
-
-    @property
-    def ratio(self) -> str:
-        bound = self.executed.bound.total
-        return ratio_text(self.executed.path.bytes / bound if bound else float("inf"))
-
-
-def paths_by_mesh(run: RunRecord, css: Callable[[str], str], worst: int = 4) -> list[MeshPaths]:
-    """Return for each mesh its redistributions, with the ``worst`` kinds by bytes beyond the lower bound."""
-    judged, result = judge_run(run), []
-    for mesh in dict.fromkeys(path.mesh for path in run.graph.paths):
-        here = [one for one in judged.executed if one.record.mesh == mesh]
-        views = [_view(judged, one, css) for one in _unlike([one for one in here if one.excess])[:worst]]
-        received, bound = (sum(size(one) * one.record.count for one in here) for size in (_received, _bound))
-        result.append(MeshPaths(mesh, sum(one.record.count for one in here), received, bound, tuple(views)))
-    return result
-
-
-def _received(one: Executed) -> int:
-    return one.path.bytes
-
-
-def _bound(one: Executed) -> int:
-    return one.bound.total
-
-
-def _unlike(ranked: Sequence[Executed]) -> list[Executed]:
-    """Return the first of those with equal layouts on the way: a person learns nothing from the others."""
-    found: dict[tuple[object, ...], Executed] = {}
-    for one in ranked:
-        found.setdefault(one.path.layouts, one)
-    return list(found.values())
-
-
-def _view(judged: JudgedRun, one: Executed, css: Callable[[str], str]) -> PathView:
-    best = judged.reader.best(one, _model(one.record, ()))
-    lanes = [("ran", one.path), *([("best", best)] if best is not None and best != one.path else [])]
-    return PathView(one, best, lanes_svg(lanes, css))

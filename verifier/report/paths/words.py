@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from verifier.core.wording import bytes_text
 from verifier.redistribution.graph import Path, Seconds
+from verifier.redistribution.steps import Step
 
-__all__ = ["brief", "ratio_text", "time_text"]
+__all__ = ["brief", "ratio_text", "step_text", "time_text"]
 
 
 def time_text(seconds: float) -> str:
@@ -39,3 +40,10 @@ def brief(path: Path, model: Seconds | None = None) -> str:
         text += f" -{step.kind}({dims})-> {step.target}" if dims else f" -> {step.target}"
     seconds = f", {time_text(path.seconds(model))}" if model else ""
     return f"{text}   {bytes_text(path.bytes)}{seconds}"
+
+
+def step_text(step: Step) -> str:
+    """Return a step on one line: what it does, where it leads, and the bytes that ranks receive."""
+    dims = ", ".join(map(str, step.mesh_dims))
+    how = f"{step.kind} over mesh dim{'s' * (len(step.mesh_dims) > 1)} {dims}" if dims else f"local {step.kind}"
+    return f"{how} to {step.target}, {bytes_text(step.bytes)}"
