@@ -6,7 +6,6 @@ import difflib
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain, islice, zip_longest
 
 import torch
@@ -26,7 +25,7 @@ from verifier.core.ops import resolve
 from verifier.core.wording import did_you_mean
 from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
 from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.ops import registered_overloads
+from verifier.torch_internals.ops import cache_by_rules, registered_overloads
 
 __all__ = ["SOURCE", "OpInfoSource"]
 
@@ -125,7 +124,7 @@ def _order(target: Target) -> tuple[str, str]:
     return target.name, target.overload or ""
 
 
-@cache
+@cache_by_rules
 def _overload_names() -> tuple[str, ...]:
     return tuple(sorted(str(op) for op in registered_overloads() if _is_overload(str(op))))
 
@@ -139,7 +138,7 @@ def _overload(name: str) -> OpOverload | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- scan
-@cache
+@cache_by_rules
 def _reached() -> dict[str, frozenset[OpOverload]]:
     """Return the overloads with a rule that each OpInfo's first samples dispatch to; the first call takes seconds."""
     return {row: _reached_by(row) for row in row_names()}
@@ -154,7 +153,7 @@ def _reached_by(row: str) -> frozenset[OpOverload]:
     return frozenset(call.op for made in calls for each in made.values() for call in each)
 
 
-@cache
+@cache_by_rules
 def _providers(op: OpOverload) -> tuple[str, ...]:
     """Return the OpInfos that dispatch to ``op``, or else to a sibling of ``op``."""
     if is_known():

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 
 from strategies.opinfo import source
 from strategies.opinfo.calls.by_op import registered_of
@@ -24,6 +25,8 @@ from verifier.core.case import OpCase
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, Values, installed_sources
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.opinfo import capture_calls, opinfo_entries, opinfo_sizes
+from verifier.torch_internals.ops import registered_overloads
+from verifier.torch_internals.registries import replaced_strategy
 
 DRAWS = 6
 
@@ -465,3 +468,13 @@ def test_an_op_without_an_opinfo_is_sampled_without_looking_through_all_of_them(
     monkeypatch.setattr(source, "_reached_by", lambda row: pytest.fail(f"{row} was looked through"))
     assert samples("aten.index.Tensor", max_samples=1)
     assert samples("aten.copy.out", max_samples=1)
+
+
+def test_an_op_that_gets_its_first_rule_after_the_source_was_prepared_has_calls() -> None:
+    """A worker prepares before it runs the files of the user, which may be the first to give an op a rule."""
+    SOURCE.prepare()
+    op = torch.ops.aten.searchsorted.Tensor
+    assert op not in registered_overloads(), "torch has a rule by now, take another op"
+    with replaced_strategy(op):
+        register_single_dim_strategy(op)(lambda op, args, kwargs: [])
+        assert samples("aten.searchsorted.Tensor", max_samples=2)

@@ -16,9 +16,9 @@ from verifier.core.case import MOST_RANKS, MeshSpec, OpCase, Trial
 from verifier.core.verdict import Verdict, VerdictKind, is_expected
 from verifier.core.wording import plural
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
-from verifier.findings.attribution import Attribution, passed_again
+from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner
-from verifier.findings.grouping import Group, fingerprint, group_key, unlike
+from verifier.findings.grouping import Group, fingerprint, group_key
 from verifier.findings.minimising import Minimiser, confirm
 from verifier.findings.places import place_of
 from verifier.findings.record import finding_record
@@ -350,8 +350,7 @@ class Investigation:
             self._is_shown(entry, smallest, group.key)
             self._emit(GroupSettled(group.key, entry.fingerprint))
             return
-        if self.plan.baseline.get(name) is not None:
-            name = unlike(name)
+        name = unmended(name, self.plan.baseline)
         if (found := self._defects.get(name, Defect()).finding) is None:
             found = self._record(group, smallest, confirmed, minimised, None, name)
         else:  # the same defect in another group

@@ -11,13 +11,14 @@ from verifier.core.verdict import Verdict, VerdictKind
 from verifier.core.wording import did_you_mean
 from verifier.execution.remedies import Remedy, installed_remedies
 from verifier.findings.failures import Failure
+from verifier.findings.grouping import unlike
 from verifier.gate.baseline import Baseline, BaselineEntry, BaselineError, Cause
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge, moment, vacuous
 from verifier.records.schema import KnownRecord
 from verifier.torch_internals.amending.propagation import refused_by_amendment
 
-__all__ = ["Attribution", "Recall", "RemediedRunner", "ops_of", "passed_again"]
+__all__ = ["Attribution", "Recall", "RemediedRunner", "ops_of", "passed_again", "unmended"]
 
 RemediedRunner = Callable[[Trial, tuple[str, ...]], Observation]
 """Runs one trial, alone, with the named remedies in force."""
@@ -46,6 +47,16 @@ def passed_again(entry: BaselineEntry, imports: Sequence[str]) -> KnownRecord:
     if isinstance(entry, Cause) and imports:
         return KnownRecord(entry.fingerprint, "untested", f"passed with {', '.join(imports)}, not with torch alone")
     return KnownRecord(entry.fingerprint, "fixed", "passed when it was run again")
+
+
+def unmended(name: str, baseline: Baseline) -> str:
+    """Return the fingerprint of a finding that no remedy mends and that looks like ``name``: that of no cause.
+
+    A cause may itself look like another one whose remedy does not mend it.
+    """
+    while isinstance(baseline.get(name), Cause):
+        name = unlike(name)
+    return name
 
 
 @dataclass(frozen=True)

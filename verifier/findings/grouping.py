@@ -330,5 +330,8 @@ def fingerprint(failure: Failure) -> str:
 
 
 def unlike(name: str) -> str:
-    """Return the fingerprint of a finding that looks like the known cause ``name``, whose remedy does not mend it."""
+    """Return the fingerprint of a finding that looks like the known cause ``name``, whose remedy does not mend it.
+
+    The baseline may know that one as a cause, too; see :func:`verifier.findings.attribution.unmended`.
+    """
     return hashlib.sha256(f"{name} is not mended".encode()).hexdigest()[:12]

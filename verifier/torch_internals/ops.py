@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, wraps
+from typing import TypeVar, TypeVarTuple, Unpack
 
 import torch
 from torch._library.custom_ops import OPDEFS, CustomOpDef
@@ -16,6 +18,7 @@ from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from verifier.torch_internals.registries import registries_of_rules
 
 __all__ = [
+    "cache_by_rules",
     "definition_of",
     "fake_tensors",
     "has_decomposition",
@@ -23,6 +26,27 @@ __all__ = [
     "registered_overloads",
     "selected_overload",
 ]
+
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+
+def cache_by_rules(function: Callable[[Unpack[Arguments]], Result]) -> Callable[[Unpack[Arguments]], Result]:
+    """Return ``function``, which remembers results until a rule is registered for one more op.
+
+    A process may prepare before it runs a user's file, and the file may register a rule for an op that had none.
+    """
+
+    @cache
+    def results(_: tuple[int, ...], *args: *Arguments) -> Result:
+        return function(*args)
+
+    @wraps(function)
+    def remembering(*args: *Arguments) -> Result:
+        return results(tuple(map(len, registries_of_rules())), *args)
+
+    return remembering
 
 
 def registered_overloads() -> frozenset[OpOverload]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from strategies.opinfo.samples.sizes import resized
 from verifier.rules.samples import SampleOptions
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.opinfo import opinfo_entries
-from verifier.torch_internals.ops import registered_overloads
+from verifier.torch_internals.ops import cache_by_rules, registered_overloads
 
 __all__ = ["Row", "Template", "registered_of", "spread", "wanted"]
 
@@ -169,13 +168,13 @@ def _runs(call: Call) -> bool:
         return attempt(call) is not None
 
 
-@cache
+@cache_by_rules
 def wanted(op: OpOverload) -> bool:
     """Return whether DTensor has a rule for ``op``, or for an overload whose calls can be made from calls of ``op``."""
     return sharded(op) or family(op) in families_with_rule()
 
 
-@cache
+@cache_by_rules
 def registered_of() -> dict[str, tuple[OpOverload, ...]]:
     """Return the overloads that DTensor itself has a rule for, sorted, by the row that tests them."""
     rows: dict[str, list[OpOverload]] = defaultdict(list)
@@ -185,7 +184,7 @@ def registered_of() -> dict[str, tuple[OpOverload, ...]]:
     return {row: tuple(ops) for row, ops in rows.items()}
 
 
-@cache
+@cache_by_rules
 def _composite_rows() -> frozenset[str]:
     """Return the rows of overloads that autograd decomposes outside inference mode."""
     return frozenset(row for row, ops in registered_of().items() if any(hidden(op) for op in ops))

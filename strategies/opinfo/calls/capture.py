@@ -17,7 +17,7 @@ from strategies.opinfo.calls.op_facts import FOREACH_SHAPES, NO_BACKWARD, SIZES
 from strategies.opinfo.samples.derived_overloads import families_with_rule, family
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.opinfo import capture_calls, opinfo_entries, opinfo_samples, opinfo_sizes
-from verifier.torch_internals.ops import has_decomposition, is_composite, registered_overloads
+from verifier.torch_internals.ops import cache_by_rules, has_decomposition, is_composite, registered_overloads
 
 __all__ = ["Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtype"]
 
@@ -44,18 +44,18 @@ def entries_of(row: str) -> tuple[tuple[int, Any], ...]:
     return tuple((place, entry) for place, entry in enumerate(opinfo_entries()) if entry.name == row)
 
 
-@cache
+@cache_by_rules
 def sharded(op: OpOverload) -> bool:
     """Return whether DTensor has a rule for ``op`` or for its decomposition."""
     return op.namespace == "aten" and (op in _registered() or has_decomposition(op))
 
 
-@cache
+@cache_by_rules
 def _registered() -> frozenset[OpOverload]:
     return registered_overloads()
 
 
-@cache
+@cache_by_rules
 def hidden(op: OpOverload) -> bool:
     """Return whether autograd decomposes ``op`` before DTensor sees it, and DTensor has a rule for it or a sibling."""
     return is_composite(op) and (op in _registered() or family(op) in families_with_rule())

@@ -12,7 +12,7 @@ from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_facts import SAME_AS
 from strategies.opinfo.calls.op_names import base_of, stem
 from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.ops import registered_overloads
+from verifier.torch_internals.ops import cache_by_rules, registered_overloads
 
 __all__ = ["converted", "families_with_rule", "family", "is_sibling"]
 
@@ -26,7 +26,7 @@ def family(op: OpOverload | str) -> str:
     return key
 
 
-@cache
+@cache_by_rules
 def families_with_rule() -> frozenset[str]:
     """Return the families with an overload that DTensor itself has a rule for."""
     return frozenset(family(op) for op in registered_overloads())

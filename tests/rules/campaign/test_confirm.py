@@ -13,7 +13,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.findings.grouping import unlike
+from verifier.gate.baseline import Baseline, BaselineEntry, Cause
 from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import FAILS, GONE
@@ -131,6 +132,19 @@ def test_what_its_script_does_not_show_is_withdrawn(scripts: list[str]) -> None:
     confirmer.settle()
     assert not confirmer.findings
     assert confirmer.withdrawn == {record.fingerprint}
+
+
+def test_what_no_remedy_mends_is_new_though_causes_look_like_it_and_like_each_other() -> None:
+    (name,) = fingerprints(ROWS)
+    causes = tuple(
+        Cause(
+            fingerprint=looks, op="aten.neg.default", family="opinfo", verdict="CRASH", rule="", mesh="2", summary="",
+            reason="a test", torch=(), expires=date.max, replay="", remedy="mend", title="", where=(),
+        )
+        for looks in (name, unlike(name))
+    )  # fmt: skip
+    (record,) = Confirmer(fails, Baseline(causes), ["opinfo"]).confirm([(ROWS, "opinfo")])
+    assert (record.fingerprint, record.known) == (unlike(unlike(name)), False)
 
 
 def test_records_and_findings_do_not_depend_on_the_number_of_lanes() -> None:

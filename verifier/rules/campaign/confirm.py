@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from verifier.core.case import MeshSpec, Trial
 from verifier.core.observation import Observation
 from verifier.core.verdict import CLASSES, LOUD, Phase, Verdict, VerdictKind
-from verifier.findings.attribution import Attribution, passed_again
+from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner, first_error
-from verifier.findings.grouping import Group, group_key, unlike
+from verifier.findings.grouping import Group, group_key
 from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
@@ -310,7 +310,7 @@ class Confirmer:
         if causes := self._mending(key.fingerprint, failure):
             return causes[0].fingerprint
         names = [key.fingerprint, *(replace(key, rules=(rule,)).fingerprint for rule in key.rules)]
-        names = [unlike(name) if isinstance(self.baseline.get(name), Cause) else name for name in names]
+        names = [unmended(name, self.baseline) for name in names]
         return next((name for name in names if name in self._defects), names[0])
 
     def _mending(self, key: str, failure: Failure) -> tuple[Cause, ...]:
