@@ -145,8 +145,7 @@ def _text(results: Sequence[Told]) -> str:
         lines += [f"{one.name} {one.verdict} in {one.op}: {one.title}"]
         width = max((len(outcome.torch) for outcome in one.outcomes), default=0)
         for outcome in one.outcomes:
-            last = outcome.said.strip().splitlines()[-1] if outcome.said.strip() else ""
-            said = f": {one_line(last, 160)}" if outcome.fails is None and last else ""
+            said = f": {one_line(outcome.why, 240)}" if outcome.fails is None and outcome.why else ""
             lines.append(f"  torch {outcome.torch:<{width}}  {outcome.status}{said}")
         lines += [f"  {one.summary}", ""]
     return plain_text("\n".join([*lines, _totals(results)]) + "\n")

@@ -22,6 +22,10 @@ _ASK_LIMIT = 120.0
 """Seconds that an interpreter gets to load torch."""
 
 
+_UNDECIDED = "UNDECIDED: "
+"""How the line of a script begins that says why it cannot tell."""
+
+
 @dataclass(frozen=True)
 class Interpreter:
     """A Python that can import torch.
@@ -53,6 +57,12 @@ class Outcome:
     torch: str
     status: str
     said: str = ""
+
+    @property
+    def why(self) -> str:
+        """Why the script did not tell: its own word for that, or else the last line of its output."""
+        lines = self.said.strip().splitlines() or [""]
+        return next((line.removeprefix(_UNDECIDED) for line in lines if line.startswith(_UNDECIDED)), lines[-1])
 
     @property
     def fails(self) -> bool | None:
