@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,16 @@ CAUSES_INTRODUCTION = """\
 
 The causes in `reports/baseline.toml`, each with its remedy as a patch in words. `python -m verifier replay FINGERPRINT`
 runs the smallest finding of a cause. [Causes and remedies](../explanations/causes.md) explains how they are used.
+"""
+
+VERSIONS_INTRODUCTION = """\
+## Versions of torch
+
+What the script of each cause did under each version, by `python -m verifier bisect --update`. A script that raises
+another error than the cause's does not tell: the call may be refused plainly now.
+
+| torch | fail | do not fail | not told |
+| --- | --- | --- | --- |
 """
 
 
@@ -78,15 +88,36 @@ def causes_page() -> str:
     from verifier.gate.baseline import load_baseline
 
     remedies = installed_remedies()
-    parts = [CAUSES_INTRODUCTION]
-    for cause in sorted(load_baseline(ROOT / "reports" / "baseline.toml").causes, key=lambda one: one.remedy):
+    causes = sorted(load_baseline(ROOT / "reports" / "baseline.toml").causes, key=lambda one: one.remedy)
+    parts = [CAUSES_INTRODUCTION, _versions(causes)]
+    for cause in causes:
         places = "; ".join(f"`{place}`" for place in cause.where)
         smallest = f"`{cause.fingerprint}`, {cause.verdict} in `{cause.op}` on mesh {cause.mesh}"
         parts.append(
             f"## {cause.remedy}\n\n{cause.title}. {cause.reason}\n\n- Patch: {remedies[cause.remedy].patch}.\n"
             f"- Where: {places}.\n- Smallest finding: {smallest}.\n"
+            f"- Fails under torch {', '.join(cause.torch)}{_mended(cause.mended)}.\n"
         )
     return "\n".join(parts)
+
+
+def _mended(versions: Sequence[str]) -> str:
+    return f"; does not fail under {', '.join(versions)}" if versions else ""
+
+
+def _versions(causes: Sequence[Any]) -> str:
+    """Return the table of versions: how many causes fail there, and which do not."""
+    from verifier.core.wording import version_key
+
+    rows = []
+    for version in sorted({one for cause in causes for one in (*cause.torch, *cause.mended)}, key=version_key):
+        fails = sum(version in cause.torch for cause in causes)
+        mended = [cause.remedy for cause in causes if version in cause.mended]
+        told = {cause.remedy for cause in causes if version in (*cause.torch, *cause.mended)}
+        unknown = [cause.remedy for cause in causes if cause.remedy not in told]
+        names = [f"{len(each)}: {', '.join(each)}" if each else "0" for each in (mended, unknown)]
+        rows.append(f"| {version} | {fails} | {' | '.join(names)} |\n")
+    return VERSIONS_INTRODUCTION + "".join(rows)
 
 
 def map_of_rooms() -> str:
