@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 from verifier.campaign.replaying import replay
@@ -121,8 +119,7 @@ def tell(question: Question, interpreters: Sequence[Interpreter], imports: Seque
         source = render_script(trial, verdict, None, imports)
     except NoScriptError as error:
         return result([], f"no script could be written: {error}")
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
-        outcomes = list(workers.map(lambda one: run_under(one, source), interpreters))
+    outcomes = [run_under(one, source) for one in interpreters]  # in this thread, so that a Ctrl-C ends a script
     return result(outcomes, told(outcomes))
 
 
