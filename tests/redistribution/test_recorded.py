@@ -170,3 +170,14 @@ def test_waste_across_ops_in_a_row_is_summed_by_the_ops() -> None:
     assert "2 times, 240 B; as aten.mm.default on 4: float64[5] R -> S(0)" in text
     assert text.endswith("and 1 more (--worst)\n")
     assert {one["undoes"] for one in json.loads(run_json(run))["redistributions"]} == {None, "aten.cumsum.default"}
+
+
+def test_a_run_tells_what_a_flattened_submesh_would_save_and_in_which_dtype_it_reduces() -> None:
+    steps = ("all_reduce", "(R, P(sum))"), ("all_reduce", "(R, R)")
+    twice = with_steps(THERE_AND_BACK, *steps, source="(P(sum), P(sum))", target="(R, R)", tensor="bfloat16[8, 8]")
+    text = run_text(judged(twice), worst=5, by="edge", links=())
+    assert "\na flattened submesh of mesh dims 0, 1 of mesh 2x4 would save 3 collectives and 2.2 KiB in 3 redis" in text
+    assert "(P(sum), P(sum)) -> (R, P(sum)) all_reduce, bfloat16" in text
+    flat = with_steps(twice, *steps, mesh="2x4+flat")
+    assert "flattened" not in run_text(judged(flat), worst=5, by="op", links=())
+    assert "flattened" not in run_text(judged(DIRECT), worst=5, by="op", links=())

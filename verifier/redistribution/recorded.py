@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ __all__ = ["Executed", "NotJudged", "Reader", "of_the_call"]
 
 _ITEMSIZES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "bfloat16": 2}
 _MOST_LAYOUTS = 200
+_MERGED = ("all_gather", "all_reduce", "reduce_scatter")
 _OF_THE_CALL = (Phase.FORWARD.value, Phase.BACKWARD.value)
 
 
@@ -117,6 +119,22 @@ class Reader:
         """Return the fastest path, and those that are slower and need less memory; none for too many layouts."""
         graph = self._graph(executed.record)
         return [] if graph is None else graph.pareto(executed.path.source, executed.path.target, model.seconds)
+
+    def merged(self, executed: Executed) -> list[Step]:
+        """Return the steps that torch would take in place of several, if the mesh had its flattened submeshes.
+
+        Torch merges collectives of one kind that follow one another on several mesh dims.
+        """
+        if MeshSpec.parse(executed.record.mesh).flat:
+            return []
+        space, found = self._space(executed.record), list[Step]()
+        for kind, steps in itertools.groupby(executed.path.steps, key=lambda step: step.kind):
+            row = list(steps)
+            dims = tuple(sorted(dim for step in row for dim in step.mesh_dims))
+            if len(row) > 1 and kind in _MERGED:
+                merged = steps_between(space, row[0].source, row[-1].target)
+                found += [step for step in merged if (step.kind, step.mesh_dims) == (kind, dims)]
+        return found
 
     def _graph(self, record: PathRecord) -> Graph | None:
         space = self._space(record)

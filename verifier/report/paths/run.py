@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
 @dataclass(frozen=True)
 class JudgedRun:
     """The redistributions of a run that are judged, worst first, and the reasons why others are not, with counts."""
@@ -102,6 +105,8 @@ def _lines(judged: JudgedRun, worst: int, by: str, links: Sequence[str]) -> Iter
         yield f"{waste.text}: {plural(waste.count, 'time')}, {bytes_text(waste.bytes)}; as {waste.example}"
     if len(wastes) > worst:
         yield f"and {len(wastes) - worst:,} more (--worst)"
+    if flattening := list(_flattening(judged)):
+        yield from ("", *flattening)
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,25 @@ def _across_text(record: PathRecord) -> str:
     return f"{record.undoes} gathers, and {by} shards again"
 
 
+def _flattening(judged: JudgedRun) -> Iterator[str]:
+    """Yield a line for each flattened submesh over which torch would merge what a run executed."""
+    saved: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for one in judged.executed:
+        for step in judged.reader.merged(one):
+            before = [each for each in one.path.steps if set(each.mesh_dims) <= set(step.mesh_dims)]
+            bytes_saved = sum(each.bytes for each in before if each.kind == step.kind) - step.bytes
+            row = saved.setdefault((one.record.mesh, step.mesh_dims), [0, 0, 0])
+            for position, more in enumerate((1, len(step.mesh_dims) - 1, bytes_saved)):
+                row[position] += more * one.record.count
+    for (mesh, dims), (count, collectives, size) in sorted(saved.items()):
+        over = f"mesh dims {', '.join(map(str, dims))} of mesh {mesh}"
+        bytes_too = f" and {bytes_text(size)}" if size > 0 else ""
+        yield (
+            f"a flattened submesh of {over} would save {plural(collectives, 'collective')}{bytes_too} in "
+            f"{plural(count, 'redistribution')}"
+        )
+
+
 def _one(judged: JudgedRun, one: Executed, links: Sequence[str]) -> Iterator[str]:
     record, model = one.record, model_for(one.record, links)
     asked = "explicit" if record.explicit else "implicit"
@@ -171,7 +195,8 @@ def _table(judged: JudgedRun, worst: int, by: str) -> Iterator[str]:
         times = one.record.count
         if by == "edge":
             for step in one.path.steps:
-                _add(groups, f"{step.source} -> {step.target} {step.kind}", times, step.bytes * times, 0)
+                dtype = f", {one.record.tensor.partition('[')[0]}" if step.kind in _REDUCTIONS else ""
+                _add(groups, f"{step.source} -> {step.target} {step.kind}{dtype}", times, step.bytes * times, 0)
         else:
             name = one.record.op if by == "op" else f"{one.path.source} -> {one.path.target}"
             _add(groups, name, times, one.path.bytes * times, one.bound.total * times)
