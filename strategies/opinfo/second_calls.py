@@ -94,6 +94,7 @@ def _others(call: Call, parameter: Parameter, given: object) -> Iterator[object]
     elif isinstance(given, int | float):
         yield given + 1
         if "number" in type_ or "float" in type_:
+            yield -given  # what is monotone for one sign is not for the other
             yield from (given + 0.5, 0, float("inf"))
         elif "int" in type_:
             yield from (given - 1, 0)

@@ -16,6 +16,20 @@ def scan_left_cut() -> None:
     publicly(aten.cumsum.default, lambda tensor, *_: [[Shard(d), Shard(d)] for d in range(len(tensor.shape))])
 
 
+def sequence_cut() -> None:
+    """Let the sequence of a search be cut where no sorter is given, which is right: places in parts add up."""
+
+    def rules(*args: Any, sorter: Any = None, **_: object) -> list[Rule]:
+        return [[SUM, Shard(0), R]] if sorter is None else []
+
+    per_mesh_dim(aten.searchsorted.Tensor, rules)
+
+
+def sorter_cut() -> None:
+    """Let the sorter of a search be cut with its sequence, though it has places in all of it."""
+    per_mesh_dim(aten.searchsorted.Tensor, lambda *args, **_: [[SUM, Shard(0), R, Shard(0)]])
+
+
 def weight_gradient_replicated() -> None:
     """Call the gradient of a convolution's weight replicated, which each rank has of its own images."""
 

@@ -117,9 +117,41 @@ def two_dims_not_shifted(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(dim), Shard(dim)] for dim in range(ndim - 1) if dim not in gone]
 
 
+def one_dim_goes(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a dim behind those that go moves by one, however many go."""
+    ndim = len(args[0].shape)
+    gone = {dim % ndim for dim in args[1] or []} if ndim else set()
+    moves = gone and not (len(args) > 2 and args[2])
+    return [[Shard(dim - 1), Shard(dim)] for dim in range(ndim) if moves and dim > min(gone) and dim not in gone]
+
+
+def one_is_the_largest(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that the largest element of each shard is a pending maximum, and that its place is one, too."""
+    ndim = len(args[0].shape)
+    dim = args[2] if len(args) > 2 else -1
+    return [[Partial("max"), Partial("max"), Shard(dim % ndim)]] if args[1] == 1 and ndim else []
+
+
+def in_any_part(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that what is in any part of a list is in the list, whichever of the two is asked for."""
+    return [[Partial("max"), Replicate(), Shard(0)]] if len(args[1].shape) == 1 else []
+
+
+def dims_from_the_front(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of tensors of one shape, and of a condition with fewer dims the dim with the same number."""
+    condition, *others = (tuple(arg.shape) for arg in args)
+    dims = range(len(others[0])) if others[0] == others[1] and condition else ()
+    cuts = [Shard(dim) if dim < len(condition) else Replicate() for dim in dims]
+    return [[Shard(dim), cut, Shard(dim), Shard(dim)] for dim, cut in zip(dims, cuts, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.sum.dim_IntList", one_dim_goes, "the first two dims"),
+        ("aten.topk.default", one_is_the_largest, "k is 1"),
+        ("aten.isin.Tensor_Tensor", in_any_part, "invert is True"),
+        ("aten.where.self", dims_from_the_front, "of equal ones without its first dim"),
         ("aten.exp.default", first_dim_of_the_result, "3 dims"),
         ("aten.exp.default", sum_passes_if(lambda meta: meta.stride[-1:] > (1,)), "the first is the innermost"),
         ("aten.tanh.default", nothing_for_three_dims, "3 dims"),
@@ -166,13 +198,13 @@ def test_special_values_show_what_usual_values_do_not() -> None:
 
 def checked(op: str, rules: Rules, wanted: Callable[[Sample], bool]) -> tuple[list[SampleReport], list[SampleReport]]:
     """Return the reports of usual calls, and those of the rare calls that are ``wanted``, under ``rules`` alone."""
-    (target,) = SOURCE.select([op])
     namespace, packet, name = op.split(".")
     overload = getattr(getattr(getattr(torch.ops, namespace), packet), name)
     options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
     with replaced_strategy(overload):
         info = RuntimeSchemaInfo(1, needs_pytree=True)
         register_single_dim_strategy(overload, schema_info=info, allow_uneven_sharding=True)(rules)
+        (target,) = SOURCE.select([op])
         samples = list(SOURCE.samples(target, SampleOptions(max_samples=4)))  # some depend on the rules
         usual = [sample for sample in samples if not is_rare(sample) and "dim=-" not in sample.origin]
         rare = [sample for sample in samples if is_rare(sample) and wanted(sample)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,17 @@ def images(placement: str, cotangent: str) -> Trial:
     return Trial(case, MESH, placements, ((parse_placements(cotangent),),))
 
 
+def search(sequence: str, sorter: str) -> Trial:
+    """Return a search in a sequence that is sorted by the places which a keyword argument gives."""
+    order = torch.tensor([3, 1, 2, 0, 4, 5])
+    given = torch.empty(6, dtype=torch.float64)
+    given[order] = torch.arange(0.0, 12.0, 2.0, dtype=torch.float64)
+    name = "aten.searchsorted.Tensor"
+    values = torch.tensor([1.0, 5.0, 9.0], dtype=torch.float64)
+    case = OpCase(name, f"torch.ops.{name}", (given, values), {"sorter": order})
+    return Trial(case, MESH, tuple(map(parse_placements, (sequence, "R", sorter))))
+
+
 def explained(pools: PoolSet, trial: Trial) -> list[str]:
     """Return the causes that explain the failure of ``trial``."""
     observation = pools.run_alone(trial)
@@ -112,16 +124,29 @@ def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
         (known_cause_mutants.scan_left_cut, scan(1)),
         (known_cause_mutants.scan_left_cut, scan(-1)),
         (known_cause_mutants.weight_gradient_replicated, convolution("R")),
+        (known_cause_mutants.sorter_cut, search("S(0)", "S(0)")),
     ],
 )
 def test_a_wrong_rule_beside_a_known_cause_is_new(rules: Callable[[], None], trial: Trial, pools: PoolSet) -> None:
+    with registered(rules, pools):
+        assert explained(pools, trial) == []
+
+
+def test_what_torch_leaves_undone_of_a_right_rule_of_the_user_s_is_explained(pools: PoolSet) -> None:
+    """The rule asks for a replicated sorter, and torch redistributes no keyword arguments."""
+    with registered(known_cause_mutants.sequence_cut, pools):
+        assert explained(pools, search("R", "S(0)")) == ["keyword-tensors-not-redistributed"]
+
+
+@contextmanager
+def registered(rules: Callable[[], None], pools: PoolSet) -> Iterator[None]:
     def call(task: str, *args: str) -> None:
         outcome = pools.of(MESH).call(Task(f"rules_in_ranks.{task}", args, MESH))
         assert outcome.ok, outcome
 
     call("register", f"{rules.__module__}.{rules.__name__}")
     try:
-        assert explained(pools, trial) == []
+        yield
     finally:
         call("take_back")
 

@@ -114,6 +114,8 @@ def test_rule_on_several_mesh_dims_and_call_without_tensors_are_written() -> Non
 def test_op_in_which_nothing_was_tested_says_so_and_why() -> None:
     (line,) = op_lines("bernoulli", make_rules().ops["bernoulli"])
     assert line.endswith("nothing tested; not tested: aten.bernoulli.default (it draws random numbers)")
+    (uncalled,) = op_lines("neg", make_op_rules(samples=0, combinations=0, confirmed=[]))
+    assert "has no samples, so nothing was tried" in uncalled
     (many,) = op_lines("neg", make_op_rules(untested={"a": 3, "b": 2, "c": 1, "d": 1}))
     assert many.endswith("not tested: 3 a; 2 b; 2 more reasons")
 

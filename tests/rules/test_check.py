@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor._ops.utils import register_op_strategy
 
 from verifier.core.case import MeshSpec, OpCase
@@ -355,3 +356,19 @@ def test_no_rule_is_missing_because_a_narrow_dtype_hides_what_is_wrong_with_it(d
         report = check(HandMade("aten.mul.Tensor", make, exact=is_exact))
         assert texts(report, "missing") <= exact
         assert not report.wrong
+
+
+def test_an_exception_without_a_message_is_named_with_the_function_that_raised_it() -> None:
+    """The handler of convolutions wants lists, which DTensor makes tuples where it flattens the arguments."""
+
+    def convolution(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return (floats(g, s[0], 1, 3), floats(g, 1, 1, 1), None, [1], [0], [1], False, [0], 1), {}
+
+    op = torch.ops.aten.convolution.default
+    with replaced_strategy(op):
+        info = RuntimeSchemaInfo(3, needs_pytree=True)
+        register_single_dim_strategy(op, schema_info=info)(lambda op, args, kwargs: [])
+        options = CheckOptions((TWO,), sizes=1, claims_only=True, samples_called_again=0)
+        wrong = check_sample(HandMade(str(op), convolution), options).wrong
+    messages = {one.message for one in wrong}
+    assert messages == {"a rank raised AssertionError: no message, in tp_convolution of _tp_conv.py"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 
@@ -76,6 +76,17 @@ def test_what_a_kernel_need_not_check_is_changed_as_well() -> None:
         report = check_sample(called, CheckOptions((TWO,), claims_only=True))
     assert {stale.left_out for stale in report.stale} == {"normalized_shape"}
     assert report.wrong == []
+
+
+def test_a_number_is_asked_about_with_both_signs() -> None:
+    def largest_of_positive(op: object, args: Any, kwargs: object) -> list[list[Any]]:
+        return [[Partial("max"), Partial("max")]] if args[1] >= 0 else []
+
+    op = aten.mul.Scalar
+    with replaced_strategy(op):
+        register_single_dim_strategy(op, schema_info=RuntimeSchemaInfo())(largest_of_positive)
+        report = check_sample(Called("aten.mul.Scalar", NUMBERS, 2.0), CheckOptions((TWO,), claims_only=True))
+    assert {stale.left_out for stale in report.stale} == {"other"}
 
 
 def test_with_all_arguments_in_the_key_nothing_is_stale() -> None:

@@ -478,3 +478,10 @@ def test_an_op_that_gets_its_first_rule_after_the_source_was_prepared_has_calls(
     with replaced_strategy(op):
         register_single_dim_strategy(op)(lambda op, args, kwargs: [])
         assert samples("aten.searchsorted.Tensor", max_samples=2)
+
+
+def test_the_forward_of_embedding_bag_without_gradients_has_the_calls_of_the_other() -> None:
+    op = torch.ops.aten._embedding_bag_forward_only.default
+    with replaced_strategy(op):
+        register_single_dim_strategy(op)(lambda op, args, kwargs: [])
+        assert samples("aten._embedding_bag_forward_only.default", max_samples=2)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from verifier.core.case import MeshSpec
-from verifier.core.wording import bytes_text, plural
+from verifier.core.wording import NO_SAMPLES, bytes_text, plural
 from verifier.records.commands import command_text, replay_text
 from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import (
@@ -158,7 +158,7 @@ def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = (), folder: 
 
 
 def _notes(op: OpRulesRecord) -> list[str]:
-    notes = [] if is_tested(op) else ["nothing tested"]
+    notes = [] if is_tested(op) else ["nothing tested" if op.samples else NO_SAMPLES]
     counts = (
         (sum(rule.known for rule in op.wrong), "known"),
         (len(op.unconfirmed), "unconfirmed"),

@@ -67,6 +67,8 @@ class WrongRule:
     """Whether DTensor fails when it is asked for rules, instead of claiming one."""
     writes: bool = False
     """Whether the strategy writes to the arguments of the call, so that DTensor runs the op with others."""
+    others: tuple[WrongRule, ...] = ()
+    """Counterexamples from other calls, smallest first, for the case that real processes do not show this one."""
     controls: tuple[TrialRecord, ...] = ()
     """Trials that have to pass if the cache is to be blamed: each of the two calls, made twice."""
 

@@ -6,6 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -33,7 +34,7 @@ from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values, is_rare
 from verifier.torch_internals.claims import ClaimReader
 from verifier.torch_internals.placements import Combination, placement_text
-from verifier.torch_internals.refusals import is_refusal
+from verifier.torch_internals.refusals import is_refusal, raised_in
 from verifier.torch_internals.registries import has_own_handler
 
 __all__ = ["CALL_ERRORS", "IMPOSSIBLE", "SampleOnMesh"]
@@ -314,7 +315,7 @@ class SampleOnMesh(ABC):
     def mismatch(self, claim: Claim, results: list[Results] | Exception) -> Mismatch | None:
         """Return how the ranks' results differ from what is claimed; None if they do not."""
         if isinstance(results, Exception):
-            text = (str(results).strip() or "no message").splitlines()[0]
+            text = (str(results).strip() or _where(results)).splitlines()[0]
             kind = type(results).__name__
             return Mismatch(VerdictKind.CRASH, f"a rank raised {kind}: {text}", raised=kind)
         return judge_claim(claim, results, self.expected, self.reference.others, self.mesh)
@@ -377,3 +378,9 @@ def _arguments(case: OpCase) -> str:
     texts = [repr(value) for value in case.args if not holds_tensor(value)]
     texts += [f"{name}={value!r}" for name, value in case.kwargs.items() if not holds_tensor(value)]
     return ", ".join(texts)
+
+
+def _where(error: Exception) -> str:
+    """Return what is said of an exception without a message: the function that raised it, and its file."""
+    code = raised_in(error)
+    return "no message" if code is None else f"no message, in {code.co_qualname} of {Path(code.co_filename).name}"

@@ -30,7 +30,7 @@ from verifier.torch_internals.placements import Combination, placement_text
 
 __all__ = ["stale_decisions"]
 
-_PAIRS = 6
+_PAIRS = 8
 """At most so many pairs of calls are asked about for each argument that differs."""
 _ASKED = 24
 """At most so many combinations of each pair."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import TypeVar, TypeVarTuple
 
 import torch
 from torch._library.custom_ops import OPDEFS, CustomOpDef
@@ -32,21 +32,28 @@ Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
 
-def cache_by_rules(function: Callable[[Unpack[Arguments]], Result]) -> Callable[[Unpack[Arguments]], Result]:
-    """Return ``function``, which remembers results until a rule is registered for one more op.
+def cache_by_rules(function: Callable[[*Arguments], Result]) -> Callable[[*Arguments], Result]:
+    """Return ``function``, which remembers results for as long as the same ops have rules.
 
     A process may prepare before it runs a user's file, and the file may register a rule for an op that had none.
     """
 
     @cache
-    def results(_: tuple[int, ...], *args: *Arguments) -> Result:
+    def results(_: frozenset[OpOverload], *args: *Arguments) -> Result:
         return function(*args)
 
     @wraps(function)
     def remembering(*args: *Arguments) -> Result:
-        return results(tuple(map(len, registries_of_rules())), *args)
+        # sizes and what came last tell, at little cost, whether a registry has changed
+        state = tuple((len(ops), next(reversed(ops), None)) for ops in registries_of_rules())
+        return results(_registered_at(state), *args)
 
     return remembering
+
+
+@cache
+def _registered_at(_: tuple[tuple[int, OpOverload | None], ...], /) -> frozenset[OpOverload]:
+    return registered_overloads()
 
 
 def registered_overloads() -> frozenset[OpOverload]:

@@ -145,6 +145,7 @@ SAME_AS = {
     "less_equal": "le",
     "not_equal": "ne",
     "subtract": "sub",
+    "embedding_bag_forward_only": "embedding_bag",
     "multiply": "mul",
     "divide": "div",
     "absolute": "abs",

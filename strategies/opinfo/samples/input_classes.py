@@ -173,6 +173,19 @@ def _with_fewer(call: Call) -> Iterator[Variation]:
             yield Variation(f"tensor {number} without its first dim", partial(_changed, (number,), _without_first))
 
 
+def fewer_dims(call: Call) -> Iterator[Variation]:
+    """Yield one of three tensors or more, which else have one shape, without its first dim.
+
+    Where extents are equal, a rule that counts its dims from the front cuts another dim than it does of the others.
+    """
+    shapes = {tensor.shape for tensor in call.tensors}
+    if len(call.tensors) > 2 and len(shapes) == 1 and call.tensors[0].ndim > 1 and not _has_fixed_sizes(call):
+        for number in range(len(call.tensors)):
+            yield Variation(
+                f"tensor {number} of equal ones without its first dim", partial(_changed, (number,), _without_first)
+            )
+
+
 def narrower(call: Call) -> Iterator[Variation]:
     """Yield operands of which one, or all but the first, are narrower than the others, or the last one wider."""
     if _has_fixed_sizes(call):
@@ -335,6 +348,46 @@ def other_dims(call: Call) -> Iterator[Variation]:
 
 
 _NAMES_OF_DIMS = ("dim", "dims", "dim0", "dim1", "dim2")
+_CHECKED_HELPERS = ("_fft_r2c", "_fft_c2c")
+"""Helper ops that take any dims their first tensor has."""
+
+
+def several_dims(call: Call) -> Iterator[Variation]:
+    """Yield the first two dims in place of a list of dims; where they go, a dim behind them moves by two.
+
+    Results keep no dims that are reduced, because nothing moves then.
+    """
+    if base_of(str(call.op)) not in _CHECKED_HELPERS and _is_trusting(call):
+        return
+    if not call.tensors or call.tensors[0].ndim < _USUAL_DIMS or any(one.out for one in parameters(call.op)):
+        return
+    kept = {one.name: False for one in parameters(call.op) if one.name == "keepdim"}
+    for parameter in parameters(call.op):
+        if parameter.name in _NAMES_OF_DIMS and "List[int]" in parameter.type:
+            values = {parameter.name: [0, 1], **kept}
+            yield Variation("the first two dims", partial(_with_values, values))
+
+
+_USUAL_DIMS = 3
+
+
+def _with_values(values: dict[str, object], call: Call) -> Call | None:
+    return Call.of(call.op, {**call.values, **values})
+
+
+def flags(call: Call) -> Iterator[Variation]:
+    """Yield the other choice of a flag that changes results and that callers seldom give."""
+    if _is_trusting(call) or any(one.out for one in parameters(call.op)):
+        return
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name, parameter.default)
+        # without accumulation, which of two values at one index wins is not defined
+        if parameter.name in _FLAGS and type(given) is bool and not (parameter.name == "accumulate" and given):
+            yield _value(parameter.name, not given)
+
+
+_FLAGS = ("invert", "accumulate", "include_self", "left", "adjoint", "unitriangular", "equal_nan", "log_input", "full",
+          "out_int32", "right")  # fmt: skip
 
 
 def steps(call: Call) -> Iterator[Variation]:
@@ -356,7 +409,7 @@ def boundaries(call: Call) -> Iterator[Variation]:
     if _is_trusting(call):
         return
     for parameter in parameters(call.op):
-        if not _is_number(parameter) or "List" in parameter.type:
+        if not (_is_number(parameter) or parameter.name in _COUNTS) or "List" in parameter.type:
             continue
         for value in _BOUNDARIES.get(parameter.name, ()):
             yield _value(parameter.name, value)
@@ -367,6 +420,7 @@ def boundaries(call: Call) -> Iterator[Variation]:
         yield _value("max", limits[0] - 1)  # type: ignore[operator]
 
 
+_COUNTS = ("k",)
 _BOUNDARIES: dict[str, tuple[object, ...]] = {
     "ord": (math.inf, -math.inf, 0, -1, 3),
     "p": (math.inf, -math.inf, 0, -1, 3),
@@ -384,6 +438,7 @@ _BOUNDARIES: dict[str, tuple[object, ...]] = {
     "max": (-2.0, 2.0),
     "n": (0, 1),
     "exponent": (0, 1, -1, 3, 0.5),
+    "k": (1,),
 }
 """Numbers to try for arguments of these names."""
 
@@ -406,12 +461,15 @@ INPUT_CLASSES = (
     InputClass("dtypes", dtypes, 4),
     InputClass("complex numbers", complex_numbers, 2),
     InputClass("broadcasts", broadcasts, 6),
+    InputClass("fewer dims", fewer_dims, 3),
     InputClass("extents of 1", ones, 3),
     InputClass("narrower", narrower, 9),
     InputClass("empty", empty, 3),
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("negative dims", negative_dims, 3),
     InputClass("other dims", other_dims, 3),
+    InputClass("several dims", several_dims, 1),
+    InputClass("flags", flags, 3),
     InputClass("numbers of dims", numbers_of_dims, 4),
     InputClass("lengths of lists", list_lengths, 2, samples=3),
     InputClass("steps", steps, 2),

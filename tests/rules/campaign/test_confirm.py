@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import date
 
 import msgspec
@@ -18,7 +19,7 @@ from verifier.gate.baseline import Baseline, BaselineEntry, Cause
 from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import FAILS, GONE
-from verifier.records.values import trial_record
+from verifier.records.values import load_trial, trial_record
 from verifier.rules.campaign import confirm
 from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.results import Rule, WrongRule
@@ -132,6 +133,43 @@ def test_what_its_script_does_not_show_is_withdrawn(scripts: list[str]) -> None:
     confirmer.settle()
     assert not confirmer.findings
     assert confirmer.withdrawn == {record.fingerprint}
+
+
+def with_zeros_beside() -> WrongRule:
+    """Return a wrong rule that two calls show, the second one on zeros."""
+    trial = load_trial(ROWS.trial)
+    zeros = replace(trial, case=replace(trial.case, args=(torch.zeros(4, 4),)))
+    return replace(ROWS, others=(replace(ROWS, trial=trial_record(zeros), arguments="zeros"),))
+
+
+def is_of_zeros(trial: Trial) -> bool:
+    return not trial.case.args[0].any()  # type: ignore[attr-defined]
+
+
+def test_another_call_confirms_a_rule_that_the_smallest_does_not() -> None:
+    def run(trial: Trial) -> Observation:
+        reports = tuple(ProcessReport((rank,), Phase.DONE) for rank in (0, 1))
+        return fails(trial) if is_of_zeros(trial) else Observation(trial, Fate.COMPLETED, reports)
+
+    confirmer = Confirmer(run, Baseline(), ["opinfo"])
+    (record,) = confirmer.confirm([(with_zeros_beside(), "opinfo")])
+    confirmer.settle()
+    assert (record.confirmed.unsure, record.arguments) == (False, "zeros")
+    assert [is_of_zeros(load_trial(finding.trial)) for finding in confirmer.findings] == [True]
+    (record,) = confirmer.confirm([(ROWS, "opinfo")])
+    assert record.confirmed.unsure
+
+
+def test_the_script_of_another_call_takes_the_place_of_one_that_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter((GONE, FAILS))
+    monkeypatch.setattr(confirm, "run_script", lambda source: (next(told), ""))
+    confirmer = Confirmer(fails, Baseline(), ["opinfo"])
+    (record,) = confirmer.confirm([(with_zeros_beside(), "opinfo")])
+    confirmer.settle()
+    (finding,) = confirmer.findings
+    assert (finding.script_status, is_of_zeros(load_trial(finding.trial))) == (FAILS, True)
+    assert confirmer.instead[record.fingerprint].arguments == "zeros"
+    assert not confirmer.withdrawn
 
 
 def test_what_no_remedy_mends_is_new_though_causes_look_like_it_and_like_each_other() -> None:

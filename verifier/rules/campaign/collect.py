@@ -21,12 +21,14 @@ STALE_TRIED = 16
 """So many stale decisions of an overload and an argument are tried on real processes, until one is confirmed."""
 
 _TELLING = 8
+_OTHERS = 4
+"""So many more counterexamples of a wrong rule are kept, of the calls that come next in size."""
 
 
 def wrong_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
     """Return the wrong rules in ``reports``, each once for meshes of one dim and once for those of several.
 
-    Of several counterexamples the smallest is kept.
+    Of several counterexamples the smallest is kept, and with it a few that come next.
     """
     return _smallest(wrong for report in reports for wrong in report.wrong)
 
@@ -58,16 +60,15 @@ def _by_size(stale: WrongRule) -> tuple[bool, int, Rule]:
 
 
 def _smallest(wrongs: Iterable[WrongRule]) -> list[WrongRule]:
-    kept: dict[tuple[Rule, bool], WrongRule] = {}
+    kept: dict[tuple[Rule, bool], list[WrongRule]] = {}
     for wrong in wrongs:
-        key = wrong.rule, "x" in wrong.mesh
-        known = kept.get(key)
-        if known is None:
-            kept[key] = wrong
-            continue
-        best = min(known, wrong, key=lambda one: one.elements)
-        kept[key] = replace(best, draws=known.draws + wrong.draws)
-    return [kept[key] for key in sorted(kept)]
+        kept.setdefault((wrong.rule, "x" in wrong.mesh), []).append(wrong)
+    smallest = []
+    for key in sorted(kept):
+        first, *others = sorted(kept[key], key=lambda one: one.elements)
+        draws = sum(one.draws for one in kept[key])
+        smallest.append(replace(first, draws=draws, others=tuple(others[:_OTHERS])))
+    return smallest
 
 
 def op_record(

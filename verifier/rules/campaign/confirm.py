@@ -50,6 +50,8 @@ _SPECIAL_SCRIPTS = 4
 ATTEMPTS = 16
 """Splits of the Partial arguments to try, since level 1 and level 2 split them differently."""
 SPECIAL_ATTEMPTS = 4
+OTHER_ATTEMPTS = 4
+"""Splits to try of each further counterexample, if the smallest one is not shown."""
 STALE_ATTEMPTS = 3
 """Splits to try of each stale decision; there may be many, and most do no harm."""
 
@@ -109,6 +111,8 @@ class _Defect:
     """STALE_CACHE or SPECIAL_VALUE, if the defect is one; else the verdict of the failure says what it is."""
     likely: str = ""
     """What a finding of this kind says of its cause."""
+    others: list[WrongRule] = field(default_factory=list)
+    """More counterexamples of the rules, from other calls."""
     occurrences: int = 0
     also: dict[str, None] = field(default_factory=dict)
 
@@ -156,6 +160,8 @@ class Confirmer:
         self.errors: list[str] = []
         self.withdrawn: set[str] = set()
         """Names of what level 2 showed and the script that needs torch alone did not: no accusation."""
+        self.instead: dict[str, WrongRuleRecord] = {}
+        """What shows a finding, by its name, if it is another call than the smallest that failed."""
         self._defects: dict[str, _Defect] = {}
         self._causes: dict[str, tuple[Cause, ...]] = {}
         """What mended the last wrong rule with a key."""
@@ -222,10 +228,20 @@ class Confirmer:
         ranks = failure.trial.mesh.world_size
         if _shows(wrong, failure):
             return self._accuse(wrong, family, failure, self._confirmation(failure))
+        for other in wrong.others:
+            if (shown := self._shown(other)) is not None:
+                return self._accuse(replace(other, draws=wrong.draws), family, shown, self._confirmation(shown))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
         )
+
+    def _shown(self, other: WrongRule) -> Failure | None:
+        """Return the failure of a further counterexample on real processes; None if they do not show it."""
+        tried = self._attempts(self.run, other, OTHER_ATTEMPTS)
+        for failure in tried:
+            self._note_error(failure)
+        return tried[-1] if _shows(other, tried[-1]) else None
 
     def confirm_stale(self, stale: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
         """Return the record of each stale decision that does harm on real processes, one for each argument left out.
@@ -299,6 +315,7 @@ class Confirmer:
             defect.failure, defect.size = failure, size
         defect.occurrences += wrong.draws
         defect.also[f"{wrong.rule} on mesh {wrong.mesh}"] = None
+        defect.others += [other for other in wrong.others if other.verdict is wrong.verdict]
         return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
 
     def _name(self, wrong: WrongRule, failure: Failure) -> str:
@@ -337,10 +354,29 @@ class Confirmer:
         for name, defect in self._defects.items():
             status = statuses.get(name, "" if defect.size is None else NOT_RUN)
             if status == GONE:
+                status = self._shown_otherwise(name, defect)
+            if status == GONE:
                 self.withdrawn.add(name)
                 continue
             self.findings.append(self._record(name, defect, status))
         self.findings.sort(key=lambda finding: (finding.op, finding.fingerprint))
+
+    def _shown_otherwise(self, name: str, defect: _Defect) -> str:
+        """Return the status of the script of another call that shows the defect; GONE if none does.
+
+        How NaN and other results are reduced may differ between ranks and the script, and the smallest call that fails
+        may be one where it does.
+        """
+        for other in defect.others[:OTHER_ATTEMPTS]:
+            failure = self._shown(other)
+            if failure is None or self._name(other, failure) != name:
+                continue
+            status = self._script_status(failure)
+            if status != GONE:
+                defect.failure = failure
+                self.instead[name] = wrong_record(other, self._confirmation(failure), name, False)
+                return status
+        return GONE
 
     def _record(self, name: str, defect: _Defect, status: str) -> FindingRecord:
         failure = defect.failure

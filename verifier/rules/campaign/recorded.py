@@ -223,8 +223,14 @@ class _RulesRun:
         return [each for each in every if "x" not in each[1].mesh], [each for each in every if "x" in each[1].mesh]
 
     def _withdrawn(self, record: WrongRuleRecord) -> WrongRuleRecord:
-        """Return the record without its accusation, if the script of its finding does not show the defect."""
+        """Return the record without its accusation, if the script of its finding does not show the defect.
+
+        If the script of another call shows it, that one's record takes its place.
+        """
         assert self.findings is not None
+        instead = self.findings.instead.get(record.fingerprint)
+        if instead is not None and _rule_of(instead) == _rule_of(record):
+            return instead
         if record.fingerprint not in self.findings.withdrawn:
             return record
         return replace(record, confirmed=ConfirmationRecord(UNCONFIRMED, why=SCRIPT_RAN), fingerprint="")
@@ -283,6 +289,10 @@ class _RulesRun:
             tool_errors=self.errors,
             rules=rules,
         )
+
+
+def _rule_of(record: WrongRuleRecord) -> tuple[str, list[str], list[str]]:
+    return record.op, record.input_placements, record.output_placements
 
 
 def _counts_by_op(records: Iterable[OpRulesRecord]) -> dict[str, Counter[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,7 +13,11 @@ import torch.distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import _sharding_prop as sharding_prop
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSpec
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
+from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -93,7 +97,10 @@ class _FreshMasks(Watch):  # type: ignore[no-untyped-call]
 
 
 class _ReplicatesKeywords(Watch):  # type: ignore[no-untyped-call]
-    """Replicates tensors that are given by keyword and not written to, before DTensor decides on the op."""
+    """Replicates tensors that are given by keyword and not written to, before DTensor decides on the op.
+
+    Where the op runs by a rule of the user's, the tensors get the placements that this rule asks for.
+    """
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -103,7 +110,36 @@ class _ReplicatesKeywords(Watch):  # type: ignore[no-untyped-call]
         named = {name for name, value in kwargs.items() if name in read and isinstance(value, DTensor)}
         if named and is_torchs(func):
             kwargs = {name: _whole(value) if name in named else value for name, value in kwargs.items()}
+        elif named:
+            with torch.no_grad():
+                for name, placements in _asked_for(func, args, kwargs).items():
+                    if name in named:
+                        kwargs = {**kwargs, name: kwargs[name].redistribute(placements=placements)}
         return func(*args, **kwargs)
+
+
+def _asked_for(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Sequence[Placement]]:
+    """Return the placements that the rule which DTensor chooses asks for of tensors given by keyword."""
+    dispatcher = DTensor._op_dispatcher
+    choose = sharding_prop._select_min_cost_strategy
+    chosen: list[OpSpec] = []
+
+    def noted(*given: Any) -> OpSpec:
+        chosen.append(choose(*given))
+        return chosen[-1]
+
+    try:
+        schema: Any = dispatcher.unwrap_to_op_info(func, args, kwargs).schema
+        with mock.patch.object(sharding_prop, "_select_min_cost_strategy", noted):
+            dispatcher.sharding_propagator.propagate_op_sharding_non_cached(schema)
+    except Exception:  # noqa: BLE001 - the op itself is about to raise the same
+        return {}
+    names = [name for name, value in schema.kwargs_schema.items() if isinstance(value, DTensorSpec)]
+    inputs = chosen[-1].input_specs if chosen else None
+    if inputs is None or len(inputs) != len(schema.args_spec) + len(names):
+        return {}
+    asked = inputs[len(schema.args_spec) :]
+    return {name: spec.placements for name, spec in zip(names, asked, strict=True)}
 
 
 _MASKING = ("aten.embedding.", "aten.gather.", "aten.index_select.")
@@ -125,7 +161,7 @@ def _whole(tensor: DTensor) -> DTensor:
 
 @contextlib.contextmanager
 def keywords_replicated() -> Iterator[None]:
-    """Let DTensor replicate tensors that are given by keyword, whatever their placements."""
+    """Let DTensor replicate tensors that are given by keyword, or redistribute them as a rule of the user's asks."""
     with _ReplicatesKeywords():
         yield
 
