@@ -100,7 +100,7 @@ def test_run_is_read_as_it_was_written(store: RunStore) -> None:
     assert store.load("2026") == record
     assert store.load(store.path("2026")) == record
     assert store.load(str(store.path("2026").parent)) == record
-    assert store.path("2026").read_bytes().startswith(b'{"format_version":4,')
+    assert store.path("2026").read_bytes().startswith(b'{"format_version":5,')
     assert sorted(path.name for path in store.path("2026").parent.iterdir()) == ["journal.jsonl", "run.json"]
 
 
@@ -202,9 +202,9 @@ def test_line_that_is_broken_in_the_middle_is_no_journal(store: RunStore) -> Non
     ("content", "message"),
     [
         ("", "has no header line"),
-        ('{"format_version":4,"header":', "has no header line"),
+        ('{"format_version":5,"header":', "has no header line"),
         ('{"format_version":1,"header":{}}\n', "journal:1: format_version is 1"),
-        ('{"format_version":4,"header":{}}\n', "journal:1: not a RunHeader"),
+        ('{"format_version":5,"header":{}}\n', "journal:1: not a RunHeader"),
     ],
 )
 def test_journal_without_our_header_says_why(tmp_path: Path, content: str, message: str) -> None:
