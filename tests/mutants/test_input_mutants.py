@@ -145,9 +145,15 @@ def dims_from_the_front(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(dim), cut, Shard(dim), Shard(dim)] for dim, cut in zip(dims, cuts, strict=True)]
 
 
+def batch_and_channels(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of the first two dims of images, which are not batch and channels if there is no batch."""
+    return [[Shard(dim)] * 3 for dim in range(2) if args[0].shape[dim] > 1]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.avg_pool2d_backward.default", batch_and_channels, "without a batch"),
         ("aten.sum.dim_IntList", one_dim_goes, "the first two dims"),
         ("aten.topk.default", one_is_the_largest, "k is 1"),
         ("aten.isin.Tensor_Tensor", in_any_part, "invert is True"),
@@ -178,6 +184,18 @@ def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, k
     assert any(report.wrong for report in rare)
 
 
+def test_an_order_of_norms_between_0_and_1_shows_what_usual_ones_do_not() -> None:
+    def norms_add_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+        """Claim that norms of shards add up for all orders below 2, which they do for 0 and 1."""
+        order, ndim = args[1] if len(args) > 1 else 2, len(args[0].shape)
+        gone = {dim % ndim for dim in (args[2] if len(args) > 2 and args[2] else range(ndim))} if ndim else ()
+        return [[SUM, Shard(dim)] for dim in gone] if 0 <= order < 2 else []
+
+    usual, rare = checked("aten.linalg_vector_norm.default", norms_add_up, lambda one: "ord is 0.5" in one.origin, 8)
+    assert not any(report.wrong for report in usual)
+    assert any(report.wrong for report in rare)
+
+
 def test_rules_without_branches_bring_no_calls_for_them() -> None:
     def is_of_a_branch(sample: Sample) -> bool:
         return any(kind in sample.origin for kind in (" as torch.float16", "times as large", "4 dims", "innermost"))
@@ -196,7 +214,9 @@ def test_special_values_show_what_usual_values_do_not() -> None:
     assert all(wrong.special for report in usual for wrong in report.special)
 
 
-def checked(op: str, rules: Rules, wanted: Callable[[Sample], bool]) -> tuple[list[SampleReport], list[SampleReport]]:
+def checked(
+    op: str, rules: Rules, wanted: Callable[[Sample], bool], most: int = 4
+) -> tuple[list[SampleReport], list[SampleReport]]:
     """Return the reports of usual calls, and those of the rare calls that are ``wanted``, under ``rules`` alone."""
     namespace, packet, name = op.split(".")
     overload = getattr(getattr(getattr(torch.ops, namespace), packet), name)
@@ -205,7 +225,7 @@ def checked(op: str, rules: Rules, wanted: Callable[[Sample], bool]) -> tuple[li
         info = RuntimeSchemaInfo(1, needs_pytree=True)
         register_single_dim_strategy(overload, schema_info=info, allow_uneven_sharding=True)(rules)
         (target,) = SOURCE.select([op])
-        samples = list(SOURCE.samples(target, SampleOptions(max_samples=4)))  # some depend on the rules
+        samples = list(SOURCE.samples(target, SampleOptions(max_samples=most)))  # some depend on the rules
         usual = [sample for sample in samples if not is_rare(sample) and "dim=-" not in sample.origin]
         rare = [sample for sample in samples if is_rare(sample) and wanted(sample)]
         usual_reports, rare_reports = ([check_sample(one, options) for one in some] for some in (usual[:4], rare[:9]))

@@ -288,8 +288,21 @@ def numbers_of_dims(call: Call) -> Iterator[Variation]:
         normalized = call.values["normalized_shape"]
         assert isinstance(normalized, list | tuple)
         yield from batch_dims(call, at_least=len(normalized))
+    elif _has_batch(call):
+        yield Variation("without a batch", partial(_changed, tuple(range(len(call.tensors))), _first_of_batch))
     elif not _has_fixed_sizes(call):
         yield from dim_numbers(call)
+
+
+def _has_batch(call: Call) -> bool:
+    """Return whether the call is the backward of a pool or a padding, which may come without a batch."""
+    base, ndims = base_of(str(call.op)), {tensor.ndim for tensor in call.tensors}
+    writes_out = any(parameter.out for parameter in parameters(call.op))
+    return "backward" in base and ("pool" in base or "_pad" in base) and len(ndims) == 1 and not writes_out
+
+
+def _first_of_batch(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor[0].clone() if tensor.ndim > 2 and len(tensor) else None
 
 
 def list_lengths(call: Call) -> Iterator[Variation]:
@@ -422,8 +435,8 @@ def boundaries(call: Call) -> Iterator[Variation]:
 
 _COUNTS = ("k",)
 _BOUNDARIES: dict[str, tuple[object, ...]] = {
-    "ord": (math.inf, -math.inf, 0, -1, 3),
-    "p": (math.inf, -math.inf, 0, -1, 3),
+    "ord": (math.inf, -math.inf, 0, 0.5, -1, 3),
+    "p": (math.inf, -math.inf, 0, 0.5, -1, 3),
     "posinf": (0.0, -2.0),
     "neginf": (0.0, 2.0),
     "nan": (2.0, -1.0),
@@ -476,7 +489,7 @@ INPUT_CLASSES = (
     InputClass("bounds", bounds, 4),
     InputClass("index lists", index_lists, 6),
     InputClass("arguments left out", left_out, 2),
-    InputClass("boundaries", boundaries, 4),
+    InputClass("boundaries", boundaries, 5),
     InputClass("branches of rules", branches, 6, samples=3),
 )
 """The classes, each with its most telling changes first."""
