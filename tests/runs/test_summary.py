@@ -52,7 +52,7 @@ class EdgePerTrial:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
-    def add(self, observation: Observation) -> None:
+    def add(self, observation: Observation, passed: bool = True) -> None:
         mesh = str(observation.trial.mesh)
         self.counts[mesh] = self.counts.get(mesh, 0) + 1
 
