@@ -49,7 +49,7 @@ class _TrialLine(TypedDict):
     fate: NotRequired[str]
     detail: NotRequired[str]
     shares: NotRequired[dict[str, float]]
-    steps: NotRequired[list[tuple[str, str, str, int, str | None, int, str, str, str, bool, bool, str]]]
+    steps: NotRequired[list[tuple[str, str, str, int, str | None, int, str, str, str, bool, bool, str, str, str, str]]]
     ran: NotRequired[list[str]]
     reports: NotRequired[list[dict[str, Any]]]
 

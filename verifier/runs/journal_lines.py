@@ -147,8 +147,9 @@ def _given(record: Verdict | ProcessReport, but: tuple[str, ...]) -> dict[str, A
 
 
 def _step(step: Redistribution) -> tuple[object, ...]:
-    whole = (*step.path, step.tensor, step.explicit, step.begins, step.mesh)
-    return (step.phase, step.source, step.target, step.mesh_dim, step.collective, step.bytes, *whole)
+    """Return all fields of a step, with the two ends of its path one after the other."""
+    before = (step.phase, step.source, step.target, step.mesh_dim, step.collective, step.bytes, *step.path)
+    return (*before, *(getattr(step, field.name) for field in fields(step)[7:]))
 
 
 def _executed(line: Mapping[str, Any], trial: Trial) -> tuple[Executed, ...]:
