@@ -86,3 +86,9 @@ def products_forgotten_in_inference() -> None:
         return args[0].clone() if torch.is_inference_mode_enabled() else torch.ops.aten.add.Tensor(args[0], args[0])
 
     DTensor._op_dispatcher._custom_op_handlers[product] = handled
+
+
+def second_gradients_forgotten() -> None:
+    """The first gradient that is added to another in place is lost."""
+    handlers, sums = DTensor._op_dispatcher._custom_op_handlers, torch.ops.aten.add_.Tensor
+    handlers[sums] = lambda op, args, kwargs: (handlers.pop(sums), args[0])[1]

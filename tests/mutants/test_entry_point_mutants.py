@@ -24,6 +24,11 @@ NUMBERS = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3)
 KEPT = {"use_local_output": False}
 
 CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], dict[str, torch.Tensor]]] = {
+    entry_point_mutants.second_gradients_forgotten: (
+        procedures.accumulated,
+        ([["torch.mul", 2], ["torch.square"]],),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.ones_that_are_two: (entry_points.made, ("ones", [Shard(0)], []), {"x": NUMBERS}),
     entry_point_mutants.identities_forgotten: (entry_points.initialised, ("eye_", []), {"x": NUMBERS}),
     entry_point_mutants.equal_denied: (
