@@ -57,7 +57,8 @@ def accumulated(calls: list[list[Any]], /, x: torch.Tensor, **tensors: torch.Ten
             function = getattr(function, part)
         found = function(leaf, *(tensors.get(one, one) if isinstance(one, str) else one for one in given))
         (found * found.detach()).sum().backward()
-    return [leaf.grad]
+    gradient: Any = leaf.grad
+    return [gradient]
 
 
 def clipped(norm: float, order: float, foreach: bool, /, **tensors: torch.Tensor) -> list[torch.Tensor]:
