@@ -115,3 +115,12 @@ def transposed_conjugates_forgotten() -> None:
         return DTensor.from_local(local, args[0].device_mesh, turned, run_check=False)
 
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.t.default] = handled
+
+
+def numbers_one_too_small() -> None:
+    """A number that is read out of a tensor of integers is one too small."""
+
+    def handled(op: Any, args: Any, kwargs: Any) -> Any:
+        return args[0].to_local().item() - 1
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten._local_scalar_dense.default] = handled

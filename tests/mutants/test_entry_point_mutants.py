@@ -72,6 +72,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     entry_point_mutants.callers_tensors_counted_up: (entry_points.taken, (False, [Shard(0)]), {"x": NUMBERS}),
     entry_point_mutants.products_forgotten_in_inference: (entry_points.inferred, ("torch.mul", [2]), {"x": NUMBERS}),
     entry_point_mutants.copies_that_are_negative: (entry_points.copied, ("torch.clone", []), {"x": NUMBERS}),
+    entry_point_mutants.numbers_one_too_small: (
+        programs.chain,
+        ([["row", "torch.narrow", ["x", 0, "y", 1], {}]],),
+        {"x": NUMBERS, "y": torch.tensor(2)},
+    ),
     entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
