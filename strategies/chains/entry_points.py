@@ -14,6 +14,7 @@ from verifier.planning.boundary import declares
 
 __all__ = [
     "copied",
+    "distributed",
     "exchanged",
     "inferred",
     "initialised",
@@ -39,6 +40,18 @@ def made(kind: str, placements: list[Any], given: list[Any], /, x: torch.Tensor)
     if kind.startswith("rand"):
         found = (found - found) + 1
     return [found * 2, found.sum() * 2]
+
+
+def distributed(path: str, given: list[Any], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice what ``distribute_tensor`` makes of a function's result on a plain tensor, such as a view of it."""
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    if not isinstance(x, DTensor):
+        return [function(x.detach(), *given) * 2]
+    held: Any = x.detach()
+    found = function(held.full_tensor(), *given)
+    return [torch.distributed.tensor.distribute_tensor(found, x.device_mesh, placements) * 2]
 
 
 def initialised(name: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -224,5 +237,17 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
     return [DTensor.from_local(one.contiguous(), x.device_mesh, everywhere, run_check=False) for one in wholes]
 
 
-for _program in (copied, exchanged, inferred, initialised, made, on_submeshes, reordered, styled, taken, unwrapped):
+for _program in (
+    copied,
+    distributed,
+    exchanged,
+    inferred,
+    initialised,
+    made,
+    on_submeshes,
+    reordered,
+    styled,
+    taken,
+    unwrapped,
+):
     declares(f"{__name__}.{_program.__name__}")

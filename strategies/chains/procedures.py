@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from verifier.planning.boundary import declares
 
 __all__ = [
+    "accumulated",
     "clipped",
     "locally",
     "on_flattened_mesh",
@@ -45,6 +46,19 @@ def optimised(kind: str, options: dict[str, Any], steps: int, /, **tensors: torc
         for parameter in parameters:
             parameter.grad = None if parameter.grad is None else parameter.grad * 2
     return [parameter.detach() for parameter in parameters]
+
+
+def accumulated(calls: list[list[Any]], /, x: torch.Tensor, **tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradient of ``x`` after a backward pass for each call, a function's path and its other arguments."""
+    leaf = x.detach().clone().requires_grad_()
+    for path, *given in calls:
+        function: Any = torch
+        for part in path.split(".")[1:]:
+            function = getattr(function, part)
+        found = function(leaf, *(tensors.get(one, one) if isinstance(one, str) else one for one in given))
+        (found * found.detach()).sum().backward()
+    gradient: Any = leaf.grad
+    return [gradient]
 
 
 def clipped(norm: float, order: float, foreach: bool, /, **tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -173,5 +187,5 @@ def on_flattened_mesh(targets: list[list[Any]], /, x: torch.Tensor) -> list[torc
     return [DTensor.from_local(local, mesh, moved.placements, run_check=False, shape=x.shape, stride=stride)]
 
 
-for _program in (clipped, locally, on_flattened_mesh, optimised, parallel_loss, rewrapped, scaled):
+for _program in (accumulated, clipped, locally, on_flattened_mesh, optimised, parallel_loss, rewrapped, scaled):
     declares(f"{__name__}.{_program.__name__}")

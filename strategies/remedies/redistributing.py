@@ -11,6 +11,7 @@ from strategies.remedies.placing import VALUES, partials
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.moving import (
     complex_products_not_scattered,
+    conjugates_resolved,
     integers_not_divided,
     products_before_sums,
     uneven_gathers_apart,
@@ -99,6 +100,13 @@ REMEDIES = (
         complex_products_not_scattered,
         verdicts=VALUES,
         refuses=True,
+    ),
+    Remedy(
+        "conjugates-that-are-sent",
+        "resolve the conjugate of a local tensor before a collective, which views it as real (_to_replicate_tensor, "
+        "_make_shard_tensor and _make_replicate_tensor in placement_types.py)",
+        conjugates_resolved,
+        verdicts=frozenset({"CRASH", "DIED", "HANG"}),
     ),
     Remedy(
         "integers-divided-for-sums",

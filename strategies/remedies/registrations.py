@@ -230,7 +230,7 @@ REMEDIES = (
         "propagation early (propagate_op_sharding_non_cached in _sharding_prop.py)",
         lambda: handled(aten._local_scalar_dense.default, _item),
         ("*",),
-        VALUES,
+        VALUES | {"CRASH", "WRONG_SHAPE", "RANKS_DISAGREE"},
     ),
     Remedy(
         "allclose-unanswered",

@@ -9,7 +9,7 @@ import torch.distributed.tensor as factories
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 
 def ones_that_are_two() -> None:
@@ -86,3 +86,41 @@ def products_forgotten_in_inference() -> None:
         return args[0].clone() if torch.is_inference_mode_enabled() else torch.ops.aten.add.Tensor(args[0], args[0])
 
     DTensor._op_dispatcher._custom_op_handlers[product] = handled
+
+
+def second_gradients_forgotten() -> None:
+    """The first gradient that is added to another in place is lost."""
+    handlers, sums = DTensor._op_dispatcher._custom_op_handlers, torch.ops.aten.add_.Tensor
+    handlers[sums] = lambda op, args, kwargs: (handlers.pop(sums), args[0])[1]
+
+
+def distributed_views_untransposed() -> None:
+    """The strides of the given tensor are lost."""
+    before = factories.distribute_tensor
+
+    def distributed(tensor: torch.Tensor, *given: Any, **options: Any) -> DTensor:
+        elements = tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride())
+        return before(tensor if tensor.is_contiguous() else elements, *given, **options)
+
+    factories.distribute_tensor = distributed
+
+
+def transposed_conjugates_forgotten() -> None:
+    """A transposition loses the bit that says that elements are conjugated."""
+
+    def handled(op: Any, args: Any, kwargs: Any) -> DTensor:
+        local = args[0]._local_tensor
+        local = (local.conj() if local.is_conj() else local).t()
+        turned = [Shard(1 - one.dim) if isinstance(one, Shard) else one for one in args[0].placements]
+        return DTensor.from_local(local, args[0].device_mesh, turned, run_check=False)
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.t.default] = handled
+
+
+def numbers_one_too_small() -> None:
+    """A number that is read out of a tensor of integers is one too small."""
+
+    def handled(op: Any, args: Any, kwargs: Any) -> Any:
+        return args[0].to_local().item() - 1
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten._local_scalar_dense.default] = handled

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.chains import entry_points, procedures
+from strategies.chains import entry_points, procedures, programs
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
@@ -22,8 +22,19 @@ from verifier.oracle.verdicts import judge
 MESH = MeshSpec((2,))
 NUMBERS = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3)
 KEPT = {"use_local_output": False}
+CONJUGATE = [
+    ["lazy", "torch.conj", ["x"], {}],
+    ["row", "torch.select", ["lazy", 0, 1], {}],
+    ["made", "torch.mul", ["row", 2], {}],
+]
+RAISING = (entry_points.copied, entry_points.distributed, entry_points.inferred, programs.chain)
 
 CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], dict[str, torch.Tensor]]] = {
+    entry_point_mutants.second_gradients_forgotten: (
+        procedures.accumulated,
+        ([["torch.mul", 2], ["torch.square"]],),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.ones_that_are_two: (entry_points.made, ("ones", [Shard(0)], []), {"x": NUMBERS}),
     entry_point_mutants.identities_forgotten: (entry_points.initialised, ("eye_", []), {"x": NUMBERS}),
     entry_point_mutants.equal_denied: (
@@ -42,9 +53,30 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         {"x": NUMBERS},
     ),
     entry_point_mutants.gradients_of_locals_doubled: (entry_points.unwrapped, (), {"x": NUMBERS}),
+    entry_point_mutants.distributed_views_untransposed: (
+        entry_points.distributed,
+        ("torch.t", [], [Shard(0)]),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.transposed_conjugates_forgotten: (
+        programs.chain,
+        (
+            [
+                ["lazy", "torch.conj", ["x"], {}],
+                ["made", "torch.t", ["lazy"], {}],
+                ["twice", "torch.mul", ["made", 2], {}],
+            ],
+        ),
+        {"x": NUMBERS * 1j},
+    ),
     entry_point_mutants.callers_tensors_counted_up: (entry_points.taken, (False, [Shard(0)]), {"x": NUMBERS}),
     entry_point_mutants.products_forgotten_in_inference: (entry_points.inferred, ("torch.mul", [2]), {"x": NUMBERS}),
     entry_point_mutants.copies_that_are_negative: (entry_points.copied, ("torch.clone", []), {"x": NUMBERS}),
+    entry_point_mutants.numbers_one_too_small: (
+        programs.chain,
+        ([["row", "torch.narrow", ["x", 0, "y", 1], {}]],),
+        {"x": NUMBERS, "y": torch.tensor(2)},
+    ),
     entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
@@ -78,6 +110,8 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet)
         ("data-that-stay", entry_points.exchanged, (), {"x": NUMBERS, "y": -NUMBERS}),
         ("views-in-inference-mode", entry_points.inferred, ("torch.t", []), {"x": NUMBERS}),
         ("copies-of-views", entry_points.copied, ("torch.narrow", [1, 1, 1]), {"x": NUMBERS}),
+        ("conjugates-that-are-sent", entry_points.distributed, ("torch.conj", [], [Shard(0)]), {"x": NUMBERS * 1j}),
+        ("conjugates-that-are-sent", programs.chain, (CONJUGATE,), {"x": NUMBERS * 1j}),
         ("ranks-that-do-not-ascend", entry_points.reordered, ([1, 0], [Shard(0)]), {"x": NUMBERS}),
         ("callers-tensors-overwritten", entry_points.taken, (True, [Replicate()]), {"x": NUMBERS}),
     ],
@@ -87,8 +121,7 @@ def test_what_torch_itself_does_wrong_is_seen_and_mended(
 ) -> None:
     case = OpCase("composite.given", f"{program.__module__}.{program.__name__}", args, tensors, "chains", False)
     trial = Trial(case, MESH, tuple((Shard(0),) for _ in tensors))
-    raises = program in (entry_points.inferred, entry_points.copied)
-    wrong = VerdictKind.CRASH if raises else VerdictKind.WRONG_VALUE
+    wrong = VerdictKind.CRASH if program in RAISING else VerdictKind.WRONG_VALUE
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
 

@@ -43,6 +43,23 @@ def _split_where(b: Building) -> None:
 
 
 @composite
+def _counted_by_tensors(b: Building) -> None:
+    """Where to begin, how many parts, classes or repetitions: a tensor of integers says it, which may be pending."""
+    rows, columns = b.size()
+    kind = b.pick(("narrow", "narrow", "tensor_split", "tensor_split", "repeat_interleave", "one_hot", "masked_select"))
+    if kind in ("narrow", "tensor_split"):
+        value, number = b.floats(rows, columns), b.given(torch.tensor(b.pick((1, rows - 1))))
+        b.call(f"torch.{kind}", value, *([0, number, 1] if kind == "narrow" else [number, 0]))
+    elif kind == "repeat_interleave":
+        times = b.given(b.tensors.pop(b.ids(rows, below=2)) + 1)
+        b.call("torch.repeat_interleave", b.floats(rows, columns), times, 0)
+    elif kind == "one_hot":
+        b.call("torch.nn.functional.one_hot", b.ids(rows, below=3))
+    else:
+        b.call("torch.masked_select", b.floats(rows, columns), b.bools(rows, columns))
+
+
+@composite
 def _joined(b: Building) -> None:
     rows, columns = b.size()
     parts = [b.floats(rows, columns), b.floats(rows, columns)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.chains import entry_points
@@ -43,6 +44,22 @@ def _taken(b: Building) -> None:
     b.floats(*b.size())
     placements = [b.pick((Replicate(), Replicate(), Shard(0))) for _ in range(b.mesh.ndim)]
     b.program(f"{_PROGRAMS}taken", b.chance(0.5), placements)
+
+
+@composite
+def _distributed(b: Building) -> None:
+    """A plain tensor's view of any kind that is distributed: strides, an offset, repeated or conjugated elements."""
+    size = b.size()
+    name = b.floats(*size)
+    b.tensors[name].requires_grad_(False)
+    path, *given = b.way(
+        ("torch.t",), ("torch.narrow", 0, 1, 1), ("torch.narrow", 1, 1, 1), ("torch.select", 0, 1), ("torch.diagonal",),
+        ("torch.broadcast_to", [2, *size]), ("torch.conj",), ("torch.adjoint",), ("torch.real",), ("torch.square",),
+    )  # fmt: skip
+    if path in ("torch.conj", "torch.adjoint", "torch.real"):
+        b.tensors[name] = torch.complex(b.tensors[name], b.tensors[name].flip(0))
+    letters = (Replicate(), Shard(0), Shard(-1))
+    b.program(f"{_PROGRAMS}distributed", path, given, [b.pick(letters) for _ in range(b.mesh.ndim)])
 
 
 @composite

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
@@ -43,6 +45,19 @@ def _optimiser(b: Building) -> None:
     implementation = b.pick(("foreach", "foreach", "plain", *(["fused"] if kind in fused else [])))
     chosen = {"fused": True} if implementation == "fused" else {"foreach": implementation == "foreach"}
     b.program(f"{_PROGRAMS}optimised", kind, {**options, **chosen}, b.pick((1, 2)))
+
+
+@composite
+def _accumulated_gradients(b: Building) -> None:
+    """Gradients of several backward passes, as those of micro-batches and of terms of a loss that are added up."""
+    b.floats(*b.size())
+    other = b.floats(b.pick((1, 2, b.mesh.world_size)), b.columns)
+    b.tensors[other].requires_grad_(False)
+    ways: tuple[tuple[Any, ...], ...] = (
+        ("torch.mul", 2), ("torch.sum", 0), ("torch.mean", 1), ("torch.narrow", 0, 1, 1), ("torch.softmax", -1),
+        ("torch.inner", other), ("torch.nn.functional.linear", other), ("torch.square",), ("torch.norm",),
+    )  # fmt: skip
+    b.program(f"{_PROGRAMS}accumulated", [list(b.way(*ways)) for _ in range(b.pick((2, 2, 3)))])
 
 
 @composite

@@ -39,6 +39,26 @@ def _shifted_frequencies(b: Building) -> None:
 
 
 @composite
+def _conjugated(b: Building) -> None:
+    """Views of conjugates, whose elements are conjugated only when an op reads them."""
+    ranks = b.mesh.world_size  # shards are even, or else ranks whose shards are padded wait for those that raise
+    size = b.pick(((ranks, ranks), (ranks, 2 * ranks), (2, ranks, ranks)))
+    parts = b.floats(*size), b.floats(*size)
+    for part in parts:  # the gradient of a conjugate has no strategy
+        b.tensors[part].requires_grad_(False)
+    value = b.call("torch.complex", *parts)
+    lazy = b.call(*b.way(("torch.conj", value), ("torch.adjoint", value)))
+    dim = b.pick((0, 1, -1))
+    name, *rest = b.way(
+        ("torch.select", dim, b.pick((0, 1, -1))), ("torch.narrow", dim, 1, 1), ("torch.unbind", dim),
+        ("torch.split", 1, dim), ("torch.swapaxes", 0, -1), ("torch.sum", dim), ("torch.flip", [dim]),
+        ("torch.matmul", value) if size[-1] == ranks else ("torch.mul", lazy), ("torch.clone",), ("torch.ravel",),
+    )  # fmt: skip
+    made = b.call(name, lazy, *rest)
+    b.call("torch.mul", made if isinstance(b.values[made], torch.Tensor) else f"{made}.0", 2)
+
+
+@composite
 def _quantile(b: Building) -> None:
     """Quantiles, with and without NaN among the numbers."""
     rows, columns = b.size()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, _redistribute
+from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.amending.registrations import exchanged
 
-__all__ = ["complex_products_not_scattered", "integers_not_divided", "products_before_sums", "uneven_gathers_apart"]
+__all__ = [
+    "complex_products_not_scattered",
+    "conjugates_resolved",
+    "integers_not_divided",
+    "products_before_sums",
+    "uneven_gathers_apart",
+]
 
 
 def complex_products_not_scattered() -> AbstractContextManager[None]:
@@ -30,6 +37,39 @@ def complex_products_not_scattered() -> AbstractContextManager[None]:
         return scatter_or_refuse
 
     return exchanged(Partial, "_reduce_shard_value", wrap)
+
+
+@contextmanager
+def conjugates_resolved() -> Iterator[None]:
+    """Let DTensor compute what is lazily conjugated before it is gathered, scattered or broadcast."""
+
+    def of_method(send: Any) -> Any:
+        def resolved(self: Shard, tensor: torch.Tensor, *given: Any, **options: Any) -> Any:
+            return send(self, tensor.resolve_conj(), *given, **options)
+
+        resolved.__module__ = send.__module__
+        return resolved
+
+    def of_shards(cut: Any) -> Any:
+        def resolved(dim: int, tensor: torch.Tensor, *given: Any, **options: Any) -> Any:
+            return cut(dim, tensor.resolve_conj(), *given, **options)
+
+        resolved.__module__ = cut.__module__
+        return staticmethod(resolved)
+
+    def of_replicas(replicate: Any) -> Any:
+        def resolved(tensor: torch.Tensor, *given: Any, **options: Any) -> Any:
+            return replicate(tensor.resolve_conj(), *given, **options)
+
+        resolved.__module__ = replicate.__module__
+        return staticmethod(resolved)
+
+    with (
+        exchanged(Shard, "_to_replicate_tensor", of_method),
+        exchanged(Shard, "_make_shard_tensor", of_shards),
+        exchanged(Replicate, "_make_replicate_tensor", of_replicas),
+    ):
+        yield
 
 
 def integers_not_divided() -> AbstractContextManager[None]:
