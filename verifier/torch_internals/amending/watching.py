@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import _sharding_prop as sharding_prop
@@ -151,7 +152,10 @@ def _dtensors(tree: object) -> list[DTensor]:
 
 def _memory(tensor: DTensor) -> int:
     """Return the address of the local tensor's memory; 0 if it has none."""
-    return tensor._local_tensor.untyped_storage().data_ptr()
+    local = tensor._local_tensor
+    if isinstance(local, AsyncCollectiveTensor):  # stands in for what a collective is writing to
+        local = local.elem
+    return local.untyped_storage().data_ptr()
 
 
 def _whole(tensor: DTensor) -> DTensor:
