@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from importlib.metadata import entry_points
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
@@ -30,6 +31,7 @@ _PLUGIN = "verifier.pytest_plugin"
 _installed = any(entry_point.value == _PLUGIN for entry_point in entry_points(group="pytest11"))
 pytest_plugins = ["pytester"] if _installed else ["pytester", _PLUGIN]
 
+torch.set_num_threads(1)  # beside busy ranks and workers, threads of one small op wait for each other
 platform.processor()  # starts a process once; torch's own tests ask for it when they are loaded
 register_profiles()
 settings.load_profile("dev")

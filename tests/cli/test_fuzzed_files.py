@@ -236,7 +236,9 @@ def lines(header: dict[str, Any], finding: dict[str, Any]) -> list[dict[str, Any
     failed = {
         "verdict": "WRONG_VALUE", "message": "output on rank 1: got 0.0, expected 1.0",
         "judged": {"phase": "forward", "subject": "output"}, "shares": {"forward": 0.1},
-        "steps": [["forward", "S(0)", "R", 0, "all_gather", 64, "S(0)", "R", "float32[4, 4]", True, True, "2", "aten.sum.default", "", ""]],
+        "steps": [
+            ["forward", "S(0)", "R", 0, "all_gather", 64, "S(0)", "R", "float32[4, 4]", True, True, "2", "", "", ""]
+        ],
         "reports": [{"ranks": [0], "reached": "done", "placements": [["output", "S(0)"]]}],
     }  # fmt: skip
     return [

@@ -42,6 +42,8 @@ class Loading:
             signal.signal(number, handler)
         gc.freeze()
         gc.enable()
+        if torch := sys.modules.get("torch"):  # several threads gain nothing on small tensors, and wait for busy cores
+            torch.set_num_threads(1)
 
 
 def start_servers(hash_seeds: int, workers: bool) -> None:
