@@ -141,7 +141,9 @@ def test_an_unknown_finding_is_refused(
 ) -> None:
     where = ["--baseline", str(baseline), "--out", str(tmp_path / "none")]
     assert typed(monkeypatch, "masks-shred", "--python", sys.executable, *where) == 2
-    assert "masks-shred" in capsys.readouterr().err
+    assert "no finding and no remedy 'masks-shred'; did you mean 'masks-shared'?" in capsys.readouterr().err
+    assert typed(monkeypatch, "0000", "--python", sys.executable, *where) == 2
+    assert "no finding '0000'" in capsys.readouterr().err
 
 
 def test_an_environment_is_made_once_and_never_left_half_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from verifier.campaign.replaying import replay
-from verifier.core.wording import one_line, plain_text, plural, version_key
+from verifier.core.wording import did_you_mean, one_line, plain_text, plural, version_key
 from verifier.findings.script.render import NoScriptError, render_script
 from verifier.findings.versions import Interpreter, Outcome, run_under, told
 from verifier.gate.baseline import Baseline, BaselineEntry, Cause
 from verifier.planning.boundary import needs_imports, refusal
+from verifier.records.files import RunFormatError
 from verifier.records.schema import GONE, TrialRecord
 from verifier.records.values import load_trial
 from verifier.runs.store import RunStore
@@ -74,7 +75,14 @@ def questions_about(
         if len(entries) == 1:
             questions.append(Question.of(entries[0]))
             continue
-        found = store.find_finding(name)
+        try:
+            found = store.find_finding(name)
+        except RunFormatError:  # the finding meant has a damaged file
+            raise
+        except ValueError as error:
+            if hint := did_you_mean(name, [cause.remedy for cause in baseline.causes]):
+                raise ValueError(f"no finding and no remedy {name!r}{hint}") from error
+            raise
         questions.append(
             Question(
                 found.fingerprint,
@@ -150,8 +158,8 @@ def _text(results: Sequence[Told]) -> str:
 
 def _totals(results: Sequence[Told]) -> str:
     counts = Counter(one.summary if one.complete else "not told under every version" for one in results)
-    told_apart = "; ".join(f"{number}: {summary}" for summary, number in counts.most_common())
-    return f"{plural(len(results), 'finding')}; {told_apart}"
+    lines = [f"- {number}: {summary}" for summary, number in counts.most_common()]
+    return "\n".join([plural(len(results), "finding"), *lines])
 
 
 def _markdown(results: Sequence[Told]) -> str:
