@@ -115,7 +115,7 @@ def test_a_rule_that_one_of_many_calls_shows_is_named_and_left_out() -> None:
     accident = next(inputs for inputs, outputs in odd.rules.items() if not outputs)
     held = next(iter(odd.holding.values()))
     changed = CallEvidence(
-        odd.origin, odd.slots, odd.ndims, odd.results, odd.values, {**odd.rules, accident: held}, odd.case, odd.dtypes
+        odd.origin, odd.slots, odd.shapes, odd.results, odd.values, {**odd.rules, accident: held}, odd.case, odd.dtypes
     )
     made = generalise([changed, *others])
     assert [(call is changed, inputs) for call, inputs in made.unexplained] == [(True, accident)]
@@ -124,7 +124,7 @@ def test_a_rule_that_one_of_many_calls_shows_is_named_and_left_out() -> None:
 def test_calls_of_rare_classes_refute_rules_and_need_no_explanation() -> None:
     calls = reductions()
     refuting = CallEvidence(
-        "rare", calls[0].slots, calls[0].ndims, calls[0].results, calls[0].values,
+        "rare", calls[0].slots, calls[0].shapes, calls[0].results, calls[0].values,
         dict.fromkeys(calls[0].rules, ()), calls[0].case, calls[0].dtypes, rare=True,
     )  # fmt: skip
     assert "P(sum) -> P(sum)" in said(generalise(calls))

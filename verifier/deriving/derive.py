@@ -25,7 +25,7 @@ from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, installed_sources
 
-__all__ = ["DeriveRequest", "Derived", "derive", "module_name"]
+__all__ = ["DeriveRequest", "Derived", "derivation", "derive", "module_name"]
 
 _CAP = 1024
 """Combinations of a call that are tried, at most."""
@@ -78,19 +78,9 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     started = time.perf_counter()
     run_imports_with_warnings(request.imports)
     op = overload_named(request.op)
-    asked = RulesRequest(
-        [str(op)], request.world_sizes, (), request.dtype, request.max_samples, seed=request.seed, jobs=1,
-        imports=request.imports,
-    )  # fmt: skip
-    plan = make_rules_plan(asked, Baseline())
     for mesh in request.meshes:
         MeshSpec.parse(mesh)
-    uneven = request.target is Target.SINGLE_DIM
-    calls = _evidence(str(op), plan, uneven)
-    made = generalise(calls)
-    if uneven and not any(rule.pivot is not None for rule in made.rules):  # an op may refuse tensors without elements
-        uneven, calls = False, _evidence(str(op), plan, False)
-        made = generalise(calls)
+    calls, made, uneven = derivation(request)
     if not made.rules:
         raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
     given = Provenance(
@@ -112,6 +102,23 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
     test = text_of_test(op, calls, module, request.imports, request.folder)
     return Derived(str(op), tuple(calls), made, code, test, closed, seconds)
+
+
+def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, bool]:
+    """Return what holds for the calls of an op, the rules that explain it, and whether ranks may have no elements."""
+    op = str(overload_named(request.op))
+    asked = RulesRequest(
+        [op], request.world_sizes, (), request.dtype, request.max_samples, seed=request.seed, jobs=1,
+        imports=request.imports,
+    )  # fmt: skip
+    plan = make_rules_plan(asked, Baseline())
+    uneven = request.target is Target.SINGLE_DIM
+    calls = _evidence(op, plan, uneven)
+    made = generalise(calls)
+    if uneven and not any(rule.pivot is not None for rule in made.rules):  # an op may refuse tensors without elements
+        uneven, calls = False, _evidence(op, plan, False)
+        made = generalise(calls)
+    return calls, made, uneven
 
 
 def _evidence(op: str, plan: RulesPlan, empty_shards: bool) -> list[CallEvidence]:

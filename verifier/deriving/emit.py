@@ -134,6 +134,9 @@ class _Writer:
         self.tensors = [a.name for a in self.schema if "Tensor" in str(a.type)]
         self.lists = {a.name for a in self.schema if "List[" in str(a.type) and "Tensor" in str(a.type)}
         self.optional = {a.name for a in self.schema if str(a.type).startswith("Optional[") and "Tensor" in str(a.type)}
+        absent = {name for call in calls for name in self.tensors if name not in call.slots}
+        self.numbers = absent - self.optional - self.lists
+        """Parameters for which some call has a number in the place of a tensor."""
         self.name = re.sub(r"\W", "_", str(op).removesuffix(".default"))
         self._check()
 
@@ -156,6 +159,16 @@ class _Writer:
             if problem:
                 raise CannotWriteError(f"{self.op}: register_sharding cannot place {problem}; use --target single-dim")
 
+    def _is_there(self, name: str) -> str:
+        """Return the condition that a call has a tensor for a parameter; empty if it always has."""
+        return (
+            f"{name} is not None"
+            if name in self.optional
+            else f'hasattr({name}, "shape")'
+            if name in self.numbers
+            else ""
+        )
+
     @property
     def head(self) -> list[str]:
         return [
@@ -170,9 +183,8 @@ class _Writer:
             if re.search(rf"\b{name}_ndim\b", text) or (name == self.tensors[0] and "_dims" in text):
                 one = f"{name}[0]" if name in self.lists else name
                 value = f"len({one}.shape)"
-                lines.append(
-                    f"    {name}_ndim = {value}" + (f" if {name} is not None else 0" if name in self.optional else "")
-                )
+                there = self._is_there(name)
+                lines.append(f"    {name}_ndim = {value}" + (f" if {there} else 0" if there else ""))
         for argument in self.schema:
             values = [call.values[argument.name] for call in self.calls if argument.name in call.values]
             if values and is_dim(argument.name, values) and re.search(rf"\b{argument.name}_dims\b", text):
@@ -187,8 +199,15 @@ class _Writer:
         rule = rules[0]
         tests = [test for test in rule.tests if not test.of_call]
         outer = [test.text for test in rule.tests if test.of_call]
-        optional = [name for name in self.tensors if name in self.optional]
-        outer += [f"{name} is {'not ' if name in rule.slots else ''}None" for name in optional]
+        for name in self.tensors:
+            if there := self._is_there(name):
+                outer.append(
+                    there
+                    if name in rule.slots
+                    else there.replace("is not None", "is None")
+                    if " is " in there
+                    else f"not {there}"
+                )
         lines, indent = [], "    "
         if outer:
             lines.append(f"{indent}if {' and '.join(outer)}:")

@@ -19,7 +19,7 @@ from verifier.rules.results import SampleReport
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample, is_rare
 
-__all__ = ["CallEvidence", "Inputs", "gather"]
+__all__ = ["CallEvidence", "Inputs", "by_slot", "gather"]
 
 Inputs = tuple[Placement, ...]
 """The placement of each tensor parameter of a call on one mesh dim; the tensors of a list have the same one."""
@@ -37,8 +37,8 @@ class CallEvidence:
         Where the call comes from.
     slots
         The parameters that are tensors or lists of them, in order.
-    ndims
-        The number of dims of each slot.
+    shapes
+        The shape of each slot at its first size; of a list that of the first tensor.
     results
         The number of dims of each result.
     values
@@ -58,7 +58,7 @@ class CallEvidence:
 
     origin: str
     slots: tuple[str, ...]
-    ndims: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     results: tuple[int, ...]
     values: Mapping[str, object]
     rules: Mapping[Inputs, Outputs]
@@ -67,6 +67,11 @@ class CallEvidence:
     rare: bool = False
     draws: int = 0
     sizes: int = 0
+
+    @property
+    def ndims(self) -> tuple[int, ...]:
+        """The number of dims of each slot."""
+        return tuple(map(len, self.shapes))
 
     @property
     def holding(self) -> dict[Inputs, Outputs]:
@@ -88,9 +93,14 @@ def gather(samples: Iterable[Sample], options: CheckOptions) -> Iterator[CallEvi
         for sample in samples:
             if not (sample.not_testable or sample.claims_only):
                 with torch.no_grad():
-                    made = _of_sample(sample, replace(options, sizes=1) if is_rare(sample) else options)
+                    made = _of_sample(sample, replace(options, sizes=_sizes(sample, options)))
                 if made is not None:
                     yield made
+
+
+def _sizes(sample: Sample, options: CheckOptions) -> int:
+    """Return at how many sizes a sample is to be tried: fewer sizes mean more draws at each."""
+    return 1 if is_rare(sample) else sum(sample.draw(size, 0) is not None for size in range(options.sizes)) or 1
 
 
 def _of_sample(sample: Sample, options: CheckOptions) -> CallEvidence | None:
@@ -115,17 +125,18 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
     case, tensors = place.case, place.call.tensors
     names = [name.partition("[")[0] for name in argument_names(case)]
     slots = tuple(dict.fromkeys(names))
-    ndims = tuple(tensors[names.index(slot)].ndim for slot in slots)
+    shapes = tuple(tuple(tensors[names.index(slot)].shape) for slot in slots)
     rules: dict[Inputs, Outputs] = {}
     draws, sizes = [], []
+    drawn = len({shape for candidate in ledger.candidates.values() for shape in candidate.shapes})
     for combination, candidate in ledger.candidates.items():
-        placed = _by_slot(names, [p for (p,) in combination])
+        placed = by_slot(names, [p for (p,) in combination])
         if placed is None:
             continue
         masks = _masks(place, combination, candidate.masks)
         if not masks:
             rules[placed] = ()
-        elif _is_borne_out(candidate, ledger.options):
+        elif _is_borne_out(candidate, ledger.options, drawn):
             rules[placed] = tuple(
                 frozenset(letter for number, letter in enumerate(expected.letters) if mask >> number & 1)
                 for expected, mask in zip(place.expected, masks, strict=True)
@@ -135,7 +146,7 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
     return CallEvidence(
         origin=ledger.sample.origin,
         slots=slots,
-        ndims=ndims,
+        shapes=shapes,
         results=tuple(len(one.shape) for one in place.expected),
         values=_values(case),
         rules=rules,
@@ -147,16 +158,19 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
     )
 
 
-def _is_borne_out(candidate: Candidate, options: CheckOptions) -> bool:
-    """Return whether a rule that no draw has refuted was tried often enough to be believed."""
+def _is_borne_out(candidate: Candidate, options: CheckOptions, shapes: int) -> bool:
+    """Return whether a rule that no draw has refuted was tried often enough to be believed.
+
+    ``shapes`` is how many shapes the call has: that of a scalar is the same at each size.
+    """
     return (
         candidate.draws >= DRAWS_FOR_MISSING
         and candidate.world_sizes == {mesh.world_size for mesh in options.flat}
-        and len(candidate.shapes) >= min(SIZES_FOR_MISSING, options.sizes)
+        and len(candidate.shapes) >= min(SIZES_FOR_MISSING, options.sizes, shapes)
     )
 
 
-def _by_slot(names: Sequence[str], placements: Sequence[Placement]) -> Inputs | None:
+def by_slot(names: Sequence[str], placements: Sequence[Placement]) -> Inputs | None:
     """Return the placement of each slot; None if the tensors of a list have different ones."""
     placed: dict[str, Placement] = {}
     for name, placement in zip(names, placements, strict=True):

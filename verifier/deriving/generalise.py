@@ -196,7 +196,8 @@ def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tu
             if found is None:
                 continue
             new = {what for number, what in here.items() if found[1] >> number & 1}
-            seen = len({call for call, _ in new})
+            shown = [what for number, what in explains.items() if found[1] >> number & 1]
+            seen = len({call for call, _ in shown})
             if seen < min(2, sum(1 for call in calls if _wanted(call))):
                 continue  # what one call shows may be an accident
             score = (len(new), -len(found[0]), -rank)
@@ -204,7 +205,7 @@ def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tu
                 rule = DerivedRule(
                     calls[0].slots, schema.pivot, schema.inputs, schema.outputs, found[0], seen, len(new)
                 )
-                best = score, rule, new, {what for number, what in explains.items() if found[1] >> number & 1}
+                best = score, rule, new, set(shown)
         if best is None:
             break
         rules.append(best[1])

@@ -31,6 +31,15 @@ class Scope:
     def ndim_of(self, slot: str) -> int:
         return self.call.ndims[self.call.slots.index(slot)]
 
+    def shape_of(self, slot: str) -> tuple[int, ...]:
+        return self.call.shapes[self.call.slots.index(slot)]
+
+    def spans(self, slot: str) -> bool:
+        """Return whether a slot, aligned with the pivot at the last dim, has more than one element at ``d``."""
+        shape = self.shape_of(slot)
+        place = self.d + len(shape) - self.ndim
+        return place >= 0 and shape[place] != 1
+
     def dims(self, name: str) -> list[int]:
         """Return the dims that an argument names, of the first tensor, counted from the front and sorted."""
         value, ndim = self.call.values[name], max(self.call.ndims[0], 1)
@@ -166,6 +175,12 @@ def _tests_of_dim(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Test]:
         if slot != calls[0].slots[pivot]:
             yield Test(f"d >= {ndim} - {slot}_ndim", lambda s, slot=slot: s.d >= s.ndim - s.ndim_of(slot), False)  # type: ignore[misc]
             yield Test(f"d < {ndim} - {slot}_ndim", lambda s, slot=slot: s.d < s.ndim - s.ndim_of(slot), False)  # type: ignore[misc]
+            at = f"d + {slot}_ndim - {ndim}"
+            spans = f"({at} >= 0 and {slot}.shape[{at}] != 1)"
+            yield Test(spans, lambda s, slot=slot: s.spans(slot), False)  # type: ignore[misc]
+            yield Test(f"not {spans}", lambda s, slot=slot: not s.spans(slot), False)  # type: ignore[misc]
+    name = calls[0].slots[pivot]
+    yield Test(f"{name}.shape[d] != 1", lambda s, slot=name: s.shape_of(slot)[s.d] != 1, False)  # type: ignore[misc]
 
 
 def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
@@ -176,6 +191,9 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
             yield Test(f"{name} is None", lambda s, name=name: s.call.values[name] is None)  # type: ignore[misc]
             yield Test(f"{name} is not None", lambda s, name=name: s.call.values[name] is not None)  # type: ignore[misc]
         if name in dims:
+            first = calls[0].slots[0]
+            text = f"all({first}.shape[dim] == 1 for dim in {name}_dims)"
+            yield Test(text, lambda s, name=name: all(s.call.shapes[0][dim] == 1 for dim in s.dims(name)))  # type: ignore[misc]
             continue
         if any(isinstance(value, torch.dtype) for value in values):
             text = f"{name} is None or {name}.is_floating_point"

@@ -30,6 +30,7 @@ __all__ = [
     "Claim",
     "claimed_rules",
     "claims_and_failures",
+    "claims_of",
     "judge_claim",
     "possible",
     "read_claim",
@@ -131,37 +132,45 @@ def claimed_rules(case: OpCase, extent: int) -> dict[str, tuple[Placement, ...]]
     The text has the placements on which the op runs, the value those that the arguments have to have for that. Empty
     for a call that is not one of an operator, that raises, or for which DTensor runs code of its own.
     """
-    return _answers(case, extent)[0]
+    return _by_text(claims_of(case, extent)[0])
 
 
 def claims_and_failures(case: OpCase, extent: int) -> frozenset[str]:
     """Return the rules that DTensor claims of a call, as :func:`claimed_rules`, and how it fails instead, as text."""
-    rules, failures = _answers(case, extent)
-    return frozenset((*rules, *(f"{failure.kind} raised in {failure.where}" for failure in failures)))
+    claims, failures = claims_of(case, extent)
+    return frozenset((*_by_text(claims), *(f"{failure.kind} raised in {failure.where}" for failure in failures)))
 
 
-def _answers(case: OpCase, extent: int) -> tuple[dict[str, tuple[Placement, ...]], tuple[RuleFailure, ...]]:
+def _by_text(claims: Sequence[Claim]) -> dict[str, tuple[Placement, ...]]:
+    return {", ".join(claim.rule.inputs): tuple(p for (p,) in claim.inputs) for claim in claims}
+
+
+def claims_of(case: OpCase, extent: int) -> tuple[list[Claim], tuple[RuleFailure, ...]]:
+    """Return what DTensor claims of a call on a mesh dim of ``extent`` ranks, and how it fails where it does not.
+
+    Nothing for a call that is not one of an operator, that raises, or for which DTensor runs code of its own.
+    """
     call = LocalCall(case)
     if not isinstance(call.op, OpOverload) or has_own_handler(call.op) or case.op in OWN_CODE:
-        return {}, ()
+        return [], ()
     try:
         with torch.no_grad():
             reference = call(call.tensors)
     except Exception:  # noqa: BLE001 - an op may raise anything; then there is no result to place
-        return {}, ()
+        return [], ()
     mesh = MeshSpec((extent,))
     reader = ClaimReader(call.op, case.args, case.kwargs, reference.returned)
     kinds = tuple((tensor.ndim, tensor.dtype) for tensor in call.tensors)
     # a rule may ask for a placement of what is written to, which level 1 gives the one of what is written
     groups = (*tensor_groups(call, case), *((number,) for number in sorted(call.buffers)))
     free = input_combinations(kinds, groups, ASKED)
-    rules = {}
+    claims = []
     for combination in where_to_ask(reader, call.tensors, free, mesh.shape):
         if possible(call.tensors, combination):
             claim = read_claim(reader, call, case.op, combination, mesh, reference)
             if claim is not None:
-                rules[", ".join(claim.rule.inputs)] = tuple(p for (p,) in combination)
-    return rules, tuple(reader.failures.values())
+                claims.append(claim)
+    return claims, tuple(reader.failures.values())
 
 
 def read_claim(
