@@ -31,10 +31,9 @@ from typing import Any
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.core.ops import argument_names
 from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.emit import Provenance, Target, strategy_text
-from verifier.deriving.evidence import CallEvidence, by_slot
+from verifier.deriving.evidence import CallEvidence, by_slot, slot_names
 from verifier.planning.own_samples import overload_named
 from verifier.rules.claims import claims_of
 
@@ -126,14 +125,9 @@ def _text(row: Row) -> str:
 
 def _claims(call: CallEvidence) -> Iterator[Row]:
     for claim in claims_of(call.case, 2)[0]:
-        inputs = by_slot(_names(call), [p for (p,) in claim.masked])
+        inputs = by_slot(slot_names(call.case), [p for (p,) in claim.masked])
         if inputs is not None:
             yield inputs, tuple(p for (p,) in claim.outputs)
-
-
-def _names(call: CallEvidence) -> list[str]:
-    """Return the parameter of each tensor of a call."""
-    return [name.partition("[")[0] for name in argument_names(call.case)]
 
 
 def _emitted(code: str) -> Callable[[CallEvidence], Iterator[Row]]:
@@ -145,7 +139,7 @@ def _emitted(code: str) -> Callable[[CallEvidence], Iterator[Row]]:
     (rules,) = (value for name, value in scope.items() if name.endswith("_rules"))
 
     def listed(call: CallEvidence) -> Iterator[Row]:
-        names = _names(call)
+        names = slot_names(call.case)
         for row in rules(*call.case.args, **call.case.kwargs):
             results = len(row) - len(names)
             inputs = by_slot(names, row[results:])

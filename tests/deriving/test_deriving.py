@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase
+from verifier.core.errors import SamplesError
 from verifier.deriving.closing import Closed
 from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
+from verifier.planning.own_samples import overload_named, samples
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Values
 from verifier.torch_internals.names import OpOverload
 
 aten = torch.ops.aten
-OPTIONS = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), blank=True)
+OPTIONS = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), blank=True, cap=1024)
 SIZES = ((5, 7, 4), (2, 3, 5), (6, 4, 9))
 GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
 
@@ -133,7 +137,7 @@ def test_calls_of_rare_classes_refute_rules_and_need_no_explanation() -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- code
 @pytest.mark.usefixtures("rules_taken_back")
-@pytest.mark.parametrize("target", Target)
+@pytest.mark.parametrize("target", [Target.SINGLE_DIM, Target.REGISTER_SHARDING])
 def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> None:
     calls = reductions()
     code = strategy_text(aten.sum.dim_IntList, calls, generalise(calls), target, GIVEN, uneven=True)
@@ -198,3 +202,108 @@ def test_what_a_way_of_registering_cannot_say_is_refused() -> None:
 )
 def test_code_passes_only_if_no_check_refutes_it_and_one_bears_it_out(closed: Closed, passed: bool) -> None:
     assert closed.passed is passed
+
+
+# ------------------------------------------------------------------------------------------------- gradients, functions
+def test_gradients_are_placed_where_each_rank_differentiates_its_part() -> None:
+    ways = [way(aten.mm.default, lambda tensor, a, b, c: (tensor(a, b), tensor(b, c)))]
+    calls = list(gather(ways, OPTIONS, gradients=True))
+    assert calls[0].gradients == ("self", "mat2")
+    found = {", ".join(map(str, inputs)): outputs for inputs, outputs in calls[0].holding.items()}
+    assert [Partial("sum") in some for some in found["S(0), R"]] == [False, False, True]
+    assert found["S(0), R"][:2] == (frozenset({Shard(0)}), frozenset({Shard(0)}))
+    assert found["S(1), S(0)"] == (frozenset({Partial("sum")}), frozenset({Shard(1)}), frozenset({Shard(0)}))
+    assert Replicate() in found["P(sum), R"][1]
+    assert generalise(calls).unexplained == ()
+
+
+def test_a_rule_whose_local_gradients_are_the_gradient_under_no_placement_does_not_hold() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: object, cotangent: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return cotangent * cotangent.shape[0]  # of the local rows
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return Doubled.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+    op = _stand_in(rows, lambda: [(torch.ones(4, 3),)])
+    ways = [way(op, lambda tensor, a, b, c: (tensor(a, b),))]
+    assert set(map(str, (inputs for (inputs,) in evidence(*ways)[0].holding))) >= {"S(0)", "S(1)"}
+    (call,) = gather(ways, OPTIONS, gradients=True)
+    assert {str(inputs) for (inputs,) in call.holding} >= {"S(1)", "R"}
+    assert not any(inputs == Shard(0) for (inputs,) in call.holding)
+
+
+def _stand_in(function: Callable[..., object], examples: Callable[[], object]) -> OpOverload:
+    function.__qualname__, function.__module__ = function.__name__, __name__
+    samples(function)(examples)
+    return overload_named(f"{__name__}.{function.__name__}")
+
+
+def weighted(rows: torch.Tensor, others: list[torch.Tensor], bias: torch.Tensor | None = None, *, scale: float = 1.0):  # type: ignore[no-untyped-def]
+    total = scale * rows + sum(others)
+    return total if bias is None else total + bias
+
+
+def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None:
+    samples(weighted)(
+        lambda: [
+            (torch.ones(4, 3), [torch.ones(4, 3)] * 2),
+            (torch.ones(4, 3), [torch.ones(4, 3)] * 2, torch.ones(3), {"scale": 0.5}),
+        ]
+    )
+    op = overload_named(f"{__name__}.weighted")
+    schema = "(Tensor rows, Tensor[] others, Tensor? bias=None, *, float scale=1.) -> Tensor"
+    assert str(op._schema).endswith(schema)
+    ways = [
+        way(op, lambda tensor, a, b, c: (tensor(a, b), [tensor(a, b), tensor(a, b)])),
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c), [tensor(a, b, c), tensor(a, b, c)]), scale=0.5),
+        way(op, lambda tensor, a, b, c: (tensor(a, b), [tensor(a, b), tensor(a, b)], tensor(b))),
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c), [tensor(a, b, c)] * 2, tensor(c)), scale=2.0),
+    ]
+    calls = list(gather(ways, OPTIONS, gradients=True))
+    made = generalise(calls)
+    code = strategy_text(op, calls, made, Target.LOCAL_MAP, GIVEN, uneven=False)
+    scope: dict[str, Any] = {}
+    exec(compile(code, "derived.py", "exec"), scope)
+    name = f"{__name__}.weighted".replace(".", "_")
+    x = torch.ones(4, 3)
+    rules = scope[f"{name}_rules"](x, [x, x], torch.ones(3))
+    assert ([Shard(1)], [Shard(1), Shard(1), Shard(1), Shard(0)], [Shard(1), Shard(1), Shard(1), Shard(0)]) in rules
+    by_rows = next(gradients for _, inputs, gradients in rules if inputs == [Shard(0), Shard(0), Shard(0), Replicate()])
+    assert by_rows == [Shard(0), Shard(0), Shard(0), Partial("sum")]
+    assert torch.equal(scope[f"{name}_sharded"](x, [x, x], scale=2.0), weighted(x, [x, x], scale=2.0))
+    test = text_of_test(op, calls, "derived", target=Target.LOCAL_MAP)
+    compile(test, "test_derived.py", "exec")
+    assert "combinations=placements" in test
+    with pytest.raises(CannotWriteError, match="is a function and no op"):
+        strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "examples", "said"),
+    [
+        (lambda x: x, [(torch.ones(2),)], "give the name of an op, or a function of a module"),
+        (len, [(torch.ones(2),)], "returns something else than a tensor"),
+    ],
+)
+def test_functions_that_cannot_stand_for_an_op_are_refused(
+    function: Callable[..., object], examples: list[object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):  # noqa: PT012 - either line may refuse it
+        samples(function)(lambda: examples)
+        overload_named(f"{function.__module__}.{function.__qualname__}")
+
+
+def several(*tensors: torch.Tensor) -> torch.Tensor:
+    return tensors[0]
+
+
+def test_a_function_with_any_number_of_arguments_is_refused() -> None:
+    samples(several)(lambda: [(torch.ones(2),)])
+    with pytest.raises(SamplesError, match="has no fixed number of arguments"):
+        overload_named(f"{__name__}.several")

@@ -130,6 +130,7 @@ class DeriveTarget(StrEnum):
 
     SINGLE_DIM = "single-dim"
     REGISTER_SHARDING = "register-sharding"
+    LOCAL_MAP = "local-map"
 
 
 COMMANDS = "dtensor_verifier.commands"

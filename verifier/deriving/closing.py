@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import msgspec
 from verifier.deriving.evidence import CallEvidence
 from verifier.deriving.generalise import Derivation
 
-__all__ = ["Closed", "close"]
+__all__ = ["Closed", "close", "close_by_test"]
 
 
 _PRODUCTS = "2x2"
@@ -27,11 +28,11 @@ class Closed:
     Parameters
     ----------
     confirmed, wrong
-        Rules that level 1 confirmed and refuted.
+        Rules that level 1 confirmed and refuted; tests that passed and failed where the code is no strategy.
     missing
         Derived rules that DTensor does not apply though the strategy has them, as text.
     gate
-        The exit status of ``gate``, and the last lines that it printed.
+        The exit status of ``gate``, or of the tests, and the last lines that it printed.
     """
 
     confirmed: int
@@ -77,6 +78,16 @@ def close(
         return Closed(confirmed, wrong, missing, 1, errors)
     status, text, errors = _verifier(["gate", *named, *on, *out])
     return Closed(confirmed, wrong, missing, status, _last(text + errors, 12))
+
+
+def close_by_test(test: Path) -> Closed:
+    """Run a test file, which is beside the code that it tests; its tests count as what is confirmed and wrong."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(test.parent), test.name]
+    done = subprocess.run(words, cwd=test.parent, capture_output=True, text=True, check=False)
+    passed, failed = (
+        sum(map(int, re.findall(rf"(\d+) {what}", done.stdout))) for what in ("passed", "(?:failed|error)")
+    )
+    return Closed(passed, failed, (), done.returncode, _last(done.stdout + done.stderr, 12))
 
 
 def _derived(calls: Sequence[CallEvidence], made: Derivation) -> set[tuple[str, tuple[str, ...]]]:

@@ -14,7 +14,7 @@ import torch
 
 from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
-from verifier.deriving.closing import Closed, close
+from verifier.deriving.closing import Closed, close, close_by_test
 from verifier.deriving.emit import Provenance, Target, strategy_text, text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
@@ -27,7 +27,7 @@ from verifier.rules.samples import Sample, installed_sources
 
 __all__ = ["DeriveRequest", "Derived", "derivation", "derive", "module_name"]
 
-_CAP = 1024
+_CAP = 4096
 """Combinations of a call that are tried, at most."""
 
 
@@ -94,13 +94,18 @@ def derive(request: DeriveRequest, module: str) -> Derived:
         file = folder / f"{module}.py"
         file.write_text(code)
         imports = [str(Path(name).resolve()) if name.endswith(".py") else name for name in request.imports]
-        closed = close(
-            str(op), file, imports, request.world_sizes, request.meshes, calls, made, request.max_samples
-        )  # fmt: skip
+        if request.target is Target.LOCAL_MAP:
+            check = folder / f"test_{module}.py"
+            check.write_text(text_of_test(op, calls, module, imports, folder, request.target))
+            closed = close_by_test(check)
+        else:
+            closed = close(
+                str(op), file, imports, request.world_sizes, request.meshes, calls, made, request.max_samples
+            )  # fmt: skip
     finally:
         shutil.rmtree(folder)
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
-    test = text_of_test(op, calls, module, request.imports, request.folder)
+    test = text_of_test(op, calls, module, request.imports, request.folder, request.target)
     return Derived(str(op), tuple(calls), made, code, test, closed, seconds)
 
 
@@ -113,7 +118,8 @@ def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, 
     )  # fmt: skip
     plan = make_rules_plan(asked, Baseline())
     uneven = request.target is Target.SINGLE_DIM
-    calls = _evidence(op, plan, uneven)
+    gradients = request.target is Target.LOCAL_MAP
+    calls = _evidence(op, plan, uneven, gradients)
     made = generalise(calls)
     if uneven and not any(rule.pivot is not None for rule in made.rules):  # an op may refuse tensors without elements
         uneven, calls = False, _evidence(op, plan, False)
@@ -121,7 +127,7 @@ def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, 
     return calls, made, uneven
 
 
-def _evidence(op: str, plan: RulesPlan, empty_shards: bool) -> list[CallEvidence]:
+def _evidence(op: str, plan: RulesPlan, empty_shards: bool, gradients: bool = False) -> list[CallEvidence]:
     options = CheckOptions(
         tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1),
         plan.check.sizes,
@@ -140,7 +146,7 @@ def _evidence(op: str, plan: RulesPlan, empty_shards: bool) -> list[CallEvidence
             for sample in sources[target.source].samples(target, plan.samples)
             if sample.op == op
         ]
-        calls = list(gather(samples, options))
+        calls = list(gather(samples, options, gradients))
     finally:
         torch.set_num_threads(threads)
     if not any(call.holding for call in calls):

@@ -1,4 +1,4 @@
-"""Writes derived rules as a strategy, in one of DTensor's two ways to register it, and a test of it."""
+"""Writes derived rules as a strategy that DTensor registers, or as a function of DTensors, and a test of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import builtins
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,17 +20,19 @@ from verifier.core.wording import plural
 from verifier.deriving.evidence import CallEvidence
 from verifier.deriving.generalise import Derivation, DerivedRule, Part
 from verifier.deriving.language import Dim, is_dim
+from verifier.planning.own_samples import callable_of
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM
 
-__all__ = ["CannotWriteError", "Provenance", "Target", "strategy_text", "text_of_test"]
+__all__ = ["CannotWriteError", "Provenance", "Target", "strategy_name", "strategy_text", "text_of_test"]
 
 
 class Target(StrEnum):
-    """In which of DTensor's ways a strategy is registered."""
+    """In which of DTensor's ways a strategy is registered; or the function that runs ``local_map`` by the rules."""
 
     SINGLE_DIM = "single-dim"
     REGISTER_SHARDING = "register-sharding"
+    LOCAL_MAP = "local-map"
 
 
 class CannotWriteError(ValueError):
@@ -49,7 +51,11 @@ class Provenance:
     command: str
 
 
-_PUBLIC = "from torch.distributed.tensor.experimental import register_sharding\n"
+_IMPORTS = {
+    Target.SINGLE_DIM: IMPORTS_OF_SINGLE_DIM.rstrip("\n"),
+    Target.REGISTER_SHARDING: "from torch.distributed.tensor.experimental import register_sharding",
+    Target.LOCAL_MAP: "from torch.distributed.tensor.experimental import local_map",
+}
 
 
 def strategy_text(
@@ -71,18 +77,20 @@ def strategy_text(
     body = [line for rules in _alike(made.rules) for line in writer.rules(rules)]
     header = "\n".join(f"# {line}" for line in _comment(op, calls, made, given))
     used = [
-        name for name in ("Partial", "Replicate", "Shard") if any(f"{name}(" in line for line in (*body, *writer.tail))
+        name
+        for name in ("DTensor", "Partial", "Replicate", "Shard")
+        if any(re.search(rf"\b{name}\b", line) for line in (*body, *writer.tail))
     ]
     function = [*writer.head, *writer.prepared(body), *body, "    return rules"]
     text = "\n".join(function)
     hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
     for name in hidden:  # such as topk's argument sorted
         text = re.sub(rf"(?<![\w.]){name}\(", f"builtins.{name}(", text)
+    whole = "\n".join([text, *writer.tail])
     lines = [
-        header, *(["import builtins", ""] if "builtins." in text else []),
+        header, *(f"import {name}" for name in ("builtins", "math") if f"{name}." in whole), "",
         "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
-        (IMPORTS_OF_SINGLE_DIM if target is Target.SINGLE_DIM else _PUBLIC).rstrip("\n"), "", "",
-        text, *writer.tail,
+        _IMPORTS[target], *writer.imports, "", "", text, *writer.tail,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -101,7 +109,7 @@ def _comment(op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, gi
     draws, sizes = min((call.draws for call in holding), default=0), min((call.sizes for call in holding), default=0)
     ndims = sorted({call.ndims for call in holding})
     lines = [
-        f"Sharding rules of {op}, derived by `{given.command}`.",
+        f"Sharding rules of {callable_of(str(op)) or op}, derived by `{given.command}`.",
         f"Each held in every draw of {plural(len(holding), 'call')}, in at least {draws} draws and {sizes} sizes, "
         f"uneven ones too, on meshes {given.meshes}. {plural(len(calls) - len(holding), 'call')} of rare classes "
         "contradict none.",
@@ -137,7 +145,8 @@ class _Writer:
         absent = {name for call in calls for name in self.tensors if name not in call.slots}
         self.numbers = absent - self.optional - self.lists
         """Parameters for which some call has a number in the place of a tensor."""
-        self.name = re.sub(r"\W", "_", str(op).removesuffix(".default"))
+        self.path = callable_of(str(op)) or f"torch.ops.{op}"
+        self.name = strategy_name(op)
         self._check()
 
     def _check(self) -> None:
@@ -150,6 +159,12 @@ class _Writer:
             counts = {len(call.results) for call in self.calls if call.rules}
             if len(counts) > 1:
                 raise CannotWriteError(f"{self.op}: its number of results depends on its arguments ({sorted(counts)})")
+        if callable_of(str(self.op)) and self.target is not Target.LOCAL_MAP:
+            raise CannotWriteError(
+                f"{self.path} is a function and no op, so it has no strategy; use --target local-map"
+            )
+        if self.target is Target.LOCAL_MAP and any(argument.alias_info is not None for argument in self.schema):
+            raise CannotWriteError(f"{self.op}: it returns or writes to its arguments, which local_map cannot do")
         if self.target is Target.REGISTER_SHARDING:
             keyword = [a.name for a in self.schema if a.kwarg_only and a.name in self.tensors]
             problem = (
@@ -173,8 +188,16 @@ class _Writer:
     def head(self) -> list[str]:
         return [
             f"def {self.name}_rules({self._parameters()}):",
-            f'    """Return the rules of {self.op} on one mesh dim."""',
+            f'    """{self._described}"""',
         ]
+
+    @property
+    def _described(self) -> str:
+        if self.target is Target.LOCAL_MAP:
+            return (
+                f"Return the rules of {self.path} on one mesh dim: placements of results, tensors, and their gradients."
+            )
+        return f"Return the rules of {self.op} on one mesh dim."
 
     def prepared(self, body: Sequence[str]) -> list[str]:
         """Return the lines that define what the rules mention."""
@@ -192,7 +215,18 @@ class _Writer:
                 name = argument.name
                 given = f"([{name}] if isinstance({name}, int) else {name} or range({first}))"
                 lines.append(f"    {name}_dims = sorted({{dim % max({first}, 1) for dim in {given}}})")
-        return [*lines, "    rules = []"]
+        return [*lines, f"    rules = [{self._replicated()}]"]
+
+    def _replicated(self) -> str:
+        """Return the rule without shards where DTensor does not add it."""
+        if self.target is not Target.LOCAL_MAP:
+            return ""
+        counts = {len(call.results) - len(call.gradients) for call in self.calls if call.rules}
+        if len(counts) > 1:
+            raise CannotWriteError(f"{self.op}: its number of results depends on its arguments ({sorted(counts)})")
+        whole = ", ".join(f"*{name}" if name in self.lists else name for name in self.tensors)
+        inputs = f'[Replicate() for one in [{whole}] if hasattr(one, "shape")]'
+        return f"([{', '.join(['Replicate()'] * counts.pop())}], {inputs}, {inputs})"
 
     def rules(self, rules: Sequence[DerivedRule]) -> list[str]:
         """Return the lines that add ``rules``, which are for the same points, to the list."""
@@ -221,16 +255,26 @@ class _Writer:
         return [*lines, *(f"{indent}rules.append({self._row(one)})" for one in rules)]
 
     def _row(self, rule: DerivedRule) -> str:
-        outputs = [_part(part) for part in rule.outputs][: self._returned(rule)]
         placed = dict(zip(rule.slots, rule.inputs, strict=True))
+        if self.target is Target.LOCAL_MAP:
+            count = len(rule.outputs) - len(rule.gradients)
+            gradients = {**placed, **dict(zip(rule.gradients, rule.outputs[count:], strict=True))}
+            parts = [_listed(map(_part, rule.outputs[:count])), self._of_tensors(placed), self._of_tensors(gradients)]
+            return f"({', '.join(parts)})"
+        outputs = [_part(part) for part in rule.outputs][: self._returned(rule)]
         if self.target is Target.REGISTER_SHARDING:
             inputs = [_part(placed[a.name]) if a.name in placed else "None" for a in self.schema]
             return f"([{', '.join(outputs)}], [{', '.join(inputs)}])"
-        inputs = [
+        return f"[{', '.join([*outputs, *self._inputs(placed)])}]"
+
+    def _inputs(self, placed: Mapping[str, Part]) -> list[str]:
+        return [
             f"*[{_part(placed[name])}] * len({name})" if name in self.lists else _part(placed[name])
             for name in self.tensors if name in placed
         ]  # fmt: skip
-        return f"[{', '.join([*outputs, *inputs])}]"
+
+    def _of_tensors(self, placed: Mapping[str, Part]) -> str:
+        return _listed(self._inputs(placed))
 
     def _returned(self, rule: DerivedRule) -> int:
         """Return how many results come back; what is only written to has no placement in a strategy."""
@@ -238,8 +282,64 @@ class _Writer:
         return len(rule.outputs) if any("List" in str(one.type) for one in returns) else len(returns)
 
     @property
+    def imports(self) -> list[str]:
+        """The import of the module of a function that is no op."""
+        return [] if self.path.startswith("torch.ops.") else [f"import {self.path.rpartition('.')[0]}"]
+
+    @property
+    def _sharded(self) -> list[str]:
+        """The function that runs the op on local tensors."""
+        given = ", ".join(_given(a.name, a.kwarg_only) for a in self.schema)
+        tensors = ", ".join(f"*{name}" if name in self.lists else name for name in self.tensors)
+        local = ", ".join(_given_as(a.name, self._local(a.name), a.kwarg_only) for a in self.schema)
+        return f'''
+
+def {self.name}_sharded({self._parameters()}):
+    """Run {self.path} on the local tensors of DTensors, under the rule for their placements on each mesh dim.
+
+    Raises NotImplementedError where there is no rule, or shards are uneven: redistribute the tensors first.
+    """
+    tensors = [one for one in [{tensors}] if hasattr(one, "shape")]
+    if not any(isinstance(one, DTensor) for one in tensors):
+        return {self.path}({given})
+    if not all(isinstance(one, DTensor) for one in tensors):
+        raise NotImplementedError("{self.name}_sharded: some tensors are DTensors and others are not")
+    mesh = tensors[0].device_mesh
+    for one in tensors:
+        for dim in range(one.ndim):
+            parts = math.prod(mesh.size(n) for n, placement in enumerate(one.placements) if placement.is_shard(dim))
+            if one.shape[dim] % parts:
+                raise NotImplementedError("{self.name}_sharded: local_map cannot place uneven shards")
+    rules = {self.name}_rules({given})
+    chosen = []
+    for n in range(mesh.ndim):
+        placed = [one.placements[n] for one in tensors]
+        rule = next((rule for rule in rules if rule[1] == placed), None)
+        if rule is None:
+            raise NotImplementedError(f"{self.name}_sharded: there is no rule for {{placed}} on mesh dim {{n}}")
+        chosen.append(rule)
+    outputs, inputs, gradients = (tuple(zip(*part, strict=True)) for part in zip(*chosen, strict=True))
+
+    def on_locals(*local_tensors):
+        rest = iter(local_tensors)
+        return {self.path}({local})
+
+    return local_map(on_locals, outputs, inputs, gradients, mesh)(*tensors)'''.split("\n")
+
+    def _local(self, name: str) -> str:
+        """Return what the op gets for a parameter in the local call."""
+        if name in self.lists:
+            return f"[next(rest) for _ in {name}]"
+        if name not in self.tensors:
+            return name
+        there = self._is_there(name)
+        return f"next(rest) if {there} else {name}" if there else "next(rest)"
+
+    @property
     def tail(self) -> list[str]:
-        path = f"torch.ops.{self.op}"
+        if self.target is Target.LOCAL_MAP:
+            return self._sharded
+        path = self.path
         if self.target is Target.REGISTER_SHARDING:
             whole = ", ".join("Replicate()" if a.name in self.tensors else "None" for a in self.schema)
             outputs = ", ".join("Replicate()" for _ in self.op._schema.returns)
@@ -283,7 +383,20 @@ class _Writer:
 
 
 def _given(name: str, keyword: bool) -> str:
-    return f"{name}={name}" if keyword else name
+    return _given_as(name, name, keyword)
+
+
+def _given_as(name: str, value: str, keyword: bool) -> str:
+    return f"{name}={value}" if keyword else value
+
+
+def _listed(parts: Iterable[str]) -> str:
+    return f"[{', '.join(parts)}]"
+
+
+def strategy_name(op: OpOverload) -> str:
+    """Return what the functions of a derived strategy begin with."""
+    return re.sub(r"\W", "_", callable_of(str(op)) or str(op).removesuffix(".default"))
 
 
 def _literal(value: object) -> str:
@@ -304,9 +417,14 @@ def _placement(placement: Placement) -> str:
 
 
 def text_of_test(
-    op: OpOverload, calls: Sequence[CallEvidence], module: str, imports: Sequence[str] = (), folder: Path | None = None
+    op: OpOverload,
+    calls: Sequence[CallEvidence],
+    module: str,
+    imports: Sequence[str] = (),
+    folder: Path | None = None,
+    target: Target = Target.SINGLE_DIM,
 ) -> str:
-    """Return a test file for the pytest plugin: calls on two and on 2x2 ranks, under the strategy in ``module``.
+    """Return a test file for the pytest plugin: calls on some meshes, under the code in ``module``.
 
     Parameters
     ----------
@@ -315,27 +433,40 @@ def text_of_test(
     folder
         Where the test is going to be; this folder if it is None.
     """
-    name = re.sub(r"\W", "_", str(op).removesuffix(".default"))
+    name = strategy_name(op)
+    local = target is Target.LOCAL_MAP
     chosen = [call for call in calls if call.holding and not call.rare][:_MOST_TESTED]
-    texts = [f"    ({_arguments(call.case)})," for call in chosen]
+    texts = [f"    ({_arguments(call.case, local)})," for call in chosen]
     found, defining = _imports_of_test(imports, folder or Path())
-    return f'''"""The derived strategy of {op}, on real ranks."""
+    title = "on local tensors" if local else "with its derived strategy"
+    use = f"import {module}" + ("" if local else "  # noqa: F401 - registers the strategy")
+    body = _TEST_OF_FUNCTION if local else "    verify(torch.ops.{op}, *args, mesh=mesh, **kwargs)"
+    return f'''"""{callable_of(str(op)) or op} {title}, on real ranks."""
 
+{"import itertools" if local else ""}
 {found}import pytest
 import torch
 
-{defining}import {module}  # noqa: F401 - registers the strategy
+{defining}{use}
 
 CALLS = [
 {chr(10).join(texts)}
 ]
 
 
-@pytest.mark.parametrize("mesh", ["2", "2x2"])
+@pytest.mark.parametrize("mesh", [{", ".join(f'"{mesh}"' for mesh in (_LOCAL_MESHES if local else _MESHES))}])
 @pytest.mark.parametrize(("args", "kwargs"), CALLS)
 def test_{name}(verify, args, kwargs, mesh):
-    verify(torch.ops.{op}, *args, mesh=mesh, **kwargs)
+{body.format(op=op, module=module, name=name)}
 '''
+
+
+_TEST_OF_FUNCTION = """\
+    rules = {module}.{name}_rules(*args, **kwargs)
+    ways = itertools.product([inputs for _, inputs, _ in rules], repeat=mesh.count("x") + 1)
+    placements = [list(zip(*way, strict=True)) for way in itertools.islice(ways, 64)]
+    verify({module}.{name}_sharded, *args, mesh=mesh, combinations=placements, **kwargs)"""
+"""Tries the rules alone: the function refuses other placements."""
 
 
 def _imports_of_test(imports: Sequence[str], folder: Path) -> tuple[str, str]:
@@ -354,19 +485,22 @@ def _imports_of_test(imports: Sequence[str], folder: Path) -> tuple[str, str]:
 
 _MOST_TESTED = 3
 """Calls in a test file."""
+_MESHES, _LOCAL_MESHES = ("2", "2x2"), ("2", "3", "2x2")
+"""The meshes of a test file; the rules of a strategy are also checked by the gate."""
 
 
-def _arguments(case: OpCase) -> str:
-    args = ", ".join(map(_value, case.args))
-    kwargs = ", ".join(f"{name!r}: {_value(value)}" for name, value in case.kwargs.items())
+def _arguments(case: OpCase, differentiable: bool) -> str:
+    args = ", ".join(_value(value, differentiable) for value in case.args)
+    kwargs = ", ".join(f"{name!r}: {_value(value, differentiable)}" for name, value in case.kwargs.items())
     return f"({args}{',' if len(case.args) == 1 else ''}), {{{kwargs}}}"
 
 
-def _value(value: object) -> str:
+def _value(value: object, differentiable: bool) -> str:
     if isinstance(value, torch.Tensor):
         if value.is_floating_point():
-            return f"(torch.arange({value.numel()}) % 7 - 3).to({value.dtype}).reshape({list(value.shape)})"
+            text = f"(torch.arange({value.numel()}) % 7 - 3).to({value.dtype}).reshape({list(value.shape)})"
+            return f"{text}.requires_grad_()" if differentiable else text
         return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(_value(one, differentiable) for one in value)}]"
     return repr(value)

@@ -12,6 +12,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
 from verifier.core.ops import argument_names, resolve
+from verifier.deriving.gradients import gradient_rules
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions
@@ -19,7 +20,7 @@ from verifier.rules.results import SampleReport
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample, is_rare
 
-__all__ = ["CallEvidence", "Inputs", "by_slot", "gather"]
+__all__ = ["CallEvidence", "Inputs", "by_slot", "gather", "slot_names"]
 
 Inputs = tuple[Placement, ...]
 """The placement of each tensor parameter of a call on one mesh dim; the tensors of a list have the same one."""
@@ -40,7 +41,7 @@ class CallEvidence:
     shapes
         The shape of each slot at its first size; of a list that of the first tensor.
     results
-        The number of dims of each result.
+        The number of dims of each result, then of each gradient.
     values
         The other arguments, by name.
     rules
@@ -50,6 +51,8 @@ class CallEvidence:
         The call at its first size.
     dtypes
         Of each slot.
+    gradients
+        The slots whose gradients follow the results.
     rare
         Whether the call is of a class that is seldom used, so that it refutes rules, and need not be explained.
     draws, sizes
@@ -64,6 +67,7 @@ class CallEvidence:
     rules: Mapping[Inputs, Outputs]
     case: OpCase
     dtypes: tuple[torch.dtype, ...] = ()
+    gradients: tuple[str, ...] = ()
     rare: bool = False
     draws: int = 0
     sizes: int = 0
@@ -79,8 +83,11 @@ class CallEvidence:
         return {inputs: outputs for inputs, outputs in self.rules.items() if outputs}
 
 
-def gather(samples: Iterable[Sample], options: CheckOptions) -> Iterator[CallEvidence]:
+def gather(samples: Iterable[Sample], options: CheckOptions, gradients: bool = False) -> Iterator[CallEvidence]:
     """Yield what holds for each sample; those that cannot be tested are left out.
+
+    With ``gradients`` the results of a call are followed by the gradients of its slots, and rules whose local gradients
+    represent no gradient do not hold.
 
     Parameters
     ----------
@@ -93,7 +100,10 @@ def gather(samples: Iterable[Sample], options: CheckOptions) -> Iterator[CallEvi
         for sample in samples:
             if not (sample.not_testable or sample.claims_only):
                 with torch.no_grad():
-                    made = _of_sample(sample, replace(options, sizes=_sizes(sample, options)))
+                    how = replace(options, sizes=_sizes(sample, options))
+                    made = _of_sample(sample, how)
+                    if made is not None and gradients:
+                        made = _with_gradients(made, sample, how)
                 if made is not None:
                     yield made
 
@@ -121,9 +131,19 @@ def _of_sample(sample: Sample, options: CheckOptions) -> CallEvidence | None:
     return None if first is None else _evidence(ledger, first)
 
 
+def _with_gradients(call: CallEvidence, sample: Sample, options: CheckOptions) -> CallEvidence:
+    places, rules = gradient_rules(sample, options, call.slots, slot_names(call.case), call.holding)
+    return replace(
+        call,
+        gradients=tuple(call.slots[place] for place in places),
+        results=(*call.results, *(call.ndims[place] for place in places)),
+        rules={inputs: rules.get(inputs, ()) for inputs in call.rules},
+    )
+
+
 def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
     case, tensors = place.case, place.call.tensors
-    names = [name.partition("[")[0] for name in argument_names(case)]
+    names = slot_names(case)
     slots = tuple(dict.fromkeys(names))
     shapes = tuple(tuple(tensors[names.index(slot)].shape) for slot in slots)
     rules: dict[Inputs, Outputs] = {}
@@ -163,11 +183,19 @@ def _is_borne_out(candidate: Candidate, options: CheckOptions, shapes: int) -> b
 
     ``shapes`` is how many shapes the call has: that of a scalar is the same at each size.
     """
+    sizes = min(SIZES_FOR_MISSING, options.sizes, shapes)
+    if not options.empty_shards:  # it is left out where a rank would have no elements, such as at small sizes
+        sizes = max(1, sizes - 1)
     return (
         candidate.draws >= DRAWS_FOR_MISSING
         and candidate.world_sizes == {mesh.world_size for mesh in options.flat}
-        and len(candidate.shapes) >= min(SIZES_FOR_MISSING, options.sizes, shapes)
+        and len(candidate.shapes) >= sizes
     )
+
+
+def slot_names(case: OpCase) -> list[str]:
+    """Return the parameter of each tensor of a call; those of a list have the same one."""
+    return [name.partition("[")[0] for name in argument_names(case)]
 
 
 def by_slot(names: Sequence[str], placements: Sequence[Placement]) -> Inputs | None:

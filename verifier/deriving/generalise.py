@@ -37,6 +37,8 @@ class DerivedRule:
         The slots that a call has to have, of which ``inputs`` are the placements.
     pivot
         The slot whose dims the rule is for; None for a rule without shards.
+    gradients
+        The slots of whose gradients the last of ``outputs`` are the placements.
     calls, points
         How many calls it explains, and how many placements in all.
     """
@@ -48,6 +50,7 @@ class DerivedRule:
     tests: tuple[Test, ...]
     calls: int
     points: int
+    gradients: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,10 @@ def generalise(calls: Sequence[CallEvidence]) -> Derivation:
     rules: list[DerivedRule] = []
     unexplained: list[tuple[CallEvidence, Inputs]] = []
     explained = 0
-    groups: dict[tuple[tuple[str, ...], int], list[CallEvidence]] = {}
+    groups: dict[object, list[CallEvidence]] = {}
     for call in calls:
         if call.rules:
-            groups.setdefault((call.slots, len(call.results)), []).append(call)
+            groups.setdefault((call.slots, call.gradients, len(call.results)), []).append(call)
     for group in groups.values():
         found, left = _of_group(group)
         rules += found
@@ -203,8 +206,9 @@ def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tu
             score = (len(new), -len(found[0]), -rank)
             if best is None or score > best[0]:
                 rule = DerivedRule(
-                    calls[0].slots, schema.pivot, schema.inputs, schema.outputs, found[0], seen, len(new)
-                )
+                    calls[0].slots, schema.pivot, schema.inputs, schema.outputs, found[0], seen, len(new),
+                    calls[0].gradients,
+                )  # fmt: skip
                 best = score, rule, new, set(shown)
         if best is None:
             break

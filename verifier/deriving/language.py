@@ -129,6 +129,10 @@ def dims_of_results(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Dim]:
     yield Dim("d - 1", lambda scope: scope.d - 1)
     for number in (0, 1, 2):
         yield Dim(str(number), lambda scope, number=number: number)  # type: ignore[misc]
+    for slot in calls[0].slots if calls[0].gradients else ():
+        for number in (1, 2):
+            text = f"{slot}_ndim - {number}"
+            yield Dim(text, lambda scope, slot=slot, n=number: scope.ndim_of(slot) - n)  # type: ignore[misc]
 
 
 def _inserted(scope: Scope, name: str) -> int:
@@ -198,6 +202,10 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
         if any(isinstance(value, torch.dtype) for value in values):
             text = f"{name} is None or {name}.is_floating_point"
             yield Test(f"({text})", lambda s, name=name: _is_floating_or_none(s.call.values[name]))  # type: ignore[misc]
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        if len(numbers) == len(values) and any(v < 0 for v in numbers):
+            yield Test(f"{name} > 0", lambda s, name=name: s.call.values[name] > 0)  # type: ignore[misc]
+            yield Test(f"{name} < 0", lambda s, name=name: s.call.values[name] < 0)  # type: ignore[misc]
         if any(isinstance(value, bool) for value in values):
             yield Test(name, lambda s, name=name: bool(s.call.values[name]))  # type: ignore[misc]
             yield Test(f"not {name}", lambda s, name=name: not s.call.values[name])  # type: ignore[misc]

@@ -41,6 +41,7 @@ __all__ = [
     "imported_module",
     "imports_beside",
     "is_importing",
+    "module_as_written",
     "modules_of_rules",
     "once_imported",
     "own_rules",
@@ -332,8 +333,21 @@ def imported_module(name: str) -> ModuleType | None:
     return sys.modules.get(name) or sys.modules.get(name.rpartition(".")[0])
 
 
+_OF_FILES = "verifier_import_"
+
+
+def module_as_written(name: str) -> str:
+    """Return the name under which a user's own code imports a module: that of its file, if a file was given.
+
+    >>> module_as_written("my_package.ops")
+    'my_package.ops'
+    """
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file).stem if name.startswith(_OF_FILES) and file else name
+
+
 def _module_name(path: Path) -> str:
-    return f"verifier_import_{path.stem}_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}"
+    return f"{_OF_FILES}{path.stem}_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}"
 
 
 def _import(name: str) -> None:

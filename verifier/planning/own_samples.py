@@ -15,11 +15,14 @@ from hypothesis.strategies import SearchStrategy
 
 from verifier.core.errors import SamplesError
 from verifier.core.wording import did_you_mean, one_line
+from verifier.execution.imports import module_as_written
+from verifier.planning.stand_ins import define_stand_in
 from verifier.torch_internals.names import OpOverload, OpOverloadPacket
 
 __all__ = [
     "MOST_EXAMPLES",
     "Example",
+    "callable_of",
     "examples_of",
     "overload_named",
     "sampled_ops",
@@ -43,7 +46,7 @@ class Example:
     kwargs: Mapping[str, object]
 
 
-def samples(op: str) -> Callable[[Maker], Maker]:
+def samples(op: str | Callable[..., object]) -> Callable[[Maker], Maker]:
     """Return a decorator of a function that gives example calls of ``op``, from which all commands make their calls.
 
     The function takes no arguments. It yields tuples of arguments, or returns a list of them, or a Hypothesis generator
@@ -53,16 +56,21 @@ def samples(op: str) -> Callable[[Maker], Maker]:
     Parameters
     ----------
     op
-        The overload, as ``"mylib::my_op"``, ``"mylib.my_op.default"`` or ``"torch.ops.mylib.my_op"``.
+        The overload, as ``"mylib::my_op"``, ``"mylib.my_op.default"`` or ``"torch.ops.mylib.my_op"``. Or a function of
+        tensors that is no op, such as the body of a ``local_map``, for ``derive --target local-map``.
 
     Raises
     ------
     ValueError
-        If no such op is registered, with the nearest name of the same library.
+        If no such op is registered, with the nearest name of the same library; or if a function has no name under which
+        it can be imported.
     """
-    if not isinstance(op, str):
-        raise ValueError(f'verifier.samples({op!r}): give the name of an op, as @verifier.samples("mylib::my_op")')
-    name = str(overload_named(op))
+    if isinstance(op, str):
+        name = str(overload_named(op))
+    elif isinstance(op, OpOverload):
+        name = str(op)
+    else:
+        name = stand_in_op(op)
 
     def declare(maker: Maker) -> Maker:
         _makers.setdefault(name, []).append(maker)
@@ -74,11 +82,16 @@ def samples(op: str) -> Callable[[Maker], Maker]:
 def overload_named(text: str) -> OpOverload:
     """Return the overload that a user named; of an op with one overload its name may be left out.
 
+    For a function with samples, named by its path, and for the name of its stand-in, this is the stand-in.
+
     Raises
     ------
     ValueError
         If there is none.
     """
+    for name in _functions:
+        if text in (name, callable_of(name)):
+            return _defined(name)
     parts = text.removeprefix("torch.ops.").replace("::", ".").split(".")
     if len(parts) not in (2, 3) or not all(part.isidentifier() for part in parts):
         raise ValueError(f"{text!r} does not name an op, as 'mylib::my_op' does")
@@ -93,6 +106,51 @@ def overload_named(text: str) -> OpOverload:
     if name not in overloads or (len(parts) == 2 and "default" not in overloads and len(overloads) > 1):
         raise ValueError(f"{text}: its overloads are {', '.join(overloads)}")
     overload = getattr(packet, name)
+    assert isinstance(overload, OpOverload)
+    return overload
+
+
+# ----------------------------------------------------------------------------------------------------------- functions
+_STAND_INS = "functions_with_samples"
+"""The namespace of the ops that stand for functions."""
+_functions: dict[str, Callable[..., object]] = {}
+"""The functions of which samples were declared, by the overload that stands for each."""
+
+
+def stand_in_op(function: Callable[..., object]) -> str:
+    """Return the name of the overload that stands for a function of tensors; it is defined when it is asked for.
+
+    Raises
+    ------
+    ValueError
+        If the function cannot be imported by a name.
+    """
+    path = _path_of(function)
+    if not callable(function) or not all(part.isidentifier() for part in path.split(".")):
+        raise ValueError(f"verifier.samples({function!r}): give the name of an op, or a function of a module")
+    name = f"{_STAND_INS}.{path.replace('.', '_')}.default"
+    _functions[name] = function
+    return name
+
+
+def callable_of(op: str) -> str:
+    """Return the path of the function that an overload stands for; empty if it stands for none."""
+    function = _functions.get(op)
+    return "" if function is None else _path_of(function)
+
+
+def _path_of(function: object) -> str:
+    return f"{module_as_written(str(getattr(function, '__module__', '')))}.{getattr(function, '__qualname__', '')}"
+
+
+def _defined(name: str) -> OpOverload:
+    """Return the op that stands for a function, defined as its first examples are."""
+    namespace, packet, _ = name.split(".")
+    library = getattr(torch.ops, namespace)
+    if not hasattr(library, packet):
+        examples = [(example.args, example.kwargs) for example in examples_of(name)]
+        define_stand_in(f"{namespace}::{packet}", _functions[name], examples, f"samples of {callable_of(name)}")
+    overload = getattr(library, packet).default
     assert isinstance(overload, OpOverload)
     return overload
 

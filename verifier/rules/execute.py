@@ -125,13 +125,18 @@ class LocalCall:
         return Results(tuple(made), others, returned, tuple(written))
 
 
-def tensor_groups(call: LocalCall, case: OpCase) -> tuple[tuple[int, ...], ...]:
+def tensor_groups(call: LocalCall, case: OpCase, lists_alike: bool = False) -> tuple[tuple[int, ...], ...]:
     """Return which tensors are placed alike: the lists of an op that goes through them element by element.
 
     What is only written to has the placement of what is written, so it is in no group.
+
+    Parameters
+    ----------
+    lists_alike
+        Whether the tensors of any list are placed alike.
     """
     numbers = [n for n in range(len(call.tensors)) if n not in call.buffers]
-    if not case.op.startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_")):
+    if not (lists_alike or case.op.startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_"))):
         return tuple((number,) for number in numbers)
     groups: list[tuple[int, ...]] = []
     count = 0

@@ -63,7 +63,7 @@ class Exploration(SampleOnMesh):
     def _arguments(self) -> tuple[tuple[tuple[int, torch.dtype], ...], tuple[tuple[int, ...], ...]]:
         """The kinds of the tensors, and which of them are placed alike."""
         kinds = tuple((tensor.ndim, tensor.dtype) for tensor in self.call.tensors)
-        return kinds, tensor_groups(self.call, self.case)
+        return kinds, tensor_groups(self.call, self.case, self.ledger.options.blank)
 
     def run(self) -> None:
         """Run every combination, on one mesh dim."""

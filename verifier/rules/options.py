@@ -40,7 +40,7 @@ class CheckOptions:
     samples_called_again
         Of how many samples of each overload second calls are made, to find what DTensor's cache leaves out.
     blank
-        Ask DTensor nothing, and try every combination as if it had no rule.
+        Ask DTensor nothing, and try every combination as if it had no rule. The tensors of a list are placed alike.
     empty_shards
         If ``blank``, also try combinations that leave a rank without elements of a dim that has some.
     """

@@ -1,0 +1,164 @@
+"""Which placements the gradients of the arguments have where each rank differentiates an op on its local tensors.
+
+A rule says where the results of the local op are. A region such as ``local_map`` also has to say where the gradients of
+its inputs are, after the local backward pass, for cotangents that DTensor hands to it: placed as the results are, and
+replicated where a result is partial.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.case import MeshSpec, OpCase
+from verifier.placements.partials import largest_part
+from verifier.rules.classify import Expected
+from verifier.rules.execute import Cuts, LocalCall
+from verifier.rules.options import CheckOptions
+from verifier.rules.samples import Sample
+from verifier.torch_internals.placements import Placements
+
+__all__ = ["Placed", "gradient_rules"]
+
+Placed = tuple[Placement, ...]
+_DRAWS = 3
+"""Draws at each size and mesh; each has other values, and other cotangents."""
+_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
+
+
+def gradient_rules(
+    sample: Sample,
+    options: CheckOptions,
+    slots: Sequence[str],
+    names: Sequence[str],
+    rules: Mapping[Placed, tuple[frozenset[Placement], ...]],
+) -> tuple[tuple[int, ...], dict[Placed, tuple[frozenset[Placement], ...]]]:
+    """Return which slots are differentiable, and for each rule the placements of its results and of their gradients.
+
+    Of the placements that a result may have, the one is kept that is used most: replicated, then the first shard, then
+    a partial one. A rule is left out if the local gradients of some slot represent the gradient under no placement.
+
+    Parameters
+    ----------
+    slots
+        The parameters that are tensors or lists of them.
+    names
+        The parameter of each tensor.
+    rules
+        By the placements of the slots those that each result may have.
+    """
+    found: dict[Placed, list[int]] = {}
+    chosen = {inputs: tuple(map(_best, allowed)) for inputs, allowed in rules.items() if all(allowed)}
+    letters: list[tuple[Placement, ...]] = []
+    places: list[int] = []
+    for mesh, size, draw in itertools.product(options.flat, range(options.sizes), range(_DRAWS)):
+        case = sample.draw(size, draw)
+        if case is None:
+            continue
+        call = _Differentiated(case, mesh, options.seed + 31 * draw + size)
+        if not call.differentiable:
+            return (), {inputs: tuple(frozenset({one}) for one in outputs) for inputs, outputs in chosen.items()}
+        places = call.differentiable
+        letters = [expected.letters for expected in call.expected]
+        for inputs, outputs in chosen.items():
+            known = found.get(inputs, [-1] * len(places))
+            if all(known):
+                tensors = [inputs[slots.index(name)] for name in names]
+                found[inputs] = call.represented(tensors, outputs, known)
+    made = {}
+    for inputs, masks in found.items():
+        if all(masks):
+            allowed = [
+                {p for n, p in enumerate(some) if mask >> n & 1} for some, mask in zip(letters, masks, strict=True)
+            ]
+            of_slot: dict[str, set[Placement]] = {}
+            for number, some in zip(places, allowed, strict=True):
+                of_slot[names[number]] = of_slot.get(names[number], some) & some  # the tensors of a list are alike
+            if all(of_slot.values()):
+                results = tuple(frozenset({one}) for one in chosen[inputs])
+                made[inputs] = (*results, *map(frozenset, of_slot.values()))
+    return tuple(dict.fromkeys(slots.index(names[number]) for number in places)), made
+
+
+def _best(allowed: frozenset[Placement]) -> Placement:
+    return min(allowed, key=lambda p: (not p.is_replicate(), not isinstance(p, Shard), str(p)))
+
+
+class _Differentiated:
+    """A call and its backward pass, on whole tensors and on the local ones of each rank of a mesh of one dim.
+
+    Attributes
+    ----------
+    differentiable
+        Numbers of the tensors that have a gradient; empty if no result depends on one.
+    expected
+        Their gradients.
+    """
+
+    def __init__(self, case: OpCase, mesh: MeshSpec, seed: int) -> None:
+        self._call, self._mesh = LocalCall(case), mesh
+        tensors = self._call.tensors
+        self._wanted = [n for n, t in enumerate(tensors) if t.is_floating_point() or t.is_complex()]
+        self.differentiable: list[int] = []
+        self.expected: list[Expected] = []
+        with torch.enable_grad():
+            try:
+                whole = self._run(tensors)
+            except _ERRORS:
+                return
+        self._results = [n for n, result in enumerate(whole[1]) if result.requires_grad]
+        if not self._results or self._call.written:
+            return
+        generator = torch.Generator().manual_seed(seed)
+        cotangents = [
+            torch.randint(-4, 5, whole[1][n].shape, generator=generator).to(whole[1][n].dtype) for n in self._results
+        ]
+        try:
+            gradients = self._gradients(whole, cotangents)
+        except _ERRORS:
+            return
+        self.differentiable = self._wanted
+        terms = sum(t.numel() for t in tensors)
+        noise = max([largest_part(t.dtype) for t in tensors], default=1.0)
+        self.expected = [Expected(g, mesh.world_size, False, terms, noise) for g in gradients]
+        self._cuts = Cuts(tensors, mesh.shape, seed)
+        self._cotangents = Cuts(cotangents, mesh.shape, seed + 7)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        inputs = [t.detach().requires_grad_(n in self._wanted) for n, t in enumerate(tensors)]
+        return inputs, list(self._call(inputs).tensors)
+
+    def _gradients(
+        self, made: tuple[list[torch.Tensor], list[torch.Tensor]], cotangents: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        inputs = [made[0][n] for n in self._wanted]
+        results = [made[1][n] for n in self._results]
+        gradients = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, gradients, strict=True)]
+
+    def represented(
+        self, inputs: Sequence[Placement], outputs: Sequence[Placement], within: Sequence[int]
+    ) -> list[int]:
+        """Return the placements under which the ranks' gradients represent each gradient, as bits."""
+        cut = [self._cuts.of(n, (p,)) for n, p in enumerate(inputs)]
+        handed: list[Placements] = [(Replicate() if outputs[n].is_partial() else outputs[n],) for n in self._results]
+        cotangents = [self._cotangents.of(n, placements) for n, placements in enumerate(handed)]
+        by_rank = []
+        try:
+            with torch.enable_grad():
+                for rank in range(self._mesh.world_size):
+                    made = self._run([tensors[rank] for tensors in cut])
+                    by_rank.append(self._gradients(made, [tensors[rank] for tensors in cotangents]))
+        except _ERRORS:
+            return [0] * len(within)
+        partial = any(p.is_partial() for p in (*inputs, *outputs))
+        for expected in self.expected:
+            expected.expect_parts(partial)
+        return [
+            expected.represented([gradients[n] for gradients in by_rank], mask)
+            for n, (expected, mask) in enumerate(zip(self.expected, within, strict=True))
+        ]
