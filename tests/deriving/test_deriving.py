@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from verifier.deriving.closing import Closed
 from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
+from verifier.deriving.held_out import crossed, refuting
 from verifier.planning.own_samples import overload_named, samples
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Values
@@ -119,7 +121,15 @@ def test_a_rule_that_one_of_many_calls_shows_is_named_and_left_out() -> None:
     accident = next(inputs for inputs, outputs in odd.rules.items() if not outputs)
     held = next(iter(odd.holding.values()))
     changed = CallEvidence(
-        odd.origin, odd.slots, odd.shapes, odd.results, odd.values, {**odd.rules, accident: held}, odd.case, odd.dtypes
+        odd.origin,
+        odd.slots,
+        odd.shapes,
+        odd.results,
+        odd.values,
+        {**odd.rules, accident: held},
+        odd.case,
+        odd.dtypes,
+        odd.lengths,
     )
     made = generalise([changed, *others])
     assert [(call is changed, inputs) for call, inputs in made.unexplained] == [(True, accident)]
@@ -129,7 +139,7 @@ def test_calls_of_rare_classes_refute_rules_and_need_no_explanation() -> None:
     calls = reductions()
     refuting = CallEvidence(
         "rare", calls[0].slots, calls[0].shapes, calls[0].results, calls[0].values,
-        dict.fromkeys(calls[0].rules, ()), calls[0].case, calls[0].dtypes, rare=True,
+        dict.fromkeys(calls[0].rules, ()), calls[0].case, calls[0].dtypes, calls[0].lengths, rare=True,
     )  # fmt: skip
     assert "P(sum) -> P(sum)" in said(generalise(calls))
     assert "P(sum) -> P(sum)" not in said(generalise([*calls, refuting]))
@@ -224,7 +234,7 @@ def test_a_rule_whose_local_gradients_are_the_gradient_under_no_placement_does_n
             return x * 1
 
         @staticmethod
-        def backward(ctx: object, cotangent: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def backward(ctx: object, cotangent: torch.Tensor) -> torch.Tensor:
             return cotangent * cotangent.shape[0]  # of the local rows
 
     def rows(x: torch.Tensor) -> torch.Tensor:
@@ -260,12 +270,10 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     schema = "(Tensor rows, Tensor[] others, Tensor? bias=None, *, float scale=1.) -> Tensor"
     assert str(op._schema).endswith(schema)
     ways = [
-        way(op, lambda tensor, a, b, c: (tensor(a, b), [tensor(a, b), tensor(a, b)])),
-        way(op, lambda tensor, a, b, c: (tensor(a, b, c), [tensor(a, b, c), tensor(a, b, c)]), scale=0.5),
+        way(op, lambda tensor, a, b, c: (tensor(a, b), [tensor(a, b), tensor(a, b)]), scale=0.5),
         way(op, lambda tensor, a, b, c: (tensor(a, b), [tensor(a, b), tensor(a, b)], tensor(b))),
-        way(op, lambda tensor, a, b, c: (tensor(a, b, c), [tensor(a, b, c)] * 2, tensor(c)), scale=2.0),
     ]
-    calls = list(gather(ways, OPTIONS, gradients=True))
+    calls = list(gather(ways, replace(OPTIONS, meshes=OPTIONS.meshes[:1]), gradients=True))
     made = generalise(calls)
     code = strategy_text(op, calls, made, Target.LOCAL_MAP, GIVEN, uneven=False)
     scope: dict[str, Any] = {}
@@ -307,3 +315,32 @@ def test_a_function_with_any_number_of_arguments_is_refused() -> None:
     samples(several)(lambda: [(torch.ones(2),)])
     with pytest.raises(SamplesError, match="has no fixed number of arguments"):
         overload_named(f"{__name__}.several")
+
+
+# ------------------------------------------------------------------------------------------------------ held-out calls
+def test_a_condition_that_goes_with_the_right_one_by_chance_is_refuted_by_crossed_arguments() -> None:
+    ways = [
+        way(aten.slice.Tensor, lambda tensor, a, b, c: (tensor(a, b), 1, None, None)),
+        way(aten.slice.Tensor, lambda tensor, a, b, c: (tensor(a, b, c), 2, None, None)),
+        way(aten.slice.Tensor, lambda tensor, a, b, c: (tensor(a, b), 1, 1, -1)),
+        way(aten.slice.Tensor, lambda tensor, a, b, c: (tensor(a, b, c), 2, 1, -1)),
+    ]
+    calls = evidence(*ways)
+    (by_chance,) = [rule for rule in said(generalise(calls)) if "start is None" in rule]
+    assert "end is None" not in by_chance
+    more = crossed(calls, ways)
+    for _ in range(3):  # of two conditions that go together the other one is next
+        found = list(refuting(generalise(calls).rules, more, OPTIONS))
+        assert all(call.rare for call in found)
+        calls = [*calls, *found]
+    assert not found
+    assert any(rule.endswith("if start is None if end is None") for rule in said(generalise(calls)))
+
+
+def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
+    rules = generalise(reductions()).rules
+    more = [
+        way(aten.sum.dim_IntList, lambda tensor, a, b, c: (tensor(a, b, c), [0, 1], True)),
+        way(aten.sum.dim_IntList, lambda tensor, a, b, c: (tensor(a, b), [-2])),
+    ]
+    assert list(refuting(rules, more, OPTIONS)) == []

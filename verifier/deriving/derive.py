@@ -6,8 +6,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,17 +18,22 @@ from verifier.deriving.closing import Closed, close, close_by_test
 from verifier.deriving.emit import Provenance, Target, strategy_text, text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
+from verifier.deriving.held_out import crossed, refuting
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
 from verifier.planning.own_samples import overload_named
 from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
 from verifier.rules.options import CheckOptions
-from verifier.rules.samples import Sample, installed_sources
+from verifier.rules.samples import Sample, SampleOptions, installed_sources
 
 __all__ = ["DeriveRequest", "Derived", "derivation", "derive", "module_name"]
 
 _CAP = 4096
 """Combinations of a call that are tried, at most."""
+_HELD_OUT = 4
+"""So many times as many calls are drawn to refute rules that hold for fewer calls."""
+_ROUNDS = 4
+"""So often rules are derived anew with the calls that refute some of them."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +123,17 @@ def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, 
     )  # fmt: skip
     plan = make_rules_plan(asked, Baseline())
     uneven = request.target is Target.SINGLE_DIM
-    gradients = request.target is Target.LOCAL_MAP
-    calls = _evidence(op, plan, uneven, gradients)
-    made = generalise(calls)
+    calls, made = _derived(op, plan, request, uneven)
     if uneven and not any(rule.pivot is not None for rule in made.rules):  # an op may refuse tensors without elements
-        uneven, calls = False, _evidence(op, plan, False)
-        made = generalise(calls)
+        uneven = False
+        calls, made = _derived(op, plan, request, uneven)
     return calls, made, uneven
 
 
-def _evidence(op: str, plan: RulesPlan, empty_shards: bool, gradients: bool = False) -> list[CallEvidence]:
+def _derived(
+    op: str, plan: RulesPlan, request: DeriveRequest, empty_shards: bool
+) -> tuple[list[CallEvidence], Derivation]:
+    """Return what holds for calls of an op, and the rules that explain it and that no further call refutes."""
     options = CheckOptions(
         tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1),
         plan.check.sizes,
@@ -136,24 +142,37 @@ def _evidence(op: str, plan: RulesPlan, empty_shards: bool, gradients: bool = Fa
         blank=True,
         empty_shards=empty_shards,
     )
-    sources = installed_sources()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        samples: list[Sample] = [
-            sample
-            for target in plan.targets
-            for sample in sources[target.source].samples(target, plan.samples)
-            if sample.op == op
+        samples = list(_samples(op, plan, plan.samples))
+        calls = list(gather(samples, options, request.target is Target.LOCAL_MAP))
+        if not any(call.holding for call in calls):
+            reasons = dict.fromkeys(sample.not_testable or sample.claims_only for sample in samples)
+            why = "; ".join(reason for reason in reasons if reason) or "in none of its calls enough draws say something"
+            raise ValueError(f"nothing can be derived for {op}: {why}")
+        made = generalise(calls)
+        known = {sample.origin for sample in samples}
+        more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
+        held_out = [
+            *(sample for sample in _samples(op, plan, more) if sample.origin not in known),
+            *crossed(calls, samples),
         ]
-        calls = list(gather(samples, options, gradients))
+        for _ in range(_ROUNDS):
+            found = list(refuting(made.rules, held_out, options))
+            if not found:
+                break
+            calls += found
+            made = generalise(calls)
     finally:
         torch.set_num_threads(threads)
-    if not any(call.holding for call in calls):
-        reasons = dict.fromkeys(sample.not_testable or sample.claims_only for sample in samples)
-        why = "; ".join(reason for reason in reasons if reason) or "in none of its calls enough draws say something"
-        raise ValueError(f"nothing can be derived for {op}: {why}")
-    return calls
+    return calls, made
+
+
+def _samples(op: str, plan: RulesPlan, options: SampleOptions) -> Iterator[Sample]:
+    sources = installed_sources()
+    for target in plan.targets:
+        yield from (one for one in sources[target.source].samples(target, options) if one.op == op)
 
 
 def module_name(op: str) -> str:

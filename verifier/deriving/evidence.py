@@ -20,7 +20,7 @@ from verifier.rules.results import SampleReport
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample, is_rare
 
-__all__ = ["CallEvidence", "Inputs", "by_slot", "gather", "slot_names"]
+__all__ = ["CallEvidence", "Inputs", "by_slot", "described", "gather", "slot_names"]
 
 Inputs = tuple[Placement, ...]
 """The placement of each tensor parameter of a call on one mesh dim; the tensors of a list have the same one."""
@@ -51,6 +51,8 @@ class CallEvidence:
         The call at its first size.
     dtypes
         Of each slot.
+    lengths
+        How many tensors each slot has; 1 if it is no list.
     gradients
         The slots whose gradients follow the results.
     rare
@@ -67,10 +69,16 @@ class CallEvidence:
     rules: Mapping[Inputs, Outputs]
     case: OpCase
     dtypes: tuple[torch.dtype, ...] = ()
+    lengths: tuple[int, ...] = ()
     gradients: tuple[str, ...] = ()
     rare: bool = False
     draws: int = 0
     sizes: int = 0
+
+    @property
+    def source(self) -> str:
+        """What the call was made from; other spellings of a call, and rare classes of it, are made from the same."""
+        return ",".join(self.origin.split(",")[:2])
 
     @property
     def ndims(self) -> tuple[int, ...]:
@@ -144,8 +152,6 @@ def _with_gradients(call: CallEvidence, sample: Sample, options: CheckOptions) -
 def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
     case, tensors = place.case, place.call.tensors
     names = slot_names(case)
-    slots = tuple(dict.fromkeys(names))
-    shapes = tuple(tuple(tensors[names.index(slot)].shape) for slot in slots)
     rules: dict[Inputs, Outputs] = {}
     draws, sizes = [], []
     drawn = len({shape for candidate in ledger.candidates.values() for shape in candidate.shapes})
@@ -163,18 +169,28 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
             )
             draws.append(candidate.draws)
             sizes.append(len(candidate.shapes))
+    call = described(ledger.sample, case, tensors, [expected.shape for expected in place.expected])
+    return replace(call, rules=rules, draws=min(draws, default=0), sizes=min(sizes, default=0))
+
+
+def described(
+    sample: Sample, case: OpCase, tensors: Sequence[torch.Tensor], results: Sequence[Sequence[int]]
+) -> CallEvidence:
+    """Return a call of which nothing is known to hold; ``results`` are the shapes of its results."""
+    names = slot_names(case)
+    slots = tuple(dict.fromkeys(names))
+    first = [tensors[names.index(slot)] for slot in slots]
     return CallEvidence(
-        origin=ledger.sample.origin,
+        origin=sample.origin,
         slots=slots,
-        shapes=shapes,
-        results=tuple(len(one.shape) for one in place.expected),
+        shapes=tuple(tuple(tensor.shape) for tensor in first),
+        results=tuple(map(len, results)),
         values=_values(case),
-        rules=rules,
+        rules={},
         case=case,
-        dtypes=tuple(tensors[names.index(slot)].dtype for slot in slots),
-        rare=is_rare(ledger.sample),
-        draws=min(draws, default=0),
-        sizes=min(sizes, default=0),
+        dtypes=tuple(tensor.dtype for tensor in first),
+        lengths=tuple(names.count(slot) for slot in slots),
+        rare=is_rare(sample),
     )
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.deriving.evidence import CallEvidence, Inputs
 from verifier.deriving.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, tests
 
-__all__ = ["Derivation", "DerivedRule", "generalise"]
+__all__ = ["Derivation", "DerivedRule", "generalise", "placements_of"]
 
 _What = tuple[int, Inputs]
 """Placements of the slots of a call."""
@@ -97,7 +97,7 @@ class _Schema:
     def at(self, scope: Scope) -> tuple[Inputs, Inputs] | None:
         """Return the placements of slots and results at a point; None if one is no dim of its tensor."""
         inputs = [_placed(part, scope, ndim) for part, ndim in zip(self.inputs, scope.call.ndims, strict=True)]
-        outputs = [_placed(part, scope, ndim) for part, ndim in zip(self.outputs, scope.call.results, strict=True)]
+        outputs = [_placed(part, scope, ndim) for part, ndim in zip(self.outputs, scope.call.results, strict=False)]
         placed = [*inputs, *outputs]
         if any(one is None for one in placed):
             return None
@@ -109,6 +109,20 @@ def _placed(part: Part, scope: Scope, ndim: int) -> Placement | None:
         return part
     dim = part.value(scope)
     return Shard(dim) if dim is not None and 0 <= dim < ndim else None
+
+
+def placements_of(rule: DerivedRule, call: CallEvidence) -> Iterator[tuple[Inputs, Inputs]]:
+    """Yield what a rule lists for a call: the placements of its slots, and those of its results."""
+    count = len(rule.outputs) - len(rule.gradients)
+    if rule.slots != call.slots or count != len(call.results) - len(call.gradients):
+        return
+    schema = _Schema(rule.pivot, rule.inputs, rule.outputs[:count])
+    scopes = (
+        [Scope(call)] if rule.pivot is None else [Scope(call, rule.pivot, d) for d in range(call.ndims[rule.pivot])]
+    )
+    for scope in scopes:
+        if all(test.value(scope) for test in rule.tests) and (placed := schema.at(scope)) is not None:
+            yield placed
 
 
 class _Points:
@@ -188,6 +202,8 @@ def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tu
     split = {schema: points[schema.pivot].split(schema) for schema in schemas}
     rules: list[DerivedRule] = []
     covers: list[set[_What]] = []
+    sources = {id(call): call.source for call in calls}
+    needed = min(2, len({call.source for call in calls if _wanted(call)}))
     while left:
         best: tuple[tuple[int, int, int], DerivedRule, set[_What], set[_What]] | None = None
         for rank, schema in enumerate(schemas):
@@ -201,7 +217,7 @@ def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tu
             new = {what for number, what in here.items() if found[1] >> number & 1}
             shown = [what for number, what in explains.items() if found[1] >> number & 1]
             seen = len({call for call, _ in shown})
-            if seen < min(2, sum(1 for call in calls if _wanted(call))):
+            if len({sources[call] for call, _ in shown}) < needed:
                 continue  # what one call shows may be an accident
             score = (len(new), -len(found[0]), -rank)
             if best is None or score > best[0]:

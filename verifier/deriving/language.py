@@ -213,6 +213,8 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
         for value in dict.fromkeys(kinds) if len(set(kinds)) <= len(_NUMBERS) else ():
             yield Test(f"{name} == {value!r}", lambda s, name=name, value=value: s.call.values[name] == value)  # type: ignore[misc]
     for place, slot in enumerate(calls[0].slots):
+        if any(call.lengths[place] > 1 for call in calls):
+            yield Test(f"len({slot}) == 1", lambda s, n=place: s.call.lengths[n] == 1)  # type: ignore[misc]
         if len({call.dtypes[place] for call in calls}) > 1:
             for kind in ("is_floating_point", "is_complex"):
                 test = f"{slot}.dtype.{kind}"
