@@ -288,6 +288,8 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     test = text_of_test(op, calls, "derived", target=Target.LOCAL_MAP)
     compile(test, "test_derived.py", "exec")
     assert "combinations=placements" in test
+    with pytest.raises(ValueError, match=r"no function .*weighed has samples; did you mean '.*weighted'"):
+        overload_named(f"{__name__}.weighed")
     with pytest.raises(CannotWriteError, match="is a function and no op"):
         strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
 

@@ -15,13 +15,13 @@ import torch
 from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
-from verifier.deriving.emit import Provenance, Target, strategy_text, text_of_test
+from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
 from verifier.deriving.held_out import crossed, refuting
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
-from verifier.planning.own_samples import overload_named
+from verifier.planning.own_samples import callable_of, overload_named
 from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, SampleOptions, installed_sources
@@ -68,6 +68,7 @@ class Derived:
     code: str
     test: str
     closed: Closed
+    is_strategy: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -85,6 +86,9 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     op = overload_named(request.op)
     for mesh in request.meshes:
         MeshSpec.parse(mesh)
+    function = callable_of(str(op))
+    if function and request.target is not Target.LOCAL_MAP:
+        raise CannotWriteError(f"{function} is a function and no op, so it has no strategy; use --target local-map")
     calls, made, uneven = derivation(request)
     if not made.rules:
         raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
@@ -111,7 +115,9 @@ def derive(request: DeriveRequest, module: str) -> Derived:
         shutil.rmtree(folder)
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
     test = text_of_test(op, calls, module, request.imports, request.folder, request.target)
-    return Derived(str(op), tuple(calls), made, code, test, closed, seconds)
+    return Derived(
+        function or str(op), tuple(calls), made, code, test, closed, request.target is not Target.LOCAL_MAP, seconds
+    )
 
 
 def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, bool]:

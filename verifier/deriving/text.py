@@ -51,12 +51,14 @@ def _fields(made: Derived) -> dict[str, object]:
 def derivation_lines(made: Derived, out: Path | None) -> list[str]:
     """Return what came of a derivation; ``out`` is the file that the code is written to, if any."""
     closed, all_ = made.closed, made.made.explained + len(made.made.unexplained)
+    gate = f"gate: exit status {closed.gate}; " if made.is_strategy else ""
     lines = [
         f"{made.op}: {plural(len(made.made.rules), 'rule')} from {plural(len(made.calls), 'call')}, which explain "
         f"{made.made.explained} of {all_} placements that hold",
-        f"  rules: {closed.confirmed} confirmed, {closed.wrong} wrong, {len(closed.missing)} of the derived missing",
-        f"  gate: exit status {closed.gate}; {made.seconds['deriving']:.1f} s deriving, "
-        f"{made.seconds['checking']:.1f} s checking",
+        f"  rules: {closed.confirmed} confirmed, {closed.wrong} wrong, {len(closed.missing)} of the derived missing"
+        if made.is_strategy
+        else f"  tests on ranks: {closed.confirmed} passed, {closed.wrong} failed",
+        f"  {gate}{made.seconds['deriving']:.1f} s deriving, {made.seconds['checking']:.1f} s checking",
     ]
     lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in made.made.unexplained[:5]]
     lines += [f"  missing: {one}" for one in closed.missing[:5]]

@@ -92,6 +92,10 @@ def overload_named(text: str) -> OpOverload:
     for name in _functions:
         if text in (name, callable_of(name)):
             return _defined(name)
+    functions = {callable_of(name).rpartition(".")[0] for name in _functions}
+    if text.rpartition(".")[0] in functions:
+        known = [callable_of(name) for name in _functions]
+        raise ValueError(f"no function {text} has samples{did_you_mean(text, known)}")
     parts = text.removeprefix("torch.ops.").replace("::", ".").split(".")
     if len(parts) not in (2, 3) or not all(part.isidentifier() for part in parts):
         raise ValueError(f"{text!r} does not name an op, as 'mylib::my_op' does")
