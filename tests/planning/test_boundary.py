@@ -191,7 +191,9 @@ def test_a_finding_has_nothing_done_but_ops_of_torch(
 ) -> None:
     file = tmp_path / "finding.json"
     file.write_bytes(msgspec.json.encode(finding_of(attempt, canary)))
-    refusal(_neg(), [])  # loads the families
+    refused = tmp_path / "refused.json"  # another one first, which loads what any refusal loads
+    refused.write_bytes(msgspec.json.encode(finding_of(replace(attempt, call="os.getpid", args=[]), canary)))
+    assert command("replay", refused, "--out", tmp_path / "none")[0] == 2
     before = set(sys.modules)
     status, out, err = command("replay", file, "--out", tmp_path / "none")
     assert not canary.exists()
