@@ -2,9 +2,9 @@
 
     python benchmarks/recording_share.py [--families embedding,redistribution,chains] [--mesh 2x2] [--seconds 60]
 
-Each trial is run three times in a row on the same ranks: without any recording, with the planned steps, and with all
-that is recorded (the collectives that were issued, peak and seconds as well). Ratios are those of sums over the same
-trials in one run, so that what else the machine does meanwhile is in all three.
+The time of the code that records is measured in the same trials as the whole, on rank 0, which records most. Shares are
+those of sums over all trials that passed. CPU time is that of the rank's main thread, in which waiting does not count;
+in wall time other processes of a busy machine are in both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -29,13 +28,12 @@ from verifier.oracle.verdicts import judge
 from verifier.planning.families import DrawContext, Family, installed_families
 from verifier.planning.trials import plan_case
 
-SWITCH = str(Path(__file__).with_name("recording_switch.py"))
-WAYS = ("nothing", "steps", "all")
+CLOCK = str(Path(__file__).with_name("recording_clock.py"))
 CASES, COMBINATIONS = 8, 12
 
 
 def drawn(family: Family, mesh: MeshSpec, seed: int) -> list[Trial]:
-    """Return trials as a run of the family has them, each three times."""
+    """Return trials as a run of the family has them."""
     context = DrawContext(mesh, (torch.float64,), family.select("*"))
     found: list[Trial] = []
 
@@ -46,26 +44,23 @@ def drawn(family: Family, mesh: MeshSpec, seed: int) -> list[Trial]:
         found.extend(plan_case(case, make_reference(case), mesh, COMBINATIONS, seed).trials)
 
     draw()
-    return [trial for trial in found for _ in WAYS]
+    return found
 
 
-def measured(pool: Pool, trials: Sequence[Trial]) -> Iterator[tuple[list[Counter[str]], int]]:
-    """Yield what rank 0 spent on each trial in the three ways, and the redistributions of its call, if it passed."""
-    row: list[Counter[str]] = []
+def measured(pool: Pool, trials: list[Trial]) -> Counter[str]:
+    """Return what rank 0 spent on the trials that passed, their number, and the redistributions of their calls."""
+    spent: Counter[str] = Counter()
     known = None
     for number, observation in enumerate(pool.run(trials)):
         if known is None or known.case is not observation.trial.case:
             known = make_reference(observation.trial.case)
-        passed = judge(observation, known).kind is VerdictKind.PASS
         report = observation.reports[0]
-        if not number % len(WAYS):
-            row = []
-        if report is not None and passed and number:  # the first one's cycle has the wait for the batch in it
-            row.append(Counter({str(name): seconds for name, seconds in report.seconds}))  # type: ignore[misc]
-        if len(row) == len(WAYS) and {int(one["way"]) for one in row} == {0, 1, 2}:
-            assert report is not None
-            begun = sum(step.begins and step.phase in ("forward", "backward") for step in report.redistributions)
-            yield sorted(row, key=lambda one: one["way"]), begun
+        if report is None or judge(observation, known).kind is not VerdictKind.PASS or not number:
+            continue  # the first one's cycle has the wait for the batch in it
+        spent.update({str(name): seconds for name, seconds in report.seconds})  # type: ignore[misc]
+        spent["trials"] += 1
+        spent["begun"] += sum(step.begins and step.phase in ("forward", "backward") for step in report.redistributions)
+    return spent
 
 
 def main() -> None:
@@ -76,27 +71,25 @@ def main() -> None:
     options = parser.parse_args()
     mesh = MeshSpec.parse(options.mesh)
     print(f"mesh {mesh}, gloo, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print("| family | trials | redistributions each | ms each | steps, CPU | all, CPU | steps, wall | all, wall |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| family | trials | redistributions each | ms each | recording, CPU time | wall time |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name in options.families.split(","):
-        pool = Pool(PoolKey.of(mesh), [SWITCH])
-        sums = [Counter[str]() for _ in WAYS]
-        trials = redistributions = seed = 0
+        pool = Pool(PoolKey.of(mesh), [CLOCK])
+        spent: Counter[str] = Counter()
+        seed, started = 0, time.perf_counter()
         try:
-            started = time.perf_counter()
             while time.perf_counter() - started < options.seconds:
-                for row, begun in measured(pool, drawn(installed_families()[name], mesh, seed)):
-                    for total, one in zip(sums, row, strict=True):
-                        total.update(one)
-                    trials, redistributions = trials + 1, redistributions + begun
+                spent += measured(pool, drawn(installed_families()[name], mesh, seed))
                 seed += 1
         finally:
             pool.close()
+        trials = spent["trials"]
         shares = [
-            f"{100 * (1 - sums[0][clock] / sums[way][clock]):.1f} %" for clock in ("cpu", "cycle") for way in (1, 2)
+            f"{100 * spent[part] / spent[whole]:.1f} %"
+            for part, whole in (("recording", "cpu"), ("recording wall", "cycle"))
         ]
-        each = 1000 * sums[2]["cycle"] / trials
-        print(f"| {name} | {trials} | {redistributions / trials:.2f} | {each:.1f} | {' | '.join(shares)} |", flush=True)
+        begun, each = spent["begun"] / trials, 1000 * spent["cycle"] / trials
+        print(f"| {name} | {trials} | {begun:.2f} | {each:.1f} | {' | '.join(shares)} |", flush=True)
 
 
 if __name__ == "__main__":

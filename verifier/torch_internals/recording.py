@@ -25,7 +25,7 @@ from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.dtensors import per_rank
 from verifier.torch_internals.groups import is_flattened
 from verifier.torch_internals.placements import PLAIN_PLACEMENTS, placement_text, strides_of
-from verifier.torch_internals.watching import Issued, RedistributionWatch
+from verifier.torch_internals.watching import Issued, RedistributionWatch, watched_collectives
 
 __all__ = [
     "RedistributionRecorder",
@@ -143,7 +143,8 @@ class RedistributionRecorder:
         _install_hooks()
         _recorders.append(self)
         try:
-            yield self
+            with watched_collectives():
+                yield self
         finally:
             _recorders.remove(self)
 

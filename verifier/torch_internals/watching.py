@@ -30,6 +30,7 @@ __all__ = [
     "count_collectives",
     "ended_rules",
     "next_sequence_number",
+    "watched_collectives",
 ]
 
 
@@ -143,11 +144,33 @@ class Issued:
     received: int
 
 
+class watched_collectives:  # noqa: N801 - a context manager, and a class, since each trial enters it
+    """Inside, :class:`RedistributionWatch` sees collectives.
+
+    The packets of functional collectives are replaced by callables that call them. A dispatch mode would see each op,
+    and double the time of a redistribution.
+    """
+
+    __slots__ = ()
+    _entered = 0
+
+    def __enter__(self) -> None:
+        watched_collectives._entered += 1
+        if watched_collectives._entered == 1:
+            for packet in _packets():
+                setattr(packet.namespace, packet.name, packet)
+
+    def __exit__(self, *_: object) -> None:
+        watched_collectives._entered -= 1
+        if not watched_collectives._entered:
+            for packet in _packets():
+                setattr(packet.namespace, packet.name, packet.called)
+
+
 class RedistributionWatch:
     """A context that keeps what a redistribution of ``local`` does on this rank: ``issued`` has its collectives.
 
-    Inside, the packets of functional collectives are replaced by callables that call them. A dispatch mode would see
-    each op, and double the time of a redistribution.
+    It sees them inside :class:`watched_collectives`.
     """
 
     __slots__ = ("_before", "_local", "_peak", "issued")
@@ -159,16 +182,11 @@ class RedistributionWatch:
         self._before = self._local
 
     def __enter__(self) -> RedistributionWatch:
-        for packet in _packets():
-            setattr(packet.namespace, packet.name, packet)
-            packet.watches.append(self)
+        _watches.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for packet in _packets():
-            packet.watches.pop()
-            if not packet.watches:
-                setattr(packet.namespace, packet.name, packet.called)
+        _watches.pop()
 
     def saw(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Note a collective with its arguments and its result."""
@@ -193,17 +211,19 @@ class RedistributionWatch:
         self._peak = max(self._peak, sum((held | self._local).values()))
 
 
+_watches: list[RedistributionWatch] = []
+
+
 class _Packet:
     """An op packet of a functional collective that tells the innermost watch of its calls."""
 
     def __init__(self, namespace: Any, name: str) -> None:
         self.namespace, self.name, self.called = namespace, name, getattr(namespace, name)
-        self.watches: list[RedistributionWatch] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.called(*args, **kwargs)
-        if self.watches:
-            self.watches[-1].saw(self.name, args, result)
+        if _watches:
+            _watches[-1].saw(self.name, args, result)
         return result
 
     def __getattr__(self, name: str) -> Any:
