@@ -215,7 +215,10 @@ _watches: list[RedistributionWatch] = []
 
 
 class _Packet:
-    """An op packet of a functional collective that tells the innermost watch of its calls."""
+    """An op packet of a functional collective that tells the innermost watch of its calls.
+
+    It passes for the packet itself: torch may keep it as a key when it loads a module meanwhile.
+    """
 
     def __init__(self, namespace: Any, name: str) -> None:
         self.namespace, self.name, self.called = namespace, name, getattr(namespace, name)
@@ -228,6 +231,12 @@ class _Packet:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.called, name)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.called
+
+    def __hash__(self) -> int:
+        return hash(self.called)
 
 
 @functools.cache
