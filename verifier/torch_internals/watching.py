@@ -173,13 +173,14 @@ class RedistributionWatch:
     It sees them inside :class:`watched_collectives`.
     """
 
-    __slots__ = ("_before", "_local", "_peak", "issued")
+    __slots__ = ("_before", "_kept", "_local", "_peak", "issued")
 
     def __init__(self, local: torch.Tensor) -> None:
         self.issued: list[Issued] = []
         self._local = {_memory(local): _size(local)}
         self._peak = _size(local)
         self._before = self._local
+        self._kept: list[torch.Tensor] = []
 
     def __enter__(self) -> RedistributionWatch:
         _watches.append(self)
@@ -197,6 +198,7 @@ class RedistributionWatch:
         self._alive(self._before | sent)
         self._alive(sent | received)
         self._before = received
+        self._kept = made  # so that nothing else gets its memory before the next collective
 
     def peak(self, result: torch.Tensor) -> int:
         """Return the most bytes of local tensors that were alive at once, as far as collectives show it.
