@@ -193,9 +193,9 @@ class ByKind:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", default="64,512,2048", help="rows and columns of the tensors of float32")
+    parser.add_argument("--sizes", default="64,512", help="rows and columns of the tensors of float32")
     parser.add_argument("--paths", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=14)
     parser.add_argument("--list", action="store_true", help="print each path")
     options = parser.parse_args()
     sizes = [int(text) for text in options.sizes.split(",")]
