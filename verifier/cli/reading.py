@@ -184,7 +184,6 @@ def graph(
 ) -> NoReturn:
     """Judge the redistributions that a run executed, or compare those of two runs."""
     from verifier.report.paths.run import diff_text, judge_run, run_json, run_text
-    from verifier.report.paths.run_documents import RUN_FORMATS
 
     refuse_cluster(context)
     if diff and output != "text":
@@ -198,10 +197,14 @@ def graph(
     if recorded is None:
         raise ValueError(f"{store.directory} has no run on meshes; make one by `run`, or ask for --all-pairs")
     judged = judge_run(recorded, op, mesh)
-    if output in RUN_FORMATS:
-        text = RUN_FORMATS[output](judged, worst, links)
+    if output == "text":
+        text = run_text(judged, worst, by, links)
+    elif output == "json":
+        text = run_json(judged)
     else:
-        text = run_json(judged) if output == "json" else run_text(judged, worst, by, links)
+        from verifier.report.paths.run_documents import RUN_FORMATS  # loads networkx
+
+        text = RUN_FORMATS[output](judged, worst, links)
     write_out(text, output)
     raise typer.Exit
 
