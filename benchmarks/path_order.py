@@ -1,7 +1,12 @@
 """Whether the alpha-beta model puts redistribution paths into the order in which gloo ranks take them.
 
-It predicts the seconds of 50 paths of one tensor on a mesh 2x2, measures them, and prints the rank correlation. The
-latency and the bandwidth of each mesh dim are measured first, by all-gathers of a small and a large tensor alone.
+It predicts the seconds of 50 paths of one tensor on a mesh 2x2, measures them, and prints the rank correlation. All
+paths are measured in turn, many times, and the least of each counts: other work on the machine only adds.
+
+The latency and the bandwidth of each mesh dim are measured by all-gathers of a small and a large tensor alone, of sizes
+that no path has. *By kind* is the same model with a latency and a bandwidth for each collective on each mesh dim, each
+measured alone: what gloo takes for a reduction is not what it takes for a gather. *Measured again* is the correlation
+of the least times of odd rounds with those of even rounds. No model can be expected to do better.
 """
 
 from __future__ import annotations
@@ -14,8 +19,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -96,29 +101,31 @@ def seconds_of(mesh: DeviceMesh, route: Sequence[Sequence[Placement]], size: int
 
 
 def on_a_rank(rank: int, asked: Sequence[tuple[int, Route]], rounds: int, store: str, results: str) -> None:
-    """Measure every path ``rounds`` times, in turn, and keep the least: other work on the machine only adds."""
+    """Measure every path ``rounds`` times, in turn, and keep the least of odd and of even rounds."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     ranks = math.prod(MESH)
     dist.init_process_group("gloo", rank=rank, world_size=ranks, store=dist.FileStore(store, ranks))
     mesh = init_device_mesh("cpu", MESH)
     routes = [(size, [[placement(text) for text in placements] for placements in route]) for size, route in asked]
-    best = [math.inf] * len(routes)
-    for _ in range(rounds):
+    best = [[math.inf] * len(routes) for _ in range(2)]
+    for turn in range(rounds):
+        least = best[turn % 2]
         for number, (size, route) in enumerate(routes):
-            best[number] = min(best[number], seconds_of(mesh, route, size))
+            least[number] = min(least[number], seconds_of(mesh, route, size))
     if rank == 0:
         with open(results, "w", encoding="utf-8") as file:
             json.dump(best, file)
     dist.destroy_process_group()
 
 
-def measured(asked: Sequence[tuple[int, Route]], rounds: int) -> list[float]:
+def measured(asked: Sequence[tuple[int, Route]], rounds: int) -> list[list[float]]:
+    """Return the least seconds of each path over the even rounds, and over the odd rounds."""
     with tempfile.TemporaryDirectory() as folder:
         results = os.path.join(folder, "results")
         spawn(on_a_rank, (asked, rounds, os.path.join(folder, "store"), results), nprocs=math.prod(MESH))
         with open(results, encoding="utf-8") as file:
-            found: list[float] = json.load(file)
+            found: list[list[float]] = json.load(file)
     return found
 
 
@@ -149,48 +156,90 @@ def calibration(seconds: Sequence[float], large: int, small: int) -> Link:
     return Link(max(seconds[0] - LAUNCH - small / bandwidth, 1e-9), bandwidth)
 
 
+# --------------------------------------------------------------------------------------------------------- by kind
+ALONE: dict[str, tuple[str, str]] = {
+    "all_gather": ("S(0)", "R"), "all_reduce": ("P(sum)", "R"), "reduce_scatter": ("P(sum)", "S(0)"),
+    "all_to_all": ("S(0)", "S(1)"),
+}  # fmt: skip
+"""Collectives on one mesh dim by their kind, with the placements before and after; the other mesh dim is replicated."""
+
+
+def alone(kind: str, mesh_dim: int) -> Route:
+    """Return the path of one collective alone."""
+    before, after = ALONE[kind]
+    return ((before, "R"), (after, "R")) if mesh_dim == 0 else (("R", before), ("R", after))
+
+
+def busiest_of(route: Route, size: int) -> int:
+    """Return the bytes that a rank receives in the collective of a path of :func:`alone`."""
+    space = Space(MESH, (size, size))
+    ends = [next(one for one in space.layouts if one.placements == placements) for placements in route]
+    return next(step.busiest for step in steps_between(space, *ends) if not step.is_local)
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """The alpha-beta model with a link for each kind of collective on each mesh dim."""
+
+    links: Mapping[tuple[str, int], Link]
+
+    def seconds(self, step: Step) -> float:
+        if step.is_local:
+            return 0.0
+        (mesh_dim,) = step.mesh_dims
+        link = self.links[step.kind, mesh_dim]
+        return LAUNCH + link.latency + step.busiest / link.bandwidth
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", default="64,1024", help="rows and columns of the tensors of float32")
+    parser.add_argument("--sizes", default="64,512", help="rows and columns of the tensors of float32")
     parser.add_argument("--paths", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=14)
     parser.add_argument("--list", action="store_true", help="print each path")
     options = parser.parse_args()
     sizes = [int(text) for text in options.sizes.split(",")]
     small, large = 32, 1024
-    gathers: list[Route] = [(("S(0)", "R"), ("R", "R")), (("R", "S(0)"), ("R", "R"))]
-    asked: list[tuple[int, Route]] = [(size, gather) for gather in gathers for size in (small, large)]
+    kinds = [(kind, mesh_dim) for kind in ALONE for mesh_dim in range(len(MESH))]
+    asked: list[tuple[int, Route]] = [(size, alone(*kind)) for kind in kinds for size in (small, large)]
     chosen: list[tuple[int, TorchSide, list[Path]]] = []
     for size in sizes:
         torch_side = TorchSide(Space(MESH, (size, size)), torch.float32)
         paths = paths_of(torch_side, options.paths)
         chosen.append((size, torch_side, paths))
         asked += [(size, tuple(layout.placements for layout in path.layouts)) for path in paths]
-    seconds = measured(asked, options.rounds)
-    held = [2 * size * size for size in (large, small)]  # half of a tensor of float32, which a rank receives
-    model = AlphaBeta(tuple(calibration(seconds[2 * dim : 2 * dim + 2], *held) for dim in range(2)))
-    for dim, link in enumerate(model.links):
-        print(f"mesh dim {dim}: {link.latency * 1e6:.0f} us, {link.bandwidth / 1e9:.2f} GB/s")
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    print("| tensor | paths | alpha-beta, as gloo runs it | alpha-beta | torch's cost model | slowest / fastest |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    position = len(gathers) * 2
+    turns = measured(asked, options.rounds)
+    seconds = list(map(min, *turns))
+    links = {
+        kind: calibration(seconds[2 * n : 2 * n + 2], *(busiest_of(alone(*kind), size) for size in (large, small)))
+        for n, kind in enumerate(kinds)
+    }
+    model, by_kind = AlphaBeta(tuple(links["all_gather", dim] for dim in range(len(MESH)))), ByKind(links)
+    for (kind, dim), link in links.items():
+        print(f"{kind} over mesh dim {dim}: {link.latency * 1e6:.0f} us, {link.bandwidth / 1e9:.2f} GB/s")
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {options.rounds} rounds")
+    print(
+        "| tensor | paths | alpha-beta | as gloo runs it | by kind | torch's cost model | measured again "
+        "| slowest / fastest |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    position = len(kinds) * 2
     for size, torch_side, paths in chosen:
-        times = seconds[position : position + len(paths)]
-        position += len(paths)
+        here = slice(position, position + len(paths))
+        times, position = seconds[here], position + len(paths)
         space = torch_side.space
 
         def on_gloo(step: Step, space: Space = space) -> float:
             return model.seconds(as_gloo(step, space))
 
-        predictions: list[tuple[str, Callable[[Step], float]]] = [
-            ("gloo", on_gloo), ("alpha-beta", model.seconds), ("torch", torch_side.seconds)
-        ]  # fmt: skip
-        found = [f"{rank_correlation([path.seconds(one) for path in paths], times):.3f}" for _, one in predictions]
-        print(f"| {size}x{size} | {len(paths)} | {' | '.join(found)} | {max(times) / min(times):.1f}x |")
+        models: list[Callable[[Step], float]] = [model.seconds, on_gloo, by_kind.seconds, torch_side.seconds]
+        found = [rank_correlation([path.seconds(one) for path in paths], times) for one in models]
+        found.append(rank_correlation(*(turn[here] for turn in turns)))
+        texts = " | ".join(f"{one:.3f}" for one in found)
+        print(f"| {size}x{size} | {len(paths)} | {texts} | {max(times) / min(times):.1f}x |")
         for path, took in sorted(zip(paths, times, strict=True), key=lambda pair: pair[1]) if options.list else ():
             steps = " -> ".join(map(str, path.layouts))
-            print(f"  {took * 1e6:9.0f} us, predicted {path.seconds(on_gloo) * 1e6:9.0f} us  {steps}")
+            print(f"  {took * 1e6:9.0f} us, predicted {path.seconds(by_kind.seconds) * 1e6:9.0f} us  {steps}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 from torch.distributed.tensor import Partial
 
-from strategies.redistribution.inputs import REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
+from strategies.redistribution.inputs import PLANNERS_OP, REDISTRIBUTE, SEQUENCE_OP, redistribution_cases
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS
 from verifier.placements.alphabet import Alphabet
@@ -27,7 +27,7 @@ class RedistributionFamily(NarrowFamily):
     """The cases of ``DTensor.redistribute``, which is no aten operator, so ``ops`` are names of our own."""
 
     name: str = "redistribution"
-    ops: tuple[str, ...] = (REDISTRIBUTE, SEQUENCE_OP)
+    ops: tuple[str, ...] = (REDISTRIBUTE, SEQUENCE_OP, PLANNERS_OP)
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
@@ -35,8 +35,11 @@ class RedistributionFamily(NarrowFamily):
 
         A redistribution can also begin with every shard order. It begins with other strided shards only if a target has
         some, because DTensor's planner fails on them and most cases would fail. A sequence with a Partial target begins
-        with no other kind of Partial, because DTensor refuses to redistribute from one kind to another.
+        with no other kind of Partial, because DTensor refuses to redistribute from one kind to another. Planners are
+        asked about a replica.
         """
+        if case.op == PLANNERS_OP:
+            return Alphabet(shard=False, partial=())
         flat = [placement for target in targets(case) for placement in target]
         if case.op != REDISTRIBUTE:
             reductions = {placement.reduce_op for placement in flat if isinstance(placement, Partial)}

@@ -22,9 +22,11 @@ from verifier.placements.algebra import in_order, is_shard_order, sharded_dim
 from verifier.placements.partials import bitwise_reductions, partial_reductions
 from verifier.planning.families import DrawContext
 from verifier.torch_internals.placements import strided_shard, strides_of
+from verifier.torch_internals.redistributing.probes import ASKED, PROGRAM
 
 __all__ = [
     "INPUT_CLASSES",
+    "PLANNERS_OP",
     "REDISTRIBUTE",
     "SEQUENCE_OP",
     "next_steps",
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 REDISTRIBUTE, SEQUENCE_OP = BETWEEN_OPS
+PLANNERS_OP = "dtensor.planners"
 
 _MESH_DIMS = 3
 """Targets are drawn for three mesh dims and then shortened, so that the same choices fit a smaller mesh."""
@@ -74,6 +77,7 @@ INPUT_CLASSES = frozenset(
         "no redistribution needed",
         "non-contiguous",
         "parameter",
+        "planner",
         "redistributions in a row",
         "ops in a row",
         "result used twice",
@@ -98,16 +102,20 @@ def redistribution_cases(context: DrawContext) -> SearchStrategy[OpCase]:
     """Return a generator of cases of the ops in ``context``.
 
     ``dtensor.redistribute`` is one to three redistributions in a row. ``dtensor.sequence`` is one to five steps, each
-    an op or a redistribution. Shrinks to one redistribution of a one-element vector to Replicate.
+    an op or a redistribution. ``dtensor.planners`` asks torch's planner for a property, now and then. Shrinks to one
+    redistribution of a one-element vector to Replicate.
 
     Raises
     ------
     ValueError
         If ``context`` names no op or no dtype.
     """
-    context.check({REDISTRIBUTE, SEQUENCE_OP})
-    kinds = [REDISTRIBUTE] * 3 * (REDISTRIBUTE in context.ops) + [SEQUENCE_OP] * 2 * (SEQUENCE_OP in context.ops)
-    generators = {REDISTRIBUTE: _chains(context), SEQUENCE_OP: _sequences(context)}
+    context.check({REDISTRIBUTE, SEQUENCE_OP, PLANNERS_OP})
+    weights = {REDISTRIBUTE: 9, SEQUENCE_OP: 6, PLANNERS_OP: 1}
+    kinds = [op for op, weight in weights.items() if op in context.ops for _ in range(weight)]
+    generators = {
+        REDISTRIBUTE: _chains(context), SEQUENCE_OP: _sequences(context), PLANNERS_OP: _questions(context)
+    }  # fmt: skip
     return st.sampled_from(kinds).flatmap(generators.__getitem__)
 
 
@@ -167,6 +175,16 @@ def _values(shape: Sequence[int], dtype: torch.dtype, seed: int, layout: Layout)
     real = filled(shape, dtype, seed, Layout(contiguous=layout.contiguous))
     tensor = real + 1j * filled(shape, dtype, seed + 1, Layout(contiguous=layout.contiguous))
     return tensor.requires_grad_(layout.requires_grad)
+
+
+# ------------------------------------------------------------------------------------------------------------ planners
+@st.composite
+def _questions(draw: st.DrawFn, context: DrawContext) -> OpCase:
+    """Draw a tensor and a property for which torch's planner is asked."""
+    shape = tuple(draw(st.integers(1, 4)) * context.mesh.world_size for _ in range(draw(st.sampled_from([2, 1, 3]))))
+    tensor = filled(shape, draw(st.sampled_from(context.dtypes)), draw(seeds()), Layout())
+    arguments = {"asked": draw(st.sampled_from(ASKED))}
+    return OpCase(PLANNERS_OP, PROGRAM, (tensor,), arguments, "redistribution", True, frozenset({"planner"}))
 
 
 # ----------------------------------------------------------------------------------------------------------- sequences

@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from verifier.core.case import OpCase
 from verifier.planning.boundary import declares
-from verifier.programs import Move, asks, moves, targets
+from verifier.programs import Move, asks, moves, targets, tell_apart_by
 from verifier.torch_internals.placements import Placements
+from verifier.torch_internals.redistributing.probes import ASKED, PROGRAM
 
 __all__ = ["CHAIN", "SEQUENCE", "STEPS", "VIEWS", "WRITES", "chain", "operands", "sequence", "spelled"]
 
@@ -133,6 +134,20 @@ def _check_steps(case: OpCase) -> tuple[str, ...]:
     return ()
 
 
+def _asked_of_planners(case: OpCase) -> tuple[str, ...]:
+    """Return the property that the program asks for, because each is a defect of its own."""
+    return (f"asks for {case.kwargs.get('asked')}",)
+
+
+def _check_asked(case: OpCase) -> tuple[str, ...]:
+    if case.kwargs.get("asked") not in ASKED:
+        raise ValueError(f"{case.kwargs.get('asked')!r} is no property of planners")
+    return ()
+
+
+declares(PROGRAM, _check_asked)
+tell_apart_by(PROGRAM, _asked_of_planners)
+asks(PROGRAM, lambda _: (None,))
 declares(CHAIN)
 declares(SEQUENCE, _check_steps)
 asks(CHAIN, _end_of_chain)

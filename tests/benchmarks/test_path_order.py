@@ -48,6 +48,27 @@ def test_a_link_explains_the_gathers_that_it_was_measured_by() -> None:
     assert link.latency == pytest.approx(1e-4 - LAUNCH)
 
 
+def test_a_link_by_kind_gives_back_what_it_was_measured_by() -> None:
+    import path_order
+
+    kinds = [(kind, dim) for kind in path_order.ALONE for dim in range(2)]
+    links = {
+        kind: path_order.calibration(
+            [1e-4 * (n + 1), 9e-4], *(path_order.busiest_of(path_order.alone(*kind), size) for size in (1024, 32))
+        )
+        for n, kind in enumerate(kinds[:4])
+    }
+    space = Space((2, 2), (1024, 1024))
+    for n, (kind, dim) in enumerate(kinds[:4]):
+        ends = [
+            next(one for one in space.layouts if one.placements == placements)
+            for placements in path_order.alone(kind, dim)
+        ]
+        step = next(one for one in steps_between(space, *ends) if one.kind == kind)
+        assert step.mesh_dims == (dim,)
+        assert path_order.ByKind(links).seconds(step) == pytest.approx(9e-4), n
+
+
 def test_an_all_to_all_on_gloo_has_the_bytes_of_an_all_gather() -> None:
     import path_order
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from verifier.campaign.history import Past, PastError, case_digest
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Executed, Fate, Observation, ProcessReport, Raised, Redistribution
+from verifier.core.observation import Executed, Fate, Issued, Observation, ProcessReport, Raised, Redistribution
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.events import (
     CaseStarted,
@@ -41,13 +41,20 @@ MESH, OTHER = MeshSpec((2,)), MeshSpec((4,))
 CASE = OpCase("aten.neg.default", "torch.neg", (torch.tensor([1.0, 2.0]),), tags=frozenset({"even"}))
 TRIAL = Trial(CASE, MESH, ((Shard(0),),), (((Replicate(),),),), seed=7)
 STEP = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 8, ("S(0)", "R"))
+MEASURED = replace(
+    STEP,
+    tensor="float64[2]",
+    issued=(Issued("all_gather_into_tensor", (0, 1), "float64", 8, 16),),
+    peak=24,
+    seconds=0.5,
+)
 LOCAL = replace(STEP, source="R", target="S(0)", collective=None, bytes=16)
 RAISED = Raised(Phase.BACKWARD, "IndexError", "index 3", "kernel (file.py)", "Traceback ...", backward=0)
 EXECUTED = Executed(Phase.BACKWARD, 0, "aten.neg.default", ("S(0)", "P(sum)"))
 
 
 def report(rank: int, **fields: object) -> ProcessReport:
-    told = ProcessReport((rank,), Phase.DONE, redistributions=(STEP, LOCAL, STEP), seconds=(("forward", 0.25),))
+    told = ProcessReport((rank,), Phase.DONE, redistributions=(STEP, LOCAL, MEASURED), seconds=(("forward", 0.25),))
     return replace(told, **fields)  # type: ignore[arg-type]
 
 

@@ -93,6 +93,7 @@ def as_of_now(run: RunRecord) -> RunRecord:
         (["gate", "--mesh", "4", "--update", "--baseline", "known.toml"], 1, set()),
         (["gate", "--rank-memory", "1"], 2, set()),
         (["graph"], 0, set()),
+        (["graph", "--format", "mermaid"], 0, {"networkx", "numpy", "jinja2"}),
         (["report"], 1, {"networkx", "numpy", "jinja2"}),
         (["report", "--rank-memory", "512MiB"], 1, {"networkx", "numpy", "jinja2"}),
     ],

@@ -38,4 +38,6 @@ def comparable(path: Path) -> dict[str, Any]:
         del fields[name]
     for name in ("id", "started", "command", "request"):
         del fields["header"][name]
+    for moved in fields["graph"]["paths"]:
+        del moved["seconds"], moved["fastest"]
     return fields

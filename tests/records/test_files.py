@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
+from run_factory import make_run
 
-from verifier.records.files import RunFormatError, RunStoreError, read_record, write_atomically
+from verifier.records.files import RunFormatError, RunStoreError, encode_record, read_record, write_atomically
+from verifier.records.schema import FORMAT_VERSION, GraphRecord, PathRecord
 
 
 @pytest.mark.parametrize(
@@ -18,8 +21,8 @@ from verifier.records.files import RunFormatError, RunStoreError, read_record, w
         (b'"\xff"', r"run\.json: not JSON"),
         (b"[1]", r"run\.json: has no format_version"),
         (b"{}", r"run\.json: has no format_version"),
-        (b'{"format_version": 7}', r"run\.json: format_version is 7, this version of the verifier reads 5"),
-        (b'{"format_version": 5}', r"run\.json: not a RunRecord of format_version 5: .*missing required field"),
+        (b'{"format_version": 7}', r"run\.json: format_version is 7, this version of the verifier reads 5 and 6"),
+        (b'{"format_version": 5}', r"run\.json: not a RunRecord of format_version 6: .*missing required field"),
     ],
 )
 def test_file_that_we_cannot_read_says_why(tmp_path: Path, content: bytes, message: str) -> None:
@@ -27,6 +30,18 @@ def test_file_that_we_cannot_read_says_why(tmp_path: Path, content: bytes, messa
     path.write_bytes(content)
     with pytest.raises(RunFormatError, match=message):
         read_record(path)
+
+
+def test_a_record_of_version_5_is_read_as_one_of_the_present_version(tmp_path: Path) -> None:
+    """Version 6 only adds fields to paths, which have defaults."""
+    path = PathRecord("aten.mm.default", "4", "float64[5]", "S(0)", "R", [("all_gather", "R")], True, 2, {"forward": 2})
+    record = make_run(graph=GraphRecord([], [], [path]))
+    fields = json.loads(encode_record(record))
+    assert fields["format_version"] == FORMAT_VERSION
+    added = {"issued", "measured", "peak_bytes", "seconds", "fastest"}
+    fields["graph"]["paths"] = [{k: v for k, v in one.items() if k not in added} for one in fields["graph"]["paths"]]
+    (tmp_path / "run.json").write_text(json.dumps(fields | {"format_version": 5}))
+    assert read_record(tmp_path / "run.json") == record
 
 
 def test_interrupted_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

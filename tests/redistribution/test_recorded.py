@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from run_factory import make_run
 
-from verifier.records.schema import GraphRecord, PathRecord
+from verifier.records.schema import GraphRecord, IssuedRecord, PathRecord
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta
 from verifier.redistribution.recorded import NotJudged, Reader
 from verifier.report.paths.run import JudgedRun, diff_text, judge_run, run_json, run_text, waste_across_ops
@@ -124,6 +125,30 @@ def test_the_text() -> None:
     by_edge = run_text(judged(THERE_AND_BACK), worst=9, by="edge", links=())
     assert re.search(r"\(S\(0\), R\) -> \(R, R\) all_gather +3 +384.0 MiB\n", by_edge)
     assert "(S(0), S(2)) -> (R, S(0))" in run_text(judged(THERE_AND_BACK), worst=9, by="pair", links=())
+
+
+def test_what_was_measured_stands_beside_the_path() -> None:
+    """On gloo an all-to-all is planned, and an all-gather is issued."""
+    issued = [IssuedRecord("all_gather_into_tensor", [0, 1, 2, 3], "float64", 16, 64)]
+    one = replace(DIRECT, issued=issued, measured=1, peak_bytes=96, seconds=0.0005, fastest=0.0005)
+    text = run_text(judged(THERE_AND_BACK, replace(THERE_AND_BACK, measured=2, peak_bytes=8)), 5, "op", ())
+    assert text.count("  issued no collective\n") == text.count("  took   not timed; up to 8 B alive at once") == 1
+    longer = replace(one, steps=[*one.steps, ("", "S(0)"), ("all_gather", "R")])
+    text = run_text(judged(longer), 5, "op", ())
+    assert "  issued all_gather_into_tensor of float64 over ranks 0 1 2 3: 16 B given, 64 B got\n" in text
+    assert "  took   500.0 us; up to 96 B alive at once\n" in text
+    first, second = json.loads(run_json(judged(one, THERE_AND_BACK)))["redistributions"]
+    assert first["measured"] is None
+    assert second["measured"]["issued"] == [
+        {
+            "collective": "all_gather_into_tensor",
+            "ranks": [0, 1, 2, 3],
+            "dtype": "float64",
+            "bytes_sent": 16,
+            "bytes_received": 64,
+        }
+    ]
+    assert (second["measured"]["seconds"], second["measured"]["peak_bytes"]) == (0.0005, 96)
 
 
 def test_ops_are_chosen_by_their_names() -> None:

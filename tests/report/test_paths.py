@@ -9,9 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from run_factory import make_run
 
-from verifier.records.schema import GraphRecord, PathRecord
+from verifier.records.schema import GraphRecord, IssuedRecord, PathRecord
 from verifier.report.html import render_html
 from verifier.report.paths.asking import Question, answer
+from verifier.report.paths.run import judge_run
+from verifier.report.paths.run_documents import RUN_FORMATS
 
 PAIR = Question("2x4", "1024,8,1024", source="S(0)S(2)", target="RS(0)")
 
@@ -134,6 +136,78 @@ def test_redistributions_by_equal_paths_are_one_row_and_the_worst_is_first() -> 
     assert '<td class="num">4</td>' in rows[0]
     assert "<code>aten.mul.Tensor</code> and 1 more" in rows[0]
     assert "of <code>float32[64, 64]</code>" in region, "the example is the one furthest beyond its bound"
+
+
+MEASURED = replace(
+    AROUND,
+    issued=[
+        IssuedRecord("all_gather_into_tensor", [0, 1, 2, 3], "float32", 32, 128),
+        IssuedRecord("all_gather_into_tensor", [0, 4], "float32", 128, 256),
+    ],
+    measured=2,
+    peak_bytes=416,
+    seconds=0.003,
+    fastest=0.0005,
+)
+
+
+def test_the_page_tells_what_was_issued_beside_the_steps() -> None:
+    region = region_of_page(MEASURED)
+    assert "Issued: all_gather_into_tensor of float32 over ranks 0 1 2 3: 32 B given, 128 B got; " in region
+    assert "It took 1.5 ms on average of 2, the fastest 500.0 us; up to 416 B alive at once." in region
+    assert "Issued" not in region_of_page(AROUND)
+
+
+def drawn(output: str, *paths: PathRecord, worst: int = 5) -> str:
+    judged = judge_run(make_run(graph=GraphRecord([], [], [*paths])))
+    return RUN_FORMATS[output](judged, worst, ())
+
+
+def test_a_run_as_graphml_has_steps_best_steps_and_whole_redistributions() -> None:
+    root = ElementTree.fromstring(drawn("graphml", MEASURED, EXACT))
+    names = {key.get("id"): key.get("attr.name") for key in root.iter() if key.tag.endswith("}key")}
+    edges = [
+        {names.get(data.get("key"), ""): data.text for data in edge} | {"source": edge.get("source")}
+        for edge in root.iter()
+        if edge.tag.endswith("}edge")
+    ]
+    roles = [edge["role"] for edge in edges]
+    assert (roles.count("ran"), roles.count("best"), roles.count("redistribution")) == (4, 2, 2)
+    whole = next(edge for edge in edges if edge["role"] == "redistribution" and edge["mesh"] == "2x4")
+    assert whole["source"] == "2x4: (S(0), S(1))"
+    assert str(whole["issued"]).startswith("all_gather_into_tensor of float32 over ranks 0 1 2 3: 32 B given")
+    assert (whole["seconds"], whole["waste"]) == ("0.003", "gathers and shards again")
+
+
+@pytest.mark.parametrize(
+    ("output", "solid", "dashed", "mesh"),
+    [("dot", "style=solid", "style=dashed", 'label="mesh 2x4"'), ("mermaid", "-->|", "-.->|", '["mesh 2x4"]')],
+)
+def test_a_run_is_drawn_with_a_box_for_each_mesh(output: str, solid: str, dashed: str, mesh: str) -> None:
+    """The exact gather on mesh 4 is the best path itself, so it is drawn once."""
+    text = drawn(output, AROUND, EXACT)
+    assert (text.count(solid), text.count(dashed)) == (4, 2)
+    assert text.count(mesh) == text.count(mesh.replace("2x4", "4")) == 1
+    assert "all_gather 1, 2 x, 1.5 KiB" in text
+    assert drawn(output, AROUND, EXACT, worst=1).count(solid) == 3
+
+
+def test_a_run_as_a_picture_has_a_part_for_each_redistribution() -> None:
+    root = ElementTree.fromstring(drawn("svg", AROUND, EXACT))
+    told = "".join(root.itertext())
+    assert "aten.<i> on mesh 2x4: float32[8, 8], 2 times, lower bound 448 B" in told
+    assert "aten.mm on mesh 4: float32[8], 1 time" in told
+    arrows = [element for element in root.iter() if element.get("tabindex") == "0"]
+    assert len(arrows) == 3 + 2 + 1
+    tops = [float(str(element.get("y"))) for element in root.iter() if element.tag.endswith("rect")]
+    assert tops == sorted(tops)
+    assert max(tops) < float(str(root.get("height")))
+
+
+def test_a_run_without_redistributions_has_no_picture() -> None:
+    for output in RUN_FORMATS:
+        with pytest.raises(ValueError, match="nothing to draw"):
+            drawn(output)
 
 
 def test_the_page_tells_waste_across_ops_and_escapes_it() -> None:

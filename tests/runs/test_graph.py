@@ -14,11 +14,11 @@ from run_factory import make_graph, make_run
 from torch.distributed.tensor import Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, ProcessReport, Redistribution
+from verifier.core.observation import Fate, Issued, Observation, ProcessReport, Redistribution
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import Phase
 from verifier.records.checks import check_record
-from verifier.records.schema import CallRecord
+from verifier.records.schema import CallRecord, IssuedRecord
 from verifier.runs.graph import LOCAL, RedistributionGraph
 
 GATHER = Redistribution(Phase.FORWARD, "S(0)", "R", 0, "all_gather", 96, ("S(0)", "R"))
@@ -129,7 +129,7 @@ def test_json_is_versioned_and_read_back(tmp_path: Path) -> None:
     graph = collect(observe("4", (GATHER, CUT)))
     graph.write_json(path)
     document = json.loads(path.read_text())
-    assert document.pop("format_version") == 5
+    assert document.pop("format_version") == 6
     again = nx.node_link_graph(document, edges="edges")
     assert nx.utils.graphs_equal(again, graph.to_networkx())
 
@@ -148,6 +148,44 @@ def test_whole_redistributions_are_counted() -> None:
     assert path.steps == [("all_gather", "(S(0), R)"), ("all_gather", "(R, R)")]
     assert (path.count, path.phases, path.explicit) == (2, {"forward": 1, "backward": 1}, False)
     assert RedistributionGraph.from_record(record).to_record() == record
+
+
+def test_what_was_issued_is_counted_beside_the_steps() -> None:
+    """Equal redistributions are measured together; those in which the verifier gathers are counted, not measured."""
+    issued = (Issued("all_gather_into_tensor", (0, 1, 2, 3), "float32", 8, 32),)
+    measured = replace(GATHER, tensor="float32[8]", issued=issued, peak=40, seconds=0.25)
+    faster = replace(measured, phase=Phase.BACKWARD, peak=44, seconds=0.125)
+    own = replace(GATHER, phase=Phase.GATHER, tensor="float32[8]")
+    record = collect(observe("4", (measured, own)), observe("4", (faster,))).to_record()
+    verifiers, calls = record.paths
+    assert (verifiers.phases, verifiers.issued, verifiers.measured, verifiers.seconds) == ({"gather": 1}, [], 0, 0.0)
+    assert calls.issued == [IssuedRecord("all_gather_into_tensor", [0, 1, 2, 3], "float32", 8, 32)]
+    assert (calls.count, calls.measured, calls.peak_bytes) == (2, 2, 44)
+    assert (calls.seconds, calls.fastest) == (0.375, 0.125)
+    check_record(make_run(graph=record))
+    assert RedistributionGraph.from_record(record).to_record() == record
+    other = replace(measured, issued=(replace(issued[0], ranks=(0, 2)),))
+    assert len(collect(observe("4", (measured, other))).to_record().paths) == 2, "another group is another path"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("measured", 9, "was measured 9 times of 1"),
+        ("measured", 0, "was measured 0 times of 1"),
+        ("issued", [IssuedRecord("a\x1b[1m", [0], "float32", 1, 1)], "is none"),
+        ("issued", [IssuedRecord("all_reduce", [0], "<b>", 1, 1)], "is none"),
+        ("seconds", float("nan"), "is no number"),
+        ("peak_bytes", -1, "is no number"),
+    ],
+)
+def test_a_record_with_impossible_measurements_is_refused(field: str, value: object, message: str) -> None:
+    step = replace(GATHER, tensor="float32[8]", issued=(Issued("all_reduce", (0,), "float32", 8, 8),), peak=8)
+    graph = collect(observe("4", (step,))).to_record()
+    check_record(make_run(graph=graph))
+    wrong = replace(graph, paths=[replace(graph.paths[0], **{field: value})])
+    with pytest.raises(ValueError, match=message):
+        check_record(make_run(graph=wrong))
 
 
 def test_steps_on_a_submesh_belong_to_a_mesh_of_its_shape(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from verifier.torch_internals.groups import is_flattened, leave_world, mesh_of_world
 from verifier.torch_internals.recording import RedistributionRecorder, Step, forget_calls
 from verifier.torch_internals.simulation import start_simulated_world
+from verifier.torch_internals.watching import CollectiveWatch, Issued
 
 
 @pytest.fixture
@@ -110,3 +111,63 @@ def test_a_tensor_that_is_redistributed_twice_in_the_same_way_is_told(mesh: Devi
         for _ in range(2):
             rows.redistribute(placements=[Replicate(), Replicate()])
     assert not any(step.repeats for step in recorder.steps), "the caller asked for both"
+
+
+# --------------------------------------------------------------------------------------------------- what really ran
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ((Shard(0), Shard(1)), (Replicate(), Replicate())),
+        ((Shard(0), Replicate()), (Shard(1), Replicate())),
+        ((Partial(), Partial()), (Shard(0), Replicate())),
+        ((Partial(), Replicate()), (Replicate(), Shard(1))),
+        ((Replicate(), Replicate()), (Shard(0), Shard(1))),
+    ],
+)
+def test_issued_collectives_are_those_that_a_dispatch_mode_sees(
+    mesh: DeviceMesh, source: tuple[Placement, ...], target: tuple[Placement, ...]
+) -> None:
+    packet = torch.ops._c10d_functional.all_reduce
+    seen: list[str] = []
+    with CollectiveWatch(lambda name, _: seen.append(name)):
+        first, *others = recorded(mesh, source, target)
+    assert [one.name for one in first.issued] == seen
+    assert not any(step.issued or step.peak for step in others), "the first step has what the whole redistribution did"
+    assert first.seconds > 0
+    assert torch.ops._c10d_functional.all_reduce is packet, "the watch takes itself back"
+
+
+def test_issued_collectives_have_their_group_dtype_and_bytes_with_padding(mesh: DeviceMesh) -> None:
+    """Of 5 rows rank 0 holds 3, and gathers 2 x 3. The gather of the other mesh dim has no padding."""
+    rows = DTensor.from_local(
+        torch.ones(3, 2), mesh, [Shard(0), Shard(1)], run_check=False, shape=torch.Size((5, 4)), stride=(4, 1)
+    )
+    with RedistributionRecorder().recording() as recorder:
+        rows.redistribute(placements=[Replicate(), Replicate()])
+    columns_first, rows_last = recorder.steps[0].issued
+    assert columns_first == Issued("all_gather_into_tensor", (0, 1), "float32", 24, 48)
+    assert rows_last == Issued("all_gather_into_tensor", (0, 2), "float32", 48, 96)
+    assert recorder.steps[0].peak == 24 + 48 + 96, "the local tensor, and what the second gather takes and gives"
+
+
+def test_a_recorder_that_does_not_measure_has_the_steps_alone(mesh: DeviceMesh) -> None:
+    value = tensor(mesh, Shard(0), Replicate())
+    recorder = RedistributionRecorder(measures=False)
+    with recorder.recording():
+        value.redistribute(placements=[Replicate(), Replicate()])
+    (step,) = recorder.steps
+    assert (step.issued, step.peak, step.seconds) == ((), 0, 0.0)
+
+
+def test_a_redistribution_that_raises_leaves_no_watch(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    packet = torch.ops._c10d_functional.all_gather_into_tensor
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Shard, "_to_replicate_tensor", broken)
+    value = tensor(mesh, Shard(0), Replicate())
+    with RedistributionRecorder().recording() as recorder, pytest.raises(RuntimeError, match="broken"):
+        value.redistribute(placements=[Replicate(), Replicate()])
+    assert recorder.steps[0].issued == ()
+    assert torch.ops._c10d_functional.all_gather_into_tensor is packet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,9 +42,10 @@ from verifier.core.wording import NO_SAMPLES, plural
 from verifier.gate.baseline import load_baseline
 from verifier.gate.decision import decide_all, with_budgets, without_special
 from verifier.gate.evidence import collect, refuse_unfinished
-from verifier.gate.question import Question, asked_by
+from verifier.gate.question import Question, asked_by, options_text
 from verifier.gate.regret import updated_budgets
 from verifier.processes.limits import parse_rank_memory
+from verifier.records.commands import command_text
 from verifier.records.schema import RunRecord
 from verifier.report.terminal import print_summary
 from verifier.runs.merging import join_levels
@@ -111,8 +113,12 @@ def gate(
     cluster = cluster_of(context, fresh or bool(imports and not patterns))
     changed = _changed(changed_since, imports or (), patterns or (), fresh, update)
     known = load_baseline(baseline, missing_ok=update or baseline == DEFAULT_BASELINE)
+    options = options_text(patterns or (), mesh or (), imports or ())
+    if baseline != DEFAULT_BASELINE:
+        options = f"{options} --baseline {shlex.quote(str(baseline))}".lstrip()
     if FailOn.REGRET in fails and not known.budgets and not update:
-        raise ValueError(f"{baseline} has no budgets to judge by; record them: gate --fail-on regret --update")
+        command = command_text(" ".join(filter(None, ["gate", options, "--fail-on regret --update"])), out)
+        raise ValueError(f"{baseline} has no budgets to judge by; record them: {command}")
     store = RunStore(out)
     asked = tuple(patterns or ())
     evidence = None
@@ -144,7 +150,7 @@ def gate(
         write_out("recorded runs would be judged, and nothing would be tried\n")
         raise typer.Exit(0)
     today = datetime.now(UTC).date()
-    decision = decide_all(evidence, known, today, special_values, FailOn.LOST in fails)
+    decision = replace(decide_all(evidence, known, today, special_values, FailOn.LOST in fails), options=options)
     if update:
         if decision.unverified:
             raise ValueError(f"the baseline is left as it is: {decision.unverified}")
@@ -152,7 +158,7 @@ def gate(
         if FailOn.REGRET in fails:
             known = replace(known, budgets=updated_budgets(evidence.runs, evidence.question, known.budgets))
         known.save(baseline)
-        decision = decide_all(evidence, known, today, special_values, FailOn.LOST in fails)
+        decision = replace(decide_all(evidence, known, today, special_values, FailOn.LOST in fails), options=options)
         budgets = f" and {plural(len(known.budgets), 'budget')}" if known.budgets else ""
         consoles()[1].print(
             f"wrote {plural(len(known.entries), 'entry', 'entries')}{budgets} to {baseline}",
@@ -180,8 +186,8 @@ def graph(
     from verifier.report.paths.run import diff_text, judge_run, run_json, run_text
 
     refuse_cluster(context)
-    if output not in ("text", "json") or (diff and output != "text"):
-        raise ValueError(f"what a run executed is printed as text{'' if diff else ' or json'}, not as {output}")
+    if diff and output != "text":
+        raise ValueError(f"the difference of two runs is printed as text, not as {output}")
     store = RunStore(out)
     if diff is not None:
         text, dearer = diff_text(*(judge_run(store.load(one), op, mesh) for one in diff))
@@ -191,7 +197,15 @@ def graph(
     if recorded is None:
         raise ValueError(f"{store.directory} has no run on meshes; make one by `run`, or ask for --all-pairs")
     judged = judge_run(recorded, op, mesh)
-    write_out(run_json(judged) if output == "json" else run_text(judged, worst, by, links), output)
+    if output == "text":
+        text = run_text(judged, worst, by, links)
+    elif output == "json":
+        text = run_json(judged)
+    else:
+        from verifier.report.paths.run_documents import RUN_FORMATS  # loads networkx
+
+        text = RUN_FORMATS[output](judged, worst, links)
+    write_out(text, output)
     raise typer.Exit
 
 

@@ -10,6 +10,7 @@ import torch  # not only for type checkers: msgspec reads the annotations
 
 from verifier.core.case import Trial
 from verifier.core.verdict import Phase
+from verifier.torch_internals.watching import Issued
 
 __all__ = [
     "Contribution",
@@ -17,6 +18,7 @@ __all__ = [
     "DifferenceKind",
     "Executed",
     "Fate",
+    "Issued",
     "Observation",
     "ProcessReport",
     "Raised",
@@ -107,6 +109,12 @@ class Redistribution:
     """Of a first step: the op for which the same tensor was redistributed in the same way before."""
     undoes: str = ""
     """Of a first step: the op for which was gathered what is now sharded again."""
+    issued: tuple[Issued, ...] = ()
+    """Of a first step, on real ranks and in the call itself: the collectives that this rank really issued."""
+    peak: int = 0
+    """Of the same: the most bytes of local tensors that were alive at once on this rank."""
+    seconds: float = 0.0
+    """Of the same: until the result was there, waiting for other ranks included; 0 on a GPU, where nothing waits."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ from verifier.torch_internals.watching import count_collectives, ended_rules
 
 __all__ = ["Exchange", "TrialRunner"]
 
+_OF_THE_CALL = (Phase.FORWARD, Phase.BACKWARD)
+"""Phases whose redistributions the call asks for. In others the verifier gathers results."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -211,6 +214,7 @@ class _Steps:
         log.reached = phase
         self.runner.exchange.enter(phase)
         recorder.clear()
+        recorder.measures = phase in _OF_THE_CALL and 0 in self.runner.ranks
         started = time.perf_counter()
         try:
             if self.trial.trace:
@@ -230,7 +234,7 @@ class _Steps:
             log.redistributions += [
                 Redistribution(
                     *(phase, s.source, s.target, s.mesh_dim, s.collective, s.bytes, s.path, s.tensor, s.explicit),
-                    *(s.begins, s.mesh, s.by, s.repeats, s.undoes),
+                    *(s.begins, s.mesh, s.by, s.repeats, s.undoes, s.issued, s.peak, s.seconds),
                 )
                 for s in recorder.steps
             ]

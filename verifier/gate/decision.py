@@ -66,7 +66,8 @@ class GateDecision:
     ``mended`` has entries that passed under this version of torch and were seen under others alone.
 
     ``lost`` has rules of torch's that hold and that the imports do not claim; with ``fail_on_lost`` they count.
-    ``regret`` has what the budgets say of the redistributions; None if the gate is not to fail on them.
+    ``regret`` has what the budgets say of the redistributions; None if the gate is not to fail on them. ``options`` are
+    the arguments with which a command asks the same question.
     """
 
     question: str
@@ -91,6 +92,7 @@ class GateDecision:
     lost: tuple[RuleChange, ...] = ()
     fail_on_lost: bool = False
     regret: RegretDecision | None = None
+    options: str = ""
 
     @property
     def over(self) -> tuple[OverBudget, ...]:
@@ -150,9 +152,8 @@ def with_budgets(decision: GateDecision, evidence: Evidence, budgets: Sequence[B
     regret = over_budget(evidence.runs, evidence.question, budgets)
     if regret.cells:
         return replace(decision, regret=regret)
-    none = NoEvidence(
-        "no budget is for an op that a run of these tried on a mesh", "record budgets: gate --fail-on regret --update"
-    )
+    record = " ".join(filter(None, ["python -m verifier gate", decision.options, "--fail-on regret --update"]))
+    none = NoEvidence("no budget is for an op that a run of these tried on a mesh", f"record budgets: {record}")
     return replace(decision, regret=regret, unanswered=(*decision.unanswered, none))
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from verifier.core.case import MeshSpec
+from verifier.core.wording import import_options
 from verifier.planning.families import Family, installed_families, matches, select_ops
 from verifier.records.schema import RunHeader
 
-__all__ = ["Question", "asked_by", "families", "imports_text", "names_op", "replaced_text", "selected"]
+__all__ = ["Question", "asked_by", "families", "imports_text", "names_op", "options_text", "replaced_text", "selected"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ class Question:
         where = f" on {' '.join(self.meshes)}" if self.meshes else ""
         how = "" if self.imports is None else f" with {imports_text(self.imports)}"
         return f"{what}{where}{how}"
+
+
+def options_text(patterns: Sequence[str], meshes: Sequence[str], imports: Sequence[str]) -> str:
+    """Return what makes a command ask about the same.
+
+    >>> options_text(["aten.r*"], ["2x2"], ["my rules.py"])
+    "'aten.r*' --mesh 2x2 --import 'my rules.py'"
+    """
+    parts = [*map(shlex.quote, patterns), *(f"--mesh {mesh}" for mesh in meshes), import_options(imports)]
+    return " ".join(filter(None, parts))
 
 
 def asked_by(header: RunHeader, patterns: tuple[str, ...] = ()) -> Question:

@@ -149,10 +149,15 @@ def _failing_lines(decision: GateDecision, folder: Path) -> list[str]:
     return lines
 
 
+def _command(decision: GateDecision, option: str, folder: Path) -> str:
+    """Return the command that asks the same question with one more option."""
+    return command_text(" ".join(filter(None, ["gate", decision.options, option])), folder)
+
+
 def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
     """Return what the reader is to do, the most pressing first, and the exit status."""
     steps = []
-    update = f"`{command_text('gate --update', folder)}`"
+    update = f"`{_command(decision, '--update', folder)}`"
     if decision.errors:
         steps.append("report the error of the verifier; until it is gone the run decides nothing")
     elif decision.unanswered:
@@ -172,7 +177,7 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
             + ("" if decision.fail_on_lost else "; `--fail-on lost` makes them count")
         )
     if decision.over:
-        update_budgets = f"`{command_text('gate --fail-on regret --update', folder)}`"
+        update_budgets = f"`{_command(decision, '--fail-on regret --update', folder)}`"
         steps.append(f"claim the rule that would spare the bytes over budget, or allow them: {update_budgets}")
     if decision.expired:
         steps.append("fix what has expired, or move its `expires` in the baseline, with a reason that still holds")

@@ -111,6 +111,11 @@ def _check_graph(graph: GraphRecord) -> None:
                 raise ValueError(f"{where}: {placements[:99]!r} does not fit mesh {path.mesh[:99]}")
         if not path.steps or path.count < 1:
             raise ValueError(f"{where} has no steps or no count")
+        if path.measured > path.count or (path.issued and not path.measured):
+            raise ValueError(f"{where} was measured {path.measured} times of {path.count}")
+        for issued in path.issued:
+            for name in (issued.name, issued.dtype):
+                check_name(name, f"{where}.issued")
     for position, call in enumerate(graph.calls):
         mesh = MeshSpec.parse(call.mesh)
         if not call.op or call.count < 1:

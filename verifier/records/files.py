@@ -15,7 +15,7 @@ import msgspec
 from verifier.core.errors import ReportedError
 from verifier.core.wording import one_line
 from verifier.records.checks import check_record
-from verifier.records.schema import FORMAT_VERSION, FindingRecord, RunHeader, RunRecord
+from verifier.records.schema import FORMAT_VERSION, READ_VERSIONS, FindingRecord, RunHeader, RunRecord
 
 __all__ = [
     "AS_IT_WAS",
@@ -108,7 +108,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
-    """Return the JSON object in ``data``. Its version is checked first, because another version explains any error."""
+    """Return the JSON object in ``data``, as the present version has it.
+
+    Its version is checked first, because another version explains any error.
+    """
     try:
         fields = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -117,12 +120,13 @@ def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
         raise RunFormatError(f"{where}: not a record: lists and objects are nested too deep in it") from error
     if not isinstance(fields, dict) or "format_version" not in fields:
         raise RunFormatError(f"{where}: has no format_version; was it written by the verifier?")
-    if (version := fields["format_version"]) != FORMAT_VERSION:
+    if (version := fields["format_version"]) not in READ_VERSIONS:
+        readable = " and ".join(map(str, READ_VERSIONS))
         raise OtherVersionError(
-            f"{where}: format_version is {version!r}, this version of the verifier reads {FORMAT_VERSION}; "
+            f"{where}: format_version is {version!r}, this version of the verifier reads {readable}; "
             "read it with the version that wrote it, or run again"
         )
-    return fields
+    return fields | {"format_version": FORMAT_VERSION}
 
 
 def convert_fields(fields: object, schema: type[_Record], where: str) -> _Record:

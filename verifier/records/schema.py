@@ -11,8 +11,11 @@ from typing import Any
 
 from verifier.core.wording import plural
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Version of records, journals and findings. Since version 3, known findings say how they were explained."""
+
+READ_VERSIONS = (5, 6)
+"""Versions that are read. What version 6 added has a default: paths say which collectives were really issued."""
 
 
 NOT_SELECTED = "is not selected"
@@ -215,6 +218,20 @@ class EdgeRecord:
 
 
 @dataclass
+class IssuedRecord:
+    """A collective as rank 0 issued it: its name in ``torch.distributed``, the ranks of its group, and the dtype.
+
+    ``sent`` and ``received`` are bytes of the tensors that the rank gave and got, padding included.
+    """
+
+    name: str
+    ranks: list[int]
+    dtype: str
+    sent: int
+    received: int
+
+
+@dataclass
 class PathRecord:
     """Redistributions of equal tensors by equal steps, for one op on one mesh (rank 0's view).
 
@@ -225,6 +242,10 @@ class PathRecord:
 
     ``repeats`` is the op for which the same tensor was redistributed in the same way before, ``undoes`` the op for
     which was gathered what is now sharded again; both are empty in most cases.
+
+    ``measured`` counts those that were measured: on real ranks, in the forward and backward pass. Each of them issued
+    the collectives ``issued``. ``peak_bytes`` is the most bytes of local tensors that were alive at once, ``seconds``
+    the time of all together, waiting for other ranks included, and ``fastest`` that of the fastest; 0 on GPUs.
     """
 
     op: str
@@ -240,6 +261,11 @@ class PathRecord:
     by: str = ""
     repeats: str = ""
     undoes: str = ""
+    issued: list[IssuedRecord] = field(default_factory=list)
+    measured: int = 0
+    peak_bytes: int = 0
+    seconds: float = 0.0
+    fastest: float = 0.0
 
 
 @dataclass

@@ -8,15 +8,16 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import networkx as nx  # type: ignore[import-untyped]
 
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import Phase
 from verifier.records.files import AS_IT_WAS, write_atomically
-from verifier.records.schema import FORMAT_VERSION, CallRecord, EdgeRecord, GraphRecord, PathRecord
+from verifier.records.schema import FORMAT_VERSION, CallRecord, EdgeRecord, GraphRecord, IssuedRecord, PathRecord
 
 if TYPE_CHECKING:
     from verifier.core.observation import Observation, Redistribution
@@ -32,8 +33,25 @@ _Key = tuple[str, str, str, int, str]
 """source, target, mesh, mesh dim, collective: steps with equal keys are one edge."""
 
 
-_PathKey = tuple[str, str, str, str, str, tuple[tuple[str, str], ...], bool, str, str, str, str]
-"""op, mesh, tensor, source, target, steps, explicit, given, by, repeats, undoes."""
+_Collective = tuple[str, tuple[int, ...], str, int, int]
+"""name, ranks, dtype, bytes sent and received."""
+
+
+class _PathKey(NamedTuple):
+    """What redistributions have in common that are counted together."""
+
+    op: str
+    mesh: str
+    tensor: str
+    source: str
+    target: str
+    steps: tuple[tuple[str, str], ...]
+    explicit: bool
+    given: str
+    by: str
+    repeats: str
+    undoes: str
+    issued: tuple[_Collective, ...]
 
 
 @dataclass
@@ -41,6 +59,24 @@ class _Totals:
     bytes: int = 0
     count: int = 0
     phases: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class _Times:
+    """Redistributions on one path by phase, and what was measured of them."""
+
+    phases: Counter[str] = field(default_factory=Counter)
+    measured: int = 0
+    peak: int = 0
+    seconds: float = 0.0
+    fastest: float = 0.0
+
+    def measure(self, count: int, peak: int, seconds: float, fastest: float) -> None:
+        if count:
+            self.fastest = min(self.fastest, fastest) if self.measured else fastest
+            self.measured += count
+            self.peak = max(self.peak, peak)
+            self.seconds += seconds
 
 
 class RedistributionGraph:
@@ -58,7 +94,7 @@ class RedistributionGraph:
 
     def __init__(self) -> None:
         self._edges: dict[_Key, _Totals] = {}
-        self._paths: dict[_PathKey, Counter[str]] = {}
+        self._paths: dict[_PathKey, _Times] = {}
         self._calls: Counter[tuple[str, str, str]] = Counter()
         self._alone: set[str] = set()
 
@@ -82,9 +118,14 @@ class RedistributionGraph:
             first, taken = steps[0], tuple((step.collective or "", step.target) for step in steps)
             if first.tensor:
                 given = placed if first.by == op and first.phase is Phase.FORWARD else ""
-                asked = (first.explicit, given, first.by, first.repeats, first.undoes)
-                key = (op, first.mesh or str(mesh), first.tensor, *first.path, taken, *asked)
-                self._paths.setdefault(key, Counter())[str(first.phase)] += 1
+                issued = tuple((one.name, one.ranks, one.dtype, one.sent, one.received) for one in first.issued)
+                key = _PathKey(
+                    op, first.mesh or str(mesh), first.tensor, *first.path, taken, first.explicit, given, first.by,
+                    first.repeats, first.undoes, issued,
+                )  # fmt: skip
+                times = self._paths.setdefault(key, _Times())
+                times.phases[str(first.phase)] += 1
+                times.measure(int(first.peak > 0 or first.seconds > 0), first.peak, first.seconds, first.seconds)
 
     def add_step(self, mesh: str, step: Redistribution) -> None:
         """Count a step on ``mesh``, the text of a :class:`~verifier.core.case.MeshSpec`."""
@@ -104,10 +145,7 @@ class RedistributionGraph:
             for key, totals in sorted(self._edges.items())
         ]
         nodes = {node for edge in edges for node in (edge.source, edge.target)}
-        paths = [
-            PathRecord(*key[:5], [*key[5]], key[6], phases.total(), _in_order(phases), *key[7:])
-            for key, phases in sorted(self._paths.items())
-        ]
+        paths = [_path_record(key, times) for key, times in sorted(self._paths.items(), key=itemgetter(0))]
         calls = [CallRecord(*key, count) for key, count in sorted(self._calls.items())]
         return GraphRecord(sorted(nodes | self._alone), edges, paths, calls)
 
@@ -123,9 +161,13 @@ class RedistributionGraph:
             totals.phases.update(edge.phases)
         for path in record.paths:
             steps = tuple((collective, target) for collective, target in path.steps)
-            asked = (path.explicit, path.given, path.by, path.repeats, path.undoes)
-            key = (path.op, path.mesh, path.tensor, path.source, path.target, steps, *asked)
-            graph._paths.setdefault(key, Counter()).update(path.phases)
+            issued = tuple((one.name, tuple(one.ranks), one.dtype, one.sent, one.received) for one in path.issued)
+            asked = (path.explicit, path.given, path.by, path.repeats, path.undoes, issued)
+            times = graph._paths.setdefault(
+                _PathKey(path.op, path.mesh, path.tensor, path.source, path.target, steps, *asked), _Times()
+            )
+            times.phases.update(path.phases)
+            times.measure(path.measured, path.peak_bytes, path.seconds, path.fastest)
         for call in record.calls:
             graph._calls[call.op, call.mesh, call.given] += call.count
         return graph
@@ -173,6 +215,17 @@ class RedistributionGraph:
         """Write networkx's node-link JSON, with a ``format_version`` beside its keys."""
         document = {"format_version": FORMAT_VERSION, **nx.node_link_data(self.to_networkx(), edges="edges")}
         write_atomically(Path(path), (json.dumps(document, indent=2) + "\n").encode(), kept)
+
+
+def _path_record(key: _PathKey, times: _Times) -> PathRecord:
+    return PathRecord(
+        op=key.op, mesh=key.mesh, tensor=key.tensor, source=key.source, target=key.target, steps=[*key.steps],
+        explicit=key.explicit, count=times.phases.total(), phases=_in_order(times.phases), given=key.given, by=key.by,
+        repeats=key.repeats, undoes=key.undoes,
+        issued=[IssuedRecord(name, [*ranks], dtype, *sizes) for name, ranks, dtype, *sizes in key.issued],
+        measured=times.measured, peak_bytes=times.peak, seconds=round(times.seconds, 6),
+        fastest=round(times.fastest, 6),
+    )  # fmt: skip
 
 
 def _whole(steps: Sequence[Redistribution]) -> Iterator[list[Redistribution]]:

@@ -38,6 +38,29 @@ FINDING = "finding"
 _Position = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,9}/[0-9]{1,9}|entry:[^/]*)$")]
 
 
+class _StepLine(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The fields of a step of a redistribution, in order; last ones that have their defaults are left out."""
+
+    phase: str
+    source: str
+    target: str
+    mesh_dim: int
+    collective: str | None
+    bytes: int
+    first: str
+    last: str
+    tensor: str = ""
+    explicit: bool = False
+    begins: bool = True
+    mesh: str = ""
+    by: str = ""
+    repeats: str = ""
+    undoes: str = ""
+    issued: list[tuple[str, list[int], str, int, int]] = []
+    peak: int = 0
+    seconds: float = 0.0
+
+
 class _TrialLine(TypedDict):
     trial: NotRequired[_Position]
     op: str
@@ -49,7 +72,7 @@ class _TrialLine(TypedDict):
     fate: NotRequired[str]
     detail: NotRequired[str]
     shares: NotRequired[dict[str, float]]
-    steps: NotRequired[list[tuple[str, str, str, int, str | None, int, str, str, str, bool, bool, str, str, str, str]]]
+    steps: NotRequired[list[_StepLine]]
     ran: NotRequired[list[str]]
     reports: NotRequired[list[dict[str, Any]]]
 

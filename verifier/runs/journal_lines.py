@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 
 from verifier import events
 from verifier.core.case import Trial
-from verifier.core.observation import Executed, Fate, Observation, ProcessReport, Redistribution
+from verifier.core.observation import Executed, Fate, Issued, Observation, ProcessReport, Redistribution
 from verifier.core.placement_text import format_placements
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.records.files import RunFormatError, version_first
@@ -147,9 +147,32 @@ def _given(record: Verdict | ProcessReport, but: tuple[str, ...]) -> dict[str, A
 
 
 def _step(step: Redistribution) -> tuple[object, ...]:
-    """Return all fields of a step, with the two ends of its path one after the other."""
+    """Return all fields of a step, with the two ends of its path one after the other, and without last defaults."""
     before = (step.phase, step.source, step.target, step.mesh_dim, step.collective, step.bytes, *step.path)
-    return (*before, *(getattr(step, field.name) for field in fields(step)[7:]))
+    rest = [(getattr(step, field.name), field.default) for field in fields(step)[7:]]
+    while rest and rest[-1][0] == rest[-1][1]:
+        rest.pop()
+    return (*before, *(_plain(value) for value, _ in rest))
+
+
+def _plain(value: object) -> object:
+    """Return the fields of a collective in place of it, and seconds to the microsecond."""
+    if isinstance(value, tuple):
+        return [[one.name, [*one.ranks], one.dtype, one.sent, one.received] for one in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _load_step(fields_of_step: Sequence[Any]) -> Redistribution:
+    phase, source, target, mesh_dim, collective, size, begin, end, *whole = fields_of_step
+    if len(whole) > _ISSUED:
+        whole[_ISSUED] = tuple(
+            Issued(name, tuple(map(int, ranks)), dtype, int(sent), int(received))
+            for name, ranks, dtype, sent, received in whole[_ISSUED]
+        )
+    return Redistribution(Phase(phase), source, target, mesh_dim, collective, size, (begin, end), *whole)
+
+
+_ISSUED = [field.name for field in fields(Redistribution)[7:]].index("issued")
 
 
 def _executed(line: Mapping[str, Any], trial: Trial) -> tuple[Executed, ...]:
@@ -169,10 +192,7 @@ def load_observation(line: Mapping[str, Any], trial: Trial) -> tuple[Observation
     try:
         judged = {"kind": line["verdict"], "message": line.get("message", ""), **line.get("judged", {})}
         verdict = msgspec.convert(judged, Verdict)
-        steps = tuple(
-            Redistribution(Phase(phase), source, target, mesh_dim, collective, size, (begin, end), *whole)
-            for phase, source, target, mesh_dim, collective, size, begin, end, *whole in line.get("steps", ())
-        )
+        steps = tuple(map(_load_step, line.get("steps", ())))
         reports = [msgspec.convert(report, ProcessReport) for report in line.get("reports", ())]
         seconds = tuple(line.get("shares", {}).items())
         if (steps or seconds) and not reports:

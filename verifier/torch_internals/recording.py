@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -23,6 +25,7 @@ from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.dtensors import per_rank
 from verifier.torch_internals.groups import is_flattened
 from verifier.torch_internals.placements import PLAIN_PLACEMENTS, placement_text, strides_of
+from verifier.torch_internals.watching import Issued, RedistributionWatch, watched_collectives
 
 __all__ = [
     "RedistributionRecorder",
@@ -35,7 +38,9 @@ class Step:
     """One step of a redistribution; each text gives the placements on all mesh dims.
 
     The first step names the ops: the one that asked for the redistribution (``by``), the one for which the same tensor
-    went the same way before (``repeats``), and the one that gathered what is sharded again (``undoes``).
+    went the same way before (``repeats``), and the one that gathered what is sharded again (``undoes``). If the
+    recorder measures, it also has what really ran: the collectives that were issued, the most bytes that were alive at
+    once (``peak``), and the seconds until the result was there, waiting for other ranks included.
     """
 
     source: str
@@ -51,6 +56,9 @@ class Step:
     by: str = ""
     repeats: str = ""
     undoes: str = ""
+    issued: tuple[Issued, ...] = ()
+    peak: int = 0
+    seconds: float = 0.0
 
 
 _BY_CALLER = "the caller"
@@ -105,8 +113,12 @@ class _Neighbours:
 
 @dataclass
 class RedistributionRecorder:
-    """Collects the redistributions that DTensor performs, and the placements on which it then runs the ops."""
+    """Collects the redistributions that DTensor performs, and the placements on which it then runs the ops.
 
+    ``measures`` says whether what really ran is recorded as well.
+    """
+
+    measures: bool = True
     steps: list[Step] = field(default_factory=list)
     executed: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     neighbours: _Neighbours = field(default_factory=_Neighbours)
@@ -131,7 +143,8 @@ class RedistributionRecorder:
         _install_hooks()
         _recorders.append(self)
         try:
-            yield self
+            with watched_collectives():
+                yield self
         finally:
             _recorders.remove(self)
 
@@ -179,14 +192,23 @@ def _install_hooks() -> None:
         if not _recorders or current.placements == target.placements:
             return redistribute(local, current, target, **options)
         graph_based, explicit = options.get("use_graph_based_transform"), bool(options.get("is_explicit"))
-        steps = _planned_steps(local, current, target, graph_based, explicit)
+        key = _key(local, current, target, graph_based, explicit)
+        steps = _planned_steps(key, local, current, target, graph_based, explicit)
         masks = [p.mask_buffer for p in target.placements if isinstance(p, _MaskPartial)]
         call = None if explicit or not _calls else _calls[-1]
         by = "" if call is None else call.op
+        begun = []
         for recorder in _recorders:
-            recorder.steps.extend(recorder.neighbours.told(steps, local, call) if steps else ())
+            told = recorder.neighbours.told(steps, local, call) if steps else []
+            recorder.steps.extend(told)
+            begun += told[:1] if recorder.measures else []
             recorder._masks.extend(masks)
-        result: torch.Tensor = redistribute(local, current, target, **options)
+
+        def run() -> torch.Tensor:
+            result: torch.Tensor = redistribute(local, current, target, **options)
+            return result
+
+        result = _measured(run, begun, local) if begun else run()
         for recorder in _recorders:
             dims = recorder.neighbours.made(steps, result, by)
             if call is not None:
@@ -236,22 +258,58 @@ DTensor caches its plans as well, but by specs, whose hash and comparison are sl
 """
 
 
-def _planned_steps(
+_Key = tuple[object, ...]
+
+
+def _key(
     local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, graph_based: object, explicit: bool
-) -> list[Step]:
-    """Return the steps of :func:`_plan_steps`, from the cache if the redistribution was planned before."""
+) -> _Key | None:
+    """Return what a redistribution has in common with those that do the same; None if that is not known."""
     placements = (*current.placements, *target.placements)
     if isinstance(local, LocalTensor) or any(type(p) not in _COMPARED_BY_TEXT for p in placements):
-        return _plan_steps(local, current, target, graph_based, explicit)
+        return None
     orders = (current.shard_order, target.shard_order)
     size = local.numel() * local.element_size()
-    key = (id(current.mesh), id(target.mesh), placements, orders, current.tensor_meta, graph_based, size, explicit)
+    return (id(current.mesh), id(target.mesh), placements, orders, current.tensor_meta, graph_based, size, explicit)
+
+
+def _planned_steps(
+    key: _Key | None,
+    local: torch.Tensor,
+    current: DTensorSpec,
+    target: DTensorSpec,
+    graph_based: object,
+    explicit: bool,
+) -> list[Step]:
+    """Return the steps of :func:`_plan_steps`, from the cache if the redistribution was planned before."""
+    if key is None:
+        return _plan_steps(local, current, target, graph_based, explicit)
     known = _planned.get(key)
     if known is None:
         steps = _plan_steps(local, current, target, graph_based, explicit)
         known = _planned[key] = (steps, current.mesh, target.mesh)
     return known[0]
 
+
+def _measured(run: Callable[[], torch.Tensor], begun: list[Step], local: torch.Tensor) -> torch.Tensor:
+    """Return what ``run`` returns; write into the steps ``begun`` what it did and how long that took.
+
+    Where ranks are simulated nothing is written, because no rank issues anything. On a GPU there are no seconds,
+    because a collective is launched there and not waited for.
+    """
+    if type(local) not in _LOCAL:
+        return run()
+    with RedistributionWatch(local) as watch:
+        started = time.perf_counter()
+        result = run()
+        seconds = time.perf_counter() - started if local.device.type == "cpu" else 0.0
+    for step in begun:
+        step.issued, step.peak, step.seconds = tuple(watch.issued), watch.peak(result), seconds
+    return result
+
+
+_LOCAL = (torch.Tensor, torch.nn.Parameter, AsyncCollectiveTensor)
+"""Types of the local tensors of ranks that are not simulated."""
 
 _COMPARED_BY_TEXT = PLAIN_PLACEMENTS | {_MaskPartial}
 """Placements that have the same text if they are equal."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` makes enums of numbers, which takes longer than the calls
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._ops import OpOverload
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,11 +23,14 @@ __all__ = [
     "FUNCTIONAL_COLLECTIVES",
     "CollectiveWatch",
     "EndlessRuleError",
+    "Issued",
     "NarrowingWatch",
+    "RedistributionWatch",
     "SlowRulesError",
     "count_collectives",
     "ended_rules",
     "next_sequence_number",
+    "watched_collectives",
 ]
 
 
@@ -112,6 +119,161 @@ class NarrowingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if before is not None and after is not None and after > before:
                 self.eps = max(self.eps, after)
         return result
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A collective as it was issued, padding included.
+
+    Parameters
+    ----------
+    name
+        As in ``torch.distributed``, such as ``all_gather_into_tensor``.
+    ranks
+        The ranks of its process group.
+    dtype
+        Of what is sent, as ``float32``.
+    sent, received
+        Bytes of the tensors that this rank gives to the collective, and of those that it gets from it.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    dtype: str
+    sent: int
+    received: int
+
+
+class watched_collectives:  # noqa: N801 - a context manager, and a class, since each trial enters it
+    """Inside, :class:`RedistributionWatch` sees collectives.
+
+    The packets of functional collectives are replaced by callables that call them. A dispatch mode would see each op,
+    and double the time of a redistribution.
+    """
+
+    __slots__ = ()
+    _entered = 0
+
+    def __enter__(self) -> None:
+        watched_collectives._entered += 1
+        if watched_collectives._entered == 1:
+            for packet in _packets():
+                setattr(packet.namespace, packet.name, packet)
+
+    def __exit__(self, *_: object) -> None:
+        watched_collectives._entered -= 1
+        if not watched_collectives._entered:
+            for packet in _packets():
+                setattr(packet.namespace, packet.name, packet.called)
+
+
+class RedistributionWatch:
+    """A context that keeps what a redistribution of ``local`` does on this rank: ``issued`` has its collectives.
+
+    It sees them inside :class:`watched_collectives`.
+    """
+
+    __slots__ = ("_before", "_kept", "_local", "_peak", "issued")
+
+    def __init__(self, local: torch.Tensor) -> None:
+        self.issued: list[Issued] = []
+        self._local = {_memory(local): _size(local)}
+        self._peak = _size(local)
+        self._before = self._local
+        self._kept: list[torch.Tensor] = []
+
+    def __enter__(self) -> RedistributionWatch:
+        _watches.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _watches.pop()
+
+    def saw(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Note a collective with its arguments and its result."""
+        given, made = _tensors(args[0]), _tensors(result)
+        sent, received = ({_memory(one): _size(one) for one in tensors} for tensors in (given, made))
+        dtype = str(given[0].dtype).removeprefix("torch.") if given else ""
+        self.issued.append(Issued(name, _ranks_of(args), dtype, sum(map(_size, given)), sum(map(_size, made))))
+        self._alive(self._before | sent)
+        self._alive(sent | received)
+        self._before = received
+        self._kept = made  # so that nothing else gets its memory before the next collective
+
+    def peak(self, result: torch.Tensor) -> int:
+        """Return the most bytes of local tensors that were alive at once, as far as collectives show it.
+
+        They are those of the tensor that is redistributed, and with it what a collective takes and gives, or what one
+        gives and the next takes, or what the last gives and the ``result``.
+        """
+        self._alive(self._before | {_memory(one): _size(one) for one in _tensors(result)})
+        return self._peak
+
+    def _alive(self, held: dict[int, int]) -> None:
+        self._peak = max(self._peak, sum((held | self._local).values()))
+
+
+_watches: list[RedistributionWatch] = []
+
+
+class _Packet:
+    """An op packet of a functional collective that tells the innermost watch of its calls.
+
+    It passes for the packet itself: torch may keep it as a key when it loads a module meanwhile.
+    """
+
+    def __init__(self, namespace: Any, name: str) -> None:
+        self.namespace, self.name, self.called = namespace, name, getattr(namespace, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.called(*args, **kwargs)
+        if _watches:
+            _watches[-1].saw(self.name, args, result)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.called, name)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.called
+
+    def __hash__(self) -> int:
+        return hash(self.called)
+
+
+@functools.cache
+def _packets() -> tuple[_Packet, ...]:
+    functional = [name for name in FUNCTIONAL_COLLECTIVES if hasattr(torch.ops._c10d_functional, name)]
+    return (
+        *(_Packet(torch.ops._c10d_functional, name) for name in functional),
+        _Packet(torch.ops._dtensor, "shard_dim_alltoall"),
+    )
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    """Return the tensors in ``value`` that have memory of their own; an asynchronous tensor has another inside."""
+    if isinstance(value, torch.Tensor):
+        return [value] if type(value) in (torch.Tensor, torch.nn.Parameter) else []
+    return [one for item in value for one in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _ranks_of(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the ranks of the process group among the arguments of a collective; none if there is no group."""
+    for arg in reversed(args):
+        if isinstance(arg, str):  # the name of the group comes last, after that of a reduction
+            group = distributed_c10d._resolve_process_group(distributed_c10d.GroupName(arg))  # type: ignore[attr-defined]
+            return tuple(dist.get_process_group_ranks(group))
+        if isinstance(arg, dist.ProcessGroup):
+            return tuple(dist.get_process_group_ranks(arg))
+    return ()
 
 
 def next_sequence_number() -> int:

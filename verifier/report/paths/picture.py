@@ -11,12 +11,14 @@ from verifier.core.wording import bytes_text
 from verifier.redistribution.graph import Path
 from verifier.redistribution.steps import Step
 
-__all__ = ["lanes_svg"]
+__all__ = ["lanes_svg", "stacked_svg"]
 
 _FONT = 7.3
 """Width of a character of the nodes' 12 px monospaced font, in CSS pixels."""
 _ARROW, _LANE, _TOP, _NODE = 176.0, 74.0, 40.0, 24.0
 """Length of an arrow, height of a lane, the middle of the first lane, height of a node."""
+_HEADING, _LETTER = 28.0, 6.8
+"""Height of the title of a picture among others, and width of a letter of it."""
 
 
 def lanes_svg(lanes: Sequence[tuple[str, Path]], css: Callable[[str], str] = lambda kind: kind) -> Markup:
@@ -25,16 +27,52 @@ def lanes_svg(lanes: Sequence[tuple[str, Path]], css: Callable[[str], str] = lam
     A node is a layout, and an arrow a step with its bytes. Arrows can be reached by the tab key, and say all about
     their step. ``css`` gives the class of a collective.
     """
-    wide = max(len(str(layout)) for _, path in lanes for layout in path.layouts) * _FONT + 18
-    reach = max(len(path.steps) for _, path in lanes)
-    width, height = reach * (wide + _ARROW) + wide + 24, _TOP + _LANE * len(lanes) - 26
-    parts = [
+    width, height = _extent(lanes)
+    return Markup("".join([_opened(width, height, _all_spoken(lanes)), *_drawn(lanes, 0.0, css), "</svg>"]))
+
+
+def stacked_svg(pictures: Sequence[tuple[str, Sequence[tuple[str, Path]]]]) -> Markup:
+    """Return pictures as those of :func:`lanes_svg`, one below the other, each below its title."""
+    extents = [_extent(lanes) for _, lanes in pictures]
+    titled = max(len(title) for title, _ in pictures) * _LETTER + 24
+    width = max(titled, *(width for width, _ in extents))
+    height = sum(height + _HEADING for _, height in extents)
+    spoken = ". ".join(f"{title}: {_all_spoken(lanes)}" for title, lanes in pictures)
+    parts, top = [_opened(width, height, spoken)], 0.0
+    for (title, lanes), (_, each) in zip(pictures, extents, strict=True):
+        place = f'x="12" y="{top + 20:.0f}" font-size="12" font-weight="bold" fill="currentColor"'
+        parts.append(f"<text {place}>{escape(title)}</text>")
+        parts += _drawn(lanes, top + _HEADING, lambda kind: kind)
+        top += each + _HEADING
+    return Markup("".join([*parts, "</svg>"]))
+
+
+def _opened(width: float, height: float, spoken: str) -> str:
+    return (
         f'<svg class="graph" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="{escape(" and ".join(f"{title}: {_spoken(path)}" for title, path in lanes))}">'
-    ]
+        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(spoken)}">'
+    )
+
+
+def _all_spoken(lanes: Sequence[tuple[str, Path]]) -> str:
+    return " and ".join(f"{title}: {_spoken(path)}" for title, path in lanes)
+
+
+def _wide(lanes: Sequence[tuple[str, Path]]) -> float:
+    return max(len(str(layout)) for _, path in lanes for layout in path.layouts) * _FONT + 18
+
+
+def _extent(lanes: Sequence[tuple[str, Path]]) -> tuple[float, float]:
+    """Return width and height of a picture."""
+    wide, reach = _wide(lanes), max(len(path.steps) for _, path in lanes)
+    return reach * (wide + _ARROW) + wide + 24, _TOP + _LANE * len(lanes) - 26
+
+
+def _drawn(lanes: Sequence[tuple[str, Path]], top: float, css: Callable[[str], str]) -> list[str]:
+    """Return the elements of a picture that begins at ``top``."""
+    wide, reach, parts = _wide(lanes), max(len(path.steps) for _, path in lanes), list[str]()
     for number, (title, path) in enumerate(lanes):
-        middle = _TOP + number * _LANE
+        middle = top + _TOP + number * _LANE
         stretch = reach / len(path.steps) if path.steps else 1.0
         places = [12 + position * stretch * (wide + _ARROW) for position in range(len(path.layouts))]
         size = f"{title}, {bytes_text(path.bytes)}"
@@ -42,7 +80,7 @@ def lanes_svg(lanes: Sequence[tuple[str, Path]], css: Callable[[str], str] = lam
         for step, left, right in zip(path.steps, places, places[1:], strict=False):
             parts.append(_arrow(step, left + wide, right, middle, css))
         parts += [_node(str(layout), left, middle, wide) for layout, left in zip(path.layouts, places, strict=True)]
-    return Markup("".join([*parts, "</svg>"]))
+    return parts
 
 
 def _node(text: str, left: float, middle: float, width: float) -> str:

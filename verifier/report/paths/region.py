@@ -12,6 +12,7 @@ from verifier.core.wording import bytes_text
 from verifier.records.schema import EdgeRecord, RunRecord
 from verifier.redistribution.graph import Path
 from verifier.redistribution.recorded import Executed
+from verifier.report.paths.issued import issued_lines, took_text
 from verifier.report.paths.map import map_svg
 from verifier.report.paths.run import JudgedRun, WasteAcrossOps, judge_run, model_for, waste_across_ops
 from verifier.report.paths.words import ratio_text, step_text
@@ -43,6 +44,16 @@ class RouteView:
         if self.received == self.bound:
             return "1x"
         return ratio_text(self.received / self.bound if self.bound else float("inf"))
+
+    @property
+    def issued(self) -> tuple[str, ...]:
+        """The collectives that the worst of them really issued, and their bytes."""
+        return tuple(issued_lines(self.worst.record))
+
+    @property
+    def took(self) -> str:
+        """The seconds and the peak of the worst of them; empty if they were not measured."""
+        return took_text(self.worst.record)
 
     @property
     def paths(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:

@@ -13,6 +13,7 @@ from verifier.core.wording import bytes_text, plural
 from verifier.records.schema import PathRecord, RunRecord
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta, links_for
 from verifier.redistribution.recorded import Executed, NotJudged, Reader, of_the_call
+from verifier.report.paths.issued import issued_lines, measured_dict, took_text
 from verifier.report.paths.words import brief, ratio_text
 
 __all__ = [
@@ -172,6 +173,9 @@ def _one(judged: JudgedRun, one: Executed, links: Sequence[str]) -> Iterator[str
         f"{_times(one.path.bytes, one.bound.total)}"
     )
     yield f"  ran    {brief(one.path, model.seconds)}"
+    yield from (f"  issued {line}" for line in issued_lines(record))
+    if took := took_text(record):
+        yield f"  took   {took}"
     best = judged.reader.best(one, model)
     if best is not None:
         yield f"  best   {brief(best, model.seconds)}"
@@ -240,6 +244,7 @@ def run_json(judged: JudgedRun) -> str:
                 "repeats": one.record.repeats or None,
                 "undoes": one.record.undoes or None,
                 "wasted_across_ops": one.across_ops,
+                "measured": measured_dict(one.record),
             }
             for one in judged.executed
         ],
