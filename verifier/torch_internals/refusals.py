@@ -26,7 +26,8 @@ _REDUCTIONS = ("does not support complex tensors",)  # an all-reduce by product,
 _REFUSALS = (
     "Please redistribute the tensor before this operation",  # a view must not communicate
     "Please redistribute the input first",  # as above
-    "which is disallowed by the current operator",  # unbind along a sharded dim
+    "Please redistribute the input explicitly before",  # unbind along a sharded dim, from 2.15 on
+    "which is disallowed by the current operator",  # the same until 2.14
     "redistributing to Partial is for internal use only",
     "got mixed torch.Tensor and DTensor",  # if a function of torch makes plain tensors itself, say
     "for tensor parallel convolution",  # for some strides, dilations and sizes
