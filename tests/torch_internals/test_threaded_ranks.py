@@ -25,12 +25,10 @@ def from_left(rank: int, mesh: DeviceMesh) -> float:
     """Return the number of the left neighbour, which has sent it."""
     got = torch.zeros(1)
     size = mesh.size()
-    sent = dist.isend(torch.full((1,), float(rank)), (rank + 1) % size)
-    received = dist.irecv(got, (rank - 1) % size)
-    assert sent is not None
-    assert received is not None
-    sent.wait()
-    received.wait()
+    sent = dist.P2POp(dist.isend, torch.full((1,), float(rank)), (rank + 1) % size)
+    received = dist.P2POp(dist.irecv, got, (rank - 1) % size)
+    for work in dist.batch_isend_irecv([sent, received]):
+        work.wait()
     return got.item()
 
 
