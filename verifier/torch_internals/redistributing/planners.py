@@ -161,7 +161,7 @@ class Planner:
             for target in targets:
                 last = self._spec(target)
                 wanted = self._planner.DistState(last.placements, last.shard_order)
-                states |= self._planner._get_shard_to_partial_target_states(start, wanted)
+                states |= self._planner._get_shard_to_partial_target_states(start, wanted)  # type: ignore[attr-defined]
         return {
             (state.placements, _order(state.tensor_dim_to_mesh_dim)): float(cost) * 1e-6
             for state, cost in states.items()
