@@ -42,6 +42,8 @@ _SAYS_SO = re.compile(
     r"|no valid sharding strategy)\b",
     re.IGNORECASE,
 )
+_OF_PYTHON = re.compile(r"not supported between instances of|unsupported operand type\(s\)")
+"""What Python says of operands: a rule has taken an argument for something else."""
 
 _ENGINE = _engine_run_backward.__code__
 
@@ -73,7 +75,8 @@ def asks_otherwise(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, RuntimeError | ValueError) and any(refusal in text for refusal in _REFUSALS):
         return True
-    return _raised_by_dtensor(error) and text not in _FAILURES and bool(_SAYS_SO.search(text))
+    says_so = _SAYS_SO.search(_OF_PYTHON.sub("", text))
+    return _raised_by_dtensor(error) and text not in _FAILURES and says_so is not None
 
 
 def returns_none(error: BaseException) -> bool:
