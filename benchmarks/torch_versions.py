@@ -26,6 +26,8 @@ from verifier.records.rule_table import RuleTable, read_table
 KINDS = ("handler", "rule", "strategy", "strategy for one mesh dim")
 _NAMES = 6
 """Names of overloads or rules that a cell shows; the others are counted."""
+_WIDTH = 90
+"""Characters of a name or rule that are shown, as of an exception that a rule raised."""
 _OVERVIEW = "overview"
 
 
@@ -40,7 +42,7 @@ def version(table: RuleTable) -> str:
 
 def shown(names: Iterable[str], most: int = _NAMES) -> str:
     """Return names as code, the first ones, and how many others there are."""
-    every = sorted(set(names))
+    every = sorted({name if len(name) <= _WIDTH else f"{name[:_WIDTH]}…" for name in names})
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(f"`{name.removesuffix('.default')}`" for name in every[:most]) + more
 
