@@ -14,7 +14,7 @@ _SCALED = ("aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Te
            "aten._foreach_div.*", "aten.xlogy.*", "aten.special_xlog1py.*")  # fmt: skip
 _AVERAGES = tuple(f"aten.{prefix}avg_pool{n}d.*" for prefix in ("", "adaptive_", "_adaptive_") for n in (1, 2, 3))
 _FILLS = ("aten.copy_.default", "aten.index_fill.int_Tensor", "aten.index_fill_.int_Tensor", "aten.masked_fill.Tensor",
-          "aten.masked_fill_.Tensor")  # fmt: skip
+          "aten.masked_fill_.Tensor", "aten.slice_scatter.default")  # fmt: skip
 _REDUCTIONS = tuple(f"aten.{name}.*" for name in ("sum", "nansum", "mean", "prod", "cumsum", "cumprod"))
 
 
@@ -90,7 +90,7 @@ REMEDIES = (
         "(linear_reduction_strategy in _ops/_math_ops.py)",
         lambda: vetoed(_REDUCTIONS, _reduces_rounded_parts),
         _REDUCTIONS,
-        VALUES,
+        VALUES | {"CRASH"},
     ),
     Remedy(
         "addmv-without-a-tensor",

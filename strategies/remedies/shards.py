@@ -13,7 +13,7 @@ from verifier.torch_internals.amending.watching import locals_measured
 
 __all__ = ["REMEDIES"]
 
-_PICKING = ("aten.gather.*", "aten.scatter_add.*")
+_PICKING = ("aten.gather.*", "aten.scatter_add.*", "aten.scatter_add_.*")
 _SIZED_BY_VALUES = (
     *("aten.nonzero.default", "aten.bincount.default", "aten.masked_select.default", "aten.repeat_interleave.Tensor"),
     *(
@@ -111,7 +111,7 @@ REMEDIES = (
     Remedy(
         "empty-shards",
         "claim no shard of a tensor dim that leaves a rank empty, for ops whose local kernel refuses empty tensors",
-        lambda: vetoed(("aten.*",), _leaves_a_rank_empty),
+        lambda: vetoed(("aten.*", "prims.*"), _leaves_a_rank_empty),
         verdicts=frozenset({"CRASH", "DIED"}),
     ),
     Remedy(

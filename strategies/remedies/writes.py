@@ -20,6 +20,7 @@ _WRITTEN = {
 """The positions of tensors, or lists of them, that these ops write to beside the first argument or without a name that
 says so."""
 _WRITING = tuple(f"aten.{op}.default" for op in _WRITTEN)
+_FILLING = ("aten.fill_.*", "aten.fill.Scalar_out")
 _SCATTERING = tuple(f"aten.{op}_.*" for op in ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy"))
 _VIEWS = (
     "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "narrow", "permute", "select", "slice",
@@ -88,8 +89,8 @@ REMEDIES = (
     Remedy(
         "filled-parts",
         "claim no partial placement for fill_, because every rank's part would be the whole value",
-        lambda: refused(("aten.fill_.*",), _fills_parts, "is not supported on parts of a reduction"),
-        ("aten.fill_.*", "aten.lerp.*"),
+        lambda: refused(_FILLING, _fills_parts, "is not supported on parts of a reduction"),
+        (*_FILLING, "aten.lerp.*"),
         VALUES,
         refuses=True,
     ),

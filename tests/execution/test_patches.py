@@ -27,7 +27,7 @@ _embedding_ops.embedding_strategy.__code__ = lookup.__code__
 """
 HELPER = """
 from torch.distributed.tensor._ops import _math_ops
-_math_ops.replicate_reduction_dims = lambda placements, dims: tuple(placements)
+_math_ops._infer_reduction_dims = lambda dims, ndim: None
 """
 METHOD = """
 from torch.distributed.tensor import Partial
@@ -48,7 +48,7 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imports, "_registered", {})
     lookup = _embedding_ops.embedding_strategy
     monkeypatch.setattr(lookup, "__code__", lookup.__code__)
-    monkeypatch.setattr(_math_ops, "replicate_reduction_dims", _math_ops.replicate_reduction_dims)
+    monkeypatch.setattr(_math_ops, "_infer_reduction_dims", _math_ops._infer_reduction_dims)
     monkeypatch.setattr(Partial, "_partition_value", Partial._partition_value)
 
 

@@ -22,6 +22,7 @@ def table(
     rules: dict[str, ClaimedRule], left_out: tuple[str, ...] = (), op: str = "aten.sum.dim", **other: object
 ) -> RuleTable:
     question = {"meshes": ["2"], "dtype": "float64", "sizes": 1, "max_samples": 8, "seed": 0, "imports": []} | other
+    question = {"registered": {op: "strategy sum, sums.py"}} | question
     overloads = {op: OverloadTable("strategy sum, sums.py", [*left_out], CALLS, rules)}
     return RuleTable(TABLE_FORMAT, "2.13.0", overloads=overloads, **question)  # type: ignore[arg-type]
 
@@ -56,7 +57,7 @@ def test_a_table_of_another_format_or_with_unknown_calls_is_refused(tmp_path: Pa
         read_table(tmp_path / "table.json")
     made.format = TABLE_FORMAT + 1
     write_table(made, tmp_path / "table.json")
-    with pytest.raises(ReportedError, match="of format 2; this version reads 1"):
+    with pytest.raises(ReportedError, match="of format 3; this version reads 2"):
         read_table(tmp_path / "table.json")
 
 
@@ -115,11 +116,47 @@ def test_a_key_that_leaves_out_an_argument_is_wrong() -> None:
     assert not changes_between(table({}, left_out=("dim",)), table({})).fails({*Change})
 
 
+ALL = {"aten.sum.dim": "strategy sum, sums.py", "aten.cholesky.default": "strategy linear, solvers.py"}
+
+
+def test_an_overload_that_has_no_rules_any_more_has_lost_them() -> None:
+    made = changes_between(table({}, registered=ALL), table({}))
+    assert made.fails({Change.LOST})
+    assert not made.fails({*Change} - {Change.LOST})
+    text = "all rules; registered before: strategy linear, solvers.py"
+    assert list(changes_lines(made)) == [
+        f"lost    aten.cholesky.default: {text}",
+        "torch 2.13.0: no rule changed; 1 overload lost all rules",
+    ]
+    assert f"| lost | `aten.cholesky.default` | | {text} |" in changes_markdown(made)
+    assert [one["op"] for one in json.loads(changes_json(made))["unregistered"]] == ["aten.cholesky.default"]
+
+
+def test_an_overload_without_rules_before_has_gained_some() -> None:
+    made = changes_between(table({}), table({}, registered=ALL))
+    assert not made.fails({*Change})
+    assert list(changes_lines(made)) == [
+        "gained  aten.cholesky.default: its first rules; registered now: strategy linear, solvers.py",
+        "torch 2.13.0: no rule changed; 1 overload gained rules, with none before",
+    ]
+    assert [one["op"] for one in json.loads(changes_json(made))["newly_registered"]] == ["aten.cholesky.default"]
+
+
+def test_an_overload_that_is_decomposed_now_and_was_compared_has_lost_nothing() -> None:
+    before, after = (table({"R -> R": ClaimedRule(confirmed=[0])}) for _ in range(2))
+    after.overloads["aten.sum.dim"].registered = "decomposed into other ops"
+    after.registered = {}
+    made = changes_between(before, after)
+    assert not made.fails({*Change})
+    assert made.registered == (("aten.sum.dim", "strategy sum, sums.py", "decomposed into other ops"),)
+
+
 def test_what_cannot_be_compared_is_named() -> None:
-    made = changes_between(table({}, sizes=1), table({}, op="aten.mean.dim", sizes=2))
+    made = changes_between(table({}, sizes=1), table({}, op="aten.mean.dim", sizes=2, registered=ALL))
     lines = list(changes_lines(made))
     assert "the tables answer different questions (sizes 1 and 2): only common calls are compared" in lines
     assert "in one table only, or without a common call: aten.mean.dim, aten.sum.dim" in lines
+    assert not made.unregistered
 
 
 RULES = """
@@ -142,7 +179,7 @@ def test_a_rule_taken_away_and_a_condition_widened_are_named(tmp_path: Path) -> 
         return run_module("verifier", "rules", *arguments, folder=tmp_path)
 
     options = ["--world-size", "2", "--sizes", "1", "--max-samples", "3", "--claims-only", "-q"]
-    for name, loses, widened in (("before", False, False), ("after", True, True)):
+    for name, loses, widened in (("before", False, False), ("again", False, False), ("after", True, True)):
         text = RULES.replace("LOSES", str(loses)).replace("WIDENED", str(widened))
         (tmp_path / f"{name}_rules.py").write_text(text)
         made = verifier("cumsum", *options, "--import", f"{name}_rules.py", "--table", f"{name}.json")
@@ -151,7 +188,9 @@ def test_a_rule_taken_away_and_a_condition_widened_are_named(tmp_path: Path) -> 
     assert found.returncode == 1, found.stderr
     changes = {(one["change"], one["rule"]) for one in json.loads(found.stdout)["rules"]}
     assert {("lost", "S(0) -> S(0)"), ("wrong", "S(1) -> S(1)")} <= changes
-    assert verifier("diff", "before.json", "before.json").returncode == 0
+    written, again = ((tmp_path / f"{name}.json").read_text() for name in ("before", "again"))
+    assert again.replace("again_rules", "before_rules") == written, "two checks of the same rules differ in nothing"
+    assert verifier("diff", "before.json", "again.json").returncode == 0
     assert verifier("diff", "before.json", "after.json", "--fail-on", "gained").returncode == 2
 
 

@@ -15,8 +15,10 @@ from verifier.redistribution.torch_side import TorchSide
 FAST, SLOW = Link(1e-6, 100e9), Link(10e-6, 1e9)
 
 
-def judge(mesh: tuple[int, ...], shape: tuple[int, ...], *links: Link, flattened: bool = False) -> Judge:
-    space = Space(mesh, shape)
+def judge(
+    mesh: tuple[int, ...], shape: tuple[int, ...], *links: Link, flattened: bool = False, partial: str = "sum"
+) -> Judge:
+    space = Space(mesh, shape, partial=partial)
     return Judge(space, TorchSide(space, flattened=flattened), AlphaBeta(links or (FAST,) * len(mesh)))
 
 
@@ -45,7 +47,7 @@ def test_who_is_to_blame() -> None:
     small = judge((2, 4), (8, 8))
     assert judged(small, "PS(0)", "S(0)S(0)").blame == "step"
     assert judged(small, "S(0)R", "RR").blame == ""
-    refused = judged(small, "S(0)R", "PR")
+    refused = judged(judge((2, 4), (8, 8), partial="max"), "S(0)R", "P(max)R")
     assert refused.path is None
     assert "does not execute" in refused.refusal
     assert refused.regrets == {}

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch_versions import torch_is
 
 from verifier.redistribution.layouts import Layout, Space, parse_layout
 from verifier.redistribution.steps import steps_between
@@ -69,7 +70,10 @@ def test_other_than_default_shard_orders_are_planned_and_end_where_they_should()
 def test_every_plan_of_torch_is_made_of_steps_that_can_be(
     planner: planners.PlannerName, mesh: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """So a new planner of torch with a wrong path is found without running it. The greedy one plans S -> P."""
+    """So a new planner of torch with a wrong path is found without running it. The greedy one plans S -> P.
+
+    Torch 2.13 raises an exception when it executes that step.
+    """
     space = Space(mesh, shape)
     torch_side = TorchSide(space)
     refused = []
@@ -78,7 +82,7 @@ def test_every_plan_of_torch_is_made_of_steps_that_can_be(
             assert torch_side.plan(source, target, planner).target == target
         except Refused:
             refused.append((source, target))
-    assert len(refused) == (60 if planner == "greedy" else 0)
+    assert len(refused) == (60 if planner == "greedy" and torch_is("<2.14") else 0)
 
 
 def test_a_planned_step_that_cannot_be_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +110,8 @@ def test_who_has_a_step() -> None:
     assert who("S(0)S(0)", "RR") == {"all_gather": ("merged",)}
     assert who("S(0)S(0)", "S(0)[1]S(0)[0]") == {"all_to_all": (), "permute": ()}
     assert who("S(0)S(1)", "S(1)S(0)") == {"all_to_all": ()}
-    assert who("S(0)R", "PR") == {"pad": ()}, "the greedy planner plans it, but torch does not execute it"
+    pads = () if torch_is("<2.14") else ("greedy", "graph")
+    assert who("S(0)R", "PR") == {"pad": pads}, "torch 2.13 does not execute what its greedy planner plans"
 
 
 def test_costs_are_those_that_torch_predicts() -> None:

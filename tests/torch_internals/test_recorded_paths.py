@@ -32,6 +32,11 @@ def tensor(mesh: DeviceMesh, *placements: Placement) -> DTensor:
     return DTensor.from_local(local, mesh, placements, run_check=False)
 
 
+def vector(mesh: DeviceMesh) -> DTensor:
+    """Return a tensor with one dim, which a scan gathers; of a matrix, torch 2.15 shards the other dim."""
+    return DTensor.from_local(torch.ones(4), mesh, (Shard(0), Replicate()), run_check=False)
+
+
 def recorded(mesh: DeviceMesh, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> list[Step]:
     value = tensor(mesh, *source)
     with RedistributionRecorder().recording() as recorder:
@@ -76,7 +81,7 @@ def test_a_step_tells_whether_its_mesh_has_all_its_flattened_submeshes(mesh: Dev
 
 
 def test_what_one_op_gathers_and_the_next_shards_again_is_told(mesh: DeviceMesh) -> None:
-    rows = tensor(mesh, Shard(0), Replicate())
+    rows = vector(mesh)
     with RedistributionRecorder().recording() as recorder:
         torch.cumsum(rows, 0) * rows
     gather, back = recorder.steps
@@ -91,7 +96,7 @@ def test_what_one_op_gathers_and_the_next_shards_again_is_told(mesh: DeviceMesh)
 
 
 def test_a_tensor_that_is_redistributed_twice_in_the_same_way_is_told(mesh: DeviceMesh) -> None:
-    rows = tensor(mesh, Shard(0), Replicate())
+    rows = vector(mesh)
     with RedistributionRecorder().recording() as recorder:
         torch.cumsum(rows, 0)
         torch.cumprod(rows, 0)

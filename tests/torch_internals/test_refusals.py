@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
+from verifier.torch_internals.groups import leave_world
 from verifier.torch_internals.refusals import is_refusal
+from verifier.torch_internals.simulation import start_simulated_world
 
 DTENSOR = f"{torch.__path__[0]}/distributed/tensor/_redistribute.py"
 KERNEL = f"{torch.__path__[0]}/_ops.py"
@@ -45,7 +49,31 @@ def test_a_missing_strategy_is_a_refusal_wherever_it_is_raised() -> None:
     assert is_refusal(raised(KERNEL, NotImplementedError("Operator has no sharding strategy registered")))
 
 
-@pytest.mark.parametrize("message", ["0", "min() arg is an empty sequence", "index 3 is out of range", ""])
+def test_unbind_along_a_sharded_dim_is_refused_in_the_words_of_every_version() -> None:
+    start_simulated_world(2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        tensor = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False)
+        with pytest.raises(RuntimeError, match="unbind along the sharded dimension 0") as refused:
+            tensor.unbind(0)
+    finally:
+        leave_world()
+    assert is_refusal(refused.value)
+    texts = (
+        "Please redistribute the input explicitly before unbinding.",
+        "which is disallowed by the current operator.",
+    )
+    assert all(is_refusal(raised(DTENSOR, RuntimeError(f"Attempted to unbind. {text}"))) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *("0", "min() arg is an empty sequence", "index 3 is out of range", ""),
+        "'>=' not supported between instances of 'torch.dtype' and 'int'",  # _foreach_norm with dtype, from 2.14 on
+        "unsupported operand type(s) for +: 'NoneType' and 'int'",
+    ],
+)
 def test_what_says_nothing_is_a_crash(message: str) -> None:
     assert not is_refusal(raised(DTENSOR, RuntimeError(message)))
 

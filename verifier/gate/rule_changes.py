@@ -76,6 +76,10 @@ class Changes:
         Overloads that only one table has, with the calls of which nothing was compared.
     registered
         Overloads whose rules are registered otherwise: how they were, and how they are.
+    unregistered
+        Overloads that had rules and have none, and of which no call was compared: how they were registered.
+    newly_registered
+        Overloads that had no rules and have some, and of which no call was compared: how they are registered.
     keys
         Arguments that the key of DTensor's cache leaves out: overload, argument, and whether it does so now.
     """
@@ -86,11 +90,17 @@ class Changes:
     not_compared: tuple[str, ...]
     registered: tuple[tuple[str, str, str], ...]
     keys: tuple[tuple[str, str, bool], ...]
+    unregistered: tuple[tuple[str, str], ...] = ()
+    newly_registered: tuple[tuple[str, str], ...] = ()
 
     def fails(self, kinds: Collection[Change]) -> bool:
-        """Return whether any change is of one of ``kinds``; a key that leaves out an argument now is wrong."""
+        """Return whether any change is of one of ``kinds``.
+
+        A key that leaves out an argument now is wrong. An overload that has no rules any more has lost them.
+        """
         left_out = Change.WRONG in kinds and any(now for _, _, now in self.keys)
-        return left_out or any(change.kind in kinds for change in self.rules)
+        lost = Change.LOST in kinds and bool(self.unregistered)
+        return left_out or lost or any(change.kind in kinds for change in self.rules)
 
 
 def changes_between(before: RuleTable, after: RuleTable) -> Changes:
@@ -98,18 +108,24 @@ def changes_between(before: RuleTable, after: RuleTable) -> Changes:
     old, new = before.question(), after.question()
     questions = tuple(f"{name} {old[name]} and {new[name]}" for name in old if old[name] != new[name])
     rules: list[RuleChange] = []
-    registered, keys, alone = [], [], []
+    keys, alone = [], []
+    compared = set[str]()
     for op in sorted(before.overloads.keys() | after.overloads.keys()):
         one, other = before.overloads.get(op), after.overloads.get(op)
         if one is None or other is None or not set(one.calls) & set(other.calls):
             alone.append(op)
             continue
+        compared.add(op)
         rules += _of_overload(op, one, other)
-        if one.registered != other.registered:
-            registered.append((op, one.registered, other.registered))
         keys += [(op, name, name in other.left_out) for name in sorted({*one.left_out} ^ {*other.left_out})]
+    was, now = (
+        {**table.registered, **{op: table.overloads[op].registered for op in compared}} for table in (before, after)
+    )
     return Changes(
-        (before.torch, after.torch), questions, tuple(rules), tuple(alone), tuple(registered), tuple(keys)
+        (before.torch, after.torch), questions, tuple(rules), tuple(alone),
+        tuple((op, was[op], now[op]) for op in sorted(was.keys() & now.keys()) if was[op] != now[op]), tuple(keys),
+        tuple((op, was[op]) for op in sorted(was.keys() - now.keys())),
+        tuple((op, now[op]) for op in sorted(now.keys() - was.keys())),
     )  # fmt: skip
 
 
@@ -164,15 +180,25 @@ def changes_lines(changes: Changes) -> Iterator[str]:
             if change.kind is kind:
                 yield f"{kind:<7} {change.op}: {change.rule}"
                 yield f"        {where_text(change)}"
+        yield from (f"{kind:<7} {op}: {text}" for op, text in _of_registration(changes, kind))
     for op, name, now in changes.keys:
         told, does = (Change.WRONG, "leaves out") if now else (Change.MENDED, "has")
         yield f"{told:<7} {op}: the key of DTensor's cache {does} {name}"
     yield from _notes(changes)
 
 
+def _of_registration(changes: Changes, kind: Change) -> Iterator[tuple[str, str]]:
+    """Yield each overload that has lost or gained all its rules, and what is to be said of it."""
+    if kind is Change.LOST:
+        yield from ((op, f"all rules; registered before: {how}") for op, how in changes.unregistered)
+    elif kind is Change.GAINED:
+        yield from ((op, f"its first rules; registered now: {how}") for op, how in changes.newly_registered)
+
+
 def changes_markdown(changes: Changes) -> str:
     """Return the changes as a table, or one line if there are none."""
     rows = [f"| {change.kind} | `{change.op}` | `{change.rule}` | {where_text(change)} |" for change in changes.rules]
+    rows += [f"| {kind} | `{op}` | | {text} |" for kind in Change for op, text in _of_registration(changes, kind)]
     table = ["| change | overload | rule | calls |", "| --- | --- | --- | --- |", *rows, ""] if rows else []
     return "\n".join([*table, *_notes(changes)]) + "\n"
 
@@ -189,6 +215,8 @@ def changes_json(changes: Changes) -> str:
             ],
             "keys": [{"op": op, "argument": name, "left_out": now} for op, name, now in changes.keys],
             "registered": [{"op": op, "before": old, "after": new} for op, old, new in changes.registered],
+            "unregistered": [{"op": op, "before": how} for op, how in changes.unregistered],
+            "newly_registered": [{"op": op, "after": how} for op, how in changes.newly_registered],
             "not_compared": changes.not_compared,
         },
         indent=2,
@@ -217,4 +245,9 @@ def _notes(changes: Changes) -> Iterator[str]:
     counts = Counter(change.kind for change in changes.rules)
     versions = " to ".join(dict.fromkeys(changes.torch))
     told = ", ".join(f"{counts[kind]} {kind}" for kind in Change if counts[kind]) or "no rule changed"
+    for some, what in (
+        (changes.unregistered, "lost all rules"),
+        (changes.newly_registered, "gained rules, with none before"),
+    ):
+        told += f"; {plural(len(some), 'overload')} {what}" if some else ""
     yield f"torch {versions}: {told}"

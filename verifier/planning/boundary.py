@@ -12,7 +12,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 
 import torch
 
@@ -233,7 +233,7 @@ def _defines(module: ModuleType, parts: Sequence[str]) -> bool:
         if part.startswith("__") or not isinstance(holder, ModuleType | type):
             return False
         found = getattr(holder, part, None)
-        bound = isinstance(found, MethodType) and found.__self__ is holder
+        bound = isinstance(found, MethodType | BuiltinMethodType) and found.__self__ is holder
         op = isinstance(found, OpOverload | OpOverloadPacket | CustomOpDef)
         if not (bound or op or getattr(found, "__module__", None) == module.__name__):
             return False

@@ -17,7 +17,7 @@ from verifier.records.files import AS_IT_WAS, write_atomically
 
 __all__ = ["TABLE_FORMAT", "ClaimedRule", "OverloadTable", "RuleTable", "read_table", "write_table"]
 
-TABLE_FORMAT = 1
+TABLE_FORMAT = 2
 _Item = TypeVar("_Item")
 
 
@@ -72,7 +72,13 @@ class OverloadTable(msgspec.Struct):
 
 
 class RuleTable(msgspec.Struct):
-    """The rules of many overloads, and the question that they answer."""
+    """The rules of many overloads, and the question that they answer.
+
+    Parameters
+    ----------
+    registered
+        How the rules of each overload are registered that has any, whether it was asked about or not.
+    """
 
     format: int
     torch: str
@@ -82,6 +88,7 @@ class RuleTable(msgspec.Struct):
     max_samples: int | None
     seed: int
     imports: list[str]
+    registered: dict[str, str]
     overloads: dict[str, OverloadTable]
 
     def question(self) -> Mapping[str, object]:
@@ -90,7 +97,7 @@ class RuleTable(msgspec.Struct):
 
 
 def write_table(table: RuleTable, path: Path) -> None:
-    """Write a table with one line for each call and each rule, so that text tools show what differs.
+    """Write a table with one line for each registration, call and rule, so that text tools show what differs.
 
     Raises
     ------
@@ -102,9 +109,13 @@ def write_table(table: RuleTable, path: Path) -> None:
 
 def _lines(table: RuleTable) -> Iterator[str]:
     fields = msgspec.to_builtins(table)
-    overloads = fields.pop("overloads")
+    overloads, registered = fields.pop("overloads"), fields.pop("registered")
     yield "{\n"
     yield from (f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in fields.items())
+    yield ' "registered": {\n'
+    for last, (op, how) in _with_last(registered.items()):
+        yield f"  {json.dumps(op)}: {json.dumps(how)}{'' if last else ','}\n"
+    yield " },\n"
     yield ' "overloads": {\n'
     for last_op, (op, overload) in _with_last(overloads.items()):
         yield f"  {json.dumps(op)}: {{\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,23 @@ def _database() -> ModuleType:
     more of the compiler, the database is loaded with it.
     """
     name = "torch.testing._internal.common_methods_invocations"
+    with _without_notice_of_cuda():
+        return _loaded(name)
+
+
+@contextlib.contextmanager
+def _without_notice_of_cuda() -> Iterator[None]:
+    """Silence a line that a build of torch with CUDA logs if there is no GPU: nothing is compiled for one here."""
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _loaded(name: str) -> ModuleType:
     if _COMPILER_UTILITIES in sys.modules:
         return importlib.import_module(name)
     stand_in = ModuleType(_COMPILER_UTILITIES)

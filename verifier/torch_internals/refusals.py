@@ -26,7 +26,8 @@ _REDUCTIONS = ("does not support complex tensors",)  # an all-reduce by product,
 _REFUSALS = (
     "Please redistribute the tensor before this operation",  # a view must not communicate
     "Please redistribute the input first",  # as above
-    "which is disallowed by the current operator",  # unbind along a sharded dim
+    "Please redistribute the input explicitly before",  # unbind along a sharded dim, from 2.15 on
+    "which is disallowed by the current operator",  # the same until 2.14
     "redistributing to Partial is for internal use only",
     "got mixed torch.Tensor and DTensor",  # if a function of torch makes plain tensors itself, say
     "for tensor parallel convolution",  # for some strides, dilations and sizes
@@ -41,6 +42,8 @@ _SAYS_SO = re.compile(
     r"|no valid sharding strategy)\b",
     re.IGNORECASE,
 )
+_OF_PYTHON = re.compile(r"not supported between instances of|unsupported operand type\(s\)")
+"""What Python says of operands: a rule has taken an argument for something else."""
 
 _ENGINE = _engine_run_backward.__code__
 
@@ -72,7 +75,8 @@ def asks_otherwise(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, RuntimeError | ValueError) and any(refusal in text for refusal in _REFUSALS):
         return True
-    return _raised_by_dtensor(error) and text not in _FAILURES and bool(_SAYS_SO.search(text))
+    says_so = _SAYS_SO.search(_OF_PYTHON.sub("", text))
+    return _raised_by_dtensor(error) and text not in _FAILURES and says_so is not None
 
 
 def returns_none(error: BaseException) -> bool:

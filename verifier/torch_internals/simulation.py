@@ -96,6 +96,12 @@ class _Delivery:
         return True
 
 
+class _Backend:
+    """What torch asks, from 2.14 on, before it sends to several ranks: whether messages can be sent as one."""
+
+    supports_coalescing = False
+
+
 @contextlib.contextmanager
 def _threads_are_ranks() -> Iterator[Any]:
     """Let each thread have a process group of its own inside the block; yield the class of the groups."""
@@ -105,15 +111,17 @@ def _threads_are_ranks() -> Iterator[Any]:
     threaded: Any = multi_threaded_pg
     isolate: Any = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
     group, mail = threaded.ProcessLocalGroup, _Mail(threaded.ProcessLocalGroup._terminate)
-    own = {name: vars(group)[name] for name in ("send", "recv") if name in vars(group)}
+    given = ("send", "recv", "_get_backend")
+    own = {name: vars(group)[name] for name in given if name in vars(group)}
     isolate(True)
     threaded._install_threaded_pg()
     group.send = lambda self, tensors, to, tag=0: mail.send(self, tensors, to, tag)
     group.recv = lambda self, tensors, sender, tag=0: mail.receive(self, tensors, sender, tag)
+    group._get_backend = lambda self, device: _Backend
     try:
         yield group
     finally:
-        for name in ("send", "recv"):
+        for name in given:
             delattr(group, name)
         for name, method in own.items():
             setattr(group, name, method)

@@ -75,6 +75,7 @@ class TableBuilder:
         return RuleTable(
             TABLE_FORMAT, versions()["torch"], list(header.meshes), header.dtypes[0], plan.samples.sizes,
             plan.samples.max_samples, header.seed, list(header.imports),
+            {op: _registered(op) for op in sorted({str(op) for registry in registries_of_rules() for op in registry})},
             {op: self._overloads[op] for op in sorted(self._overloads)},
         )  # fmt: skip
 

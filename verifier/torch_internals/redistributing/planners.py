@@ -20,7 +20,7 @@ from torch.distributed.tensor._collective_utils import (
     redistribute_cost,
 )
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
-from torch.distributed.tensor.placement_types import Partial, Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Partial, Placement, Shard, _StridedShard
 
 from verifier.torch_internals.groups import submeshes_of_several_dims
 from verifier.torch_internals.placements import Placements
@@ -42,8 +42,8 @@ class Refused(Exception):  # noqa: N818 - what the planner did
 class PlannedStep:
     """A step of a plan, after torch has merged what it merges: placements change on ``mesh_dims``.
 
-    ``executed`` is False if torch's cost model forbids the step: the greedy planner plans it all the same, and then
-    torch raises an exception when it executes the plan.
+    ``executed`` is False if torch raises an exception when it executes the step, which the greedy planner plans all the
+    same: from a shard to a Partial. From 2.14 on, torch executes it if the Partial is a sum.
     """
 
     mesh_dims: tuple[int, ...]
@@ -52,6 +52,9 @@ class PlannedStep:
     collective: str | None
     executed: bool = True
 
+
+_PADS = hasattr(Shard, "_to_partial_tensor")
+"""Whether torch makes a pending sum of a shard, by zeros in the place of other shards: from 2.14 on, on request."""
 
 GraphPlanner = Callable[[Ordered, Ordered], tuple[PlannedStep, ...]]
 """Plans with one of torch's graph planners, which keeps what its plans leave in it."""
@@ -153,6 +156,12 @@ class Planner:
         for placements, _ in (source, *targets):
             self._planner.expect(placements)
         states = self._planner.get_next_state(spec.placements, spec.shard_order)
+        if _PADS:
+            start = self._planner.DistState(spec.placements, spec.shard_order)
+            for target in targets:
+                last = self._spec(target)
+                wanted = self._planner.DistState(last.placements, last.shard_order)
+                states |= self._planner._get_shard_to_partial_target_states(start, wanted)  # type: ignore[attr-defined]
         return {
             (state.placements, _order(state.tensor_dim_to_mesh_dim)): float(cost) * 1e-6
             for state, cost in states.items()
@@ -190,7 +199,8 @@ class Planner:
         dims = getattr(info, "original_mesh_dims", (info.mesh_dim,))
         before, after = info.src_dst_placements
         cost, _ = _compute_placement_transition_cost(before, after, self._topology, dims[0], 1.0)
-        return PlannedStep(tuple(dims), before, after, info._comm_type_key(), cost != math.inf)
+        pads = _PADS and isinstance(before, Shard) and type(after) is Partial and after.reduce_op == "sum"
+        return PlannedStep(tuple(dims), before, after, info._comm_type_key(), pads or cost != math.inf)
 
     def _spec(self, layout: Ordered) -> DTensorSpec:
         if layout not in self._specs:
@@ -232,7 +242,7 @@ class _Remembering(redistribute_module.DTensorRedistributePlanner):
         key = (placements, tensor_mesh_dim_tuple, expected)
         if key not in self.known:
             self.known[key] = super().get_next_state(placements, tensor_mesh_dim_tuple)
-        return self.known[key]
+        return dict(self.known[key])  # torch adds steps to it that hold for one target alone
 
 
 class _Backwards(set[Any]):
