@@ -18,6 +18,7 @@ from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.torch_internals.placements import strided_shard
 
 MESH = MeshSpec((2,))
 NUMBERS = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3)
@@ -27,7 +28,19 @@ CONJUGATE = [
     ["row", "torch.select", ["lazy", 0, 1], {}],
     ["made", "torch.mul", ["row", 2], {}],
 ]
-RAISING = (entry_points.copied, entry_points.distributed, entry_points.inferred, programs.chain)
+RAISING = (
+    entry_points.copied,
+    entry_points.distributed,
+    entry_points.inferred,
+    entry_points.on_some_ranks,
+    programs.chain,
+)
+
+
+def _outside(path: str, *given: object) -> tuple[object, ...]:
+    """Return arguments for a mesh that lacks the first rank."""
+    return [1], [Shard(0)], path, list(given)
+
 
 CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], dict[str, torch.Tensor]]] = {
     entry_point_mutants.second_gradients_forgotten: (
@@ -78,6 +91,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         {"x": NUMBERS, "y": torch.tensor(2)},
     ),
     entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
+    entry_point_mutants.squares_on_some_ranks_forgotten: (
+        entry_points.on_some_ranks,
+        _outside("torch.square"),
+        {"x": NUMBERS},
+    ),
 }
 """For each mutant a program, its arguments and its tensors."""
 
@@ -114,6 +132,28 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet)
         ("conjugates-that-are-sent", programs.chain, (CONJUGATE,), {"x": NUMBERS * 1j}),
         ("ranks-that-do-not-ascend", entry_points.reordered, ([1, 0], [Shard(0)]), {"x": NUMBERS}),
         ("callers-tensors-overwritten", entry_points.taken, (True, [Replicate()]), {"x": NUMBERS}),
+        (
+            "strided-shards-that-are-uneven",
+            entry_points.distributed,
+            ("torch.narrow", [0, 0, 3], [strided_shard(0, 2)]),
+            {"x": NUMBERS},
+        ),
+        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("to_local"), {"x": NUMBERS}),
+        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("full_tensor"), {"x": NUMBERS}),
+        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("from_local"), {"x": NUMBERS}),
+        (
+            "missing-outputs-outside-of-meshes",
+            entry_points.on_some_ranks,
+            _outside("torch.nn.functional.layer_norm", [3]),
+            {"x": NUMBERS},
+        ),
+        (
+            "handlers-outside-of-meshes missing-outputs-outside-of-meshes",  # the gradient has no bias
+            entry_points.on_some_ranks,
+            _outside("torch.conv1d", "y"),
+            {"x": NUMBERS, "y": NUMBERS[:2, :, None].repeat(1, 2, 1)[:, :4].clone()},
+        ),
+        ("argmax-handler", entry_points.on_some_ranks, _outside("torch.argmax", 0), {"x": NUMBERS}),
     ],
 )
 def test_what_torch_itself_does_wrong_is_seen_and_mended(
@@ -123,7 +163,7 @@ def test_what_torch_itself_does_wrong_is_seen_and_mended(
     trial = Trial(case, MESH, tuple((Shard(0),) for _ in tensors))
     wrong = VerdictKind.CRASH if program in RAISING else VerdictKind.WRONG_VALUE
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
-    assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
+    assert not judge(run_remedied(pools, trial, tuple(remedy.split())), make_reference(case)).kind.bad
 
 
 def test_every_mutant_is_tried() -> None:
