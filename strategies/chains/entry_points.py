@@ -21,6 +21,7 @@ __all__ = [
     "made",
     "on_some_ranks",
     "on_submeshes",
+    "over_two_meshes",
     "reordered",
     "styled",
     "taken",
@@ -255,6 +256,43 @@ def on_submeshes(path: str, rows: int, /, x: torch.Tensor, y: torch.Tensor) -> l
     return [DTensor.from_local(local, mesh, [first, *[Replicate()] * (mesh.ndim - 1)], run_check=False)]
 
 
+def over_two_meshes(kind: str, options: dict[str, Any], /, **tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return parameters and gradients after a step, where the last parameter is on a submesh, as experts' weights are.
+
+    Parameters
+    ----------
+    kind
+        Of the optimiser of ``torch.optim`` that makes the step; or ``clip_grad_norm_``, whose norm comes first.
+    tensors
+        ``p0``, ``p1`` … are parameters, and ``g0``, ``g1`` … are their gradients.
+    """
+    names = [name for name in tensors if name.startswith("p")]
+    mesh: Any = next((one.device_mesh for one in tensors.values() if isinstance(one, DTensor)), None)
+
+    def placed(name: str) -> Any:
+        held: Any = tensors[name].detach().clone()
+        if name[1:] != names[-1][1:] or not isinstance(held, DTensor) or not held.ndim:
+            return held
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        rest = named(mesh)["abc"[mesh.ndim - 1]]
+        return distribute_tensor(held.full_tensor(), rest, [Shard(0)], src_data_rank=None)
+
+    parameters = [placed(name).requires_grad_() for name in names]
+    for name, parameter in zip(names, parameters, strict=True):
+        parameter.grad = placed(f"g{name[1:]}")
+    found: list[Any] = []
+    if kind == "clip_grad_norm_":
+        found.append(torch.nn.utils.clip_grad_norm_(parameters, **options))
+    else:
+        getattr(torch.optim, kind)(parameters, **options).step()
+    found += [*(one.detach() for one in parameters), *(one.grad for one in parameters)]
+    if mesh is None:
+        return found
+    wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
+    return [DTensor.from_local(one.contiguous(), mesh, [Replicate()] * mesh.ndim, run_check=False) for one in wholes]
+
+
 def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: torch.Tensor) -> list[torch.Tensor]:
     """Return the result of a small model under parallel styles, gradients of its weights, and who wants one.
 
@@ -316,6 +354,7 @@ for _program in (
     made,
     on_some_ranks,
     on_submeshes,
+    over_two_meshes,
     reordered,
     styled,
     taken,

@@ -11,6 +11,7 @@ from verifier.torch_internals.amending.distributing import (
     handlers_on_ranks_of_mesh,
     local_gradients_on_ranks_of_mesh,
     missing_outputs_on_ranks_of_mesh,
+    norms_of_several_meshes,
     strided_shards_scattered,
 )
 from verifier.torch_internals.amending.entry_points import (
@@ -207,6 +208,14 @@ REMEDIES = (
         "in placement_types.py), as Shard does",
         strided_shards_scattered,
         ("composite.distributed",),
+        _CRASH,
+    ),
+    Remedy(
+        "norms-of-several-meshes",
+        "reduce the norms of gradients before they are stacked, if these are on different meshes, and scale by a "
+        "number (_get_total_norm and _clip_grads_with_norm_ in nn/utils/clip_grad.py)",
+        norms_of_several_meshes,
+        ("composite.two_meshes",),
         _CRASH,
     ),
     Remedy(

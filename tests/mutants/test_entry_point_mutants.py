@@ -166,6 +166,24 @@ def test_what_torch_itself_does_wrong_is_seen_and_mended(
     assert not judge(run_remedied(pools, trial, tuple(remedy.split())), make_reference(case)).kind.bad
 
 
+@pytest.mark.ranks
+def test_norms_of_several_meshes_are_seen_to_raise_and_mended(pools: PoolSet) -> None:
+    tensors = {"p0": NUMBERS, "g0": NUMBERS - 2, "p1": NUMBERS[0].clone(), "g1": NUMBERS[1].clone()}
+    path = f"{entry_points.__name__}.over_two_meshes"
+    outcomes: dict[str, list[VerdictKind]] = {}
+    for kind, options in (("clip_grad_norm_", {"max_norm": 3.0}), ("AdamW", {"lr": 0.5})):
+        case = OpCase("composite.given", path, (kind, options), tensors, "chains", False)
+        trial = Trial(case, MeshSpec((2, 2)), ((Shard(0), Replicate()),) * len(tensors))
+        outcomes[kind] = [
+            judge(run_remedied(pools, trial, remedies), make_reference(case)).kind
+            for remedies in ((), ("norms-of-several-meshes",))
+        ]
+    assert outcomes == {
+        "clip_grad_norm_": [VerdictKind.CRASH, VerdictKind.PASS],
+        "AdamW": [VerdictKind.PASS, VerdictKind.PASS],
+    }
+
+
 def test_every_mutant_is_tried() -> None:
     own = {f for name, f in vars(entry_point_mutants).items() if callable(f) and name[0] != "_"}
     assert {f for f in own if f.__module__ == entry_point_mutants.__name__} == {*CASES}

@@ -22,6 +22,7 @@ __all__ = [
     "handlers_on_ranks_of_mesh",
     "local_gradients_on_ranks_of_mesh",
     "missing_outputs_on_ranks_of_mesh",
+    "norms_of_several_meshes",
     "strided_shards_scattered",
 ]
 
@@ -44,6 +45,30 @@ def strided_shards_scattered() -> contextlib.AbstractContextManager[None]:
         return scattered
 
     return exchanged(_StridedShard, "_shard_tensor", wrap)
+
+
+def norms_of_several_meshes() -> contextlib.AbstractContextManager[None]:
+    """Let ``clip_grad_norm_`` reduce the norms of gradients on different meshes before it puts these together."""
+
+    def wrap(clip: Any) -> Any:
+        @torch.no_grad()
+        def clipped(parameters: Any, max_norm: float, norm_type: float = 2.0, *rest: Any, **options: Any) -> Any:
+            held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            gradients = [one.grad for one in held if one.grad is not None]
+            meshes = {one.device_mesh for one in gradients if isinstance(one, DTensor)}
+            if len(meshes) < 2:
+                return clip(held, max_norm, norm_type, *rest, **options)
+            norms: list[Any] = [torch.linalg.vector_norm(one, norm_type) for one in gradients]
+            norms = [one.full_tensor() if isinstance(one, DTensor) else one for one in norms]
+            total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+            for one in gradients:
+                one.mul_(min(max_norm / (float(total) + 1e-6), 1.0))
+            return total
+
+        clipped.__module__ = clip.__module__
+        return clipped
+
+    return exchanged(torch.nn.utils, "clip_grad_norm_", wrap)
 
 
 # ---------------------------------------------------------------------------------------- ranks that the mesh lacks
