@@ -154,18 +154,26 @@ def reordered(order: list[int], placements: list[Any], /, x: torch.Tensor) -> li
 
 
 def on_some_ranks(
-    ranks: list[int], placements: list[Any], path: str, given: list[Any], /, x: torch.Tensor, **tensors: torch.Tensor
+    ranks: list[int],
+    placements: list[Any],
+    wanted: bool,
+    path: str,
+    given: list[Any],
+    /,
+    x: torch.Tensor,
+    **tensors: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Return what a function makes of ``x`` on a mesh that lacks some of the ranks, and the gradient of its square.
+    """Return what a function makes of ``x`` on a mesh that lacks some of the ranks; and the gradient, if it is wanted.
 
     Every rank makes the same calls, as a program for many devices does, and ranks outside of the mesh hold nothing. The
     first rank of the mesh tells the others the results.
 
     Parameters
     ----------
+    wanted
+        Whether the gradient of a sum of squares is returned as well.
     path
-        Of the function; ``to_local``, ``full_tensor`` and ``from_local`` differentiate a sum of squares of what these
-        make.
+        Of the function; ``to_local``, ``full_tensor`` and ``from_local`` return the gradient alone.
     given
         What follows ``x``. A string is the name of a tensor, which is replicated.
     """
@@ -173,7 +181,7 @@ def on_some_ranks(
     for part in path.split(".")[1:]:
         function = getattr(function, part)
     if not isinstance(x, DTensor):
-        leaf = x.detach().clone().requires_grad_()
+        leaf = x.detach().clone().requires_grad_(wanted)
         if function is torch:
             return [*torch.autograd.grad((leaf * leaf).sum(), leaf)]
         found = function(leaf, *(tensors[one].detach() if isinstance(one, str) else one for one in given))
@@ -192,7 +200,7 @@ def on_some_ranks(
         for name, one in {"x": x, **tensors}.items()
     }
     distribute = torch.distributed.tensor.distribute_tensor
-    held: Any = distribute(whole["x"], smaller, placements, src_data_rank=None).requires_grad_()
+    held: Any = distribute(whole["x"], smaller, placements, src_data_rank=None).requires_grad_(wanted)
     made: list[Any] = []
     if path == "from_local":
         local = whole["x"].clone().requires_grad_()

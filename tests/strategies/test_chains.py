@@ -110,7 +110,7 @@ def test_meshes_lack_any_ranks_and_functions_with_handlers_and_without_some_grad
     lacking = {frozenset(range(3)) - set(case.args[0]) for case in drawn}  # type: ignore[call-overload]
     assert {frozenset({0}), frozenset({2}), frozenset({0, 1})} <= lacking
     assert frozenset() not in lacking
-    paths = {str(case.args[2]) for case in drawn}
+    paths = {str(case.args[3]) for case in drawn}
     assert {"to_local", "full_tensor", "from_local", "torch.conv1d", "torch.nn.functional.layer_norm"} <= paths
 
 

@@ -137,7 +137,8 @@ def _smaller_mesh(b: Building) -> None:
     world = b.mesh.world_size
     ranks = sorted(b.rng.sample(range(world), b.pick(range(1, world))))
     placements = [b.pick((Replicate(), Shard(0), Shard(1)))]
-    b.program(f"{_PROGRAMS}on_some_ranks", ranks, placements, path, given)
+    wanted = kind.endswith(("local", "tensor")) or b.chance(0.7)
+    b.program(f"{_PROGRAMS}on_some_ranks", ranks, placements, wanted, path, given)
 
 
 @composite
