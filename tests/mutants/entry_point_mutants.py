@@ -87,6 +87,12 @@ def squares_on_some_ranks_forgotten() -> None:
     DTensor._op_dispatcher._custom_op_handlers[op] = handle
 
 
+def said_placements_of_gradients_forgotten() -> None:
+    """The gradient of a local tensor is laid out as the tensor, whatever the caller says."""
+    before = api._ToTorchTensor.forward
+    api._ToTorchTensor.forward = staticmethod(lambda ctx, given, placements: before(ctx, given, None))
+
+
 def copies_that_are_negative() -> None:
     """A deep copy has the other sign, unless it begins behind its storage, where torch's own raises."""
     before = DTensor.__deepcopy__

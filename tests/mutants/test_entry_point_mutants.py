@@ -91,6 +91,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         {"x": NUMBERS, "y": torch.tensor(2)},
     ),
     entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
+    entry_point_mutants.said_placements_of_gradients_forgotten: (
+        procedures.placed_gradients,
+        ("full_tensor", ["avg"]),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.squares_on_some_ranks_forgotten: (
         entry_points.on_some_ranks,
         _outside("torch.square"),

@@ -127,6 +127,14 @@ def _rewrapped(b: Building) -> None:
 
 
 @composite
+def _placed_gradients(b: Building) -> None:
+    """Gradients whose placements the caller says where local tensors are taken and given, pending ones too."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    way = b.pick(("to_local", "full_tensor", "from_local"))
+    b.program(f"{_PROGRAMS}placed_gradients", way, [b.pick(("", "sum", "avg")) for _ in range(b.mesh.ndim)])
+
+
+@composite
 def _flattened_mesh(b: Building) -> None:
     b.floats(*b.size())
     letters = (Replicate(), Replicate(), Shard(0), Shard(1))
