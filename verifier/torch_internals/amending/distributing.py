@@ -158,7 +158,8 @@ def handlers_on_ranks_of_mesh() -> Iterator[None]:
         handle.__module__ = own.__module__
         return handle
 
-    handlers.update({op: passed_over(own) for op, own in before.items() if str(own.__module__).startswith("torch.")})
+    torchs = "torch.", __name__.rpartition(".")[0]  # or another amendment to torch's
+    handlers.update({op: passed_over(own) for op, own in before.items() if str(own.__module__).startswith(torchs)})
     try:
         yield
     finally:
