@@ -21,6 +21,7 @@ __all__ = [
     "optimised",
     "parallel_loss",
     "parameters_of",
+    "placed_gradients",
     "rewrapped",
     "scaled",
 ]
@@ -166,6 +167,49 @@ def rewrapped(grows: bool, /, x: torch.Tensor) -> list[torch.Tensor]:
     return [DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride)]
 
 
+def placed_gradients(way: str, kinds: list[str], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradient of a weighted sum of ``x``, whose placements the caller says. It is the weights.
+
+    Parameters
+    ----------
+    way
+        Which function takes ``grad_placements``: ``to_local``, ``full_tensor`` or ``from_local``.
+    kinds
+        For each mesh dim on which ``x`` is replicated ``sum`` or ``avg``, if the gradient is to be pending there. Ranks
+        then weigh the sum by other numbers.
+    """
+    weights = torch.arange(1, x.numel() + 1, dtype=x.dtype).view(x.shape)
+    if not isinstance(x, DTensor):
+        return [weights]
+    from torch.distributed.tensor import Partial, distribute_tensor
+
+    mesh, share = x.device_mesh, 1
+    held: Any = x.detach()
+    if way == "from_local":
+        held = held.redistribute(placements=[Replicate() if one.is_partial() else one for one in held.placements])
+    laid: list[Any] = [Replicate() if one.is_partial() else one for one in held.placements]
+    placed = list(laid)
+    for mesh_dim, kind in enumerate(kinds):
+        if kind and (held.placements[mesh_dim].is_replicate() or way == "full_tensor"):
+            placed[mesh_dim] = Partial(kind)
+            size, rank = mesh.size(mesh_dim), mesh.get_local_rank(mesh_dim)
+            share *= (size if kind == "avg" else 1) * (1 if size == 1 else (3, -2, *[0] * size)[rank])
+        elif way == "full_tensor":
+            placed[mesh_dim] = Replicate()
+    leaf = held.requires_grad_()
+    if way == "full_tensor":
+        whole = leaf.full_tensor(grad_placements=placed)
+        return [*torch.autograd.grad((whole * weights * share).sum(), leaf)]
+    if way == "to_local":
+        own = distribute_tensor(weights, mesh, laid, src_data_rank=None).to_local()
+        return [*torch.autograd.grad((leaf.to_local(grad_placements=placed) * own * share).sum(), leaf)]
+    given: dict[str, Any] = {"run_check": False, "shape": x.shape, "stride": weights.stride()}
+    local = held.detach().to_local().contiguous().requires_grad_()
+    made = DTensor.from_local(local, mesh, laid, grad_placements=placed, **given)
+    gradient: Any = torch.autograd.grad((made.full_tensor() * weights).sum(), local)[0]
+    return [DTensor.from_local(gradient.contiguous(), mesh, placed, **given)]
+
+
 def on_flattened_mesh(targets: list[list[Any]], /, x: torch.Tensor) -> list[torch.Tensor]:
     """Return ``x`` after redistributions on a mesh that knows itself flattened, where one collective does for two."""
     if not isinstance(x, DTensor):
@@ -187,5 +231,15 @@ def on_flattened_mesh(targets: list[list[Any]], /, x: torch.Tensor) -> list[torc
     return [DTensor.from_local(local, mesh, moved.placements, run_check=False, shape=x.shape, stride=stride)]
 
 
-for _program in (accumulated, clipped, locally, on_flattened_mesh, optimised, parallel_loss, rewrapped, scaled):
+for _program in (
+    accumulated,
+    clipped,
+    locally,
+    on_flattened_mesh,
+    optimised,
+    parallel_loss,
+    placed_gradients,
+    rewrapped,
+    scaled,
+):
     declares(f"{__name__}.{_program.__name__}")

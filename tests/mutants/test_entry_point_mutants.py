@@ -18,6 +18,7 @@ from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
+from verifier.torch_internals.placements import strided_shard
 
 MESH = MeshSpec((2,))
 NUMBERS = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3)
@@ -27,7 +28,19 @@ CONJUGATE = [
     ["row", "torch.select", ["lazy", 0, 1], {}],
     ["made", "torch.mul", ["row", 2], {}],
 ]
-RAISING = (entry_points.copied, entry_points.distributed, entry_points.inferred, programs.chain)
+RAISING = (
+    entry_points.copied,
+    entry_points.distributed,
+    entry_points.inferred,
+    entry_points.on_some_ranks,
+    programs.chain,
+)
+
+
+def _outside(path: str, *given: object) -> tuple[object, ...]:
+    """Return arguments for a mesh that lacks the first rank."""
+    return [1], [Shard(0)], path != "torch.conv1d", path, list(given)
+
 
 CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], dict[str, torch.Tensor]]] = {
     entry_point_mutants.second_gradients_forgotten: (
@@ -78,6 +91,16 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         {"x": NUMBERS, "y": torch.tensor(2)},
     ),
     entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
+    entry_point_mutants.said_placements_of_gradients_forgotten: (
+        procedures.placed_gradients,
+        ("full_tensor", ["avg"]),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.squares_on_some_ranks_forgotten: (
+        entry_points.on_some_ranks,
+        _outside("torch.square"),
+        {"x": NUMBERS},
+    ),
 }
 """For each mutant a program, its arguments and its tensors."""
 
@@ -114,6 +137,28 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet)
         ("conjugates-that-are-sent", programs.chain, (CONJUGATE,), {"x": NUMBERS * 1j}),
         ("ranks-that-do-not-ascend", entry_points.reordered, ([1, 0], [Shard(0)]), {"x": NUMBERS}),
         ("callers-tensors-overwritten", entry_points.taken, (True, [Replicate()]), {"x": NUMBERS}),
+        (
+            "strided-shards-that-are-uneven",
+            entry_points.distributed,
+            ("torch.narrow", [0, 0, 3], [strided_shard(0, 2)]),
+            {"x": NUMBERS},
+        ),
+        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("to_local"), {"x": NUMBERS}),
+        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("full_tensor"), {"x": NUMBERS}),
+        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("from_local"), {"x": NUMBERS}),
+        (
+            "missing-outputs-outside-of-meshes",
+            entry_points.on_some_ranks,
+            _outside("torch.nn.functional.layer_norm", [3]),
+            {"x": NUMBERS},
+        ),
+        (
+            "handlers-outside-of-meshes",
+            entry_points.on_some_ranks,
+            _outside("torch.conv1d", "y"),
+            {"x": NUMBERS, "y": NUMBERS[:2, :, None].repeat(1, 2, 1)[:, :4].clone()},
+        ),
+        ("argmax-handler", entry_points.on_some_ranks, _outside("torch.argmax", 0), {"x": NUMBERS}),
     ],
 )
 def test_what_torch_itself_does_wrong_is_seen_and_mended(
@@ -124,6 +169,24 @@ def test_what_torch_itself_does_wrong_is_seen_and_mended(
     wrong = VerdictKind.CRASH if program in RAISING else VerdictKind.WRONG_VALUE
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
+
+
+@pytest.mark.ranks
+def test_norms_of_several_meshes_are_seen_to_raise_and_mended(pools: PoolSet) -> None:
+    tensors = {"p0": NUMBERS, "g0": NUMBERS - 2, "p1": NUMBERS[0].clone(), "g1": NUMBERS[1].clone()}
+    path = f"{entry_points.__name__}.over_two_meshes"
+    outcomes: dict[str, list[VerdictKind]] = {}
+    for kind, options in (("clip_grad_norm_", {"max_norm": 3.0}), ("AdamW", {"lr": 0.5})):
+        case = OpCase("composite.given", path, (kind, options), tensors, "chains", False)
+        trial = Trial(case, MeshSpec((2, 2)), ((Shard(0), Replicate()),) * len(tensors))
+        outcomes[kind] = [
+            judge(run_remedied(pools, trial, remedies), make_reference(case)).kind
+            for remedies in ((), ("norms-of-several-meshes",))
+        ]
+    assert outcomes == {
+        "clip_grad_norm_": [VerdictKind.CRASH, VerdictKind.PASS],
+        "AdamW": [VerdictKind.PASS, VerdictKind.PASS],
+    }
 
 
 def test_every_mutant_is_tried() -> None:

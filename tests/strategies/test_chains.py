@@ -24,7 +24,7 @@ from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext, Family, budget_of
 from verifier.programs import simpler_calls
 from verifier.records.values import case_record, load_case
-from verifier.torch_internals.placements import Placements, strided_shard
+from verifier.torch_internals.placements import Placements, strided_shard, strides_of
 
 MESH = MeshSpec((2,))
 F64 = torch.float64
@@ -98,6 +98,39 @@ def test_every_composite_is_drawn_with_results_that_show_something(name: str) ->
     cases = [case for case in drawn if case is not None]
     assert len(cases) >= 3
     assert any(not vacuous(make_reference(case)) for case in cases)
+
+
+def composites(name: str, mesh: MeshSpec = MESH, count: int = 60) -> list[OpCase]:
+    drawn = [composite_case(mesh, F64, f"composite.{name}", seed) for seed in range(count)]
+    return [case for case in drawn if case is not None]
+
+
+def test_meshes_lack_any_ranks_and_functions_with_handlers_and_without_some_gradients_are_called_on_them() -> None:
+    drawn = composites("smaller_mesh", MeshSpec((3,)))
+    lacking = {frozenset(range(3)) - set(case.args[0]) for case in drawn}  # type: ignore[call-overload]
+    assert {frozenset({0}), frozenset({2}), frozenset({0, 1})} <= lacking
+    assert frozenset() not in lacking
+    paths = {str(case.args[3]) for case in drawn}
+    assert {"to_local", "full_tensor", "from_local", "torch.conv1d", "torch.nn.functional.layer_norm"} <= paths
+
+
+def test_strided_shards_are_distributed_of_tensors_that_they_do_not_divide() -> None:
+    found = Counter[bool]()
+    for case in composites("distributed", count=120):
+        (placement,) = case.args[2]  # type: ignore[misc]
+        strides = strides_of(placement)
+        if strides is not None:
+            found[bool(make_reference(case).outputs[0].shape[0] % (2 * strides[1]))] += 1
+    assert min(found[True], found[False]) > 0
+
+
+def test_norms_have_any_number_of_spatial_dims() -> None:
+    norms = {
+        (str(path), case.kwargs["x"].ndim)  # type: ignore[union-attr]
+        for case in composites("normalised", count=200)
+        for _, path, *_ in case.args[0]  # type: ignore[union-attr, misc]
+    }
+    assert {("torch.nn.functional.group_norm", 4), ("torch.nn.functional.batch_norm", 5)} <= norms
 
 
 def test_a_chain_returns_what_no_step_takes_and_a_written_tensor_once() -> None:

@@ -23,14 +23,14 @@ def _constant(b: Building, size: int) -> str:
 
 @composite
 def _normalised(b: Building) -> None:
-    """Layer, group, instance and batch norms, and scaling to a norm of 1."""
+    """Layer, group, instance and batch norms of one, two and three spatial dims, and scaling to a norm of 1."""
     batch, channels = b.pick((2, 3, b.rows)), b.pick((2, 4))
-    value = b.floats(batch, channels, b.columns)
+    value = b.floats(batch, channels, *b.pick(((), (), (2,), (3,), (2, 2))), b.columns)
     kind = b.pick(
         ("layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm", "normalize", "local_response_norm")
     )
     if kind in ("layer_norm", "rms_norm"):
-        shape = b.pick(((b.columns,), (channels, b.columns)))
+        shape = b.pick(((b.columns,), tuple(b.of(value).shape[1:])))
         weight = {"weight": b.floats(*shape)} if b.chance(0.6) else {}
         bias = {"bias": b.floats(*shape)} if b.chance(0.5) and kind == "layer_norm" else {}
         b.call(f"{_F}{kind}", value, shape, **weight, **bias)

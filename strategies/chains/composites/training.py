@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.chains import procedures
+from strategies.chains import entry_points, procedures
 from strategies.chains.building import Building
 from strategies.chains.composites.table import composite
 
@@ -40,6 +40,8 @@ def _optimiser(b: Building) -> None:
         ("Adamax", {"lr": 0.1}),
         ("Rprop", {"lr": 0.1}),
         ("ASGD", {"lr": 0.1}),
+        ("RAdam", {"lr": 0.1}),
+        ("Adafactor", {"lr": 0.1, "weight_decay": 0.1}),
     )
     fused = ("SGD", "Adam", "AdamW", "Adagrad")
     implementation = b.pick(("foreach", "foreach", "plain", *(["fused"] if kind in fused else [])))
@@ -64,6 +66,20 @@ def _accumulated_gradients(b: Building) -> None:
 def _clipped_gradients(b: Building) -> None:
     _parameters(b, b.pick((1, 2, 3)))
     b.program(f"{_PROGRAMS}clipped", b.pick((1.0, 3.0)), b.pick((2.0, 2.0, 1.0, float("inf"))), b.chance(0.5))
+
+
+@composite
+def _two_meshes(b: Building) -> None:
+    """Optimisers and clipping, with a parameter on a submesh among others."""
+    _parameters(b, 2)
+    kind, options = b.way(
+        ("clip_grad_norm_", {"max_norm": 3.0, "norm_type": b.pick((2.0, 1.0, float("inf")))}),
+        ("SGD", {"lr": 0.5, "momentum": 0.5}),
+        ("AdamW", {"lr": 0.5}),
+        ("RMSprop", {"lr": 0.1}),
+    )
+    path = f"{entry_points.__name__}.over_two_meshes"
+    b.program(path, kind, {**options, "foreach": b.chance(0.5)})
 
 
 @composite
@@ -108,6 +124,14 @@ def _local_function(b: Building) -> None:
 def _rewrapped(b: Building) -> None:
     b.floats(*b.size())
     b.program(f"{_PROGRAMS}rewrapped", b.chance(0.5))
+
+
+@composite
+def _placed_gradients(b: Building) -> None:
+    """Gradients whose placements the caller says where local tensors are taken and given, pending ones too."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    way = b.pick(("to_local", "full_tensor", "from_local"))
+    b.program(f"{_PROGRAMS}placed_gradients", way, [b.pick(("", "sum", "avg")) for _ in range(b.mesh.ndim)])
 
 
 @composite
