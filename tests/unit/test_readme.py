@@ -271,7 +271,7 @@ def test_tests_that_the_text_names_exist() -> None:
 
 def test_examples_have_names_of_their_own() -> None:
     titles = sorted(block.title for block in BLOCKS if block.title)
-    assert titles == ["my_op.py", "my_rules.py", "test_mine.py", "test_my_lookup.py", "test_my_model.py"]
+    assert titles == ["my_mlp.py", "my_op.py", "my_rules.py", "test_mine.py", "test_my_lookup.py", "test_my_model.py"]
 
 
 def test_every_mark_is_of_a_block_that_is_executed() -> None:
