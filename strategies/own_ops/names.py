@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verifier.execution.registrations import module_of_op
-from verifier.planning.own_samples import overload_named, sampled_ops
+from verifier.planning.own_samples import callable_of, overload_named, sampled_ops
 from verifier.rules.samples import names_overload
 from verifier.torch_internals.ops import registered_overloads
 
@@ -27,9 +27,11 @@ def own_ops() -> tuple[str, ...]:
 def own_ops_named(pattern: str) -> tuple[str, ...]:
     """Return the user's own overloads that a glob names, such as ``mylib.*`` or ``mylib::my_op``.
 
-    A name without a glob may also name an op that has no rule.
+    A name without a glob may also name an op that has no rule, or what stands for a function.
     """
     pattern = pattern.removeprefix("torch.ops.").replace("::", ".")
+    if callable_of(pattern):
+        return (pattern,)
     found = tuple(op for op in own_ops() if names_overload(pattern, op))
     if found or any(letter in pattern for letter in "*?[") or pattern.startswith(("aten.", "prims.")):
         return found

@@ -19,7 +19,7 @@ from strategies.own_ops.names import own_ops, own_ops_named
 from strategies.own_ops.running import accepts, undeclared_write
 from verifier.core.errors import SamplesError
 from verifier.core.wording import did_you_mean
-from verifier.planning.own_samples import examples_of, overload_named, sampled_ops, say_made_from_schema
+from verifier.planning.own_samples import examples_of, is_sampled, overload_named, say_made_from_schema
 from verifier.rules.samples import Sample, SampleOptions, Target
 from verifier.torch_internals.names import OpOverload
 
@@ -47,7 +47,7 @@ class _OwnCalls:
             call = template.call if not size else self._extents[template].at_size(size)
             if not seed or call is None:
                 return call
-            others = _given(self.op, self.options.dtype, seed) if str(self.op) in sampled_ops() else []
+            others = _given(self.op, self.options.dtype, seed) if is_sampled(str(self.op)) else []
             number = template.origin.sample
             other = others[number] if number < len(others) else None
             return other if other is not None and other.signature() == call.signature() else call
@@ -97,7 +97,7 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
     """Yield the samples of an overload: its calls, other spellings of them, and classes of extents, which are rare."""
     op = overload_named(name)
     calls = _OwnCalls(op, options)
-    declared = name in sampled_ops()
+    declared = is_sampled(name)
     label = "its samples" if declared else FROM_SCHEMA
     made = _given(op, options.dtype) if declared else calls_from_schema(op, options.dtype)
     numbered = {call.signature(): number for number, call in reversed(list(enumerate(made)))}
@@ -168,7 +168,7 @@ def _refusal(call: Call) -> str:
 @cache
 def _has_calls(name: str) -> bool:
     """Return whether calls of an overload can be made; say once that they were made from the schema."""
-    if name in sampled_ops():
+    if is_sampled(name):
         _given(overload_named(name), torch.float64)
         return True
     if not calls_from_schema(overload_named(name), torch.float64):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
 from verifier.deriving.closing import Closed
@@ -19,7 +20,8 @@ from verifier.deriving.emit import CannotWriteError, Provenance, Target, strateg
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
 from verifier.deriving.held_out import crossed, refuting
-from verifier.planning.own_samples import overload_named, samples
+from verifier.planning import own_samples
+from verifier.planning.own_samples import overload_named, sampled_ops, samples
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Values
 from verifier.torch_internals.names import OpOverload
@@ -246,6 +248,20 @@ def test_a_rule_whose_local_gradients_are_the_gradient_under_no_placement_does_n
     (call,) = gather(ways, OPTIONS, gradients=True)
     assert {str(inputs) for (inputs,) in call.holding} >= {"S(1)", "R"}
     assert not any(inputs == Shard(0) for (inputs,) in call.holding)
+
+
+@pytest.fixture(autouse=True)
+def no_samples_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what a test declares be gone after it."""
+    monkeypatch.setattr(own_samples, "_makers", {})
+    monkeypatch.setattr(own_samples, "_functions", {})
+
+
+def test_functions_with_samples_are_no_ops_that_other_commands_take() -> None:
+    samples(several)(lambda: [(torch.ones(2),)])
+    assert sampled_ops() == ()
+    assert not [op for op in own_ops() if "several" in op]
+    assert own_ops_named("*several*") == ()
 
 
 def _stand_in(function: Callable[..., object], examples: Callable[[], object]) -> OpOverload:

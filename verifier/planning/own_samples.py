@@ -24,6 +24,7 @@ __all__ = [
     "Example",
     "callable_of",
     "examples_of",
+    "is_sampled",
     "overload_named",
     "sampled_ops",
     "samples",
@@ -160,8 +161,13 @@ def _defined(name: str) -> OpOverload:
 
 
 def sampled_ops() -> tuple[str, ...]:
-    """Return the overloads of which examples were declared, sorted."""
-    return tuple(sorted(_makers))
+    """Return the overloads of which examples were declared, sorted; what stands for a function is none of them."""
+    return tuple(sorted(name for name in _makers if name not in _functions))
+
+
+def is_sampled(op: str) -> bool:
+    """Return whether examples of an overload were declared, or of the function that it stands for."""
+    return op in _makers
 
 
 def examples_of(op: str, seed: int = 0) -> list[Example]:
