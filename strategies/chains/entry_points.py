@@ -19,7 +19,6 @@ __all__ = [
     "inferred",
     "initialised",
     "made",
-    "on_some_ranks",
     "on_submeshes",
     "over_two_meshes",
     "reordered",
@@ -153,83 +152,6 @@ def reordered(order: list[int], placements: list[Any], /, x: torch.Tensor) -> li
     return [DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False) for one in found]
 
 
-def on_some_ranks(
-    ranks: list[int],
-    placements: list[Any],
-    wanted: bool,
-    path: str,
-    given: list[Any],
-    /,
-    x: torch.Tensor,
-    **tensors: torch.Tensor,
-) -> list[torch.Tensor]:
-    """Return what a function makes of ``x`` on a mesh that lacks some of the ranks; and the gradient, if it is wanted.
-
-    Every rank makes the same calls, as a program for many devices does, and ranks outside of the mesh hold nothing. The
-    first rank of the mesh tells the others the results.
-
-    Parameters
-    ----------
-    wanted
-        Whether the gradient of a sum of squares is returned as well.
-    path
-        Of the function; ``to_local``, ``full_tensor`` and ``from_local`` return the gradient alone.
-    given
-        What follows ``x``. A string is the name of a tensor, which is replicated.
-    """
-    function: Any = torch
-    for part in path.split(".")[1:]:
-        function = getattr(function, part)
-    if not isinstance(x, DTensor):
-        leaf = x.detach().clone().requires_grad_(wanted)
-        if function is torch:
-            return [*torch.autograd.grad((leaf * leaf).sum(), leaf)]
-        found = function(leaf, *(tensors[one].detach() if isinstance(one, str) else one for one in given))
-        found = [found] if isinstance(found, torch.Tensor) else list(found)
-        loss = sum((one * one.detach()).sum() for one in found if one.requires_grad)
-        gradients = torch.autograd.grad(loss, leaf) if isinstance(loss, torch.Tensor) else []
-        return [*(one.detach() for one in found), *gradients]
-    mesh: Any = x.device_mesh
-    others: Any = vars(mesh).setdefault("smaller", {})  # kept with the mesh, because groups stay for ever
-    if tuple(ranks) not in others:
-        global_ranks = mesh.mesh.flatten()[torch.tensor(ranks)]
-        others[tuple(ranks)] = torch.distributed.device_mesh.DeviceMesh(mesh.device_type, global_ranks)
-    smaller = others[tuple(ranks)]
-    whole = {
-        name: one.full_tensor().detach() if isinstance(one, DTensor) else one.detach()
-        for name, one in {"x": x, **tensors}.items()
-    }
-    distribute = torch.distributed.tensor.distribute_tensor
-    held: Any = distribute(whole["x"], smaller, placements, src_data_rank=None).requires_grad_(wanted)
-    made: list[Any] = []
-    if path == "from_local":
-        local = whole["x"].clone().requires_grad_()
-        taken = DTensor.from_local(local, smaller, [Replicate()], run_check=False)
-        (gradient,) = torch.autograd.grad((taken * taken).sum(), local, allow_unused=True)
-        gradient = local.detach() if gradient is None else gradient
-        made = [DTensor.from_local(gradient, smaller, [Replicate()], run_check=False)]
-    elif function is torch:
-        local = held.to_local() if path == "to_local" else held.full_tensor()
-        made = list(torch.autograd.grad((local * local).sum(), held))
-    else:
-        rest = [
-            distribute(whole[one], smaller, [Replicate()], src_data_rank=None) if isinstance(one, str) else one
-            for one in given
-        ]
-        found = function(held, *rest)
-        found = [found] if isinstance(found, torch.Tensor) else list(found)
-        loss = sum((one * one.detach()).sum() for one in found if one.requires_grad)
-        gradients = torch.autograd.grad(loss, held) if isinstance(loss, torch.Tensor) else []
-        made = [*(one.detach() for one in found), *gradients]
-    told: list[torch.Tensor] = []
-    for one in made:
-        value = one.full_tensor().contiguous()
-        value = value.clone() if smaller.get_coordinate() is not None else value.new_zeros(one.shape)
-        torch.distributed.broadcast(value, int(smaller.mesh[0]))
-        told.append(DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False))
-    return told
-
-
 def named(mesh: Any) -> Any:
     """Return ``mesh`` with names ``a``, ``b`` … for its dims, as submeshes need. Its groups are kept for ever."""
     if "named" not in vars(mesh):
@@ -360,7 +282,6 @@ for _program in (
     inferred,
     initialised,
     made,
-    on_some_ranks,
     on_submeshes,
     over_two_meshes,
     reordered,

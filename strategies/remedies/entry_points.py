@@ -8,9 +8,6 @@ from torch.distributed.tensor import DTensor
 from strategies.remedies.placing import VALUES, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.distributing import (
-    handlers_on_ranks_of_mesh,
-    local_gradients_on_ranks_of_mesh,
-    missing_outputs_on_ranks_of_mesh,
     norms_of_several_meshes,
     strided_shards_scattered,
 )
@@ -41,7 +38,6 @@ __all__ = ["REMEDIES"]
 
 _CRASH = frozenset({"CRASH"})
 _LOSS = ("composite.parallel_loss",)
-_OUTSIDE = ("composite.smaller_mesh",)
 
 
 def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
@@ -216,30 +212,6 @@ REMEDIES = (
         "number (_get_total_norm and _clip_grads_with_norm_ in nn/utils/clip_grad.py)",
         norms_of_several_meshes,
         ("composite.two_meshes",),
-        _CRASH,
-    ),
-    Remedy(
-        "local-gradients-outside-of-meshes",
-        "give no gradient to what to_local and from_local take on a rank that the mesh lacks (backward of "
-        "_ToTorchTensor and _FromTorchTensor in _api.py)",
-        local_gradients_on_ranks_of_mesh,
-        _OUTSIDE,
-        _CRASH,
-    ),
-    Remedy(
-        "missing-outputs-outside-of-meshes",
-        "let an op leave out outputs on a rank that the mesh lacks, too (the fast path of the dispatch in "
-        "torch/csrc/autograd/python_variable.cpp, and _dispatch_get_local_results_slow_path in _dispatch.py)",
-        missing_outputs_on_ranks_of_mesh,
-        _OUTSIDE,
-        _CRASH,
-    ),
-    Remedy(
-        "handlers-outside-of-meshes",
-        "ask before a handler of a single op whether the mesh has the rank (_custom_op_handlers in _dispatch.py), and "
-        "make empty results if not, as the dispatch of other ops does",
-        handlers_on_ranks_of_mesh,
-        _OUTSIDE,
         _CRASH,
     ),
 )

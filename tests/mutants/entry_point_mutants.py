@@ -72,21 +72,6 @@ def cumulated_sums_forgotten() -> None:
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.cumsum.default] = lambda op, args, kwargs: args[0]
 
 
-def squares_on_some_ranks_forgotten() -> None:
-    """A mesh that lacks some of the ranks squares nothing."""
-    op = torch.ops.aten.pow.Tensor_Scalar
-
-    def handle(_op: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        held = DTensor._op_dispatcher._custom_op_handlers.pop(op)
-        try:
-            made = op(*args, **kwargs)
-        finally:
-            DTensor._op_dispatcher._custom_op_handlers[op] = held
-        return args[0] * 1 if args[0].device_mesh.size() < torch.distributed.get_world_size() else made
-
-    DTensor._op_dispatcher._custom_op_handlers[op] = handle
-
-
 def said_placements_of_gradients_forgotten() -> None:
     """The gradient of a local tensor is laid out as the tensor, whatever the caller says."""
     before = api._ToTorchTensor.forward

@@ -32,14 +32,8 @@ RAISING = (
     entry_points.copied,
     entry_points.distributed,
     entry_points.inferred,
-    entry_points.on_some_ranks,
     programs.chain,
 )
-
-
-def _outside(path: str, *given: object) -> tuple[object, ...]:
-    """Return arguments for a mesh that lacks the first rank."""
-    return [1], [Shard(0)], path != "torch.conv1d", path, list(given)
 
 
 CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], dict[str, torch.Tensor]]] = {
@@ -96,11 +90,6 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("full_tensor", ["avg"]),
         {"x": NUMBERS},
     ),
-    entry_point_mutants.squares_on_some_ranks_forgotten: (
-        entry_points.on_some_ranks,
-        _outside("torch.square"),
-        {"x": NUMBERS},
-    ),
 }
 """For each mutant a program, its arguments and its tensors."""
 
@@ -143,22 +132,6 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet)
             ("torch.narrow", [0, 0, 3], [strided_shard(0, 2)]),
             {"x": NUMBERS},
         ),
-        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("to_local"), {"x": NUMBERS}),
-        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("full_tensor"), {"x": NUMBERS}),
-        ("local-gradients-outside-of-meshes", entry_points.on_some_ranks, _outside("from_local"), {"x": NUMBERS}),
-        (
-            "missing-outputs-outside-of-meshes",
-            entry_points.on_some_ranks,
-            _outside("torch.nn.functional.layer_norm", [3]),
-            {"x": NUMBERS},
-        ),
-        (
-            "handlers-outside-of-meshes",
-            entry_points.on_some_ranks,
-            _outside("torch.conv1d", "y"),
-            {"x": NUMBERS, "y": NUMBERS[:2, :, None].repeat(1, 2, 1)[:, :4].clone()},
-        ),
-        ("argmax-handler", entry_points.on_some_ranks, _outside("torch.argmax", 0), {"x": NUMBERS}),
     ],
 )
 def test_what_torch_itself_does_wrong_is_seen_and_mended(

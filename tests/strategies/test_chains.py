@@ -105,15 +105,6 @@ def composites(name: str, mesh: MeshSpec = MESH, count: int = 60) -> list[OpCase
     return [case for case in drawn if case is not None]
 
 
-def test_meshes_lack_any_ranks_and_functions_with_handlers_and_without_some_gradients_are_called_on_them() -> None:
-    drawn = composites("smaller_mesh", MeshSpec((3,)))
-    lacking = {frozenset(range(3)) - set(case.args[0]) for case in drawn}  # type: ignore[call-overload]
-    assert {frozenset({0}), frozenset({2}), frozenset({0, 1})} <= lacking
-    assert frozenset() not in lacking
-    paths = {str(case.args[3]) for case in drawn}
-    assert {"to_local", "full_tensor", "from_local", "torch.conv1d", "torch.nn.functional.layer_norm"} <= paths
-
-
 def test_strided_shards_are_distributed_of_tensors_that_they_do_not_divide() -> None:
     found = Counter[bool]()
     for case in composites("distributed", count=120):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -111,34 +109,6 @@ def _reordered_mesh(b: Building) -> None:
     order = list(range(b.mesh.world_size))
     b.rng.shuffle(order)
     b.program(f"{_PROGRAMS}reordered", order, [b.pick((Shard(0), Shard(1))) for _ in range(b.mesh.ndim)])
-
-
-@composite
-def _smaller_mesh(b: Building) -> None:
-    """A mesh that lacks some of the ranks, which call the same functions and hold nothing."""
-    rows, columns = b.size()
-    b.tensors[b.floats(rows, columns)].requires_grad_(False)
-    weights = {"matmul": (columns, 2), "conv1d": (2, rows, 1), "layer_norm": (columns,)}
-    kind = b.pick((*weights, "to_local", "full_tensor", "from_local", *["other"] * 8))
-    if kind in weights:
-        b.tensors[b.floats(*weights[kind])].requires_grad_(False)
-    ways: dict[str, tuple[Any, ...]] = {
-        "matmul": ("torch.matmul", "y"),
-        "conv1d": ("torch.conv1d", "y"),
-        "layer_norm": ("torch.nn.functional.layer_norm", [columns], "y"),
-        "other": b.way(
-            ("torch.sum", 0), ("torch.mean", 1), ("torch.softmax", -1), ("torch.argmax", b.pick((0, 1))), ("torch.t",),
-            ("torch.split", 1, b.pick((0, 1))), ("torch.nn.functional.layer_norm", [columns]), ("torch.cumsum", 0),
-            ("torch.topk", 1), ("torch.norm",), ("torch.max", 1), ("torch.amax", 0), ("torch.flatten",),
-            ("torch.square",),
-        ),
-    }  # fmt: skip
-    path, *given = ways.get(kind, (kind,))
-    world = b.mesh.world_size
-    ranks = sorted(b.rng.sample(range(world), b.pick(range(1, world))))
-    placements = [b.pick((Replicate(), Shard(0), Shard(1)))]
-    wanted = kind.endswith(("local", "tensor")) or b.chance(0.7)
-    b.program(f"{_PROGRAMS}on_some_ranks", ranks, placements, wanted, path, given)
 
 
 @composite
