@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -48,8 +49,17 @@ def command_line() -> str:
 
 
 def load_given_baseline(path: Path) -> Baseline:
-    """Return the baseline. Only the default file may be missing."""
-    return load_baseline(path, missing_ok=path == DEFAULT_BASELINE)
+    """Return the baseline; an unchanged file is read once. Only the default file may be missing."""
+    try:
+        state = path.stat()
+    except OSError:  # which reading it reports
+        return load_baseline(path, missing_ok=path == DEFAULT_BASELINE)
+    return _read_baseline(path, state.st_ino, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_baseline(path: Path, *_state: int) -> Baseline:
+    return load_baseline(path)
 
 
 class _PlainConsole(Console):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.abc
 import logging
 import pkgutil
 import sys
@@ -46,7 +47,7 @@ def _database() -> ModuleType:
     more of the compiler, the database is loaded with it.
     """
     name = "torch.testing._internal.common_methods_invocations"
-    with _without_notice_of_cuda():
+    with _without_notice_of_cuda(), _without_references():
         return _loaded(name)
 
 
@@ -60,6 +61,36 @@ def _without_notice_of_cuda() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+class _Hidden(importlib.abc.MetaPathFinder):
+    """A finder that calls packages missing, whether they are installed or not."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> None:
+        if fullname.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"no module named {fullname!r}", name=fullname)
+
+
+@contextlib.contextmanager
+def _without_references() -> Iterator[None]:
+    """Hide packages of which torch's descriptions only take reference functions and marks.
+
+    Loading SciPy takes longer than all the rest of the database. Neither changes which ops there are, nor their
+    arguments. A process that runs tests may use torch's test utilities itself, and they remember what was there; there
+    nothing is hidden.
+    """
+    if "pytest" in sys.modules:
+        yield
+        return
+    hidden = _Hidden([name for name in ("pytest", "scipy") if name not in sys.modules])
+    sys.meta_path.insert(0, hidden)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(hidden)
 
 
 def _loaded(name: str) -> ModuleType:
