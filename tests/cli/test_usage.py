@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -143,6 +145,22 @@ def test_the_versions_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     status, out, err = run(monkeypatch, capsys, "--version")
     assert (status, err) == (0, "")
     assert out.startswith("dtensor-verifier 0.1.0, torch 2.")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("ru", ["run", "rules"]), ("run --mes", ["--mesh"]), ("gate --format s", ["sarif"]), ("run --frmat ", [])],
+)
+def test_the_shell_completes_what_was_typed(typed: str, completed: list[str]) -> None:
+    """As the function does that ``dtensor-verifier --install-completion`` gives to bash."""
+    words = f"dtensor-verifier {typed}"
+    asked = {"_DTENSOR_VERIFIER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = "import sys; sys.argv = ['dtensor-verifier']; from verifier.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == completed, done.stderr
 
 
 def test_warnings_of_torchs_kernels_are_not_shown_and_others_are(
