@@ -29,9 +29,10 @@ from verifier.programs import joins
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.ops import is_composite
 
-__all__ = ["COMPOSITIONS", "SECOND_CALL", "WRITTEN_COPY", "WRITTEN_VIEW", "composed", "in_a_row"]
+__all__ = ["COMPOSITIONS", "INFERENCE", "SECOND_CALL", "WRITTEN_COPY", "WRITTEN_VIEW", "composed", "in_a_row"]
 
 _PROGRAMS = "strategies.opinfo.programs."
+INFERENCE = "inference mode"
 WRITTEN_COPY = "write to a copy"
 WRITTEN_VIEW = "write to a view"
 _CLEAR = 1e-3
@@ -318,6 +319,14 @@ def _unfit(call: Call) -> Iterator[tuple[str, object]]:
             yield parameter.name, 9
 
 
+# ----------------------------------------------------------------------------------------------------- inference mode
+def _inferred(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
+    # of other ops DTensor sees the same call in every mode
+    if not is_composite(call.op) or _written(call):
+        return None
+    return "inferred", (str(call.op), rng.random() < 0.75), call.values
+
+
 # ------------------------------------------------------------------------------------------------- writing to a copy
 def _written_copy(call: Call, mesh: MeshSpec, rng: Random) -> _Program | None:
     written = _written(call)
@@ -363,6 +372,7 @@ COMPOSITIONS: dict[str, _Compose] = {
     "pending argument": _produced,
     SECOND_CALL: _called_twice,
     "after an exception": _after_exception,
+    INFERENCE: _inferred,
     WRITTEN_COPY: _written_copy,
     WRITTEN_VIEW: _written_view,
 }

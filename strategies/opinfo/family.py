@@ -15,9 +15,10 @@ from hypothesis.strategies import SearchStrategy
 from strategies.opinfo.calls.call import quiet
 from strategies.opinfo.calls.gradients import differentiated
 from strategies.opinfo.calls.op_names import base_of
-from strategies.opinfo.composing import COMPOSITIONS, SECOND_CALL, WRITTEN_COPY, WRITTEN_VIEW, composed
+from strategies.opinfo.composing import COMPOSITIONS, INFERENCE, SECOND_CALL, WRITTEN_COPY, WRITTEN_VIEW, composed
 from strategies.opinfo.random_ops import CHECKED, random_case
 from strategies.opinfo.samples.informative import is_telling, more_telling
+from strategies.opinfo.whole_calls import WholeCall, calls_in_inference_mode
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.ops import written_arguments
@@ -84,7 +85,7 @@ class OpInfoFamily:
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of calls of the ops in ``context``; all overloads are equally likely."""
-        by_overload: dict[tuple[str, torch.dtype], list[Sample]] = {}
+        by_overload: dict[tuple[str, torch.dtype], list[Sample | WholeCall]] = {}
         random: dict[tuple[str, torch.dtype], None] = {}
         for name in context.ops:
             for dtype in self._dtypes(context):
@@ -95,6 +96,8 @@ class OpInfoFamily:
                         by_overload.setdefault((sample.op, dtype), []).append(sample)
                     elif sample.op in CHECKED:
                         random[sample.op, dtype] = None
+                for call in calls_in_inference_mode(name, dtype):
+                    by_overload.setdefault((call.op, dtype), []).append(call)
         determined = determined_cases(by_overload, context.mesh)
         if not random:
             return determined
@@ -124,7 +127,7 @@ FAMILY = OpInfoFamily()
 
 
 def determined_cases(
-    by_overload: Mapping[tuple[str, torch.dtype], Sequence[Sample]], mesh: MeshSpec
+    by_overload: Mapping[tuple[str, torch.dtype], Sequence[Sample | WholeCall]], mesh: MeshSpec
 ) -> SearchStrategy[OpCase]:
     """Return a generator of calls whose arguments determine their results, and of programs around such calls."""
     if not by_overload:
@@ -149,12 +152,16 @@ def _present(case: OpCase | None) -> OpCase:
     return case
 
 
-def _drawn(sample: Sample, size: int, draw: int, with_program: bool, variant: int, mesh: MeshSpec) -> OpCase | None:
+def _drawn(
+    sample: Sample | WholeCall, size: int, draw: int, with_program: bool, variant: int, mesh: MeshSpec
+) -> OpCase | None:
     """Return a call, or a program around the call if ``with_program`` and there is a program."""
     with quiet():  # of a user's op without a gradient torch warns
         case = sample.draw(size, draw)
         if case is None or _is_for_level_1(case):
             return None
+        if isinstance(sample, WholeCall):  # outside of inference mode autograd decomposes it
+            return composed(case, INFERENCE, mesh, variant)
         nan = _has_nan(make_reference(case).outputs)
         if nan and not any(t.is_floating_point() or t.is_complex() for t in tensor_arguments(case.args, case.kwargs)):
             return None  # a Partial of integers outside the domain, of which no other values are drawn

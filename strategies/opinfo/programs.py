@@ -23,6 +23,7 @@ __all__ = [
     "called_both_ways",
     "called_twice",
     "consumed",
+    "inferred",
     "one_for_two",
     "produced",
     "sampled",
@@ -150,6 +151,28 @@ def after_exception(op: str, name: str, between: bool, /, unfit: Any, **argument
     return made
 
 
+def inferred(op: str, inside: bool, /, **arguments: Any) -> list[torch.Tensor]:
+    """Return the results of ``op`` in inference mode, where a composite op reaches DTensor whole.
+
+    Its tensors were made outside of inference mode, or are copied inside if ``inside``.
+    """
+    call: Any = torch.ops
+    for part in op.split("."):
+        call = getattr(call, part)
+    with torch.inference_mode():
+        held = {
+            name: [t.clone() if inside and isinstance(t, torch.Tensor) else t for t in value]
+            if isinstance(value, list | tuple)
+            else value.clone()
+            if inside and isinstance(value, torch.Tensor)
+            else value
+            for name, value in arguments.items()
+        }
+        result = call(**held)
+    made = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, torch.Tensor)]
+    return [t.clone() for t in made]
+
+
 def written_view(op: str, name: str, factor: int, /, **arguments: Any) -> list[torch.Tensor]:
     """Return a copy of the argument ``name`` and its views by ``op``, after each of them was multiplied in place."""
     call: Any = torch.ops
@@ -274,7 +297,8 @@ def _calls(case: OpCase) -> list[str]:
 
 
 for _program in (
-    one_for_two, consumed, produced, called_twice, called_both_ways, after_exception, written_copy, written_view,
+    one_for_two, consumed, produced, called_twice, called_both_ways, after_exception, inferred, written_copy,
+    written_view,
 ):  # fmt: skip
     simplifies(f"{__name__}.{_program.__name__}", PLAINER[_program.__name__])
     declares(f"{__name__}.{_program.__name__}", _calls)

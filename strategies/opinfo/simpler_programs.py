@@ -184,6 +184,13 @@ def _after_exception(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
         yield from _simpler(trial, plain, {}, tuple(range(first, first + count)))
 
 
+def _inferred(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
+    case = trial.case
+    op: Any = case.args[0]
+    plain = _plain_case(case, op, case.kwargs)
+    yield from _simpler(trial, plain, {}, tuple(range(_count(plain))))
+
+
 def _written_copy(trial: Trial, placed: Known) -> Iterator[SimplerCall]:
     case = trial.case
     op: Any = case.args[0]
@@ -234,6 +241,7 @@ PLAINER: dict[str, Callable[[Trial, Known], Iterator[SimplerCall]]] = {
     "called_both_ways": _called_both_ways,
     "called_twice": _called_twice,
     "consumed": _consumed,
+    "inferred": _inferred,
     "one_for_two": _one_for_two,
     "produced": _produced,
     "written_copy": _written_copy,

@@ -20,7 +20,6 @@ from verifier.torch_internals.amending.entry_points import (
     factories_without_tracker,
     gradients_of_log_softmax,
     ignored_targets_of_losses,
-    inference_counts_versions,
     infinities_of_all_gradients,
     losses_end,
     losses_of_many_dims,
@@ -31,6 +30,7 @@ from verifier.torch_internals.amending.entry_points import (
     ties_kept,
     unsorted_meshes_refused,
 )
+from verifier.torch_internals.amending.inference import composites_decomposed, views_count_versions
 from verifier.torch_internals.amending.propagation import Decision, refused
 from verifier.torch_internals.amending.registrations import handled
 
@@ -149,12 +149,21 @@ REMEDIES = (
         data_exchanged,
         ("composite.data",),
     ),
+    Remedy(  # before the next one, whose ops it decomposes
+        "composites-in-inference-mode",
+        "run the kernel that decomposes a composite op without a rule, instead of deriving a rule for the whole op "
+        "from its decomposition (DecompShardingStrategy in _decompositions.py)",
+        composites_decomposed,
+        ("composite.inference", "aten.*"),
+        frozenset({"CRASH", "WRONG_VALUE"}),
+        refuses=True,  # as one of the ops that it consists of
+    ),
     Remedy(
         "views-in-inference-mode",
         "make the results of views of a DTensor from outside inference mode tensors that count versions, as those of "
         "plain tensors are (_dispatch.py)",
-        inference_counts_versions,
-        ("composite.inference",),
+        views_count_versions,
+        ("composite.inference", "aten.*"),
         _CRASH,
     ),
     Remedy(

@@ -19,7 +19,7 @@ from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.opinfo import capture_calls, opinfo_entries, opinfo_samples, opinfo_sizes
 from verifier.torch_internals.ops import cache_by_rules, has_decomposition, is_composite, registered_overloads
 
-__all__ = ["Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtype"]
+__all__ = ["Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtype", "whole_calls"]
 
 _LARGEST = 4096
 """Calls with a tensor of more elements are not captured."""
@@ -110,6 +110,36 @@ def captured(
                 _reseed(seed, number)
                 calls[number] = _calls(entry, _cut(samples[number]), differentiable, wanted, composite)
     return calls
+
+
+def whole_calls(entry: Any, dtype: torch.dtype, *, size: int, seed: int, most: int) -> dict[int, Call]:
+    """Return calls of composite overloads for which DTensor has no rule, by the number of an OpInfo's sample.
+
+    Each is the first call that the sample makes in inference mode. Arguments are as for :func:`captured`. With every
+    second seed the numbers are complex, if the OpInfo supports them.
+    """
+    usable = usable_dtype(entry, dtype)
+    if usable == dtype and seed % 2 and (wide := dtype.to_complex()) in entry.supported_dtypes("cpu"):
+        usable = wide
+    found: dict[int, Call] = {}
+    if usable is None or entry.name.startswith("_foreach"):
+        return found
+    with opinfo_sizes(SIZES[size], FOREACH_SHAPES[size]), _own_random_state(), quiet():
+        samples = _generated(entry, usable, False, seed, None)
+        for number in range(0, len(samples), max(1, -(-len(samples) // most))):
+            _reseed(seed, number)
+            sample = _cut(samples[number])
+            with capture_calls(_is_whole, _LARGEST) as calls, torch.inference_mode(), suppress(*REFUSALS):
+                entry.op(sample.input, *sample.args, **sample.kwargs)
+            if calls:
+                op, args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, calls[0])
+                found[number] = Call(op, args, kwargs)
+    return found
+
+
+@cache_by_rules
+def _is_whole(op: OpOverload) -> bool:
+    return op.namespace == "aten" and is_composite(op) and op not in _registered() and not op._schema.is_mutable
 
 
 def _generated(entry: Any, dtype: torch.dtype, differentiable: bool, seed: int, last: int | None) -> list[Any]:

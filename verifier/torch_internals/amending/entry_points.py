@@ -28,7 +28,6 @@ __all__ = [
     "factories_without_tracker",
     "gradients_of_log_softmax",
     "ignored_targets_of_losses",
-    "inference_counts_versions",
     "infinities_of_all_gradients",
     "losses_end",
     "losses_of_many_dims",
@@ -300,13 +299,6 @@ def data_exchanged() -> Iterator[None]:
         yield
     finally:
         del kind.data
-
-
-@contextlib.contextmanager
-def inference_counts_versions() -> Iterator[None]:
-    """Let inference mode record no gradients, and no more: tensors that are made in it count their versions."""
-    with mock.patch.object(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(not mode)):
-        yield
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.registries import replicated_rule
 
 __all__ = [
+    "ABSENT",
     "adjusted_like",
     "bias_of_cudnn_attention",
     "cached_by",
@@ -38,20 +39,21 @@ __all__ = [
     "without_handler",
 ]
 
-_ABSENT = object()
+ABSENT = object()
+"""No value, for :func:`edited`."""
 
 
 @contextlib.contextmanager
 def edited(registry: dict[Any, Any], key: object, value: object) -> Iterator[None]:
-    """Have ``registry`` hold ``value`` under ``key``, or nothing, if ``value`` is :data:`_ABSENT`."""
-    before = registry.pop(key, _ABSENT)
-    if value is not _ABSENT:
+    """Have ``registry`` hold ``value`` under ``key``, or nothing, if ``value`` is :data:`ABSENT`."""
+    before = registry.pop(key, ABSENT)
+    if value is not ABSENT:
         registry[key] = value
     try:
         yield
     finally:
         registry.pop(key, None)
-        if before is not _ABSENT:
+        if before is not ABSENT:
             registry[key] = before
 
 
@@ -76,7 +78,7 @@ def without_handler(*ops: OpOverload) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for op in ops:
             if str(getattr(handlers.get(op), "__module__", "")).startswith("torch."):
-                stack.enter_context(edited(handlers, op, _ABSENT))
+                stack.enter_context(edited(handlers, op, ABSENT))
         yield
 
 
@@ -102,7 +104,7 @@ def numbers_refused(wrong: Callable[[object], bool], why: str) -> Iterator[None]
     def handler(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if any(map(wrong, (*args, *kwargs.values()))):
             raise NotImplementedError(f"{op} {why}")
-        with edited(handlers, op, _ABSENT):  # as without this amendment
+        with edited(handlers, op, ABSENT):  # as without this amendment
             return op(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
@@ -126,7 +128,7 @@ def adjusted_like(op: OpOverload, other: OpOverload) -> Iterator[None]:
     """Let DTensor rewrite the sizes among the arguments of ``op`` for each rank's shard as it does for ``other``."""
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     adjusters = propagator.op_to_scalar_shape_adjuster
-    with edited(adjusters, op, adjusters.get(other, _ABSENT)) if is_torchs(op) else contextlib.nullcontext():
+    with edited(adjusters, op, adjusters.get(other, ABSENT)) if is_torchs(op) else contextlib.nullcontext():
         yield
 
 

@@ -23,7 +23,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.amending.registrations import ABSENT, edited
 from verifier.torch_internals.caches import clear_caches
+from verifier.torch_internals.ops import registered_overloads
 
 __all__ = ["Watch", "keywords_replicated", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
 
@@ -87,14 +89,6 @@ class _LostWrites(Watch):  # type: ignore[no-untyped-call]
                 if base and memory != base:
                     held = self._bases.setdefault(base, (args[0]._local_tensor, []))
                     held[1].append(weakref.ref(tensor))
-
-
-class _FreshMasks(Watch):  # type: ignore[no-untyped-call]
-    """Has DTensor decide again on each op that may mask its result, so that each result has its own placement."""
-
-    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if str(func).startswith(_MASKING) and is_torchs(func):
-            clear_caches()
 
 
 class _ReplicatesKeywords(Watch):  # type: ignore[no-untyped-call]
@@ -179,8 +173,23 @@ def views_of_copies_unwritten() -> Iterator[None]:
 
 @contextlib.contextmanager
 def masks_of_their_own() -> Iterator[None]:
-    """Let each masked result keep a mask of its own, which no reduction of the result releases."""
-    with _FreshMasks(), mock.patch.object(MaskBuffer, "release_mask", return_value=None):
+    """Let each masked result keep a mask of its own, which no reduction of the result releases.
+
+    DTensor decides again on each op that may mask its result, so that each result has its own placement.
+    """
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def afresh(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        clear_caches()
+        with edited(handlers, op, ABSENT):
+            return op(*args, **kwargs)
+
+    masking = [op for op in registered_overloads() if str(op).startswith(_MASKING) and is_torchs(op)]
+    with contextlib.ExitStack() as stack:
+        for op in masking:
+            if op not in handlers:
+                stack.enter_context(edited(handlers, op, afresh))
+        stack.enter_context(mock.patch.object(MaskBuffer, "release_mask", return_value=None))
         yield
 
 

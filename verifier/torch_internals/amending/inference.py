@@ -1,0 +1,83 @@
+"""Amendments to what DTensor does in inference mode."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor
+
+from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.amending.registrations import ABSENT, edited
+from verifier.torch_internals.ops import is_composite, registered_overloads
+
+__all__ = ["composites_decomposed", "views_count_versions"]
+
+_Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
+
+
+@cache
+def _overloads() -> tuple[OpOverload, ...]:
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if namespace == "aten" and hasattr(torch.ops.aten, packet):
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
+            if isinstance(op, OpOverload):
+                found.append(op)
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _handled(takes: Callable[[OpOverload], bool], handler: _Handler) -> Iterator[None]:
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    with contextlib.ExitStack() as stack:
+        for op in _overloads():
+            if op not in handlers and takes(op) and is_torchs(op):
+                stack.enter_context(edited(handlers, op, handler))
+        yield
+
+
+def _gives_views(op: OpOverload) -> bool:
+    aliases = [one.alias_info for one in op._schema.arguments if one.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+@contextlib.contextmanager
+def views_count_versions() -> Iterator[None]:
+    """Let views in inference mode of a DTensor from outside count versions, as those of plain tensors do."""
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def handler(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        outside = torch.is_inference_mode_enabled() and not args[0].is_inference()
+        inference = torch.inference_mode(False) if outside else contextlib.nullcontext()
+        with edited(handlers, op, ABSENT), torch.no_grad(), inference:
+            return op(*args, **kwargs)
+
+    with _handled(_gives_views, handler):
+        yield
+
+
+@contextlib.contextmanager
+def composites_decomposed() -> Iterator[None]:
+    """Let a composite op without a rule be decomposed by its kernel in every mode, before DTensor looks for a rule.
+
+    Inside of a dispatch, kernels do not resolve what is lazily conjugated, negated or zero; here they do.
+    """
+    ruled = registered_overloads()
+
+    def handler(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        left_out = torch._C._dispatch_tls_local_exclude_set()
+        for key in (DispatchKey.Conjugate, DispatchKey.Negative, DispatchKey.ZeroTensor):
+            left_out = left_out.remove(key)
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out):
+            return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    with _handled(lambda op: is_composite(op) and op not in ruled, handler):
+        yield
