@@ -18,6 +18,7 @@ from verifier.torch_internals.amending.entry_points import (
     data_exchanged,
     dims_of_factories_counted,
     factories_without_tracker,
+    fresh_tensors_returned,
     gradients_of_log_softmax,
     ignored_targets_of_losses,
     inference_counts_versions,
@@ -156,6 +157,14 @@ REMEDIES = (
         inference_counts_versions,
         ("composite.inference",),
         _CRASH,
+    ),
+    Remedy(
+        "fresh-tensors-that-are-others",
+        "return the DTensor itself from lift_fresh, or another that autograd knows for a view (the dispatch of "
+        "DTensor, and derivatives.yaml of autograd)",
+        fresh_tensors_returned,
+        ("aten.lift_fresh.default",),
+        VALUES,
     ),
     Remedy(
         "copies-of-views",

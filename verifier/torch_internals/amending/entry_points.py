@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "data_exchanged",
     "dims_of_factories_counted",
     "factories_without_tracker",
+    "fresh_tensors_returned",
     "gradients_of_log_softmax",
     "ignored_targets_of_losses",
     "inference_counts_versions",
@@ -382,6 +384,19 @@ def splits_read_indices() -> Iterator[None]:
         return split(tensor, where.full_tensor() if isinstance(where, DTensor) and where.ndim else where, dim)
 
     with mock.patch.object(torch, "tensor_split", read):
+        yield
+
+
+@contextlib.contextmanager
+def fresh_tensors_returned() -> Iterator[None]:
+    """Let ``lift_fresh`` return a DTensor itself, as it does a plain tensor, unless its rules are the user's."""
+    op = torch.ops.aten.lift_fresh.default
+    call: Any = op._op
+
+    def returned(self: torch.Tensor) -> Any:
+        return self if isinstance(self, DTensor) and is_torchs(op) else call(self)
+
+    with mock.patch.object(op, "_op", returned):
         yield
 
 
