@@ -207,3 +207,20 @@ def test_each_op_whose_function_for_fake_tensors_takes_fewer_arguments_has_a_rem
             found.add(str(op))
     assert {"aten.add.Scalar_out", "aten.embedding_dense_backward.out"} <= found
     assert found <= {*remedy.ops}
+
+
+def looked_up(index: torch.Tensor, *given: Placement) -> Placements:
+    """Return the placements on which DTensor runs a gather of rows by a replicated ``index`` on a mesh of 2x2."""
+    found = decided(
+        aten.gather.default, (torch.ones(8, 5), 0, index), torch.ones(index.shape), given, (Replicate(),) * 2
+    )
+    assert found is not None
+    return found.inputs[0]
+
+
+def test_rows_stay_sharded_by_one_mesh_dim_where_gather_masks_its_ids() -> None:
+    ids, whole = torch.zeros(1, 5, dtype=torch.int64), (Replicate(),) * 2
+    once, twice = (Shard(0), Replicate()), (Shard(0), Shard(0))
+    assert [looked_up(ids, *given) for given in (once, twice)] == [once, twice]
+    with remedied(["rows-cut-twice"]):
+        assert [looked_up(ids, *given) for given in (once, twice)] == [once, whole]
