@@ -19,6 +19,7 @@ from verifier.torch_internals.amending.entry_points import (
     dims_of_factories_counted,
     factories_without_tracker,
     fresh_tensors_returned,
+    gradients_of_gather_dense,
     gradients_of_log_softmax,
     ignored_targets_of_losses,
     inference_counts_versions,
@@ -165,6 +166,14 @@ REMEDIES = (
         fresh_tensors_returned,
         ("aten.lift_fresh.default",),
         VALUES,
+    ),
+    Remedy(
+        "sparse-gradients-of-gather",
+        "take the dense formula in gather_backward where a tensor is a subclass, which no sparse tensor is made of "
+        "(derivatives.yaml of autograd)",
+        gradients_of_gather_dense,
+        ("aten.gather.default",),
+        _CRASH,
     ),
     Remedy(
         "copies-of-views",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -224,3 +225,20 @@ def test_rows_stay_sharded_by_one_mesh_dim_where_gather_masks_its_ids() -> None:
     assert [looked_up(ids, *given) for given in (once, twice)] == [once, twice]
     with remedied(["rows-cut-twice"]):
         assert [looked_up(ids, *given) for given in (once, twice)] == [once, whole]
+
+
+@pytest.mark.parametrize(
+    ("op", "remedy"),
+    [
+        (aten.gather.default, "sparse-gradients-of-gather"),
+        (aten.lift_fresh.default, "fresh-tensors-that-are-others"),
+    ],
+)
+def test_an_overload_that_calls_something_else_is_still_found_in_tables(op: Any, remedy: str) -> None:
+    table, before = {op: "found"}, op._op
+    with remedied([remedy]):
+        assert op._op is not before
+        assert table[op] == "found"
+        with replaced_strategy(op, everything):
+            assert not is_torchs(op), "the remedy would act on a rule of the user's"
+    assert op._op is before

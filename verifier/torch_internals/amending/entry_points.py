@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType
 from typing import Any
 from unittest import mock
@@ -28,6 +28,7 @@ __all__ = [
     "dims_of_factories_counted",
     "factories_without_tracker",
     "fresh_tensors_returned",
+    "gradients_of_gather_dense",
     "gradients_of_log_softmax",
     "ignored_targets_of_losses",
     "inference_counts_versions",
@@ -387,6 +388,19 @@ def splits_read_indices() -> Iterator[None]:
         yield
 
 
+class _Called:
+    """Calls ``function`` in the place of what an overload calls, by which the overload is found in tables."""
+
+    def __init__(self, function: Callable[..., Any], called: object) -> None:
+        self.function, self.called = function, called
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return hash(self.called)
+
+
 @contextlib.contextmanager
 def fresh_tensors_returned() -> Iterator[None]:
     """Let ``lift_fresh`` return a DTensor itself, as it does a plain tensor, unless its rules are the user's."""
@@ -396,7 +410,21 @@ def fresh_tensors_returned() -> Iterator[None]:
     def returned(self: torch.Tensor) -> Any:
         return self if isinstance(self, DTensor) and is_torchs(op) else call(self)
 
-    with mock.patch.object(op, "_op", returned):
+    with mock.patch.object(op, "_op", _Called(returned, call)):
+        yield
+
+
+@contextlib.contextmanager
+def gradients_of_gather_dense() -> Iterator[None]:
+    """Let the gradient of ``gather`` of a DTensor be dense, whatever ``sparse_grad`` says, by torch's own rules."""
+    op = torch.ops.aten.gather.default
+    call: Any = op._op
+
+    def gathered(self: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
+        ours = isinstance(self, DTensor) and is_torchs(op)
+        return call(self, dim, index, sparse_grad=sparse_grad and not ours)
+
+    with mock.patch.object(op, "_op", _Called(gathered, call)):
         yield
 
 
