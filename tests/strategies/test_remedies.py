@@ -228,17 +228,33 @@ def test_rows_stay_sharded_by_one_mesh_dim_where_gather_masks_its_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "remedy"),
+    ("op", "remedy", "others"),
     [
-        (aten.gather.default, "sparse-gradients-of-gather"),
-        (aten.lift_fresh.default, "fresh-tensors-that-are-others"),
+        (
+            aten.gather.default,
+            "sparse-gradients-of-gather",
+            {"dim": 0, "index": torch.tensor([1]), "sparse_grad": True},
+        ),
+        (aten.lift_fresh.default, "fresh-tensors-that-are-others", {}),
     ],
 )
-def test_an_overload_that_calls_something_else_is_still_found_in_tables(op: Any, remedy: str) -> None:
+def test_an_overload_that_calls_something_else_is_still_found_in_tables(
+    op: Any, remedy: str, others: dict[str, Any]
+) -> None:
     table, before = {op: "found"}, op._op
     with remedied([remedy]):
         assert op._op is not before
         assert table[op] == "found"
+        assert op(self=torch.arange(2), **others)[-1] == 1
         with replaced_strategy(op, everything):
             assert not is_torchs(op), "the remedy would act on a rule of the user's"
     assert op._op is before
+
+
+@pytest.mark.parametrize("empty", [Replicate(), Shard(0)])
+def test_cat_replicates_beside_an_empty_vector_what_is_sharded_in_another_dim(empty: Placement) -> None:
+    tensors = [torch.zeros(0), torch.ones(4, 3)]
+    with remedied(REMEDIES):  # not one of them may ask for the size of a dim that the vector lacks
+        found = decided(aten.cat.default, (tensors, 0), tensors[1], (empty,), (Shard(1),))
+    assert found is not None
+    assert found.inputs == ((Replicate(),), (Replicate(),))

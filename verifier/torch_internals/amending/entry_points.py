@@ -394,7 +394,7 @@ class _Called:
     def __init__(self, function: Callable[..., Any], called: object) -> None:
         self.function, self.called = function, called
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         return self.function(*args, **kwargs)
 
     def __hash__(self) -> int:
