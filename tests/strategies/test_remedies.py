@@ -258,3 +258,12 @@ def test_cat_replicates_beside_an_empty_vector_what_is_sharded_in_another_dim(em
         found = decided(aten.cat.default, (tensors, 0), tensors[1], (empty,), (Shard(1),))
     assert found is not None
     assert found.inputs == ((Replicate(),), (Replicate(),))
+
+
+def test_cat_replicates_parts_of_unlike_reductions_and_no_others() -> None:
+    tensors = [torch.ones(4, 3)] * 2
+    average, total, whole = (Partial("avg"),), (Partial("sum"),), (Replicate(),)
+    with remedied(["parts-turned-into-others"]):
+        pairs = [(average, total), (average, whole), (total, total)]
+        found = [decided(aten.cat.default, (tensors, 0), torch.ones(8, 3), *pair) for pair in pairs]
+    assert [one and one.inputs for one in found] == [(whole, whole), (average, average), (total, total)]
