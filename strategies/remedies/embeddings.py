@@ -12,6 +12,7 @@ __all__ = ["REMEDIES"]
 
 _GRADIENT = ("aten.embedding_dense_backward.default",)
 _LOOKUP = ("aten.embedding.default",)
+_GATHER = ("aten.gather.default", "aten.gather.out")
 _MOVING = tuple(
     f"aten.{op}.*"
     for op in (
@@ -39,9 +40,9 @@ def _masks_before_redistributing(decision: Decision) -> bool:
 
 
 def _masks_twice(decision: Decision) -> bool:
-    """Return whether several mesh dims shard the rows."""
-    rows = [placement for placement in decision.args[0].placements if 0 in shard_dims((placement,))]
-    return len(rows) > 1
+    """Return whether several mesh dims mask the ids, because each of them shards the rows."""
+    ids = decision.args[1] if decision.op in _LOOKUP else decision.args[2]
+    return sum(masked_extent(placement) is not None for placement in ids.placements) > 1
 
 
 def _moves_a_masked_result(decision: Decision) -> bool:
@@ -66,10 +67,10 @@ REMEDIES = (
     ),
     Remedy(
         "rows-cut-twice",
-        "let only one mesh dim shard the rows of a lookup's table, or let each mask know of the other mesh dim "
-        "(_MaskPartial in placement_types.py)",
-        lambda: vetoed(_LOOKUP, _masks_twice),
-        _LOOKUP,
+        "let only one mesh dim shard the rows that embedding or gather looks up, or let each mask know of the other "
+        "mesh dim (_MaskPartial in placement_types.py)",
+        lambda: vetoed((*_LOOKUP, *_GATHER), _masks_twice),
+        (*_LOOKUP, *_GATHER),
     ),
     Remedy(
         "masks-of-views",

@@ -18,6 +18,8 @@ from verifier.torch_internals.amending.entry_points import (
     data_exchanged,
     dims_of_factories_counted,
     factories_without_tracker,
+    fresh_tensors_returned,
+    gradients_of_gather_dense,
     gradients_of_log_softmax,
     ignored_targets_of_losses,
     infinities_of_all_gradients,
@@ -164,6 +166,22 @@ REMEDIES = (
         "plain tensors are (_dispatch.py)",
         views_count_versions,
         ("composite.inference", "aten.*"),
+        _CRASH,
+    ),
+    Remedy(
+        "fresh-tensors-that-are-others",
+        "return the DTensor itself from lift_fresh, or another that autograd knows for a view (the dispatch of "
+        "DTensor, and derivatives.yaml of autograd)",
+        fresh_tensors_returned,
+        ("aten.lift_fresh.default",),
+        VALUES,
+    ),
+    Remedy(
+        "sparse-gradients-of-gather",
+        "take the dense formula in gather_backward where a tensor is a subclass, which no sparse tensor is made of "
+        "(derivatives.yaml of autograd)",
+        gradients_of_gather_dense,
+        ("aten.gather.default",),
         _CRASH,
     ),
     Remedy(

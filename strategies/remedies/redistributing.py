@@ -58,6 +58,15 @@ def _divides_for_products(decision: Decision) -> bool:
     )
 
 
+def _turns_parts_into_others(decision: Decision) -> bool:
+    """Return whether parts of one reduction become those of another, which no redistribution can do."""
+    return any(
+        before.is_partial() and after.is_partial() and before != after
+        for _, changes in _changes(decision)
+        for before, after in changes
+    )
+
+
 @contextmanager
 def _integers_not_divided() -> Iterator[None]:
     """Let torch's rules not ask for parts of integers, and divide none where others do."""
@@ -92,6 +101,13 @@ REMEDIES = (
         "that no rule is chosen that needs one",
         lambda: vetoed(("aten.*",), _divides_for_products),
         verdicts=frozenset({"CRASH"}),
+    ),
+    Remedy(
+        "parts-turned-into-others",
+        "offer Replicate as well in cat_strategy (_ops/_tensor_ops.py), so that parts of unlike reductions are reduced",
+        lambda: vetoed(("aten.cat.*",), _turns_parts_into_others),
+        ("aten.cat.*",),
+        frozenset({"CRASH"}),
     ),
     Remedy(
         "complex-products-scattered",

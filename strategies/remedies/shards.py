@@ -102,8 +102,12 @@ def _batches_differ(decision: Decision) -> bool:
 
 
 def _lacks_the_dim(decision: Decision) -> bool:
-    """Return whether a tensor is to be cut along a dim that it does not have."""
-    return any(dim >= len(one.shape) for one in decision.inputs for dim in shard_dims(one.placements))
+    """Return whether a tensor is sharded along a dim that another one does not have.
+
+    The other one would be sharded in the same way. What that costs cannot be told either, if it is sharded already.
+    """
+    least = min((len(one.shape) for one in decision.inputs), default=0)
+    return any(dim >= least for one in decision.inputs for dim in shard_dims(one.placements))
 
 
 _WRITING = ("aten.index_put*", "aten._index_put_impl_.*", "aten._unsafe_index_put.*")
@@ -149,7 +153,7 @@ REMEDIES = (
         "shards-of-dims-that-lack",
         "leave a tensor of one dim without elements replicated in cat, which takes it beside tensors of more dims "
         "(cat_strategy in _ops/_tensor_ops.py)",
-        lambda: vetoed(("aten.cat.*",), _lacks_the_dim),
+        lambda: replicated_first(("aten.cat.*",), _lacks_the_dim),
         ("aten.cat.*",),
         frozenset({"CRASH"}),
     ),

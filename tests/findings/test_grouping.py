@@ -190,3 +190,10 @@ def test_the_phase_is_told_once(kind: VerdictKind) -> None:
     failure = crash(RELU, ((S,),))
     failure = replace(failure, verdict=Verdict(kind, "rank 0 ended with signal SIGKILL in forward", Phase.SETUP))
     assert ("during setup" in message(failure, "")) == (kind is VerdictKind.CRASH)
+
+
+def test_gradients_of_several_results_are_a_column_each() -> None:
+    trial = Trial(RELU, MeshSpec((2, 2)), ((S, R),), (((R, S), (P, R)),))
+    verdict = Verdict(VerdictKind.WRONG_GRADIENT, "1, expected 2", Phase.BACKWARD, "x.grad", 0)
+    failure = Failure(trial, Observation(trial, Fate.COMPLETED, ()), verdict)
+    assert "aten.relu.default: R,S(0),R x S(0),R,P(sum)" in group_key(failure)

@@ -233,3 +233,19 @@ def test_ranks_confirm_a_rule_that_raises(tmp_path: Path) -> None:
     (finding,) = [one for one in record.findings if one.fingerprint == failing[0].fingerprint]
     assert finding.verdict == "CRASH"
     assert "my_rules.py:" in finding.message
+
+
+@pytest.mark.ranks
+@pytest.mark.processes
+def test_an_overload_that_never_runs_has_one_record_in_the_place_of_its_wrong_rules(tmp_path: Path) -> None:
+    (overload,) = names = ("aten.embedding_dense_backward.out",)  # its function for fake tensors does not take `out`
+    request = RulesRequest(names, world_sizes="2", sizes=1, jobs=1, claims_only=True)
+    record = record_rules(make_rules_plan(request, Baseline()), RunStore(tmp_path))
+    assert record.rules is not None
+    op = record.rules.ops[overload]
+    assert not op.unconfirmed
+    assert [(one.verdict, one.input_placements, one.output_placements, one.fails) for one in op.wrong] == [
+        ("CRASH", ["R", "R", "R"], [], True)
+    ]
+    assert not any(text.endswith(": S(0), S(0), P(sum) -> P(sum)") for text in op.confirmed), "it is refuted"
+    assert [finding.verdict for finding in record.findings] == ["CRASH"]

@@ -54,6 +54,11 @@ FAMILIES: dict[str, Family] = {
         (("nn.functional.*", "mm"), {"all": ("nn.functional.relu", "aten.mm.default")}),
         (("aten.*mm*",), {"all": ("aten.mm.default",)}),
         (("aten.embedding.*",), {"embedding": (LOOKUP,), "all": (LOOKUP,)}),
+        (("m*",), {"all": ("aten.mm.default",)}),
+        (
+            ("[a-b]*",),
+            {"embedding": (LOOKUP, "aten.embedding_dense_backward.default"), "all": (LOOKUP, "aten.mm.default")},
+        ),
         (("all",), {"all": (LOOKUP, "aten.mm.default", "nn.functional.relu")}),
         (("mm", "mm"), {"all": ("aten.mm.default",)}),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -207,3 +208,62 @@ def test_each_op_whose_function_for_fake_tensors_takes_fewer_arguments_has_a_rem
             found.add(str(op))
     assert {"aten.add.Scalar_out", "aten.embedding_dense_backward.out"} <= found
     assert found <= {*remedy.ops}
+
+
+def looked_up(index: torch.Tensor, *given: Placement) -> Placements:
+    """Return the placements on which DTensor runs a gather of rows by a replicated ``index`` on a mesh of 2x2."""
+    found = decided(
+        aten.gather.default, (torch.ones(8, 5), 0, index), torch.ones(index.shape), given, (Replicate(),) * 2
+    )
+    assert found is not None
+    return found.inputs[0]
+
+
+def test_rows_stay_sharded_by_one_mesh_dim_where_gather_masks_its_ids() -> None:
+    ids, whole = torch.zeros(1, 5, dtype=torch.int64), (Replicate(),) * 2
+    once, twice = (Shard(0), Replicate()), (Shard(0), Shard(0))
+    assert [looked_up(ids, *given) for given in (once, twice)] == [once, twice]
+    with remedied(["rows-cut-twice"]):
+        assert [looked_up(ids, *given) for given in (once, twice)] == [once, whole]
+
+
+@pytest.mark.parametrize(
+    ("op", "remedy", "others"),
+    [
+        (
+            aten.gather.default,
+            "sparse-gradients-of-gather",
+            {"dim": 0, "index": torch.tensor([1]), "sparse_grad": True},
+        ),
+        (aten.lift_fresh.default, "fresh-tensors-that-are-others", {}),
+    ],
+)
+def test_an_overload_that_calls_something_else_is_still_found_in_tables(
+    op: Any, remedy: str, others: dict[str, Any]
+) -> None:
+    table, before = {op: "found"}, op._op
+    with remedied([remedy]):
+        assert op._op is not before
+        assert table[op] == "found"
+        assert op(self=torch.arange(2), **others)[-1] == 1
+        with replaced_strategy(op, everything):
+            assert not is_torchs(op), "the remedy would act on a rule of the user's"
+    assert op._op is before
+
+
+@pytest.mark.parametrize("empty", [Replicate(), Shard(0)])
+def test_cat_replicates_beside_an_empty_vector_what_is_sharded_in_another_dim(empty: Placement) -> None:
+    tensors = [torch.zeros(0), torch.ones(4, 3)]
+    with remedied(REMEDIES):  # not one of them may ask for the size of a dim that the vector lacks
+        found = decided(aten.cat.default, (tensors, 0), tensors[1], (empty,), (Shard(1),))
+    assert found is not None
+    assert found.inputs == ((Replicate(),), (Replicate(),))
+
+
+def test_cat_replicates_parts_of_unlike_reductions_and_no_others() -> None:
+    tensors = [torch.ones(4, 3)] * 2
+    average, total, whole = (Partial("avg"),), (Partial("sum"),), (Replicate(),)
+    with remedied(["parts-turned-into-others"]):
+        pairs = [(average, total), (average, whole), (total, total)]
+        found = [decided(aten.cat.default, (tensors, 0), torch.ones(8, 3), *pair) for pair in pairs]
+    assert [one and one.inputs for one in found] == [(whole, whole), (average, average), (total, total)]

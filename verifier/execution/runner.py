@@ -385,7 +385,8 @@ class _Steps:
         for subject, gradient in zip(subjects, gradients, strict=False):
             text = placement_text(gradient.placements) if isinstance(gradient, DTensor) else type(gradient).__name__
             self.log.placements.append((f"{subject} {index}", text))
-        pairs = list(zip(subjects, gradients, expected_gradients, strict=True)) if self.log.raised is None else []
+        wanted_gradients = map(_in_layout_of, gradients, expected_gradients)
+        pairs = list(zip(subjects, gradients, wanted_gradients, strict=True)) if self.log.raised is None else []
         for subject, gradient, expected in pairs:
             spot = Spot(Phase.BACKWARD, subject, index)
             if expected is not None and isinstance(gradient, DTensor):
@@ -428,6 +429,13 @@ class _Steps:
                 )
                 self.log.contributions += parts
             self.log.differences += [replace(difference, kind=DifferenceKind.MUTATED) for difference in wrong]
+
+
+def _in_layout_of(gradient: torch.Tensor | None, expected: torch.Tensor | None) -> torch.Tensor | None:
+    """Return ``expected``, as a dense tensor if it is sparse and ``gradient`` is not: DTensor has no sparse layout."""
+    if expected is None or expected.layout is torch.strided or not isinstance(gradient, DTensor):
+        return expected
+    return expected.to_dense() if gradient.to_local().layout is torch.strided else expected
 
 
 def _is_zero(tensor: torch.Tensor | None) -> bool:

@@ -18,7 +18,7 @@ from verifier.core.observation import DifferenceKind, Executed, Fate, Observatio
 from verifier.core.ops import is_view, parameter_names, resolve, written_arguments
 from verifier.core.placement_text import format_placements
 from verifier.core.verdict import LOUD, Phase, VerdictKind
-from verifier.findings.failures import Failure, cotangent_text, first_error, first_report
+from verifier.findings.failures import Failure, first_error, first_report
 from verifier.findings.keys import BY_HASH_SEED, Anywhere, ByMeshDim, Change, GroupKey, RuleClass, Symptom
 from verifier.placements.algebra import is_shard_order, sharded_dim
 from verifier.programs import facts_of, is_composed, targets
@@ -92,9 +92,9 @@ def _at_executed(failure: Failure) -> RuleClass:
 
 
 def _at_given(failure: Failure) -> RuleClass:
-    given = [*map(format_placements, failure.trial.combination)]
-    given += [cotangent_text(failure)] if failure.verdict.backward is not None else []
-    return RuleClass(failure.trial.case.op, ByMeshDim.of(given))
+    backward = failure.verdict.backward
+    given = (*failure.trial.combination, *(() if backward is None else failure.trial.cotangents[backward]))
+    return RuleClass(failure.trial.case.op, ByMeshDim.of(map(format_placements, given)))
 
 
 def _redistributed(failure: Failure) -> RuleClass:

@@ -149,14 +149,15 @@ def make_reference(case: OpCase) -> Reference:
 
 
 def expected_value(reference: Reference, spot: Spot, seed: int) -> torch.Tensor | None:
-    """Return the reference of an output, of an input after the call, or of the gradient of an input."""
+    """Return the reference of an output, of an input after the call, or of the gradient of an input; a dense one."""
     if spot.phase is Phase.INPUTS:
         return reference.inputs[reference.names.index(spot.subject)]
     if spot.backward is None:
         return reference.outputs[output_names(reference).index(spot.subject)]
     gradients = reference.gradients(seed + spot.backward)
     wanted = [f"{reference.names[i]}.grad" for i in reference.wanted]
-    return gradients[wanted.index(spot.subject)]
+    gradient = gradients[wanted.index(spot.subject)]
+    return gradient if gradient is None or gradient.layout is torch.strided else gradient.to_dense()
 
 
 def output_names(reference: Reference) -> list[str]:

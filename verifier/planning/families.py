@@ -193,13 +193,13 @@ def installed_families() -> dict[str, Family]:
 
 
 def matches(op: str, pattern: str) -> bool:
-    """Return whether a glob matches the full or the short name of an aten operator.
+    """Return whether a glob matches the full or the short name of an operator, which may be without ``aten.``.
 
     >>> [matches("aten.embedding.default", glob) for glob in ("embedding", "aten.emb*", "*.default", "mm")]
     [True, True, True, False]
     """
-    short = op.removeprefix("aten.").removesuffix(".default")
-    return any(fnmatch.fnmatchcase(text, pattern) for text in (op, short, f"aten.{short}"))
+    short = op.removesuffix(".default")
+    return any(fnmatch.fnmatchcase(text, pattern) for text in (op, short, short.removeprefix("aten.")))
 
 
 def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str, tuple[str, ...]]:

@@ -304,7 +304,7 @@ class WrongRuleRecord:
     ``op`` is the aten overload, ``origin`` the sample that shows it; ``input_placements`` are those on which DTensor
     runs the op. ``fingerprint`` names the finding and is empty for a rule that was not confirmed. ``draws`` counts the
     draws that refute it. ``fails`` is true if DTensor failed when it was asked for rules, so that there is no claim and
-    no output placement.
+    no output placement. It is also true if DTensor fails on replicated tensors, so that it can apply no rule at all.
     """
 
     op: str

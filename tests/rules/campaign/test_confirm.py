@@ -172,6 +172,30 @@ def test_the_script_of_another_call_takes_the_place_of_one_that_shows_nothing(mo
     assert not confirmer.withdrawn
 
 
+@pytest.mark.parametrize(
+    ("whole", "record"),
+    [
+        ("no", (VerdictKind.CRASH, ["R"], [], True, False)),
+        ("something else", (VerdictKind.WRONG_VALUE, ["S(0)"], ["S(1)"], False, True)),
+        (None, (VerdictKind.WRONG_VALUE, ["S(0)"], ["S(1)"], False, True)),
+    ],
+    ids=["the same", "another exception", "none"],
+)
+def test_a_rule_of_an_op_that_never_runs_is_not_wrong(whole: str | None, record: tuple[object, ...]) -> None:
+    def run(trial: Trial) -> Observation:
+        text = whole if trial.combination == ((Replicate(),),) else "no"
+        raised = None if text is None else Raised(Phase.FORWARD, "RuntimeError", f"{text}\n\nof {trial.combination}")
+        phase = Phase.DONE if raised is None else Phase.FORWARD
+        return Observation(trial, Fate.COMPLETED, tuple(ProcessReport((rank,), phase, raised) for rank in (0, 1)))
+
+    confirmer = Confirmer(run, Baseline(), ["opinfo"])
+    (told,) = confirmer.confirm([(replace(ROWS, verdict=VerdictKind.WRONG_VALUE, raised=""), "opinfo")])
+    confirmer.settle()
+    unsure = told.confirmed.unsure
+    assert (told.verdict, told.input_placements, told.output_placements, told.fails, unsure) == record
+    assert [load_trial(one.trial).combination for one in confirmer.findings] == [((Replicate(),),)] * (not unsure)
+
+
 def test_what_no_remedy_mends_is_new_though_causes_look_like_it_and_like_each_other() -> None:
     (name,) = fingerprints(ROWS)
     causes = tuple(

@@ -89,6 +89,8 @@ def op_record(
         for w in wrong
         if w.verdict != VerdictKind.STALE_CACHE  # the rule is true; it is taken for another call
     }
+    # an op that never runs on ranks has one record in the place of those of its wrong rules
+    refuted |= {(one.rule.inputs, one.rule.outputs, one.rule.op) for one in wrong_rules(reports)}
     confirmed = {rule for report in reports for rule in report.confirmed}
     held = sorted(rule for rule in confirmed if (rule.inputs, rule.outputs, rule.op) not in refuted)
     inconclusive = {rule for report in reports for rule in report.inconclusive} - confirmed

@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from torch.distributed.tensor import Replicate
+
 from verifier.core.case import MeshSpec, Trial
-from verifier.core.observation import Observation
+from verifier.core.observation import Observation, Raised
 from verifier.core.verdict import CLASSES, LOUD, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner, first_error
@@ -36,10 +38,11 @@ from verifier.records.schema import (
     KnownRecord,
     WrongRuleRecord,
 )
-from verifier.records.values import load_trial
+from verifier.records.values import load_trial, trial_record
 from verifier.rules.campaign.collect import wrong_record
 from verifier.rules.campaign.outcomes import Outcomes
-from verifier.rules.results import WrongRule
+from verifier.rules.results import Rule, WrongRule
+from verifier.torch_internals.placements import placement_text
 
 __all__ = ["Confirmer", "base_op", "defect_key"]
 
@@ -231,10 +234,27 @@ class Confirmer:
         for other in wrong.others:
             if (shown := self._shown(other)) is not None:
                 return self._accuse(replace(other, draws=wrong.draws), family, shown, self._confirmation(shown))
+        if (whole := self._never_runs(failure)) is not None:
+            return self._accuse(_any_rule(wrong, whole), family, whole, self._confirmation(whole))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
         )
+
+    def _never_runs(self, failure: Failure) -> Failure | None:
+        """Return how the call of ``failure`` fails on replicated tensors; None if it does not, or in another way.
+
+        DTensor then cannot run the op at all, so that it is no rule of the op that is wrong.
+        """
+        trial, raised = failure.trial, first_error(failure.observation)
+        if failure.verdict.kind is not VerdictKind.CRASH or failure.verdict.phase is not Phase.FORWARD:
+            return None
+        replicated = (Replicate(),) * trial.mesh.ndim
+        whole = self._run(replace(trial, combination=(replicated,) * len(trial.combination)))
+        again = first_error(whole.observation)
+        if raised is None or again is None or whole.verdict.kind is not VerdictKind.CRASH:
+            return None
+        return whole if _error_text(raised) == _error_text(again) else None
 
     def _shown(self, other: WrongRule) -> Failure | None:
         """Return the failure of a further counterexample on real processes; None if they do not show it."""
@@ -412,6 +432,24 @@ def _class_of(wrong: WrongRule) -> tuple[VerdictKind | None, str]:
     if wrong.writes:
         return None, wrong.message
     return None, ""
+
+
+def _error_text(raised: Raised) -> tuple[str, str, str]:
+    """Return what an exception says before DTensor adds the call, which has the placements in it."""
+    return raised.type, raised.message.strip().partition("\n")[0], raised.where
+
+
+def _any_rule(wrong: WrongRule, whole: Failure) -> WrongRule:
+    """Return the failure of a call on replicated tensors in place of a rule, which nothing can apply."""
+    raised = first_error(whole.observation)
+    assert raised is not None
+    inputs = tuple(map(placement_text, whole.trial.combination))
+    kind, text, _ = _error_text(raised)
+    message = f"every rank raised {kind}: {text}, and so it does whatever the placements are"
+    return replace(
+        wrong, rule=Rule(wrong.rule.op, inputs, ()), verdict=VerdictKind.CRASH, message=message,
+        trial=trial_record(whole.trial), raised=raised.type, fails=True, others=(),
+    )  # fmt: skip
 
 
 def _on_gloo(trial: Trial) -> Trial:

@@ -193,7 +193,7 @@ class _RulesRun:
                 for (number, _), record in zip(part, told, strict=True):
                     if record.fails and record.confirmed.unsure:
                         self.ops[number].given_up.append(FAILS_HERE)
-                    else:
+                    elif not (record.fails and any(_is_alike(one, record) for one in records[number])):
                         records[number].append(record)
             for op, target, own in zip(self.ops, self.plan.targets, records, strict=True):
                 own += self.findings.confirm_stale(stale_decisions(op.reports), target.source)
@@ -289,6 +289,11 @@ class _RulesRun:
             tool_errors=self.errors,
             rules=rules,
         )
+
+
+def _is_alike(one: WrongRuleRecord, other: WrongRuleRecord) -> bool:
+    """Return whether two records are of one failure: each wrong rule of an op that never runs shows it."""
+    return one.fails and one.fingerprint == other.fingerprint and _rule_of(one) == _rule_of(other)
 
 
 def _rule_of(record: WrongRuleRecord) -> tuple[str, list[str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "data_exchanged",
     "dims_of_factories_counted",
     "factories_without_tracker",
+    "fresh_tensors_returned",
+    "gradients_of_gather_dense",
     "gradients_of_log_softmax",
     "ignored_targets_of_losses",
     "infinities_of_all_gradients",
@@ -374,6 +377,46 @@ def splits_read_indices() -> Iterator[None]:
         return split(tensor, where.full_tensor() if isinstance(where, DTensor) and where.ndim else where, dim)
 
     with mock.patch.object(torch, "tensor_split", read):
+        yield
+
+
+class _Called:
+    """Calls ``function`` in the place of what an overload calls, by which the overload is found in tables."""
+
+    def __init__(self, function: Callable[..., Any], called: object) -> None:
+        self.function, self.called = function, called
+
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return hash(self.called)
+
+
+@contextlib.contextmanager
+def fresh_tensors_returned() -> Iterator[None]:
+    """Let ``lift_fresh`` return a DTensor itself, as it does a plain tensor, unless its rules are the user's."""
+    op = torch.ops.aten.lift_fresh.default
+    call: Any = op._op
+
+    def returned(self: torch.Tensor) -> Any:
+        return self if isinstance(self, DTensor) and is_torchs(op) else call(self)
+
+    with mock.patch.object(op, "_op", _Called(returned, call)):
+        yield
+
+
+@contextlib.contextmanager
+def gradients_of_gather_dense() -> Iterator[None]:
+    """Let the gradient of ``gather`` of a DTensor be dense, whatever ``sparse_grad`` says, by torch's own rules."""
+    op = torch.ops.aten.gather.default
+    call: Any = op._op
+
+    def gathered(self: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
+        ours = isinstance(self, DTensor) and is_torchs(op)
+        return call(self, dim, index, sparse_grad=sparse_grad and not ours)
+
+    with mock.patch.object(op, "_op", _Called(gathered, call)):
         yield
 
 
