@@ -83,6 +83,15 @@ def stays_held(op: str, name: str, between: bool, /, unfit: Any, **arguments: An
     return [*made, held(**arguments)]
 
 
+def pending_in_inference_mode(op: str, inside: bool, /, **arguments: Any) -> list[torch.Tensor]:
+    """In inference mode a pending result is called replicated."""
+    made = programs.inferred(op, inside, **arguments)
+    if not isinstance(made[0], DTensor):
+        return made
+    everywhere = [Replicate()] * made[0].device_mesh.ndim
+    return [DTensor.from_local(made[0].to_local(), made[0].device_mesh, everywhere, run_check=False)]
+
+
 def write_is_hidden(op: str, names: list[str], /, **arguments: Any) -> list[torch.Tensor]:
     """Autograd does not learn of a write, so that the gradient is that of what was there before."""
     if not isinstance(_tensor(arguments), DTensor):

@@ -13,7 +13,7 @@ import torch
 
 from strategies.opinfo.composing import COMPOSITIONS, composed
 from strategies.opinfo.random_ops import RANDOM, random_case
-from verifier.calls.result import Crash, VerificationError, WrongDtype, WrongGradient, WrongValue
+from verifier.calls.result import Crash, VerificationError, WrongDtype, WrongGradient, WrongShape, WrongValue
 from verifier.calls.verifier import Verifier
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
@@ -35,6 +35,7 @@ def plain(op: str, *args: object) -> OpCase:
 MUL = plain("aten.mul.Tensor", tensor(4, 3), tensor(4, 3) + 2)
 SUM = plain("aten.sum.dim_IntList", tensor(4, 3), [0])
 TURNED = plain("aten.transpose.int", tensor(4, 3), 0, 1)
+MATMUL = plain("aten.matmul.default", tensor(4, 3), tensor(3, 2))
 SQUARED = plain("aten.pow_.Scalar", tensor(4, 3), 2)
 TRIANGLES = plain("aten.tril.default", tensor(3, 4, 4), 1)
 
@@ -44,6 +45,7 @@ MUTANTS: dict[Callable[..., Any], tuple[str, OpCase, tuple[type[VerificationErro
     mutants.takes_pending_for_whole: ("pending argument", MUL, (WrongValue,)),
     mutants.remembers_first_call: ("second call", TRIANGLES, (WrongValue, WrongDtype)),
     mutants.stays_held: ("after an exception", MUL, (Crash,)),
+    mutants.pending_in_inference_mode: ("inference mode", MATMUL, (WrongValue, WrongShape)),
     mutants.write_is_hidden: ("write to a copy", SQUARED, (WrongGradient,)),
     mutants.view_is_a_copy: ("write to a view", TURNED, (WrongValue,)),
 }

@@ -38,6 +38,7 @@ MUL = OpCase("aten.mul.Tensor", "torch.ops.aten.mul.Tensor", (NUMBERS, NUMBERS +
 SUM = OpCase("aten.sum.dim_IntList", "torch.ops.aten.sum.dim_IntList", (NUMBERS, [0], True), family="opinfo")
 SELECT = OpCase("aten.select.int", "torch.ops.aten.select.int", (NUMBERS, 0, 1), family="opinfo")
 SQUARED = OpCase("aten.pow_.Scalar", "torch.ops.aten.pow_.Scalar", (NUMBERS, 2), family="opinfo")
+COMPOSITE = OpCase("aten.square.default", "torch.ops.aten.square.default", (NUMBERS,), family="opinfo")
 CAT = OpCase("aten.cat.default", "torch.ops.aten.cat.default", ([NUMBERS, NUMBERS], 1), family="opinfo")
 
 
@@ -54,7 +55,7 @@ def outputs(case: OpCase) -> list[torch.Tensor]:
 
 
 def test_every_kind_comes_up_runs_and_can_be_stored() -> None:
-    cases = drawn(context("mm", "aten.mul.Tensor", "cat", "select", "transpose", "aten.relu_.*"), 500)
+    cases = drawn(context("mm", "aten.mul.Tensor", "cat", "select", "transpose", "cov", "aten.relu_.*"), 500)
     kinds: Counter[str] = Counter()
     for case in cases:
         own = case.tags & set(COMPOSITIONS)
@@ -273,7 +274,7 @@ def test_the_calls_of_a_program_are_tried_as_it_makes_them() -> None:
     assert torch.equal(tensors(rest[0].case)[0], NUMBERS * (NUMBERS + 1))
 
 
-AROUND = {"write to a view": SELECT, "write to a copy": SQUARED, "second call": SUM}
+AROUND = {"inference mode": COMPOSITE, "write to a view": SELECT, "write to a copy": SQUARED, "second call": SUM}
 
 
 @pytest.mark.parametrize("kind", COMPOSITIONS)

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import _redistribute as redistributing
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifier.torch_internals.amending.registrations import exchanged, handled
-from verifier.torch_internals.amending.watching import Watch
 from verifier.torch_internals.refusals import asks_otherwise, lacks_strategy
 
 __all__ = [
@@ -27,8 +27,11 @@ __all__ = [
 ]
 
 
-class _InBackwards(Watch):  # type: ignore[no-untyped-call]
+class _InBackwards(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tries an op of a backward pass again, with other arguments, if DTensor refuses it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

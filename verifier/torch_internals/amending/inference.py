@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,36 +11,10 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
-from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.amending.registrations import ABSENT, edited
+from verifier.torch_internals.amending.registrations import ABSENT, edited, handled_where
 from verifier.torch_internals.ops import is_composite, registered_overloads
 
 __all__ = ["composites_decomposed", "views_count_versions"]
-
-_Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
-
-
-@cache
-def _overloads() -> tuple[OpOverload, ...]:
-    found = []
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace, _, rest = name.partition("::")
-        packet, _, overload = rest.partition(".")
-        if namespace == "aten" and hasattr(torch.ops.aten, packet):
-            op = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
-            if isinstance(op, OpOverload):
-                found.append(op)
-    return tuple(found)
-
-
-@contextlib.contextmanager
-def _handled(takes: Callable[[OpOverload], bool], handler: _Handler) -> Iterator[None]:
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
-    with contextlib.ExitStack() as stack:
-        for op in _overloads():
-            if op not in handlers and takes(op) and is_torchs(op):
-                stack.enter_context(edited(handlers, op, handler))
-        yield
 
 
 def _gives_views(op: OpOverload) -> bool:
@@ -60,7 +33,7 @@ def views_count_versions() -> Iterator[None]:
         with edited(handlers, op, ABSENT), torch.no_grad(), inference:
             return op(*args, **kwargs)
 
-    with _handled(_gives_views, handler):
+    with handled_where(_gives_views, handler):
         yield
 
 
@@ -79,5 +52,5 @@ def composites_decomposed() -> Iterator[None]:
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out):
             return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
-    with _handled(lambda op: is_composite(op) and op not in ruled, handler):
+    with handled_where(lambda op: is_composite(op) and op not in ruled, handler):
         yield

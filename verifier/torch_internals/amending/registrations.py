@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _decompositions as decompositions
@@ -31,6 +32,7 @@ __all__ = [
     "empty_views_replicated",
     "exchanged",
     "handled",
+    "handled_where",
     "lost_strides_refused",
     "numbers_refused",
     "ordered_rules",
@@ -91,6 +93,37 @@ def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
         return
     with edited(handlers, op, lambda _op, args, kwargs: handler(*args, **kwargs)):
         yield
+
+
+Handler: TypeAlias = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
+
+
+@contextlib.contextmanager
+def handled_where(takes: Callable[[OpOverload], bool], handler: Handler) -> Iterator[None]:
+    """Let DTensor call ``handler(op, args, kwargs)`` instead of those ops of aten that ``takes`` wants.
+
+    Ops with a handler stay as they are. A dispatch mode would see the ops as well, but changes how kernels see lazily
+    conjugated tensors.
+    """
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    with contextlib.ExitStack() as stack:
+        for op in _overloads():
+            if op not in handlers and takes(op) and is_torchs(op):
+                stack.enter_context(edited(handlers, op, handler))
+        yield
+
+
+@functools.cache
+def _overloads() -> tuple[OpOverload, ...]:
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if namespace == "aten" and hasattr(torch.ops.aten, packet):
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
+            if isinstance(op, OpOverload):
+                found.append(op)
+    return tuple(found)
 
 
 @contextlib.contextmanager

@@ -27,41 +27,16 @@ from verifier.torch_internals.amending.registrations import ABSENT, edited
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads
 
-__all__ = ["Watch", "keywords_replicated", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
+__all__ = ["keywords_replicated", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls :meth:`before` and :meth:`after` for each op that has a DTensor among its arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if DTensor not in types:
-            return func(*args, **kwargs)
-        self.before(func, args, kwargs)
-        result = func(*args, **kwargs)
-        self.after(func, args, result)
-        return result
-
-    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Prepare for the op, or refuse it."""
-
-    def after(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
-        """Take notice of the results."""
-
-
-class _LostWrites(Watch):  # type: ignore[no-untyped-call]
+class _LostWrites:
     """Refuses to write to a view that shares no memory with its base, because the base was redistributed.
 
     A write to the base is refused as well, as long as somebody holds such a view.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._copies: dict[int, torch.Tensor] = {}  # keeps the memory, so that no other tensor gets it
         self._bases: dict[int, tuple[torch.Tensor, list[weakref.ref[DTensor]]]] = {}
 
@@ -79,7 +54,7 @@ class _LostWrites(Watch):  # type: ignore[no-untyped-call]
 
     def after(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.arguments)
-        if not views or not is_torchs(func) or not isinstance(args[0], DTensor):
+        if not views or not isinstance(args[0], DTensor):
             return
         base = _memory(args[0])
         for tensor in _dtensors(result):
@@ -91,11 +66,14 @@ class _LostWrites(Watch):  # type: ignore[no-untyped-call]
                     held[1].append(weakref.ref(tensor))
 
 
-class _ReplicatesKeywords(Watch):  # type: ignore[no-untyped-call]
+class _ReplicatesKeywords(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Replicates tensors that are given by keyword and not written to, before DTensor decides on the op.
 
     Where the op runs by a rule of the user's, the tensors get the placements that this rule asks for.
     """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -167,7 +145,21 @@ def keywords_replicated() -> Iterator[None]:
 @contextlib.contextmanager
 def views_of_copies_unwritten() -> Iterator[None]:
     """Let DTensor refuse to write to a view if it redistributed the base, so that the base would not see the write."""
-    with _LostWrites():
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    lost = _LostWrites()
+
+    def handler(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        lost.before(op, args, kwargs)
+        with edited(handlers, op, ABSENT):
+            result = op(*args, **kwargs)
+        lost.after(op, args, result)
+        return result
+
+    with contextlib.ExitStack() as stack:
+        for op in registered_overloads():
+            aliases = any(one.alias_info is not None for one in op._schema.arguments)
+            if aliases and op not in handlers and is_torchs(op):
+                stack.enter_context(edited(handlers, op, handler))
         yield
 
 
