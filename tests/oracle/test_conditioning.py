@@ -65,3 +65,34 @@ def test_gradients_are_looked_at_as_gradients() -> None:
     assert expected is not None
     bound = rounding_explains(reference, spot, 0, 0.0)
     assert 0 < bound < 1e-13 * float(expected.abs().max())
+
+
+def test_what_is_explained_follows_the_error_of_the_local_call_itself() -> None:
+    # the reflectors are not orthogonal, and the formula of the gradient divides by what is nearly 0
+    reflectors = torch.tensor([
+        [-1.6953, 1.5083, -1.6942, 1.1135, 1.5198],
+        [0.4751, -1.0797, 1.0892, -0.3446, -1.2549],
+        [1.1381, -0.5841, -1.8820, 1.4798, -1.2677],
+        [0.3562, -1.2870, 0.9091, -0.1014, 1.1353],
+        [-0.0486, -1.0071, 0.9050, -0.0648, -1.3993],
+    ])  # fmt: skip
+    factors = torch.tensor([-0.1843, 0.2494, 0.3837, 1.0857, 1.6447])
+    spot = Spot(Phase.BACKWARD, "tau.grad", 0)
+
+    def gradient(dtype: torch.dtype) -> torch.Tensor:
+        args = [tensor.to(dtype).requires_grad_() for tensor in (reflectors, factors)]
+        case = OpCase(
+            "aten.linalg_householder_product.default", "torch.ops.aten.linalg_householder_product.default", (*args,)
+        )
+        value = expected_value(make_reference(case), spot, 0)
+        assert value is not None
+        return value
+
+    single, double = gradient(torch.float32), gradient(torch.float64)
+    wrong, largest = float((single - double).abs().max()), float(double.abs().max())
+    args = [tensor.clone().requires_grad_() for tensor in (reflectors, factors)]
+    found = explained("linalg_householder_product.default", *args, spot=spot)
+    assert largest * torch.finfo(torch.float32).eps ** 0.5 < wrong
+    assert found <= 4.01 * wrong
+    assert found > largest * torch.finfo(torch.float32).eps ** 0.5
+    assert found < largest / 20, "a gradient that is wrong is not explained"

@@ -26,6 +26,10 @@ _FINEST = 2.0**-12
 """The smallest difference between two results of a call that is exact on small integers and quarters."""
 _SAFETY = 8.0
 """The factor by which rounding inside an op may exceed that of its inputs."""
+_OTHER_ORDER = 4.0
+"""The factor by which the error of the sharded call may exceed that of the local one, which rounds in another order."""
+_LEAST_COTANGENT = 1.0
+"""The smallest element of a cotangent. The parts of a Partial one are larger, and so are their errors."""
 
 
 def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float) -> float:
@@ -33,8 +37,9 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
 
     The call is repeated on inputs moved by one unit in the last place; the result is based on the largest change. At a
     step, as of ``floor`` at an integer, any move changes the result much and explains nothing. An error beyond
-    ``sqrt(eps)``, relative to the largest result, is therefore never explained. In an exact call, only the last places
-    of its largest result are explained: sums and products of small integers and quarters differ by more or not at all.
+    ``sqrt(eps)``, relative to the largest result, is therefore not explained, unless the local call itself is about as
+    far from its result in float64. In an exact call, only the last places of its largest result are explained: sums
+    and products of small integers and quarters differ by more or not at all.
 
     Parameters
     ----------
@@ -63,7 +68,31 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
         change = change[torch.isfinite(change)]
         largest = max(largest, float(change.max()) if change.numel() else 0.0)
     limit: float = torch.finfo(expected.dtype).eps ** 0.5 * (float(expected[finite].abs().max()) + noise)
+    if _SAFETY * largest > limit:
+        parts = max(1.0, noise / _LEAST_COTANGENT) if spot.backward is not None else 1.0
+        limit = max(limit, _OTHER_ORDER * parts * _own_error(reference, spot, seed, expected, finite))
     return min(_SAFETY * largest, limit)
+
+
+def _own_error(reference: Reference, spot: Spot, seed: int, expected: torch.Tensor, finite: torch.Tensor) -> float:
+    """Return how far ``expected`` itself is from what the same call returns in float64; 0 if there is no such call."""
+    wider = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    if expected.dtype not in wider:
+        return 0.0
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to(wider.get(tensor.dtype, tensor.dtype)).requires_grad_(tensor.requires_grad)
+
+    args, kwargs = pytree.tree_map_only(torch.Tensor, widen, (reference.case.args, dict(reference.case.kwargs)))
+    exact = make_reference(replace(reference.case, args=args, kwargs=kwargs))
+    if exact.raised is not None or len(exact.outputs) != len(reference.outputs):
+        return 0.0
+    value = expected_value(exact, spot, seed)
+    if value is None or value.shape != expected.shape:
+        return 0.0
+    error = (value.detach() - expected)[finite].abs()
+    error = error[torch.isfinite(error)]
+    return float(error.max()) if error.numel() else 0.0
 
 
 def last_places(dtype: torch.dtype, largest: float) -> float:
