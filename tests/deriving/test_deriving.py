@@ -16,6 +16,7 @@ from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
 from verifier.deriving.closing import Closed
+from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
@@ -71,6 +72,13 @@ def said(made: Derivation) -> set[str]:
         + "".join(f" if {test.text}" for test in rule.tests)
         for rule in made.rules
     }
+
+
+def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
+    calls, made, _ = derivation(DeriveRequest("aten.trace", max_samples=2))
+    assert {call.source for call in calls if not call.rare}
+    assert {"P(sum) -> P(sum)", "P(avg) -> P(avg)"} <= said(made)
+    assert not any(rule.startswith("S(") for rule in said(made))
 
 
 @cache

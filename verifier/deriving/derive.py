@@ -131,8 +131,9 @@ def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, 
     uneven = request.target is Target.SINGLE_DIM
     calls, made = _derived(op, plan, request, uneven)
     if uneven and not any(rule.pivot is not None for rule in made.rules):  # an op may refuse tensors without elements
-        uneven = False
-        calls, made = _derived(op, plan, request, uneven)
+        fewer = _derived(op, plan, request, False)
+        if any(rule.pivot is not None for rule in fewer[1].rules):
+            return *fewer, False
     return calls, made, uneven
 
 

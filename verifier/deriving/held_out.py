@@ -15,6 +15,7 @@ from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import resolve
 from verifier.deriving.evidence import CallEvidence, Inputs, described, slot_names
 from verifier.deriving.generalise import DerivedRule, placements_of
+from verifier.placements.alphabet import Alphabet
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall
@@ -111,7 +112,7 @@ def _refuting(rules: Sequence[DerivedRule], sample: Sample, options: CheckOption
         listed = [placed for rule in rules for placed in placements_of(rule, call)]
         for mesh in options.flat:
             for inputs, outputs in listed:
-                if _leaves_out(call, inputs, mesh, options) or inputs in refuted:
+                if inputs in refuted or _leaves_out(call, inputs, mesh, options) or not _is_legal(call, inputs):
                     continue
                 if not _holds(case, local, whole.tensors, mesh, inputs, outputs, options.seed + draw):
                     refuted[inputs] = ()
@@ -127,6 +128,14 @@ def _leaves_out(call: CallEvidence, inputs: Inputs, mesh: MeshSpec, options: Che
     """Return whether a rank has no elements of a sharded dim, and the rules are not for that."""
     shards = ((p, shape) for p, shape in zip(inputs, call.shapes, strict=True) if p.is_shard())
     return not options.empty_shards and any(shape[p.dim] < mesh.world_size for p, shape in shards)  # type: ignore[attr-defined]
+
+
+def _is_legal(call: CallEvidence, inputs: Inputs) -> bool:
+    """Return whether the tensors of a call can be so placed: integers have no average."""
+    return all(
+        placement in Alphabet().placements(len(shape), dtype)
+        for placement, shape, dtype in zip(inputs, call.shapes, call.dtypes, strict=True)
+    )
 
 
 def _holds(
