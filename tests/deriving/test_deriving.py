@@ -21,6 +21,7 @@ from verifier.deriving.emit import CannotWriteError, Provenance, Target, strateg
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
 from verifier.deriving.held_out import crossed, refuting
+from verifier.deriving.mutants import Mutants, tried_mutants
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named, sampled_ops, samples
 from verifier.rules.options import CheckOptions
@@ -370,3 +371,25 @@ def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
         way(aten.sum.dim_IntList, lambda tensor, a, b, c: (tensor(a, b), [-2])),
     ]
     assert list(refuting(rules, more, OPTIONS)) == []
+
+
+# ------------------------------------------------------------------------------------------------- changes of the code
+def test_calls_tell_each_changed_line_of_a_derived_function() -> None:
+    calls = reductions()
+    made = generalise(calls)
+    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    assert tried_mutants(code, calls, made).survivors == ()
+    few = [call for call in calls if call.values["keepdim"]]
+    survivors = tried_mutants(code, few, made).survivors
+    assert any("without the condition keepdim" in one for one in survivors)
+
+
+def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> None:
+    calls = reductions()
+    made = generalise(calls)
+    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    mutants = tried_mutants(code.replace("if d not in dim_dims", "if True"), calls, made)
+    assert any("which does not hold" in one for one in mutants.disagrees)
+    assert not Closed(1, 0, (), 0, "", mutants).passed
+    assert not Closed(1, 0, (), 0, "", Mutants(9, ("line 9: without a condition",))).passed
+    assert Closed(1, 0, (), 0, "", Mutants(9, ())).passed

@@ -23,7 +23,7 @@ def derive(
     world_size: Annotated[str, typer.Option("--world-size", help="Sizes of the meshes of one dim, as 2,3,4.")] = "2,3",
     mesh: Annotated[
         list[str] | None,
-        typer.Option("--mesh", help="Mesh of ranks on which the code is checked; repeatable.", show_default="2, 3"),
+        typer.Option("--mesh", help="Mesh of ranks to check the code on; repeatable.", show_default="2, 3, 2x2"),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float64, float32 or bfloat16.")] = "float64",
     max_samples: Annotated[int, typer.Option("--max-samples", help="Calls of the op, at most.")] = 8,
@@ -55,7 +55,7 @@ def derive(
         from verifier.records.files import AS_IT_WAS, write_atomically
     refuse_cluster(context)
     request = DeriveRequest(
-        op, Target(target.value), world_size, mesh or ("2", "3"), dtype, max_samples, seed, imports or (),
+        op, Target(target.value), world_size, mesh or ("2", "3", "2x2"), dtype, max_samples, seed, imports or (),
         command_line(), Path() if out is None else out.parent,
     )  # fmt: skip
     made = make(request, out.stem if out is not None else module_name(op))

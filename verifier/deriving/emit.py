@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.core.case import OpCase
 from verifier.core.wording import plural
 from verifier.deriving.evidence import CallEvidence
-from verifier.deriving.generalise import Derivation, DerivedRule, Part
+from verifier.deriving.generalise import Cut, Derivation, DerivedRule, Part
 from verifier.deriving.language import Dim, is_dim
 from verifier.planning.own_samples import callable_of
 from verifier.torch_internals.names import OpOverload
@@ -74,14 +74,19 @@ def strategy_text(
         If ``target`` cannot have such rules, with the reason.
     """
     writer = _Writer(op, calls, target, uneven)
-    body = [line for rules in _alike(made.rules) for line in writer.rules(rules)]
-    header = "\n".join(f"# {line}" for line in _comment(op, calls, made, given))
+    left_out = [rule for rule in made.rules if rule.cut is not None and not writer.sees_mesh]
+    written = [rule for rule in made.rules if rule not in left_out]
+    if not written:
+        raise CannotWriteError(f"{op}: {_left_out(left_out[0])}")
+    body = [line for rules in _alike(written) for line in writer.rules(rules)]
+    header = "\n".join(f"# {line}" for line in _comment(op, calls, made, given, left_out))
     used = [
         name
         for name in ("DTensor", "Partial", "Replicate", "Shard")
         if any(re.search(rf"\b{name}\b", line) for line in (*body, *writer.tail))
     ]
-    function = [*writer.head, *writer.prepared(body), *body, "    return rules"]
+    helper = _HELPER if any(_BEGIN_AT_MULTIPLES in line for line in body) else []
+    function = [*helper, *writer.head, *writer.prepared(body), *body, "    return rules"]
     text = "\n".join(function)
     hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
     for name in hidden:  # such as topk's argument sorted
@@ -100,11 +105,26 @@ def _alike(rules: Sequence[DerivedRule]) -> list[list[DerivedRule]]:
     groups: dict[object, list[DerivedRule]] = {}
     for rule in rules:
         pivot = None if rule.pivot is None else rule.slots[rule.pivot]
-        groups.setdefault((rule.slots, pivot, tuple(test.text for test in rule.tests)), []).append(rule)
+        cut = None if rule.cut is None else (rule.cut.slot, rule.cut.text, rule.inputs[rule.cut.slot])
+        groups.setdefault((rule.slots, pivot, cut, tuple(test.text for test in rule.tests)), []).append(rule)
     return list(groups.values())
 
 
-def _comment(op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, given: Provenance) -> list[str]:
+def _left_out(rule: DerivedRule) -> str:
+    """Return why a rule with a cut is not written."""
+    assert rule.cut is not None
+    inputs, outputs = (", ".join(f"S({p.text})" if isinstance(p, Dim) else str(p) for p in some)
+                       for some in (rule.inputs, rule.outputs))  # fmt: skip
+    return (
+        f"{inputs} -> {outputs} holds where the shards of {rule.slots[rule.cut.slot]} begin at multiples of "
+        f"{rule.cut.text}; a strategy for one mesh dim does not see the number of ranks (--target register-sharding "
+        "does)"
+    )
+
+
+def _comment(
+    op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, given: Provenance, left_out: Sequence[DerivedRule]
+) -> list[str]:
     holding = [call for call in calls if call.holding and not call.rare]
     draws, sizes = min((call.draws for call in holding), default=0), min((call.sizes for call in holding), default=0)
     ndims = sorted({call.ndims for call in holding})
@@ -117,10 +137,17 @@ def _comment(op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, gi
         f"seed {given.seed}; torch {given.torch}, dtensor-verifier {given.verifier}.",
         f"They explain {made.explained} of {made.explained + len(made.unexplained)} placements that hold.",
     ]
-    for call, inputs in made.unexplained[:3]:
+    cuts = {rule.cut.text: rule.cut for rule in made.rules if rule.cut is not None and rule not in left_out}
+    lines += [
+        f"Where shards begin at multiples of {cut.text}, what does not hold elsewhere held for {cut.held} pairs of an "
+        f"extent and a number of ranks; for {cut.failed} others it did not."
+        for cut in cuts.values()
+    ]
+    lines += [f"Left out: {_left_out(rule)}." for rule in left_out[:2]]
+    for call, inputs in made.unexplained[: 3 - min(2, len(left_out))]:
         lines.append(f"Left out: {', '.join(map(str, inputs))} of {call.origin}, dims {list(call.ndims)}.")
     if len(made.unexplained) > 3:
-        lines.append(f"Left out, too: {len(made.unexplained) - 3} more.")
+        lines.append(f"Left out, too: {len(made.unexplained) - 3} more placements.")
     return [piece for line in lines for piece in _wrapped(line)][:10]
 
 
@@ -169,7 +196,8 @@ class _Writer:
             keyword = [a.name for a in self.schema if a.kwarg_only and a.name in self.tensors]
             problem = (
                 f"the list {min(self.lists)}" if self.lists else f"the keyword {keyword[0]}" if keyword
-                else "a list of results" if any("List" in str(result.type) for result in results) else ""
+                else "a list of results" if any("List" in str(result.type) for result in results)
+                else "None for a result" if any(call.absent for call in self.calls) else ""
             )  # fmt: skip
             if problem:
                 raise CannotWriteError(f"{self.op}: register_sharding cannot place {problem}; use --target single-dim")
@@ -183,6 +211,11 @@ class _Writer:
             if name in self.numbers
             else ""
         )
+
+    @property
+    def sees_mesh(self) -> bool:
+        """Whether the function of the rules is told on which mesh its tensors are."""
+        return self.target is Target.REGISTER_SHARDING
 
     @property
     def head(self) -> list[str]:
@@ -221,12 +254,18 @@ class _Writer:
         """Return the rule without shards where DTensor does not add it."""
         if self.target is not Target.LOCAL_MAP:
             return ""
-        counts = {len(call.results) - len(call.gradients) for call in self.calls if call.rules}
-        if len(counts) > 1:
-            raise CannotWriteError(f"{self.op}: its number of results depends on its arguments ({sorted(counts)})")
+        kinds = {(len(call.results) - len(call.gradients), call.absent) for call in self.calls if call.rules}
+        if len(kinds) > 1:
+            raise CannotWriteError(
+                f"{self.op}: which results it has depends on its arguments, which local_map cannot say"
+            )
+        ((count, absent),) = kinds
+        results = ["Replicate()"] * count
+        for place in absent:
+            results.insert(place, "None")
         whole = ", ".join(f"*{name}" if name in self.lists else name for name in self.tensors)
         inputs = f'[Replicate() for one in [{whole}] if hasattr(one, "shape")]'
-        return f"([{', '.join(['Replicate()'] * counts.pop())}], {inputs}, {inputs})"
+        return f"({_listed(results)}, {inputs}, {inputs})"
 
     def rules(self, rules: Sequence[DerivedRule]) -> list[str]:
         """Return the lines that add ``rules``, which are for the same points, to the list."""
@@ -249,19 +288,32 @@ class _Writer:
         if rule.pivot is not None:
             lines.append(f"{indent}for d in range({rule.slots[rule.pivot]}_ndim):")
             indent += "    "
-            if tests:
-                lines.append(f"{indent}if {' and '.join(test.text for test in tests)}:")
+            texts = [test.text for test in tests]
+            if rule.cut is not None:
+                texts.append(self._begins_at_multiples(rule, rule.cut))
+            if texts:
+                lines.append(f"{indent}if {' and '.join(texts)}:")
                 indent += "    "
         return [*lines, *(f"{indent}rules.append({self._row(one)})" for one in rules)]
 
+    def _begins_at_multiples(self, rule: DerivedRule, cut: Cut) -> str:
+        """Return the condition that shards begin at multiples of a block."""
+        name, dim = rule.slots[cut.slot], rule.inputs[cut.slot]
+        assert isinstance(dim, Dim)
+        one = f"{name}[0]" if name in self.lists else name
+        return f"{_BEGIN_AT_MULTIPLES}({one}, {dim.text}, {cut.text})"
+
     def _row(self, rule: DerivedRule) -> str:
         placed = dict(zip(rule.slots, rule.inputs, strict=True))
+        count = len(rule.outputs) - len(rule.gradients)
+        outputs = [_part(part) for part in rule.outputs[:count]]
+        for place in rule.absent:
+            outputs.insert(place, "None")
         if self.target is Target.LOCAL_MAP:
-            count = len(rule.outputs) - len(rule.gradients)
             gradients = {**placed, **dict(zip(rule.gradients, rule.outputs[count:], strict=True))}
-            parts = [_listed(map(_part, rule.outputs[:count])), self._of_tensors(placed), self._of_tensors(gradients)]
+            parts = [_listed(outputs), self._of_tensors(placed), self._of_tensors(gradients)]
             return f"({', '.join(parts)})"
-        outputs = [_part(part) for part in rule.outputs][: self._returned(rule)]
+        outputs = outputs[: self._returned(rule)]
         if self.target is Target.REGISTER_SHARDING:
             inputs = [_part(placed[a.name]) if a.name in placed else "None" for a in self.schema]
             return f"([{', '.join(outputs)}], [{', '.join(inputs)}])"
@@ -279,7 +331,8 @@ class _Writer:
     def _returned(self, rule: DerivedRule) -> int:
         """Return how many results come back; what is only written to has no placement in a strategy."""
         returns = self.op._schema.returns
-        return len(rule.outputs) if any("List" in str(one.type) for one in returns) else len(returns)
+        lists = any("List" in str(one.type) for one in returns)
+        return len(rule.outputs) + len(rule.absent) if lists else len(returns)
 
     @property
     def imports(self) -> list[str]:
@@ -380,6 +433,20 @@ def {self.name}_sharded({self._parameters()}):
             optional = argument.has_default_value()
             texts.append(argument.name + (f"={_literal(default)}" if optional else ""))
         return ", ".join(texts)
+
+
+_BEGIN_AT_MULTIPLES = "_begin_at_multiples"
+_HELPER = f'''\
+def {_BEGIN_AT_MULTIPLES}(spec, dim, block):
+    """Return whether the shards of a tensor dim begin at multiples of ``block``, whichever mesh dims shard it."""
+    sizes, extent = spec.mesh.shape, spec.shape[dim]
+    if len(sizes) > 1:
+        return extent % (block * math.prod(sizes)) == 0
+    length = -(-extent // sizes[0])
+    return length % block == 0 and length * (sizes[0] - 1) < extent  # each rank has elements
+
+
+'''.split("\n")[:-1]
 
 
 def _given(name: str, keyword: bool) -> str:

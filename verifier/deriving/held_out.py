@@ -98,6 +98,7 @@ def refuting(rules: Sequence[DerivedRule], samples: Iterable[Sample], options: C
 def _refuting(rules: Sequence[DerivedRule], sample: Sample, options: CheckOptions) -> CallEvidence | None:
     first: CallEvidence | None = None
     refuted: dict[Inputs, tuple[frozenset[Placement], ...]] = {}
+    in_blocks: set[Inputs] = set()
     for size, draw in itertools.product(range(options.sizes), range(_DRAWS)):
         case = sample.draw(size, draw)
         if case is None:
@@ -107,20 +108,26 @@ def _refuting(rules: Sequence[DerivedRule], sample: Sample, options: CheckOption
             whole = local(local.tensors)
         except CALL_ERRORS:
             continue
-        call = described(sample, case, local.tensors, [tuple(t.shape) for t in whole.tensors])
+        call = described(sample, case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole)
         first = first or call
-        listed = [placed for rule in rules for placed in placements_of(rule, call)]
+        listed = [(rule, *placed) for rule in rules for placed in placements_of(rule, call)]
         for mesh in options.flat:
-            for inputs, outputs in listed:
+            for rule, inputs, outputs in listed:
+                if not rule.is_cut_in_blocks(call, inputs, mesh.world_size):
+                    continue
                 if inputs in refuted or _leaves_out(call, inputs, mesh, options) or not _is_legal(call, inputs):
                     continue
                 if not _holds(case, local, whole.tensors, mesh, inputs, outputs, options.seed + draw):
                     refuted[inputs] = ()
+                    if rule.cut is not None:
+                        in_blocks.add(inputs)
     if first is None or not refuted:
         return None
+    plain = {inputs: outputs for inputs, outputs in refuted.items() if inputs not in in_blocks}
     return CallEvidence(
-        first.origin, first.slots, first.shapes, first.results, first.values, refuted, first.case, first.dtypes,
-        first.lengths, rare=True,
+        first.origin, first.slots, first.shapes, first.results, first.values, plain, first.case, first.dtypes,
+        first.lengths, rare=True, absent=first.absent,
+        refuted_in_blocks=frozenset(in_blocks),
     )  # fmt: skip
 
 
