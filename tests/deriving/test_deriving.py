@@ -364,6 +364,19 @@ def test_a_condition_that_goes_with_the_right_one_by_chance_is_refuted_by_crosse
     assert any(rule.endswith("if start is None if end is None") for rule in said(generalise(calls)))
 
 
+def test_a_factor_of_another_call_that_rounds_refutes_no_linear_rule() -> None:
+    def call(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int) -> tuple[object, ...]:
+        return tensor(a, c), tensor(a, b), tensor(b, c)
+
+    ways = [way(aten.addmm.default, call, alpha=1), way(aten.addmm.default, call, alpha=0.3)]
+    calls = evidence(*ways[:1], way(aten.addmm.default, call, alpha=1, beta=1))
+    rules = generalise(calls).rules
+    assert "P(sum), P(sum), R -> P(sum)" in {rule.partition(" if ")[0] for rule in said(generalise(calls))}
+    more = crossed([*calls, replace(calls[0], origin=ways[1].origin, values={"beta": 1, "alpha": 0.3})], ways)
+    assert any("alpha=0.3" in sample.origin for sample in more)
+    assert list(refuting(rules, more, OPTIONS)) == []
+
+
 def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
     rules = generalise(reductions()).rules
     more = [

@@ -57,16 +57,18 @@ class _Crossed:
         case = self.sample.draw(size, draw, values)
         if case is None:
             return None
+        # what is exact with one value rounds with another: 0.2 times a sum is not the sum of products
         if self.name in case.kwargs or self.place >= len(case.args):
-            return replace(case, kwargs={**case.kwargs, self.name: self.value})
+            return replace(case, kwargs={**case.kwargs, self.name: self.value}, exact=False)
         args = (*case.args[: self.place], self.value, *case.args[self.place + 1 :])
-        return replace(case, args=args)
+        return replace(case, args=args, exact=False)
 
 
 def crossed(calls: Sequence[CallEvidence], samples: Sequence[Sample]) -> list[Sample]:
     """Return samples with arguments of others, one at a time: they tell apart what goes together by chance.
 
-    In ``x[1:3]`` and ``x[:]`` both bounds are given or none is, so that a rule may name the wrong one.
+    In ``x[1:3]`` and ``x[:]`` both bounds are given or none is, so that a rule may name the wrong one. Factors also get
+    the opposite sign: a maximum of parts times a positive number is that of the whole.
     """
     usual = [call for call in calls if not call.rare]
     by_origin = {sample.origin: sample for sample in samples}
@@ -74,6 +76,8 @@ def crossed(calls: Sequence[CallEvidence], samples: Sequence[Sample]) -> list[Sa
     for place, argument in enumerate(resolve(usual[0].case.call)._schema.arguments if usual else ()):  # type: ignore[attr-defined]
         name = argument.name
         values = {repr(call.values[name]): call.values[name] for call in usual if name in call.values}
+        opposite = [-value for value in values.values() if isinstance(value, float) and value]
+        values |= {repr(value): value for value in opposite}
         here = [
             _Crossed(by_origin[call.origin], name, place, value)
             for call in usual

@@ -217,7 +217,12 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
         if any(isinstance(value, bool) for value in values):
             yield Test(name, lambda s, name=name: bool(s.call.values[name]))  # type: ignore[misc]
             yield Test(f"not {name}", lambda s, name=name: not s.call.values[name])  # type: ignore[misc]
-        kinds = [value for value in values if isinstance(value, int | float | str) and not isinstance(value, bool)]
+        # a fraction that calls have in common is an accident
+        kinds = [
+            value for value in values
+            if (isinstance(value, int | str) and not isinstance(value, bool))
+            or (isinstance(value, float) and value.is_integer())
+        ]  # fmt: skip
         for value in dict.fromkeys(kinds) if len(set(kinds)) <= len(_NUMBERS) else ():
             yield Test(f"{name} == {value!r}", lambda s, name=name, value=value: s.call.values[name] == value)  # type: ignore[misc]
     for place, slot in enumerate(calls[0].slots):
