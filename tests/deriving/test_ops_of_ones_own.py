@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+from torch.distributed.tensor._op_schema import OpStrategy
+from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec
 from verifier.deriving.derive import DeriveRequest, derivation
@@ -109,6 +117,33 @@ def test_a_way_of_registering_that_sees_no_mesh_says_what_it_leaves_out(tmp_path
     assert {rule.inputs for rule in confirmed(closed(op, code))}.isdisjoint(
         {("S(1)",), ("(S(1), R)",), ("(R, S(1))",), ("(S(0), S(1))",)}
     )
+
+
+def test_a_filter_keeps_products_that_are_cut_in_blocks(tmp_path: Path) -> None:
+    (tmp_path / "filtered.py").write_text(BLOCKS.format(space="filtered"))
+    run_imports([str(tmp_path / "filtered.py")])
+    op = overload_named("filtered::less_largest")
+    calls, made, uneven = derivation(DeriveRequest(str(op), max_samples=2))
+    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven, filters=True)
+    assert "full_mesh_strategy_filter=filtered_less_largest_filter," in code
+    body = ast.parse(code)
+    body.body = [node for node in body.body if not getattr(node, "decorator_list", None)]
+    scope: dict[str, Any] = {}
+    exec(compile(body, "derived.py", "exec"), scope)
+
+    def keeps(extent: int, *placements: Placement) -> bool:
+        mesh = SimpleNamespace(ndim=len(placements), size=lambda n: 2)
+        meta = TensorMeta(torch.Size((8, extent)), (extent, 1), torch.float64)
+        spec = SimpleNamespace(placements=placements, shape=meta.shape, tensor_meta=meta)
+        schema = SimpleNamespace(args_schema=(OpStrategy([]),), kwargs_schema={})
+        return bool(scope["filtered_less_largest_filter"](mesh, schema, [spec], spec))
+
+    assert keeps(64, Shard(1))
+    assert not keeps(96, Shard(1))
+    assert not keeps(64, Shard(1), Shard(1))
+    assert keeps(128, Shard(1), Shard(1))
+    assert keeps(64, Shard(1), Shard(0))
+    assert keeps(96, Shard(0), Replicate())
 
 
 def test_a_result_that_some_calls_lack_has_no_placement_there(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from verifier.deriving.generalise import Cut, Derivation, DerivedRule, Part
 from verifier.deriving.language import Dim, is_dim
 from verifier.planning.own_samples import callable_of
 from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM
+from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM, takes_filters
 
 __all__ = ["CannotWriteError", "Provenance", "Target", "strategy_name", "strategy_text", "text_of_test"]
 
@@ -59,7 +59,13 @@ _IMPORTS = {
 
 
 def strategy_text(
-    op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, target: Target, given: Provenance, uneven: bool
+    op: OpOverload,
+    calls: Sequence[CallEvidence],
+    made: Derivation,
+    target: Target,
+    given: Provenance,
+    uneven: bool,
+    filters: bool | None = None,
 ) -> str:
     """Return a module that registers the derived rules as the strategy of ``op``.
 
@@ -67,6 +73,8 @@ def strategy_text(
     ----------
     uneven
         Whether the rules also hold where a rank has no elements.
+    filters
+        Whether a strategy for one mesh dim can have a filter; if None, whether it can in the torch that runs.
 
     Raises
     ------
@@ -74,19 +82,25 @@ def strategy_text(
         If ``target`` cannot have such rules, with the reason.
     """
     writer = _Writer(op, calls, target, uneven)
-    left_out = [rule for rule in made.rules if rule.cut is not None and not writer.sees_mesh]
-    written = [rule for rule in made.rules if rule not in left_out]
-    if not written:
+    in_blocks = [rule for rule in made.rules if rule.cut is not None]
+    filtered = in_blocks if target is Target.SINGLE_DIM and (takes_filters() if filters is None else filters) else []
+    left_out = [] if filtered or writer.sees_mesh else in_blocks
+    written = [rule for rule in made.rules if rule not in left_out and rule not in filtered]
+    if not written and not filtered:
         raise CannotWriteError(f"{op}: {_left_out(left_out[0])}")
     body = [line for rules in _alike(written) for line in writer.rules(rules)]
+    blocks = [line for rules in _alike(filtered) for line in writer.rules(rules, in_blocks=True)]
+    writer.filters = bool(blocks)
     header = "\n".join(f"# {line}" for line in _comment(op, calls, made, given, left_out))
     used = [
         name
         for name in ("DTensor", "Partial", "Replicate", "Shard")
-        if any(re.search(rf"\b{name}\b", line) for line in (*body, *writer.tail))
+        if any(re.search(rf"\b{name}\b", line) for line in (*body, *blocks, *writer.filter, *writer.tail))
     ]
     helper = _HELPER if any(_BEGIN_AT_MULTIPLES in line for line in body) else []
     function = [*helper, *writer.head, *writer.prepared(body), *body, "    return rules"]
+    if blocks:
+        function += [*writer.head_of_blocks, *writer.prepared(blocks), *blocks, "    return rules", *writer.filter]
     text = "\n".join(function)
     hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
     for name in hidden:  # such as topk's argument sorted
@@ -174,6 +188,8 @@ class _Writer:
         """Parameters for which some call has a number in the place of a tensor."""
         self.path = callable_of(str(op)) or f"torch.ops.{op}"
         self.name = strategy_name(op)
+        self.filters = False
+        """Whether the strategy has a filter."""
         self._check()
 
     def _check(self) -> None:
@@ -267,8 +283,12 @@ class _Writer:
         inputs = f'[Replicate() for one in [{whole}] if hasattr(one, "shape")]'
         return f"({_listed(results)}, {inputs}, {inputs})"
 
-    def rules(self, rules: Sequence[DerivedRule]) -> list[str]:
-        """Return the lines that add ``rules``, which are for the same points, to the list."""
+    def rules(self, rules: Sequence[DerivedRule], in_blocks: bool = False) -> list[str]:
+        """Return the lines that add ``rules``, which are for the same points, to the list.
+
+        With ``in_blocks`` each is added with the tensor that has to be cut at multiples of a block, its dim, and the
+        block.
+        """
         rule = rules[0]
         tests = [test for test in rule.tests if not test.of_call]
         outer = [test.text for test in rule.tests if test.of_call]
@@ -289,12 +309,54 @@ class _Writer:
             lines.append(f"{indent}for d in range({rule.slots[rule.pivot]}_ndim):")
             indent += "    "
             texts = [test.text for test in tests]
-            if rule.cut is not None:
+            if rule.cut is not None and not in_blocks:
                 texts.append(self._begins_at_multiples(rule, rule.cut))
             if texts:
                 lines.append(f"{indent}if {' and '.join(texts)}:")
                 indent += "    "
-        return [*lines, *(f"{indent}rules.append({self._row(one)})" for one in rules)]
+        return [
+            *lines,
+            *(f"{indent}rules.append({self._in_blocks(one) if in_blocks else self._row(one)})" for one in rules),
+        ]
+
+    def _in_blocks(self, rule: DerivedRule) -> str:
+        """Return a rule with the number of the tensor that is cut at multiples of a block, its dim, and the block."""
+        assert rule.cut is not None
+        dim = rule.inputs[rule.cut.slot]
+        assert isinstance(dim, Dim)
+        before = [f"len({name})" if name in self.lists else "1" for name in rule.slots[: rule.cut.slot]]
+        place = " + ".join(before) if any(name in self.lists for name in rule.slots) else str(len(before))
+        return f"({self._row(rule)}, {place or 0}, {dim.text}, {rule.cut.text})"
+
+    @property
+    def head_of_blocks(self) -> list[str]:
+        said = "Return the rules for shards that begin at multiples of a block, each with the tensor, the dim and the block."
+        return ["", "", f"def {self.name}_in_blocks({self._parameters()}):", f'    """{said}"""']
+
+    @property
+    def filter(self) -> list[str]:
+        """The filter of products, if there is one."""
+        if not self.filters:
+            return []
+        return f'''
+
+def {self.name}_filter(mesh, op_schema, inputs, outputs):
+    """Return whether the shards begin at multiples of the blocks of the rules that ask for that."""
+    rest = iter(inputs)
+    given = (op_schema.args_schema, op_schema.kwargs_schema)
+    args, kwargs = tree_map(lambda one: next(rest).tensor_meta if isinstance(one, OpStrategy) else one, given)
+    anywhere = [row[-len(inputs) :] for row in {self.name}_rules(*args, **kwargs)]
+    for n in range(mesh.ndim):
+        placed = [spec.placements[n] for spec in inputs]
+        if placed in anywhere or all(placement.is_replicate() for placement in placed):
+            continue
+        for row, number, dim, block in {self.name}_in_blocks(*args, **kwargs):
+            if row[-len(inputs) :] == placed:
+                spec = inputs[number]
+                parts = math.prod(mesh.size(m) for m in range(mesh.ndim) if spec.placements[m].is_shard(dim))
+                if spec.shape[dim] % (parts * block):
+                    return False
+    return True'''.split("\n")
 
     def _begins_at_multiples(self, rule: DerivedRule, cut: Cut) -> str:
         """Return the condition that shards begin at multiples of a block."""
@@ -336,7 +398,12 @@ class _Writer:
 
     @property
     def imports(self) -> list[str]:
-        """The import of the module of a function that is no op."""
+        """The imports of the filter, and of the module of a function that is no op."""
+        if self.filters:
+            return [
+                "from torch.distributed.tensor._op_schema import OpStrategy",
+                "from torch.utils._pytree import tree_map",
+            ]
         return [] if self.path.startswith("torch.ops.") else [f"import {self.path.rpartition('.')[0]}"]
 
     @property
@@ -409,10 +476,12 @@ def {self.name}_sharded({self._parameters()}):
                 f"    return [([{outputs}], [{whole}]), *{self.name}_rules({names})]",
             ]  # fmt: skip
         return [
-            "", "", "@register_single_dim_strategy(",
-            f"    {path}, schema_info={self._schema_info()}, allow_uneven_sharding={self.uneven}", ")",
+            "", "", "@register_single_dim_strategy(", f"    {path}, schema_info={self._schema_info()},",
+            f"    allow_uneven_sharding={self.uneven},",
+            *([f"    full_mesh_strategy_filter={self.name}_filter,"] if self.filters else []), ")",
             f"def {self.name}_strategy(op, args, kwargs):",
-            f"    return {self.name}_rules(*args, **kwargs)",
+            f"    return {self.name}_rules(*args, **kwargs)"
+            + (f" + [row for row, *_ in {self.name}_in_blocks(*args, **kwargs)]" if self.filters else ""),
         ]  # fmt: skip
 
     def _schema_info(self) -> str:
