@@ -330,7 +330,7 @@ class _Writer:
 
     @property
     def head_of_blocks(self) -> list[str]:
-        said = "Return the rules for shards that begin at multiples of a block, each with the tensor, the dim and the block."
+        said = "Return the rules for shards that begin at multiples of a block, with the tensor, the dim and the block."
         return ["", "", f"def {self.name}_in_blocks({self._parameters()}):", f'    """{said}"""']
 
     @property
