@@ -155,19 +155,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("ops", nargs="*", default=OPS)
     parser.add_argument("--max-samples", type=int, default=8)
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="written after each op; the ops that it has are not derived again")
     asked = parser.parse_args(arguments)
-    rows = []
+    known = json.loads(asked.json.read_text()) if asked.json is not None and asked.json.exists() else []
+    rows = {row["op"]: Comparison(**row) for row in known}
     for op in asked.ops:
         name = op if "." in op and op.startswith(("aten.", "torch.")) else f"aten.{op}"
-        row = compare(name, asked.max_samples)
-        rows.append(row)
+        row = rows[name] if name in rows else compare(name, asked.max_samples)
+        rows[name] = row
+        if asked.json is not None:
+            asked.json.write_text(json.dumps([asdict(one) for one in rows.values()], indent=1) + "\n")
         print(_line(row, asked.markdown), flush=True)
         for kind, texts in (("lost", row.lost_rules), ("new", row.new_rules)):
             for text, count in () if asked.markdown else texts.items():
                 print(f"    {kind} {count:4} {text}", flush=True)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0
 
 

@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice, zip_longest
 
 import torch
@@ -23,9 +24,11 @@ from strategies.opinfo.samples.input_classes import INPUT_CLASSES, InputClass
 from strategies.opinfo.samples.sample import OpInfoSample
 from verifier.core.ops import resolve
 from verifier.core.wording import did_you_mean
+from verifier.planning.own_samples import overload_named
 from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import cache_by_rules, registered_overloads
+from verifier.torch_internals.registries import is_registered_by_user
 
 __all__ = ["SOURCE", "OpInfoSource"]
 
@@ -49,6 +52,8 @@ class OpInfoSource:
     def select(self, patterns: Sequence[str]) -> tuple[Target, ...]:
         """Return the OpInfos that match the globs, and overloads for globs that start with ``aten.``.
 
+        A name without a glob may also name an overload for which DTensor has no rule.
+
         Raises
         ------
         ValueError
@@ -59,7 +64,7 @@ class OpInfoSource:
         targets: set[Target] = set()
         for pattern in patterns:
             if _is_overload(pattern):
-                names = [name for name in _overload_names() if names_overload(pattern, name)]
+                names = [name for name in _overload_names() if names_overload(pattern, name)] or _without_rule(pattern)
             else:
                 names = fnmatch.filter(row_names(), pattern)
             if not names:
@@ -87,7 +92,7 @@ class OpInfoSource:
                 found = True
                 yield sample
         if not found:
-            for row in _providers(op)[:_PROVIDERS]:
+            for row in (_providers(op) or _dispatching(op))[:_PROVIDERS]:
                 yield from _row_samples(Row(row, options, op), (op,), options, op)
 
     def _target(self, name: str) -> Target:
@@ -133,8 +138,17 @@ def _is_overload(text: str) -> bool:
     return text.startswith(("aten.", "prims."))
 
 
+def _without_rule(name: str) -> list[str]:
+    """Return the overload that ``name`` names, such as ``aten.trace``, with rules or without; nothing for a glob."""
+    try:
+        return [str(overload_named(name))]
+    except ValueError:
+        return []
+
+
 def _overload(name: str) -> OpOverload | None:
-    return next((op for op in registered_overloads() if str(op) == name), None)
+    known = next((op for op in registered_overloads() if str(op) == name), None)
+    return known or next((overload_named(one) for one in _without_rule(name)), None)
 
 
 # ---------------------------------------------------------------------------------------------------------------- scan
@@ -163,6 +177,27 @@ def _providers(op: OpOverload) -> tuple[str, ...]:
     return tuple(rows or (row for row, ops in _reached().items() if any(is_sibling(op, other) for other in ops)))
 
 
+@cache
+def _dispatched() -> dict[str, frozenset[OpOverload]]:
+    """Return all overloads that each OpInfo's first samples dispatch to; the first call takes some 10 seconds."""
+    return {
+        row: frozenset(
+            call.op
+            for _, entry in entries_of(row)
+            for made in captured(entry, torch.float64, size=0, seed=0, wanted=lambda op: True, most=_SCANNED).values()
+            for call in made
+        )
+        for row in row_names()
+    }
+
+
+def _dispatching(op: OpOverload) -> tuple[str, ...]:
+    """Return the OpInfos that dispatch to ``op``, if DTensor itself has no rule for it."""
+    if op in registered_overloads() and not is_registered_by_user(op):
+        return ()
+    return tuple(row for row, ops in _dispatched().items() if op in ops)
+
+
 # ------------------------------------------------------------------------------------------------------------- samples
 def _row_samples(
     row: Row, registered: Sequence[OpOverload], options: SampleOptions, only: OpOverload | None = None
@@ -170,7 +205,7 @@ def _row_samples(
     """Yield the samples of a row by overload: captured samples, their other spellings, then samples from siblings."""
     named: set[OpOverload] = set()
     for op, templates in row.templates.items():
-        if sharded(op) and (only is None or op == only):
+        if sharded(op) if only is None else op == only:
             yield from _with_spellings([OpInfoSample(row, template) for template in templates], row, options, named)
     for op in registered:
         if op not in row.templates and (only is None or op == only):

@@ -16,10 +16,12 @@ from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
 from verifier.deriving.closing import Closed
+from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
 from verifier.deriving.held_out import crossed, refuting
+from verifier.deriving.mutants import Mutants, tried_mutants
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named, sampled_ops, samples
 from verifier.rules.options import CheckOptions
@@ -71,6 +73,13 @@ def said(made: Derivation) -> set[str]:
         + "".join(f" if {test.text}" for test in rule.tests)
         for rule in made.rules
     }
+
+
+def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
+    calls, made, _ = derivation(DeriveRequest("aten.trace", max_samples=2))
+    assert {call.source for call in calls if not call.rare}
+    assert {"P(sum) -> P(sum)", "P(avg) -> P(avg)"} <= said(made)
+    assert not any(rule.startswith("S(") for rule in said(made))
 
 
 @cache
@@ -355,6 +364,19 @@ def test_a_condition_that_goes_with_the_right_one_by_chance_is_refuted_by_crosse
     assert any(rule.endswith("if start is None if end is None") for rule in said(generalise(calls)))
 
 
+def test_a_factor_of_another_call_that_rounds_refutes_no_linear_rule() -> None:
+    def call(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int) -> tuple[object, ...]:
+        return tensor(a, c), tensor(a, b), tensor(b, c)
+
+    ways = [way(aten.addmm.default, call, alpha=1), way(aten.addmm.default, call, alpha=0.3)]
+    calls = evidence(*ways[:1], way(aten.addmm.default, call, alpha=1, beta=1))
+    rules = generalise(calls).rules
+    assert "P(sum), P(sum), R -> P(sum)" in {rule.partition(" if ")[0] for rule in said(generalise(calls))}
+    more = crossed([*calls, replace(calls[0], origin=ways[1].origin, values={"beta": 1, "alpha": 0.3})], ways)
+    assert any("alpha=0.3" in sample.origin for sample in more)
+    assert list(refuting(rules, more, OPTIONS)) == []
+
+
 def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
     rules = generalise(reductions()).rules
     more = [
@@ -362,3 +384,25 @@ def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
         way(aten.sum.dim_IntList, lambda tensor, a, b, c: (tensor(a, b), [-2])),
     ]
     assert list(refuting(rules, more, OPTIONS)) == []
+
+
+# ------------------------------------------------------------------------------------------------- changes of the code
+def test_calls_tell_each_changed_line_of_a_derived_function() -> None:
+    calls = reductions()
+    made = generalise(calls)
+    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    assert tried_mutants(code, calls, made).survivors == ()
+    few = [call for call in calls if call.values["keepdim"]]
+    survivors = tried_mutants(code, few, made).survivors
+    assert any("without the condition keepdim" in one for one in survivors)
+
+
+def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> None:
+    calls = reductions()
+    made = generalise(calls)
+    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    mutants = tried_mutants(code.replace("if d not in dim_dims", "if True"), calls, made)
+    assert any("which does not hold" in one for one in mutants.disagrees)
+    assert not Closed(1, 0, (), 0, "", mutants).passed
+    assert not Closed(1, 0, (), 0, "", Mutants(9, ("line 9: without a condition",))).passed
+    assert Closed(1, 0, (), 0, "", Mutants(9, ())).passed

@@ -36,8 +36,9 @@ from verifier.records.schema import (
 from verifier.report.github import MOST_MISSING as MOST_ANNOTATED
 from verifier.report.github import github_lines
 from verifier.report.html import banners, render_html
+from verifier.report.missing import by_worth, folded
 from verifier.report.rules_html import MOST_CONFIRMED, MOST_MISSING, rules_view
-from verifier.report.rules_text import by_worth, header_line, op_lines, quiet_lines, saves_text, state_text, total_lines
+from verifier.report.rules_text import header_line, op_lines, quiet_lines, saves_text, state_text, total_lines
 from verifier.report.words import counted, evidence_text, level_1_only, totals
 from verifier.runs.merging import join_levels
 
@@ -87,13 +88,40 @@ def test_known_wrong_rule_is_one_line_and_an_unconfirmed_one_accuses_nobody() ->
 
 
 def test_missing_rules_are_capped_and_those_that_save_most_come_first() -> None:
-    op = make_op_rules(missing=[make_missing_rule(number) for number in range(9)])
+    op = make_op_rules(missing=[make_missing_rule(number, op=f"aten.sum{number}.default") for number in range(9)])
     _, *lines = op_lines("sum", op)
     assert lines[0] == (
-        "  missing: S(8) -> P(sum) in aten.sum.dim_IntList([6, 4], [0], True); held in 24 draws over 3 sizes; "
-        "saves 1 all_gather, 488 B"
+        "  missing: S(8) -> P(sum) in aten.sum8.default([6, 4], [0], True); held in 24 draws over 3 sizes; "
+        "saves 1 all_gather, 488 B: worth having if the result, which is reduced later, is smaller than what is "
+        "gathered now"
     )
     assert lines[6:] == ["  and 3 more in run.json"]
+
+
+def test_missing_rules_that_differ_in_dims_or_overloads_alone_are_one() -> None:
+    def rule(inputs: list[str], outputs: list[str], **changes: object) -> MissingRuleRecord:
+        return make_missing_rule(input_placements=inputs, output_placements=outputs, **changes)
+
+    rules = [
+        rule(["S(0)", "S(1)"], ["S(0)"], bytes_saved=8),
+        rule(["S(1)", "S(2)"], ["S(1)"], bytes_saved=16, op="aten.sum_.default"),
+        rule(["S(1)", "S(1)"], ["S(1)"], bytes_saved=4),
+        rule(["P(sum)"], ["P(sum)"], bytes_saved=99),
+        rule(["P(max)"], ["P(max)"], bytes_saved=2),
+        rule(["S(3)"], ["S(3)"], bytes_saved=0, saves=[]),
+    ]
+    found = folded(rules)
+    assert [(one.text, one.rules, one.overloads, one.best.bytes_saved) for one in found] == [
+        ("P(sum) -> P(sum)", 1, 1, 99),
+        ("S(d), S(d + 1) -> S(d) for d = 0, 1", 2, 2, 16),
+        ("S(1), S(1) -> S(1)", 1, 1, 4),
+        ("P(max) -> P(max)", 1, 1, 2),
+        ("S(3) -> S(3)", 1, 1, 0),
+    ]
+    assert [one.worth.partition(":")[0] for one in found] == [
+        "puts a reduction off, which a later op may need all the same", "worth having", "worth having",
+        "seldom of use", "worth having",
+    ]  # fmt: skip
 
 
 def test_what_a_missing_rule_saves() -> None:

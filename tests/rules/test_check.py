@@ -372,3 +372,35 @@ def test_an_exception_without_a_message_is_named_with_the_function_that_raised_i
         wrong = check_sample(HandMade(str(op), convolution), options).wrong
     messages = {one.message for one in wrong}
     assert messages == {"a rank raised AssertionError: no message, in tp_convolution of _tp_conv.py"}
+
+
+def rows_on_one_mesh_dim_only(schema: OpSchema) -> OpStrategy:
+    """Claim S(0) and S(1), and on meshes of several dims no product of the two."""
+    mesh = schema.get_mesh_from_args()
+    some = [(Shard(0),), (Shard(1),)] if mesh.ndim == 1 else [(Shard(0), Replicate()), (Shard(0), Shard(0))]
+    strategies = [(Replicate(),) * mesh.ndim, *some]
+    specs = [DTensorSpec(mesh, placements) for placements in strategies]
+    given = schema.args_schema[0]
+    assert isinstance(given, OpStrategy)
+    costs = [[float(placements != one.output_spec.placements) for one in given.strategies] for placements in strategies]
+    return OpStrategy([OpSpec(spec, (spec,), [cost]) for spec, cost in zip(specs, costs, strict=True)])
+
+
+def test_products_that_hold_and_that_dtensor_does_not_claim_are_missing() -> None:
+    def whole(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return (floats(g, s[0], s[2]),), {}
+
+    sample = HandMade("aten.neg.default", whole)
+    with replaced_strategy(torch.ops.aten.neg.default):
+        register_op_strategy(torch.ops.aten.neg.default)(rows_on_one_mesh_dim_only)
+        report = check_sample(sample, CheckOptions((TWO, THREE, SQUARE), products=99))
+    two_dims = {rule.inputs: record for rule, record in report.missing.items() if "," in rule.inputs[0]}
+    assert ("(S(0), S(1))",) in two_dims
+    assert ("(S(0), S(0))",) not in two_dims
+    record = two_dims["(S(0), S(1))",]
+    assert record.output_placements == ["(S(0), S(1))"]
+    assert record.world_sizes == [4]
+    assert record.collectives_saved > 0
+    assert record.bytes_saved > 0
+    assert record.draws >= 8
+    assert not report.wrong

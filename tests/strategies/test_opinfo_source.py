@@ -485,3 +485,18 @@ def test_the_forward_of_embedding_bag_without_gradients_has_the_calls_of_the_oth
     with replaced_strategy(op):
         register_single_dim_strategy(op)(lambda op, args, kwargs: [])
         assert samples("aten._embedding_bag_forward_only.default", max_samples=2)
+
+
+@pytest.mark.parametrize("name", ["aten.addbmm.default", "aten._trilinear.default"])
+def test_an_overload_without_rules_has_samples_if_it_is_named(name: str) -> None:
+    assert name not in {str(op) for op in registered_overloads()}
+    for pattern in (name, name.removesuffix(".default")):
+        (target,) = SOURCE.select((pattern,))
+        assert target.overload == name
+    found = list(SOURCE.samples(target, SampleOptions(sizes=1, max_samples=2, rare=False)))
+    assert found
+    assert {sample.op for sample in found} == {name}
+    drawn(found[0])
+    assert name not in {target.name for target in SOURCE.select(("aten.*",))}
+    with pytest.raises(ValueError, match="no OpInfo and no aten overload"):
+        SOURCE.select((name.replace("default", "no_such_overload"),))

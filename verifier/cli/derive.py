@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +21,15 @@ def derive(
     target: Annotated[
         DeriveTarget, typer.Option("--target", help="In which of DTensor's ways the strategy is registered.")
     ] = DeriveTarget.SINGLE_DIM,
+    torch: Annotated[
+        str | None,
+        typer.Option("--torch", metavar="VERSION", help="For which torch, as 2.15; it has to be the one that runs.",
+                     show_default="the torch that runs"),
+    ] = None,
     world_size: Annotated[str, typer.Option("--world-size", help="Sizes of the meshes of one dim, as 2,3,4.")] = "2,3",
     mesh: Annotated[
         list[str] | None,
-        typer.Option("--mesh", help="Mesh of ranks on which the code is checked; repeatable.", show_default="2, 3"),
+        typer.Option("--mesh", help="Mesh of ranks to check the code on; repeatable.", show_default="2, 3, 2x2"),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float64, float32 or bfloat16.")] = "float64",
     max_samples: Annotated[int, typer.Option("--max-samples", help="Calls of the op, at most.")] = 8,
@@ -46,6 +52,11 @@ def derive(
         raise ValueError(f"--out {out}: the strategy is a module, so give a file name such as my_strategy.py")
     if out is not None and not out.parent.is_dir():  # deriving takes a minute, and would be lost
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    running = version("torch")
+    if torch is not None and not f"{running.partition('+')[0]}.".startswith(f"{torch}."):
+        raise ValueError(
+            f"--torch {torch}: the code is checked with the torch that runs, {running}; run derive under torch {torch}"
+        )
     with Loading(hash_seeds=1):
         from verifier.cli.common import command_line, refuse_cluster, write_out
         from verifier.deriving.derive import DeriveRequest, module_name
@@ -55,7 +66,7 @@ def derive(
         from verifier.records.files import AS_IT_WAS, write_atomically
     refuse_cluster(context)
     request = DeriveRequest(
-        op, Target(target.value), world_size, mesh or ("2", "3"), dtype, max_samples, seed, imports or (),
+        op, Target(target.value), world_size, mesh or ("2", "3", "2x2"), dtype, max_samples, seed, imports or (),
         command_line(), Path() if out is None else out.parent,
     )  # fmt: skip
     made = make(request, out.stem if out is not None else module_name(op))

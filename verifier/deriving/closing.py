@@ -13,6 +13,7 @@ import msgspec
 
 from verifier.deriving.evidence import CallEvidence
 from verifier.deriving.generalise import Derivation
+from verifier.deriving.mutants import Mutants
 
 __all__ = ["Closed", "close", "close_by_test"]
 
@@ -31,8 +32,10 @@ class Closed:
         Rules that level 1 confirmed and refuted; tests that passed and failed where the code is no strategy.
     missing
         Derived rules that DTensor does not apply though the strategy has them, as text.
-    gate
+    gate, said
         The exit status of ``gate``, or of the tests, and the last lines that it printed.
+    mutants
+        What the calls say of changes of single lines; None if they were not asked.
     """
 
     confirmed: int
@@ -40,10 +43,13 @@ class Closed:
     missing: tuple[str, ...]
     gate: int
     said: str
+    mutants: Mutants | None = None
 
     @property
     def passed(self) -> bool:
-        return not self.wrong and not self.missing and self.gate == 0 and self.confirmed > 0
+        """Whether nothing is wrong or missing, and the calls tell each line from a changed one."""
+        told = self.mutants is None or not (self.mutants.survivors or self.mutants.disagrees)
+        return not self.wrong and not self.missing and self.gate == 0 and self.confirmed > 0 and told
 
 
 def close(

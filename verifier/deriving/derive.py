@@ -15,10 +15,12 @@ import torch
 from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
+from verifier.deriving.cuts import with_blocks
 from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
 from verifier.deriving.held_out import crossed, refuting
+from verifier.deriving.mutants import tried_mutants
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
 from verifier.planning.own_samples import callable_of, overload_named
@@ -49,7 +51,7 @@ class DeriveRequest:
     op: str
     target: Target = Target.SINGLE_DIM
     world_sizes: str = "2,3"
-    meshes: Sequence[str] = ("2", "3")
+    meshes: Sequence[str] = ("2", "3", "2x2")
     dtype: str = "float64"
     max_samples: int = 8
     seed: int = 0
@@ -97,6 +99,7 @@ def derive(request: DeriveRequest, module: str) -> Derived:
         request.seed, request.command,
     )  # fmt: skip
     code = strategy_text(op, calls, made, request.target, given, uneven)
+    mutants = tried_mutants(code, calls, made)
     seconds = {"deriving": time.perf_counter() - started}
     folder = Path(tempfile.mkdtemp(prefix="derive-"))
     try:
@@ -116,7 +119,14 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
     test = text_of_test(op, calls, module, request.imports, request.folder, request.target)
     return Derived(
-        function or str(op), tuple(calls), made, code, test, closed, request.target is not Target.LOCAL_MAP, seconds
+        function or str(op),
+        tuple(calls),
+        made,
+        code,
+        test,
+        replace(closed, mutants=mutants),
+        request.target is not Target.LOCAL_MAP,
+        seconds,
     )
 
 
@@ -130,10 +140,15 @@ def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, 
     plan = make_rules_plan(asked, Baseline())
     uneven = request.target is Target.SINGLE_DIM
     calls, made = _derived(op, plan, request, uneven)
-    if uneven and not any(rule.pivot is not None for rule in made.rules):  # an op may refuse tensors without elements
-        uneven = False
-        calls, made = _derived(op, plan, request, uneven)
+    if uneven and not _has_shards(made):  # an op may refuse tensors without elements
+        fewer = _derived(op, plan, request, False)
+        if _has_shards(fewer[1]):
+            return *fewer, False
     return calls, made, uneven
+
+
+def _has_shards(made: Derivation) -> bool:
+    return any(rule.pivot is not None and rule.cut is None for rule in made.rules)
 
 
 def _derived(
@@ -153,23 +168,27 @@ def _derived(
     try:
         samples = list(_samples(op, plan, plan.samples))
         calls = list(gather(samples, options, request.target is Target.LOCAL_MAP))
-        if not any(call.holding for call in calls):
+        blocks = with_blocks(calls, samples, options) if request.target is not Target.LOCAL_MAP else {}
+        if not blocks and not any(call.holding for call in calls):
             reasons = dict.fromkeys(sample.not_testable or sample.claims_only for sample in samples)
             why = "; ".join(reason for reason in reasons if reason) or "in none of its calls enough draws say something"
             raise ValueError(f"nothing can be derived for {op}: {why}")
-        made = generalise(calls)
+        made = generalise(calls, blocks)
         known = {sample.origin for sample in samples}
         more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
         held_out = [
             *(sample for sample in _samples(op, plan, more) if sample.origin not in known),
             *crossed(calls, samples),
         ]
+        if in_blocks := [rule for rule in made.rules if rule.cut is not None]:
+            calls += refuting(in_blocks, samples, options)
+            made = generalise(calls, blocks)
         for _ in range(_ROUNDS):
             found = list(refuting(made.rules, held_out, options))
             if not found:
                 break
             calls += found
-            made = generalise(calls)
+            made = generalise(calls, blocks)
     finally:
         torch.set_num_threads(threads)
     return calls, made

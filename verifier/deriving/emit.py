@@ -18,11 +18,11 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.core.case import OpCase
 from verifier.core.wording import plural
 from verifier.deriving.evidence import CallEvidence
-from verifier.deriving.generalise import Derivation, DerivedRule, Part
+from verifier.deriving.generalise import Cut, Derivation, DerivedRule, Part
 from verifier.deriving.language import Dim, is_dim
 from verifier.planning.own_samples import callable_of
 from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM
+from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM, takes_filters
 
 __all__ = ["CannotWriteError", "Provenance", "Target", "strategy_name", "strategy_text", "text_of_test"]
 
@@ -59,7 +59,13 @@ _IMPORTS = {
 
 
 def strategy_text(
-    op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, target: Target, given: Provenance, uneven: bool
+    op: OpOverload,
+    calls: Sequence[CallEvidence],
+    made: Derivation,
+    target: Target,
+    given: Provenance,
+    uneven: bool,
+    filters: bool | None = None,
 ) -> str:
     """Return a module that registers the derived rules as the strategy of ``op``.
 
@@ -67,6 +73,8 @@ def strategy_text(
     ----------
     uneven
         Whether the rules also hold where a rank has no elements.
+    filters
+        Whether a strategy for one mesh dim can have a filter; if None, whether it can in the torch that runs.
 
     Raises
     ------
@@ -74,14 +82,25 @@ def strategy_text(
         If ``target`` cannot have such rules, with the reason.
     """
     writer = _Writer(op, calls, target, uneven)
-    body = [line for rules in _alike(made.rules) for line in writer.rules(rules)]
-    header = "\n".join(f"# {line}" for line in _comment(op, calls, made, given))
+    in_blocks = [rule for rule in made.rules if rule.cut is not None]
+    filtered = in_blocks if target is Target.SINGLE_DIM and (takes_filters() if filters is None else filters) else []
+    left_out = [] if filtered or writer.sees_mesh else in_blocks
+    written = [rule for rule in made.rules if rule not in left_out and rule not in filtered]
+    if not written and not filtered:
+        raise CannotWriteError(f"{op}: {_left_out(left_out[0])}")
+    body = [line for rules in _alike(written) for line in writer.rules(rules)]
+    blocks = [line for rules in _alike(filtered) for line in writer.rules(rules, in_blocks=True)]
+    writer.filters = bool(blocks)
+    header = "\n".join(f"# {line}" for line in _comment(op, calls, made, given, left_out))
     used = [
         name
         for name in ("DTensor", "Partial", "Replicate", "Shard")
-        if any(re.search(rf"\b{name}\b", line) for line in (*body, *writer.tail))
+        if any(re.search(rf"\b{name}\b", line) for line in (*body, *blocks, *writer.filter, *writer.tail))
     ]
-    function = [*writer.head, *writer.prepared(body), *body, "    return rules"]
+    helper = _HELPER if any(_BEGIN_AT_MULTIPLES in line for line in body) else []
+    function = [*helper, *writer.head, *writer.prepared(body), *body, "    return rules"]
+    if blocks:
+        function += [*writer.head_of_blocks, *writer.prepared(blocks), *blocks, "    return rules", *writer.filter]
     text = "\n".join(function)
     hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
     for name in hidden:  # such as topk's argument sorted
@@ -100,11 +119,26 @@ def _alike(rules: Sequence[DerivedRule]) -> list[list[DerivedRule]]:
     groups: dict[object, list[DerivedRule]] = {}
     for rule in rules:
         pivot = None if rule.pivot is None else rule.slots[rule.pivot]
-        groups.setdefault((rule.slots, pivot, tuple(test.text for test in rule.tests)), []).append(rule)
+        cut = None if rule.cut is None else (rule.cut.slot, rule.cut.text, rule.inputs[rule.cut.slot])
+        groups.setdefault((rule.slots, pivot, cut, tuple(test.text for test in rule.tests)), []).append(rule)
     return list(groups.values())
 
 
-def _comment(op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, given: Provenance) -> list[str]:
+def _left_out(rule: DerivedRule) -> str:
+    """Return why a rule with a cut is not written."""
+    assert rule.cut is not None
+    inputs, outputs = (", ".join(f"S({p.text})" if isinstance(p, Dim) else str(p) for p in some)
+                       for some in (rule.inputs, rule.outputs))  # fmt: skip
+    return (
+        f"{inputs} -> {outputs} holds where the shards of {rule.slots[rule.cut.slot]} begin at multiples of "
+        f"{rule.cut.text}; a strategy for one mesh dim does not see the number of ranks (--target register-sharding "
+        "does)"
+    )
+
+
+def _comment(
+    op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, given: Provenance, left_out: Sequence[DerivedRule]
+) -> list[str]:
     holding = [call for call in calls if call.holding and not call.rare]
     draws, sizes = min((call.draws for call in holding), default=0), min((call.sizes for call in holding), default=0)
     ndims = sorted({call.ndims for call in holding})
@@ -117,10 +151,17 @@ def _comment(op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, gi
         f"seed {given.seed}; torch {given.torch}, dtensor-verifier {given.verifier}.",
         f"They explain {made.explained} of {made.explained + len(made.unexplained)} placements that hold.",
     ]
-    for call, inputs in made.unexplained[:3]:
+    cuts = {rule.cut.text: rule.cut for rule in made.rules if rule.cut is not None and rule not in left_out}
+    lines += [
+        f"Where shards begin at multiples of {cut.text}, what does not hold elsewhere held for {cut.held} pairs of an "
+        f"extent and a number of ranks; for {cut.failed} others it did not."
+        for cut in cuts.values()
+    ]
+    lines += [f"Left out: {_left_out(rule)}." for rule in left_out[:2]]
+    for call, inputs in made.unexplained[: 3 - min(2, len(left_out))]:
         lines.append(f"Left out: {', '.join(map(str, inputs))} of {call.origin}, dims {list(call.ndims)}.")
     if len(made.unexplained) > 3:
-        lines.append(f"Left out, too: {len(made.unexplained) - 3} more.")
+        lines.append(f"Left out, too: {len(made.unexplained) - 3} more placements.")
     return [piece for line in lines for piece in _wrapped(line)][:10]
 
 
@@ -147,6 +188,8 @@ class _Writer:
         """Parameters for which some call has a number in the place of a tensor."""
         self.path = callable_of(str(op)) or f"torch.ops.{op}"
         self.name = strategy_name(op)
+        self.filters = False
+        """Whether the strategy has a filter."""
         self._check()
 
     def _check(self) -> None:
@@ -169,7 +212,8 @@ class _Writer:
             keyword = [a.name for a in self.schema if a.kwarg_only and a.name in self.tensors]
             problem = (
                 f"the list {min(self.lists)}" if self.lists else f"the keyword {keyword[0]}" if keyword
-                else "a list of results" if any("List" in str(result.type) for result in results) else ""
+                else "a list of results" if any("List" in str(result.type) for result in results)
+                else "None for a result" if any(call.absent for call in self.calls) else ""
             )  # fmt: skip
             if problem:
                 raise CannotWriteError(f"{self.op}: register_sharding cannot place {problem}; use --target single-dim")
@@ -183,6 +227,11 @@ class _Writer:
             if name in self.numbers
             else ""
         )
+
+    @property
+    def sees_mesh(self) -> bool:
+        """Whether the function of the rules is told on which mesh its tensors are."""
+        return self.target is Target.REGISTER_SHARDING
 
     @property
     def head(self) -> list[str]:
@@ -221,15 +270,25 @@ class _Writer:
         """Return the rule without shards where DTensor does not add it."""
         if self.target is not Target.LOCAL_MAP:
             return ""
-        counts = {len(call.results) - len(call.gradients) for call in self.calls if call.rules}
-        if len(counts) > 1:
-            raise CannotWriteError(f"{self.op}: its number of results depends on its arguments ({sorted(counts)})")
+        kinds = {(len(call.results) - len(call.gradients), call.absent) for call in self.calls if call.rules}
+        if len(kinds) > 1:
+            raise CannotWriteError(
+                f"{self.op}: which results it has depends on its arguments, which local_map cannot say"
+            )
+        ((count, absent),) = kinds
+        results = ["Replicate()"] * count
+        for place in absent:
+            results.insert(place, "None")
         whole = ", ".join(f"*{name}" if name in self.lists else name for name in self.tensors)
         inputs = f'[Replicate() for one in [{whole}] if hasattr(one, "shape")]'
-        return f"([{', '.join(['Replicate()'] * counts.pop())}], {inputs}, {inputs})"
+        return f"({_listed(results)}, {inputs}, {inputs})"
 
-    def rules(self, rules: Sequence[DerivedRule]) -> list[str]:
-        """Return the lines that add ``rules``, which are for the same points, to the list."""
+    def rules(self, rules: Sequence[DerivedRule], in_blocks: bool = False) -> list[str]:
+        """Return the lines that add ``rules``, which are for the same points, to the list.
+
+        With ``in_blocks`` each is added with the tensor that has to be cut at multiples of a block, its dim, and the
+        block.
+        """
         rule = rules[0]
         tests = [test for test in rule.tests if not test.of_call]
         outer = [test.text for test in rule.tests if test.of_call]
@@ -249,19 +308,74 @@ class _Writer:
         if rule.pivot is not None:
             lines.append(f"{indent}for d in range({rule.slots[rule.pivot]}_ndim):")
             indent += "    "
-            if tests:
-                lines.append(f"{indent}if {' and '.join(test.text for test in tests)}:")
+            texts = [test.text for test in tests]
+            if rule.cut is not None and not in_blocks:
+                texts.append(self._begins_at_multiples(rule, rule.cut))
+            if texts:
+                lines.append(f"{indent}if {' and '.join(texts)}:")
                 indent += "    "
-        return [*lines, *(f"{indent}rules.append({self._row(one)})" for one in rules)]
+        return [
+            *lines,
+            *(f"{indent}rules.append({self._in_blocks(one) if in_blocks else self._row(one)})" for one in rules),
+        ]
+
+    def _in_blocks(self, rule: DerivedRule) -> str:
+        """Return a rule with the number of the tensor that is cut at multiples of a block, its dim, and the block."""
+        assert rule.cut is not None
+        dim = rule.inputs[rule.cut.slot]
+        assert isinstance(dim, Dim)
+        before = [f"len({name})" if name in self.lists else "1" for name in rule.slots[: rule.cut.slot]]
+        place = " + ".join(before) if any(name in self.lists for name in rule.slots) else str(len(before))
+        return f"({self._row(rule)}, {place or 0}, {dim.text}, {rule.cut.text})"
+
+    @property
+    def head_of_blocks(self) -> list[str]:
+        said = "Return the rules for shards that begin at multiples of a block, with the tensor, the dim and the block."
+        return ["", "", f"def {self.name}_in_blocks({self._parameters()}):", f'    """{said}"""']
+
+    @property
+    def filter(self) -> list[str]:
+        """The filter of products, if there is one."""
+        if not self.filters:
+            return []
+        return f'''
+
+def {self.name}_filter(mesh, op_schema, inputs, outputs):
+    """Return whether the shards begin at multiples of the blocks of the rules that ask for that."""
+    rest = iter(inputs)
+    given = (op_schema.args_schema, op_schema.kwargs_schema)
+    args, kwargs = tree_map(lambda one: next(rest).tensor_meta if isinstance(one, OpStrategy) else one, given)
+    anywhere = [row[-len(inputs) :] for row in {self.name}_rules(*args, **kwargs)]
+    for n in range(mesh.ndim):
+        placed = [spec.placements[n] for spec in inputs]
+        if placed in anywhere or all(placement.is_replicate() for placement in placed):
+            continue
+        for row, number, dim, block in {self.name}_in_blocks(*args, **kwargs):
+            if row[-len(inputs) :] == placed:
+                spec = inputs[number]
+                parts = math.prod(mesh.size(m) for m in range(mesh.ndim) if spec.placements[m].is_shard(dim))
+                if spec.shape[dim] % (parts * block):
+                    return False
+    return True'''.split("\n")
+
+    def _begins_at_multiples(self, rule: DerivedRule, cut: Cut) -> str:
+        """Return the condition that shards begin at multiples of a block."""
+        name, dim = rule.slots[cut.slot], rule.inputs[cut.slot]
+        assert isinstance(dim, Dim)
+        one = f"{name}[0]" if name in self.lists else name
+        return f"{_BEGIN_AT_MULTIPLES}({one}, {dim.text}, {cut.text})"
 
     def _row(self, rule: DerivedRule) -> str:
         placed = dict(zip(rule.slots, rule.inputs, strict=True))
+        count = len(rule.outputs) - len(rule.gradients)
+        outputs = [_part(part) for part in rule.outputs[:count]]
+        for place in rule.absent:
+            outputs.insert(place, "None")
         if self.target is Target.LOCAL_MAP:
-            count = len(rule.outputs) - len(rule.gradients)
             gradients = {**placed, **dict(zip(rule.gradients, rule.outputs[count:], strict=True))}
-            parts = [_listed(map(_part, rule.outputs[:count])), self._of_tensors(placed), self._of_tensors(gradients)]
+            parts = [_listed(outputs), self._of_tensors(placed), self._of_tensors(gradients)]
             return f"({', '.join(parts)})"
-        outputs = [_part(part) for part in rule.outputs][: self._returned(rule)]
+        outputs = outputs[: self._returned(rule)]
         if self.target is Target.REGISTER_SHARDING:
             inputs = [_part(placed[a.name]) if a.name in placed else "None" for a in self.schema]
             return f"([{', '.join(outputs)}], [{', '.join(inputs)}])"
@@ -279,11 +393,17 @@ class _Writer:
     def _returned(self, rule: DerivedRule) -> int:
         """Return how many results come back; what is only written to has no placement in a strategy."""
         returns = self.op._schema.returns
-        return len(rule.outputs) if any("List" in str(one.type) for one in returns) else len(returns)
+        lists = any("List" in str(one.type) for one in returns)
+        return len(rule.outputs) + len(rule.absent) if lists else len(returns)
 
     @property
     def imports(self) -> list[str]:
-        """The import of the module of a function that is no op."""
+        """The imports of the filter, and of the module of a function that is no op."""
+        if self.filters:
+            return [
+                "from torch.distributed.tensor._op_schema import OpStrategy",
+                "from torch.utils._pytree import tree_map",
+            ]
         return [] if self.path.startswith("torch.ops.") else [f"import {self.path.rpartition('.')[0]}"]
 
     @property
@@ -356,10 +476,12 @@ def {self.name}_sharded({self._parameters()}):
                 f"    return [([{outputs}], [{whole}]), *{self.name}_rules({names})]",
             ]  # fmt: skip
         return [
-            "", "", "@register_single_dim_strategy(",
-            f"    {path}, schema_info={self._schema_info()}, allow_uneven_sharding={self.uneven}", ")",
+            "", "", "@register_single_dim_strategy(", f"    {path}, schema_info={self._schema_info()},",
+            f"    allow_uneven_sharding={self.uneven},",
+            *([f"    full_mesh_strategy_filter={self.name}_filter,"] if self.filters else []), ")",
             f"def {self.name}_strategy(op, args, kwargs):",
-            f"    return {self.name}_rules(*args, **kwargs)",
+            f"    return {self.name}_rules(*args, **kwargs)"
+            + (f" + [row for row, *_ in {self.name}_in_blocks(*args, **kwargs)]" if self.filters else ""),
         ]  # fmt: skip
 
     def _schema_info(self) -> str:
@@ -380,6 +502,20 @@ def {self.name}_sharded({self._parameters()}):
             optional = argument.has_default_value()
             texts.append(argument.name + (f"={_literal(default)}" if optional else ""))
         return ", ".join(texts)
+
+
+_BEGIN_AT_MULTIPLES = "_begin_at_multiples"
+_HELPER = f'''\
+def {_BEGIN_AT_MULTIPLES}(spec, dim, block):
+    """Return whether the shards of a tensor dim begin at multiples of ``block``, whichever mesh dims shard it."""
+    sizes, extent = spec.mesh.shape, spec.shape[dim]
+    if len(sizes) > 1:
+        return extent % (block * math.prod(sizes)) == 0
+    length = -(-extent // sizes[0])
+    return length % block == 0 and length * (sizes[0] - 1) < extent  # each rank has elements
+
+
+'''.split("\n")[:-1]
 
 
 def _given(name: str, keyword: bool) -> str:

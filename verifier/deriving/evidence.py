@@ -13,6 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.core.case import OpCase
 from verifier.core.ops import argument_names, resolve
 from verifier.deriving.gradients import gradient_rules
+from verifier.rules.execute import Results
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions
@@ -20,12 +21,39 @@ from verifier.rules.results import SampleReport
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample, is_rare
 
-__all__ = ["CallEvidence", "Inputs", "by_slot", "described", "gather", "slot_names"]
+__all__ = ["Blocks", "CallEvidence", "Inputs", "Outputs", "Place", "by_slot", "described", "gather", "slot_names"]
 
 Inputs = tuple[Placement, ...]
 """The placement of each tensor parameter of a call on one mesh dim; the tensors of a list have the same one."""
 Outputs = tuple[frozenset[Placement], ...]
 """The placements that each result may have."""
+
+
+Place = tuple[tuple[int, ...], int]
+"""Extents of the sharded dim of each slot, 0 for a slot that is not sharded, and the number of ranks."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A rule that holds where the shards of a slot begin at multiples of a block.
+
+    Parameters
+    ----------
+    outputs
+        The placements that each result may have.
+    slot
+        The number of the slot.
+    block
+        How many elements a block has.
+    held, failed
+        Where it was seen to hold and to fail: the extent of the sharded dim of each slot, and the number of ranks.
+    """
+
+    outputs: Outputs
+    slot: int
+    block: int
+    held: tuple[Place, ...]
+    failed: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
@@ -42,6 +70,8 @@ class CallEvidence:
         The shape of each slot at its first size; of a list that of the first tensor.
     results
         The number of dims of each result, then of each gradient.
+    absent
+        The places among what the op returns at which it returns None.
     values
         The other arguments, by name.
     rules
@@ -59,6 +89,8 @@ class CallEvidence:
         Whether the call is of a class that is seldom used, so that it refutes rules, and need not be explained.
     draws, sizes
         The fewest draws and sizes in which a rule held.
+    refuted_in_blocks
+        The placements that were refuted where shards begin at multiples of the block that a rule names.
     """
 
     origin: str
@@ -74,6 +106,8 @@ class CallEvidence:
     rare: bool = False
     draws: int = 0
     sizes: int = 0
+    absent: tuple[int, ...] = ()
+    refuted_in_blocks: frozenset[Inputs] = frozenset()
 
     @property
     def source(self) -> str:
@@ -169,14 +203,15 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
             )
             draws.append(candidate.draws)
             sizes.append(len(candidate.shapes))
-    call = described(ledger.sample, case, tensors, [expected.shape for expected in place.expected])
+    call = described(ledger.sample, case, tensors, [expected.shape for expected in place.expected], place.reference)
     return replace(call, rules=rules, draws=min(draws, default=0), sizes=min(sizes, default=0))
 
 
 def described(
-    sample: Sample, case: OpCase, tensors: Sequence[torch.Tensor], results: Sequence[Sequence[int]]
+    sample: Sample, case: OpCase, tensors: Sequence[torch.Tensor], results: Sequence[Sequence[int]], whole: Results
 ) -> CallEvidence:
-    """Return a call of which nothing is known to hold; ``results`` are the shapes of its results."""
+    """Return a call of which nothing is known to hold; ``results`` are the shapes of the results that ``whole`` has."""
+    returned = whole.returned if isinstance(whole.returned, tuple) else ()
     names = slot_names(case)
     slots = tuple(dict.fromkeys(names))
     first = [tensors[names.index(slot)] for slot in slots]
@@ -191,6 +226,7 @@ def described(
         dtypes=tuple(tensor.dtype for tensor in first),
         lengths=tuple(names.count(slot) for slot in slots),
         rare=is_rare(sample),
+        absent=tuple(place for place, one in enumerate(returned) if one is None),
     )
 
 

@@ -7,16 +7,17 @@ is a call and a tensor dim.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.deriving.evidence import CallEvidence, Inputs
+from verifier.deriving.cuts import BlocksByCall
+from verifier.deriving.evidence import Blocks, CallEvidence, Inputs
 from verifier.deriving.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, tests
 
-__all__ = ["Derivation", "DerivedRule", "generalise", "placements_of"]
+__all__ = ["Cut", "Derivation", "DerivedRule", "generalise", "placements_of"]
 
 _What = tuple[int, Inputs]
 """Placements of the slots of a call."""
@@ -25,6 +26,27 @@ Part = Placement | Dim
 _MOST_TESTS = 3
 _MOST_RESULTS = 3
 """Of the placements that a result may have, so many are considered."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A condition of a rule: the shards of a slot begin at multiples of a block.
+
+    Parameters
+    ----------
+    slot
+        The number of the slot.
+    text, value
+        The size of the block: a number, or an argument of the call.
+    held, failed
+        At how many places it was seen to hold, and not to hold elsewhere, in the call with the fewest.
+    """
+
+    slot: int
+    text: str
+    value: Callable[[CallEvidence], int]
+    held: int
+    failed: int
 
 
 @dataclass(frozen=True)
@@ -39,6 +61,8 @@ class DerivedRule:
         The slot whose dims the rule is for; None for a rule without shards.
     gradients
         The slots of whose gradients the last of ``outputs`` are the placements.
+    absent
+        The places among what the op returns at which the calls return None; ``outputs`` leaves them out.
     calls, points
         How many calls it explains, and how many placements in all.
     """
@@ -51,32 +75,132 @@ class DerivedRule:
     calls: int
     points: int
     gradients: tuple[str, ...] = ()
+    absent: tuple[int, ...] = ()
+    cut: Cut | None = None
+
+    def is_cut_in_blocks(self, call: CallEvidence, inputs: Inputs, ranks: int) -> bool:
+        """Return whether a call, with ``inputs`` on so many ranks, is cut as the rule asks for."""
+        if self.cut is None:
+            return True
+        extent = call.shapes[self.cut.slot][inputs[self.cut.slot].dim]  # type: ignore[attr-defined]
+        length = -(-extent // ranks)
+        return length % max(1, self.cut.value(call)) == 0 and length * (ranks - 1) < extent
 
 
 @dataclass(frozen=True)
 class Derivation:
-    """The rules of an op, and the placements that hold in some call and that no rule explains, with their calls."""
+    """The rules of an op, and the placements that hold in some call and that no rule explains, with their calls.
+
+    ``blocks`` has what holds only where shards begin at multiples of a block.
+    """
 
     rules: tuple[DerivedRule, ...]
     unexplained: tuple[tuple[CallEvidence, Inputs], ...]
     explained: int
+    blocks: BlocksByCall = field(default_factory=dict)
 
 
-def generalise(calls: Sequence[CallEvidence]) -> Derivation:
-    """Return the rules that explain what holds for ``calls``."""
+def generalise(calls: Sequence[CallEvidence], blocks: BlocksByCall | None = None) -> Derivation:
+    """Return the rules that explain what holds for ``calls``.
+
+    Parameters
+    ----------
+    blocks
+        What holds only where shards begin at multiples of a block.
+    """
     rules: list[DerivedRule] = []
     unexplained: list[tuple[CallEvidence, Inputs]] = []
     explained = 0
+    by_slots: dict[object, list[CallEvidence]] = {}
+    for call in calls:
+        if call.rules or call.refuted_in_blocks:
+            by_slots.setdefault((call.slots, call.gradients), []).append(call)
+    for alike in by_slots.values():
+        for group, tests_of_group in _by_results(alike):
+            plain = {id(call): _wanted(call) for call in group}
+            ways = [(group, plain, None, {id(call): call for call in group}), *_in_blocks(group, blocks or {})]
+            for here, wanted, cut, originals in ways:
+                all_ = [(originals[number], inputs) for number, some in wanted.items() for inputs in some]
+                found, left = ([], all_) if tests_of_group is None else _of_group(here, wanted)
+                rules += [replace(rule, tests=(*rule.tests, *(tests_of_group or ())), cut=cut) for rule in found]
+                explained += len(all_) - len(left)
+                unexplained += [(originals.get(id(call), call), inputs) for call, inputs in left]
+    return Derivation(tuple(rules), tuple(unexplained), explained, blocks or {})
+
+
+_Way = tuple[list[CallEvidence], dict[int, list[Inputs]], Cut, dict[int, CallEvidence]]
+"""Calls as they are where a cut is kept, what rules have to explain of each, the cut, and the calls as they were."""
+
+
+def _in_blocks(calls: Sequence[CallEvidence], blocks: BlocksByCall) -> Iterator[_Way]:
+    """Yield the calls as they are where shards begin at multiples of a block, for each block that explains some."""
+    for slot in range(len(calls[0].slots)):
+        entries = [
+            (call, inputs, one)
+            for call in calls for inputs, one in blocks.get(id(call), {}).items() if one.slot == slot
+        ]  # fmt: skip
+        for cut, chosen in _cuts(slot, entries):
+            changed, wanted, originals = [], {}, {}
+            for call in calls:
+                here = {inputs: one.outputs for other, inputs, one in chosen if other is call}
+                kept = {
+                    inputs: outputs
+                    for inputs, outputs in call.rules.items()
+                    if outputs or not call.rare or not any(isinstance(p, Shard) for p in inputs)
+                }
+                refuted = dict.fromkeys(call.refuted_in_blocks, ())
+                other = replace(call, rules={**kept, **here, **refuted})
+                changed.append(other)
+                wanted[id(other)], originals[id(other)] = list(here), call
+            yield changed, wanted, cut, originals
+
+
+def _cuts(
+    slot: int, entries: Sequence[tuple[CallEvidence, Inputs, Blocks]]
+) -> Iterator[tuple[Cut, list[tuple[CallEvidence, Inputs, Blocks]]]]:
+    """Yield what the sizes of blocks may be: an argument that differs as they do, else a number for each of them."""
+    sizes = sorted({one.block for _, _, one in entries})
+    names = list(entries[0][0].values) if len(sizes) > 1 else []
+    for name in names:
+        if all(call.values.get(name) == one.block for call, _, one in entries):
+            yield _cut(slot, name, lambda call, name=name: int(call.values[name]), entries), list(entries)  # type: ignore[misc]
+            return
+    for size in sizes:
+        some = [entry for entry in entries if entry[2].block == size]
+        yield _cut(slot, str(size), lambda call, size=size: size, some), some  # type: ignore[misc]
+
+
+def _cut(
+    slot: int,
+    text: str,
+    value: Callable[[CallEvidence], int],
+    entries: Sequence[tuple[CallEvidence, Inputs, Blocks]],
+) -> Cut:
+    found = [one for _, _, one in entries]
+    return Cut(slot, text, value, min(len(one.held) for one in found), min(len(one.failed) for one in found))
+
+
+def _by_results(calls: Sequence[CallEvidence]) -> list[tuple[list[CallEvidence], tuple[Test, ...] | None]]:
+    """Return the calls in groups with the same results, and the conditions that tell each group from the others.
+
+    The conditions are None if there are none that do: a rule of such calls cannot say which calls it is for.
+    """
     groups: dict[object, list[CallEvidence]] = {}
     for call in calls:
-        if call.rules:
-            groups.setdefault((call.slots, call.gradients, len(call.results)), []).append(call)
+        groups.setdefault((len(call.results), call.absent), []).append(call)
+    if len(groups) == 1:
+        return [(list(calls), ())]
+    known = tests(calls, None)
+    found: list[tuple[list[CallEvidence], tuple[Test, ...] | None]] = []
     for group in groups.values():
-        found, left = _of_group(group)
-        rules += found
-        explained += sum(len(_wanted(call)) for call in group) - len(left)
-        unexplained += left
-    return Derivation(tuple(rules), tuple(unexplained), explained)
+        others = [Scope(call) for call in calls if call not in group]
+        common = [test for test in known if all(test.value(Scope(call)) for call in group)]
+        ways = itertools.chain.from_iterable(
+            itertools.combinations(common, count) for count in range(1, _MOST_TESTS + 1)
+        )
+        telling = (way for way in ways if not any(all(test.value(one) for test in way) for one in others))
+        found.append((group, next(telling, None)))
+    return found
 
 
 def _wanted(call: CallEvidence) -> list[Inputs]:
@@ -114,7 +238,7 @@ def _placed(part: Part, scope: Scope, ndim: int) -> Placement | None:
 def placements_of(rule: DerivedRule, call: CallEvidence) -> Iterator[tuple[Inputs, Inputs]]:
     """Yield what a rule lists for a call: the placements of its slots, and those of its results."""
     count = len(rule.outputs) - len(rule.gradients)
-    if rule.slots != call.slots or count != len(call.results) - len(call.gradients):
+    if rule.slots != call.slots or (count, rule.absent) != (len(call.results) - len(call.gradients), call.absent):
         return
     schema = _Schema(rule.pivot, rule.inputs, rule.outputs[:count])
     scopes = (
@@ -194,16 +318,19 @@ class _Dims:
         return self._known[pivot, slot]
 
 
-def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tuple[CallEvidence, Inputs]]]:
+def _of_group(
+    calls: Sequence[CallEvidence], wanted: Mapping[int, Sequence[Inputs]]
+) -> tuple[list[DerivedRule], list[tuple[CallEvidence, Inputs]]]:
+    """Return the rules that explain what is ``wanted`` of each call, by its ``id``, and what none explains."""
     dims = _Dims(calls)
-    left = {(id(call), inputs): (call, inputs) for call in calls for inputs in _wanted(call)}
-    schemas = list(dict.fromkeys(schema for call in calls for schema in _schemas(call, dims)))
+    left = {(id(call), inputs): (call, inputs) for call in calls for inputs in wanted[id(call)]}
+    schemas = list(dict.fromkeys(schema for call in calls for schema in _schemas(call, dims, wanted[id(call)])))
     points = {pivot: _Points(calls, pivot) for pivot in {schema.pivot for schema in schemas}}
     split = {schema: points[schema.pivot].split(schema) for schema in schemas}
     rules: list[DerivedRule] = []
     covers: list[set[_What]] = []
     sources = {id(call): call.source for call in calls}
-    needed = min(2, len({call.source for call in calls if _wanted(call)}))
+    needed = min(2, len({call.source for call in calls if wanted[id(call)]}))
     while left:
         best: tuple[tuple[int, int, int], DerivedRule, set[_What], set[_What]] | None = None
         for rank, schema in enumerate(schemas):
@@ -223,7 +350,7 @@ def _of_group(calls: Sequence[CallEvidence]) -> tuple[list[DerivedRule], list[tu
             if best is None or score > best[0]:
                 rule = DerivedRule(
                     calls[0].slots, schema.pivot, schema.inputs, schema.outputs, found[0], seen, len(new),
-                    calls[0].gradients,
+                    calls[0].gradients, calls[0].absent,
                 )  # fmt: skip
                 best = score, rule, new, set(shown)
         if best is None:
@@ -245,9 +372,9 @@ def _without_needless(rules: list[DerivedRule], covers: Sequence[set[_What]]) ->
     return [rules[number] for number in kept]
 
 
-def _schemas(call: CallEvidence, dims: _Dims) -> Iterator[_Schema]:
+def _schemas(call: CallEvidence, dims: _Dims, wanted: Iterable[Inputs]) -> Iterator[_Schema]:
     """Yield what the rules of one call may be an example of."""
-    for inputs in _wanted(call):
+    for inputs in wanted:
         shards = [number for number, placement in enumerate(inputs) if isinstance(placement, Shard)]
         pivot = shards[0] if shards else None
         scope = Scope(call) if pivot is None else Scope(call, pivot, inputs[pivot].dim)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import resolve
 from verifier.deriving.evidence import CallEvidence, Inputs, described, slot_names
 from verifier.deriving.generalise import DerivedRule, placements_of
+from verifier.placements.alphabet import Alphabet
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall
@@ -56,16 +57,18 @@ class _Crossed:
         case = self.sample.draw(size, draw, values)
         if case is None:
             return None
+        # what is exact with one value rounds with another: 0.2 times a sum is not the sum of products
         if self.name in case.kwargs or self.place >= len(case.args):
-            return replace(case, kwargs={**case.kwargs, self.name: self.value})
+            return replace(case, kwargs={**case.kwargs, self.name: self.value}, exact=False)
         args = (*case.args[: self.place], self.value, *case.args[self.place + 1 :])
-        return replace(case, args=args)
+        return replace(case, args=args, exact=False)
 
 
 def crossed(calls: Sequence[CallEvidence], samples: Sequence[Sample]) -> list[Sample]:
     """Return samples with arguments of others, one at a time: they tell apart what goes together by chance.
 
-    In ``x[1:3]`` and ``x[:]`` both bounds are given or none is, so that a rule may name the wrong one.
+    In ``x[1:3]`` and ``x[:]`` both bounds are given or none is, so that a rule may name the wrong one. Factors also get
+    the opposite sign: a maximum of parts times a positive number is that of the whole.
     """
     usual = [call for call in calls if not call.rare]
     by_origin = {sample.origin: sample for sample in samples}
@@ -73,6 +76,8 @@ def crossed(calls: Sequence[CallEvidence], samples: Sequence[Sample]) -> list[Sa
     for place, argument in enumerate(resolve(usual[0].case.call)._schema.arguments if usual else ()):  # type: ignore[attr-defined]
         name = argument.name
         values = {repr(call.values[name]): call.values[name] for call in usual if name in call.values}
+        opposite = [-value for value in values.values() if isinstance(value, float) and value]
+        values |= {repr(value): value for value in opposite}
         here = [
             _Crossed(by_origin[call.origin], name, place, value)
             for call in usual
@@ -97,6 +102,7 @@ def refuting(rules: Sequence[DerivedRule], samples: Iterable[Sample], options: C
 def _refuting(rules: Sequence[DerivedRule], sample: Sample, options: CheckOptions) -> CallEvidence | None:
     first: CallEvidence | None = None
     refuted: dict[Inputs, tuple[frozenset[Placement], ...]] = {}
+    in_blocks: set[Inputs] = set()
     for size, draw in itertools.product(range(options.sizes), range(_DRAWS)):
         case = sample.draw(size, draw)
         if case is None:
@@ -106,20 +112,26 @@ def _refuting(rules: Sequence[DerivedRule], sample: Sample, options: CheckOption
             whole = local(local.tensors)
         except CALL_ERRORS:
             continue
-        call = described(sample, case, local.tensors, [tuple(t.shape) for t in whole.tensors])
+        call = described(sample, case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole)
         first = first or call
-        listed = [placed for rule in rules for placed in placements_of(rule, call)]
+        listed = [(rule, *placed) for rule in rules for placed in placements_of(rule, call)]
         for mesh in options.flat:
-            for inputs, outputs in listed:
-                if _leaves_out(call, inputs, mesh, options) or inputs in refuted:
+            for rule, inputs, outputs in listed:
+                if not rule.is_cut_in_blocks(call, inputs, mesh.world_size):
+                    continue
+                if inputs in refuted or _leaves_out(call, inputs, mesh, options) or not _is_legal(call, inputs):
                     continue
                 if not _holds(case, local, whole.tensors, mesh, inputs, outputs, options.seed + draw):
                     refuted[inputs] = ()
+                    if rule.cut is not None:
+                        in_blocks.add(inputs)
     if first is None or not refuted:
         return None
+    plain = {inputs: outputs for inputs, outputs in refuted.items() if inputs not in in_blocks}
     return CallEvidence(
-        first.origin, first.slots, first.shapes, first.results, first.values, refuted, first.case, first.dtypes,
-        first.lengths, rare=True,
+        first.origin, first.slots, first.shapes, first.results, first.values, plain, first.case, first.dtypes,
+        first.lengths, rare=True, absent=first.absent,
+        refuted_in_blocks=frozenset(in_blocks),
     )  # fmt: skip
 
 
@@ -127,6 +139,14 @@ def _leaves_out(call: CallEvidence, inputs: Inputs, mesh: MeshSpec, options: Che
     """Return whether a rank has no elements of a sharded dim, and the rules are not for that."""
     shards = ((p, shape) for p, shape in zip(inputs, call.shapes, strict=True) if p.is_shard())
     return not options.empty_shards and any(shape[p.dim] < mesh.world_size for p, shape in shards)  # type: ignore[attr-defined]
+
+
+def _is_legal(call: CallEvidence, inputs: Inputs) -> bool:
+    """Return whether the tensors of a call can be so placed: integers have no average."""
+    return all(
+        placement in Alphabet().placements(len(shape), dtype)
+        for placement, shape, dtype in zip(inputs, call.shapes, call.dtypes, strict=True)
+    )
 
 
 def _holds(

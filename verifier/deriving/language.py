@@ -40,6 +40,11 @@ class Scope:
         place = self.d + len(shape) - self.ndim
         return place >= 0 and shape[place] != 1
 
+    def extents(self, name: str) -> list[int]:
+        """Return the extents of the dims that an argument names; a tensor without dims has none."""
+        shape = self.call.shapes[0]
+        return [shape[dim] for dim in self.dims(name) if dim < len(shape)]
+
     def dims(self, name: str) -> list[int]:
         """Return the dims that an argument names, of the first tensor, counted from the front and sorted."""
         value, ndim = self.call.values[name], max(self.call.ndims[0], 1)
@@ -196,12 +201,15 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
             yield Test(f"{name} is not None", lambda s, name=name: s.call.values[name] is not None)  # type: ignore[misc]
         if name in dims:
             first = calls[0].slots[0]
-            text = f"all({first}.shape[dim] == 1 for dim in {name}_dims)"
-            yield Test(text, lambda s, name=name: all(s.call.shapes[0][dim] == 1 for dim in s.dims(name)))  # type: ignore[misc]
+            text = f"all({first}.shape[dim] == 1 for dim in {name}_dims if dim < {first}_ndim)"
+            yield Test(text, lambda s, name=name: all(one == 1 for one in s.extents(name)))  # type: ignore[misc]
             continue
         if any(isinstance(value, torch.dtype) for value in values):
             text = f"{name} is None or {name}.is_floating_point"
             yield Test(f"({text})", lambda s, name=name: _is_floating_or_none(s.call.values[name]))  # type: ignore[misc]
+        for place in range(_most_flags(values)):
+            yield Test(f"{name}[{place}]", lambda s, name=name, n=place: bool(s.call.values[name][n]))  # type: ignore[misc]
+            yield Test(f"not {name}[{place}]", lambda s, name=name, n=place: not s.call.values[name][n])  # type: ignore[misc]
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         if len(numbers) == len(values) and any(v < 0 for v in numbers):
             yield Test(f"{name} > 0", lambda s, name=name: s.call.values[name] > 0)  # type: ignore[misc]
@@ -209,7 +217,12 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
         if any(isinstance(value, bool) for value in values):
             yield Test(name, lambda s, name=name: bool(s.call.values[name]))  # type: ignore[misc]
             yield Test(f"not {name}", lambda s, name=name: not s.call.values[name])  # type: ignore[misc]
-        kinds = [value for value in values if isinstance(value, int | float | str) and not isinstance(value, bool)]
+        # a fraction that calls have in common is an accident
+        kinds = [
+            value for value in values
+            if (isinstance(value, int | str) and not isinstance(value, bool))
+            or (isinstance(value, float) and value.is_integer())
+        ]  # fmt: skip
         for value in dict.fromkeys(kinds) if len(set(kinds)) <= len(_NUMBERS) else ():
             yield Test(f"{name} == {value!r}", lambda s, name=name, value=value: s.call.values[name] == value)  # type: ignore[misc]
     for place, slot in enumerate(calls[0].slots):
@@ -226,6 +239,12 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
     for one, other in itertools.pairwise(calls[0].slots):
         yield Test(f"{one}_ndim == {other}_ndim", lambda s, a=one, b=other: s.ndim_of(a) == s.ndim_of(b))  # type: ignore[misc]
         yield Test(f"{one}_ndim > {other}_ndim", lambda s, a=one, b=other: s.ndim_of(a) > s.ndim_of(b))  # type: ignore[misc]
+
+
+def _most_flags(values: Sequence[object]) -> int:
+    """Return how many bools each of ``values`` has; 0 if one is no list of them, or has another number of them."""
+    lengths = {len(v) if isinstance(v, list) and all(isinstance(one, bool) for one in v) else 0 for v in values}
+    return lengths.pop() if len(lengths) == 1 else 0
 
 
 def _is_floating_or_none(value: object) -> bool:

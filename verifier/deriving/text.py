@@ -42,6 +42,13 @@ def _fields(made: Derived) -> dict[str, object]:
         "wrong": made.closed.wrong,
         "missing": made.closed.missing,
         "gate": made.closed.gate,
+        "mutants": None
+        if made.closed.mutants is None
+        else {
+            "tried": made.closed.mutants.tried,
+            "survivors": made.closed.mutants.survivors,
+            "disagrees": made.closed.mutants.disagrees,
+        },
         "seconds": made.seconds,
         "code": made.code if made.closed.passed else "",
         "test": made.test if made.closed.passed else "",
@@ -60,6 +67,11 @@ def derivation_lines(made: Derived, out: Path | None) -> list[str]:
         else f"  tests on ranks: {closed.confirmed} passed, {closed.wrong} failed",
         f"  {gate}{made.seconds['deriving']:.1f} s deriving, {made.seconds['checking']:.1f} s checking",
     ]
+    if closed.mutants is not None:
+        count, survivors = closed.mutants.tried, closed.mutants.survivors
+        lines.append(f"  changes of single lines: {count - len(survivors)} of {count} are refuted by the calls")
+        lines += [f"  told by no call: {one}" for one in survivors[:5]]
+        lines += [f"  the code does not say what was derived: {one}" for one in closed.mutants.disagrees[:5]]
     lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in made.made.unexplained[:5]]
     lines += [f"  missing: {one}" for one in closed.missing[:5]]
     if not closed.passed:

@@ -38,13 +38,12 @@ def define_stand_in(
         bound = [signature.bind(*args, **kwargs).arguments for args, kwargs in examples]
     except (TypeError, ValueError) as error:
         raise SamplesError(f"{where}: {error}") from error
-    args, kwargs = examples[0]
     try:
-        results = function(*args, **kwargs)
+        results = [function(*args, **kwargs) for args, kwargs in examples]
     except Exception as error:
         raise SamplesError(one_line(f"{where}: it raised {type(error).__name__}: {error}")) from error
-    returned = results if isinstance(results, tuple) else (results,)
-    if not returned or not all(isinstance(one, torch.Tensor) for one in returned):
+    to = _returned_types(results)
+    if not to:
         raise SamplesError(f"{where}: it returns something else than a tensor or a tuple of tensors")
     texts, keyword = [], False
     for parameter in signature.parameters.values():
@@ -59,12 +58,27 @@ def define_stand_in(
             keyword = True
             texts.append("*")
         texts.append(f"{kind} {parameter.name}" + (f"={_schema_value(parameter.default)}" if has_default else ""))
-    to = f"({', '.join(['Tensor'] * len(returned))})" if isinstance(results, tuple) else "Tensor"
     namespace, _, packet = name.partition("::")
     library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(f"{packet}({', '.join(texts)}) -> {to}")  # type: ignore[no-untyped-call]
     library.impl(packet, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     _libraries.append(library)
+
+
+def _returned_types(results: Sequence[object]) -> str:
+    """Return the type of ``results`` in a schema; empty if they are neither tensors nor tuples of as many of them.
+
+    >>> x = torch.zeros(2)
+    >>> _returned_types([x]), _returned_types([(x, x), (x, None)]), _returned_types([x, (x,)]), _returned_types([3])
+    ('Tensor', '(Tensor, Tensor?)', '', '')
+    """
+    if all(isinstance(one, torch.Tensor) for one in results):
+        return "Tensor"
+    tuples = [one for one in results if isinstance(one, tuple)]
+    if len(tuples) < len(results) or len(set(map(len, tuples))) > 1:
+        return ""
+    types = [_schema_type(column) for column in zip(*tuples, strict=True)]
+    return f"({', '.join(types)})" if types and {*types} <= {"Tensor", "Tensor?"} and "Tensor" in types else ""
 
 
 def _schema_type(values: Sequence[object]) -> str:

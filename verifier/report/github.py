@@ -8,8 +8,8 @@ from pathlib import Path
 from verifier.records.commands import github_command, replay_text
 from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import MissingRuleRecord, RunRecord, WrongRuleRecord
+from verifier.report.missing import by_worth
 from verifier.report.rules_text import (
-    by_worth,
     call_text,
     evidence_for,
     first_line,

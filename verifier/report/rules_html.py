@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from verifier.records.schema import MissingRuleRecord, OpRulesRecord, RulesRecord, RunRecord
-from verifier.report.rules_text import by_worth, call_text, is_tested, not_tested, totals_block, untested_reasons
+from verifier.report.missing import by_worth
+from verifier.report.rules_text import call_text, is_tested, not_tested, totals_block, untested_reasons
 
 __all__ = ["MOST_CONFIRMED", "MOST_MISSING", "MOST_OTHERS", "OpView", "RulesView", "rules_view"]
 

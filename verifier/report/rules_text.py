@@ -18,10 +18,10 @@ from verifier.records.schema import (
     UntestedRecord,
     WrongRuleRecord,
 )
+from verifier.report.missing import FoldedRule, folded
 from verifier.report.words import evidence_text, seconds_text
 
 __all__ = [
-    "by_worth",
     "call_text",
     "evidence_for",
     "first_line",
@@ -88,11 +88,6 @@ def evidence_for(rule: MissingRuleRecord) -> str:
     return f"held in {plural(rule.draws, 'draw')} over {plural(rule.sizes, 'size')}{samples}"
 
 
-def by_worth(rules: Iterable[MissingRuleRecord]) -> list[MissingRuleRecord]:
-    """Return missing rules by saved collectives and bytes, most first; rules of refused calls come last."""
-    return sorted(rules, key=lambda rule: (-rule.collectives_saved, -rule.bytes_saved, rule.op, rule_text(rule)))
-
-
 def not_tested(op: OpRulesRecord) -> list[str]:
     """Return why combinations of ``op`` have no verdict, most frequent first, then the overloads that are not testable.
 
@@ -133,8 +128,9 @@ def header_line() -> str:
 def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> list[str]:
     """Return the lines of one op: numbers and why not more was tested, then its rules, indented.
 
-    New wrong rules are shown in full. Known wrong rules take a line each, and so do missing rules up to a limit. 0 is
-    shown as a dash. ``imports`` are the imports of the run, which a replay needs; the run is recorded in ``folder``.
+    New wrong rules are shown in full. Known wrong rules take a line each, and so do missing rules up to a limit, folded
+    by dims and overloads. 0 is shown as a dash. ``imports`` are the imports of the run, which a replay needs; the run
+    is recorded in ``folder``.
     """
     numbers = (op.combinations, len(op.confirmed), len(op.wrong), len(op.missing), sum(op.untested.values()))
     texts = [*(f"{number:,}" if number else "-" for number in numbers), f"{op.seconds:.2f}"]
@@ -149,12 +145,19 @@ def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = (), folder: 
         lines += _wrong_lines(rule, imports, folder)
     if len(op.unconfirmed) > _MOST_UNCONFIRMED:
         lines.append(f"  and {len(op.unconfirmed) - _MOST_UNCONFIRMED:,} more unconfirmed in run.json")
-    for missing in by_worth(op.missing)[:_MOST_MISSING]:
-        call = call_text(missing)
-        lines.append(f"  missing: {rule_text(missing)} in {call}; {evidence_for(missing)}; {saves_text(missing)}")
-    if len(op.missing) > _MOST_MISSING:
-        lines.append(f"  and {len(op.missing) - _MOST_MISSING:,} more in run.json")
+    missing = folded(op.missing)
+    lines += [_missing_line(one) for one in missing[:_MOST_MISSING]]
+    if len(missing) > _MOST_MISSING:
+        lines.append(f"  and {sum(one.rules for one in missing[_MOST_MISSING:]):,} more in run.json")
     return lines
+
+
+def _missing_line(one: FoldedRule) -> str:
+    where = f" and in {plural(one.overloads - 1, 'more overload')}" if one.overloads > 1 else ""
+    return (
+        f"  missing: {one.text} in {call_text(one.best)}{where}; {evidence_for(one.best)}; {saves_text(one.best)}: "
+        f"{one.worth}"
+    )
 
 
 def _notes(op: OpRulesRecord) -> list[str]:

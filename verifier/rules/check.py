@@ -14,6 +14,7 @@ from contextlib import closing
 
 import torch
 from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.call_text import describe_call
 from verifier.records.schema import MissingRuleRecord, TransferRecord
@@ -80,12 +81,14 @@ def _check(ledger: Ledger) -> None:
             if isinstance(place, Exploration) and options.samples_called_again and mesh_number == size == 0:
                 place.take(case, 0)
                 report.stale = list(stale_decisions(place))
+            if isinstance(place, Products):
+                report.missing |= missing_products(ledger, place)
             elements = sum(tensor.numel() for tensor in place.call.tensors)
             if isinstance(place, Exploration) and (largest is None or elements >= largest[0]):
                 largest = elements, place
     ledger.settle()
     if largest is not None and not options.claims_only:
-        report.missing = missing_rules(ledger, largest[1])
+        report.missing |= missing_rules(ledger, largest[1])
 
 
 def places_of(ledger: Ledger, most: int) -> Iterator[SampleOnMesh]:
@@ -156,15 +159,46 @@ def missing_rules(ledger: Ledger, place: Exploration) -> dict[Rule, MissingRuleR
     return found
 
 
+def missing_products(ledger: Ledger, place: Products) -> dict[Rule, MissingRuleRecord]:
+    """Return the products of claims that hold on a mesh of several dims, where DTensor communicates or refuses."""
+    found = {}
+    for rule, (given, wanted, draws) in ledger.missing_products.items():
+        saves = [] if wanted is None else list(transfers(given, wanted, place))
+        if wanted is not None and not saves:
+            continue  # DTensor gets to a rule of its own by cutting locally: nothing is saved
+        found[rule] = MissingRuleRecord(
+            op=rule.op,
+            input_placements=list(rule.inputs),
+            output_placements=list(rule.outputs),
+            shapes=[list(shape) for shape in place.shapes],
+            arguments=place.arguments,
+            origin=ledger.sample.origin,
+            draws=draws,
+            sizes=1,
+            world_sizes=[place.mesh.world_size],
+            saves=saves,
+            collectives_saved=len(saves),
+            bytes_saved=sum(transfer.bytes for transfer in saves),
+        )
+    return found
+
+
 def transfers(given: Combination, wanted: Combination, place: SampleOnMesh) -> Iterator[TransferRecord]:
-    """Yield the collectives that bring each argument from its ``given`` to its ``wanted`` placements (one mesh dim)."""
-    for number, ((source,), (target,)) in enumerate(zip(given, wanted, strict=True)):
-        if source == target or source == Replicate() or masked_extent(target) is not None:
-            continue
-        local = max(place.cuts.of(number, (source,)), key=torch.Tensor.numel)
+    """Yield the collectives that bring each argument from its ``given`` to its ``wanted`` placements.
+
+    On each mesh dim a collective takes what the rank has before any of them.
+    """
+    for number, (sources, targets) in enumerate(zip(given, wanted, strict=True)):
+        local = max(place.cuts.of(number, sources), key=torch.Tensor.numel)
         size = local.numel() * local.element_size()
-        if source.is_partial():
-            collective = "all_reduce" if target == Replicate() or target.is_partial() else "reduce_scatter"
-        else:
-            collective = "all_gather" if target == Replicate() or target.is_partial() else "all_to_all"
-        yield TransferRecord(number, str(source), str(target), collective, size)
+        for source, target in zip(sources, targets, strict=True):
+            if source != target and source != Replicate() and masked_extent(target) is None:
+                yield _transfer(number, source, target, size)
+
+
+def _transfer(number: int, source: Placement, target: Placement, size: int) -> TransferRecord:
+    if source.is_partial():
+        collective = "all_reduce" if target == Replicate() or target.is_partial() else "reduce_scatter"
+    else:
+        collective = "all_gather" if target == Replicate() or target.is_partial() else "all_to_all"
+    return TransferRecord(number, str(source), str(target), collective, size)

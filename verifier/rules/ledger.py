@@ -57,6 +57,9 @@ class Ledger:
         Claims that a draw refuted, by rule and number of mesh dims; claims that only special values refuted.
     products
         Rules that held on one mesh dim: output placements by input placements.
+    missing_products
+        Products of them that hold and that DTensor does not claim: the placements, those to which DTensor
+        redistributes, or None if it refuses, and the number of draws.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Ledger:
         self.unclear: set[Rule] = set()
         self.special: dict[Rule, WrongRule] = {}
         self.products: dict[tuple[Placement, ...], tuple[Placement, ...]] = {}
+        self.missing_products: dict[Rule, tuple[Combination, Combination | None, int]] = {}
 
     def is_fatal(self, position: Position) -> bool:
         """Return whether this combination has ended the process before, at whatever size and on however many ranks.

@@ -10,19 +10,30 @@ from itertools import product
 import torch
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.placements.algebra import sharded_dim
+from verifier.placements.algebra import sharded_dim, take_local
 from verifier.placements.alphabet import Alphabet
-from verifier.rules.claims import Claim, read_claim
+from verifier.rules.claims import Claim, judge_claim, read_claim
 from verifier.rules.enumerate import input_combinations, product_choices
 from verifier.rules.execute import tensor_groups
+from verifier.rules.options import DRAWS_FOR_MISSING
+from verifier.rules.results import Rule
 from verifier.rules.sample_on_mesh import SampleOnMesh
-from verifier.torch_internals.placements import Combination, masked_extent
+from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 
 __all__ = ["Products"]
 
 
+_LEAST_DRAWS = 8
+"""Draws in which a product has to hold: each of its factors has held in more."""
+
+
 class Products(SampleOnMesh):
     """A sample at one size on a mesh of several dims."""
+
+    @cached_property
+    def _promised(self) -> dict[Combination, Combination]:
+        """What the factors of each product promise of the results."""
+        return {}
 
     def read(self) -> Mapping[Combination, Claim]:
         """Return what DTensor claims now, by the placements at which it claims it."""
@@ -43,8 +54,9 @@ class Products(SampleOnMesh):
         seed = zlib.crc32(f"{ledger.sample.op}/{ledger.sample.origin}".encode())
         combinations: dict[Combination, None] = {}
         for choice in self._chosen(rules, seed):
-            columns = zip(*(rules[i] for i in choice), strict=True)
-            combinations[tuple(tuple(column) for column in columns)] = None
+            combination = _columns([rules[i] for i in choice])
+            combinations[combination] = None
+            self._promised[combination] = _columns([ledger.products[rules[i]] for i in choice])
         combinations |= dict.fromkeys(self._mixed(rules, seed))
         return [
             (number, combination)
@@ -55,6 +67,7 @@ class Products(SampleOnMesh):
     def run(self) -> None:
         """Try claims on a mesh of several dims: products of rules that hold on one, whatever DTensor makes of them."""
         ledger = self.ledger
+        unclaimed: list[tuple[Combination, Combination]] = []
         for number, combination in self._combinations:
             position = (ledger.number, self.mesh_number, self.size, number)
             claim = read_claim(self.reader, self.call, ledger.sample.op, combination, self.mesh, self.reference)
@@ -62,6 +75,8 @@ class Products(SampleOnMesh):
                 self.died(combination, claim)
                 continue
             ledger.enter(position)
+            if claim is None and combination in self._promised:
+                unclaimed.append((combination, self._promised[combination]))
             if claim is None or not self.reducible(claim):
                 continue
             if _is_masked_twice(claim):
@@ -70,6 +85,55 @@ class Products(SampleOnMesh):
             self.try_claim(claim, None)
             ledger.report.runs += 1
             ledger.report.combinations += 1
+        if not ledger.options.claims_only and self.handled is None:
+            self._note_missing([one for one in unclaimed if self._may_be_missing(*one)])
+
+    def _may_be_missing(self, inputs: Combination, outputs: Combination) -> bool:
+        """Return whether DTensor might claim a product: not of unlike Partials, or where a rank has no elements."""
+        placed = (*inputs, *outputs)
+        if any(masked_extent(p) is not None for placements in placed for p in placements):
+            return False
+        kinds = [{p.reduce_op for p in placements if p.is_partial()} for placements in placed]  # type: ignore[attr-defined]
+        empty = any(
+            not take_local(tensor, placements, self.mesh.shape, self.mesh.coordinate(rank), 0).numel()
+            for tensor, placements in zip(self.call.tensors, inputs, strict=True)
+            if tensor.numel() and any(p.is_shard() for p in placements)
+            for rank in range(self.mesh.world_size)
+        )
+        return not empty and all(len(kind) < 2 or kind == {"sum", "avg"} for kind in kinds)
+
+    def _note_missing(self, unclaimed: Sequence[tuple[Combination, Combination]]) -> None:
+        """Note the products that hold in all draws, and at which DTensor communicates though it claims each factor."""
+        ledger = self.ledger
+        held = {
+            inputs: Claim(_rule(ledger.sample.op, inputs, outputs), inputs, inputs, outputs, ())
+            for inputs, outputs in unclaimed
+        }
+        draws = 0
+        for draw in range(DRAWS_FOR_MISSING if held else 0):
+            if not self.take_drawn(draw) or not (self.finite and self.telling):
+                continue
+            draws += 1
+            for inputs, claim in list(held.items()):
+                if not self._bears_out(claim):
+                    del held[inputs]
+        if draws < _LEAST_DRAWS:
+            return
+        for inputs, claim in held.items():
+            decided = self.reader.at(inputs, self.mesh.shape)
+            ledger.missing_products[claim.rule] = inputs, None if decided is None else decided.inputs, draws
+
+    def _bears_out(self, claim: Claim) -> bool:
+        ledger = self.ledger
+        ledger.report.runs += 1
+        try:
+            results = [
+                self.call([self.cuts.of(n, placements)[rank] for n, placements in enumerate(claim.inputs)])
+                for rank in range(self.mesh.world_size)
+            ]
+        except Exception:  # noqa: BLE001 - an op may raise anything on a rank's part; that refutes the rule
+            return False
+        return judge_claim(claim, results, self.expected, self.reference.others, self.mesh) is None
 
     def _chosen(self, rules: Sequence[tuple[Placement, ...]], seed: int) -> list[tuple[int, ...]]:
         """Return which of ``rules`` to take on each mesh dim: every choice if the limit allows.
@@ -105,6 +169,15 @@ class Products(SampleOnMesh):
                 tuple(p if mesh_dim == at else q for mesh_dim in range(self.mesh.ndim))
                 for p, (q,) in zip(rule, other, strict=True)
             )
+
+
+def _columns(rules: Sequence[Sequence[Placement]]) -> Combination:
+    """Return the placements of each tensor, from those of all tensors on each mesh dim."""
+    return tuple(tuple(column) for column in zip(*rules, strict=True))
+
+
+def _rule(op: str, inputs: Combination, outputs: Combination) -> Rule:
+    return Rule(op, tuple(map(placement_text, inputs)), tuple(map(placement_text, outputs)))
 
 
 def _is_masked_twice(claim: Claim) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
-from torch.distributed.tensor._ops.single_dim_strategy import _SingleDimStrategyInfo
+from torch.distributed.tensor._ops.single_dim_strategy import _SingleDimStrategyInfo, register_single_dim_strategy
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.placement_types import Placement
 
@@ -37,12 +38,18 @@ __all__ = [
     "replaced_sharded_op",
     "replaced_strategy",
     "replicated_rule",
+    "takes_filters",
 ]
 
 IMPORTS_OF_SINGLE_DIM = """from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 """
 """What a module imports to register a strategy for one mesh dim."""
+
+
+def takes_filters() -> bool:
+    """Return whether a strategy for one mesh dim can have a filter of its products, as from torch 2.15 on."""
+    return "full_mesh_strategy_filter" in inspect.signature(register_single_dim_strategy).parameters
 
 
 def registries_of_rules() -> tuple[dict[OpOverload, Any], ...]:

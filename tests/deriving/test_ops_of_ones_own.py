@@ -1,0 +1,159 @@
+"""Ops of one's own from files of about eight lines: what is derived for them, and that it stands the checks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+from torch.distributed.tensor._op_schema import OpStrategy
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.core.case import MeshSpec
+from verifier.deriving.derive import DeriveRequest, derivation
+from verifier.deriving.emit import Provenance, Target, strategy_text
+from verifier.deriving.mutants import tried_mutants
+from verifier.execution.imports import run_imports
+from verifier.planning import own_samples
+from verifier.planning.own_samples import overload_named
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
+from verifier.rules.results import Rule, SampleReport
+from verifier.rules.samples import SampleOptions, installed_sources
+from verifier.rules.samples import Target as OpTarget
+
+GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
+BLOCKS = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::less_largest", mutates_args=())
+def less_largest(x: torch.Tensor) -> torch.Tensor:
+    blocks = x.reshape(x.shape[0], -1, 32)  # each with a scale of its own
+    return (blocks - blocks.amax(-1, keepdim=True)).reshape(x.shape)
+
+less_largest.register_fake(lambda x: torch.empty_like(x))
+verifier.samples("{space}::less_largest")(lambda: [(torch.randn(6, 128),)])
+"""
+OPTIONAL = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("centred(Tensor x, bool stats=False) -> (Tensor, Tensor?)")
+
+@torch.library.impl(library, "centred", "CompositeExplicitAutograd")
+def centred(x, stats=False):
+    total = x.sum(-1, keepdim=True)
+    return x - total, total if stats else None
+
+verifier.samples("{space}::centred")(lambda: [(torch.randn(4, 6),), (torch.randn(4, 6), True)])
+"""
+LIST = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::blended", mutates_args=())
+def blended(xs: list[torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
+    return sum(xs) * weight[:, None]
+
+blended.register_fake(lambda xs, weight: torch.empty_like(xs[0]))
+verifier.samples("{space}::blended")(lambda: [([torch.randn(6, 4), torch.randn(6, 4)], torch.randn(6))])
+"""
+EXAMPLES = {"less_largest": BLOCKS, "centred": OPTIONAL, "blended": LIST}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch, rules_taken_back: None) -> None:
+    """Let what a test declares and registers be gone after it."""
+    monkeypatch.setattr(own_samples, "_makers", {})
+
+
+def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, str]:
+    """Return the overload that an example defines, and the code derived for it; its calls tell each changed line."""
+    file = folder / f"{space}_{name}.py"
+    file.write_text(EXAMPLES[name].format(space=space))
+    run_imports([str(file)])
+    op = overload_named(f"{space}::{name}")
+    request = DeriveRequest(str(op), target, max_samples=4)
+    calls, made, uneven = derivation(request)
+    code = strategy_text(op, calls, made, target, GIVEN, uneven)
+    mutants = tried_mutants(code, calls, made)
+    assert mutants.tried > 4
+    assert (mutants.survivors, mutants.disagrees) == ((), ())
+    return str(op), code
+
+
+def closed(op: str, code: str) -> list[SampleReport]:
+    """Return what level 1 says of the op under the strategy in ``code``, on 2 and 3 ranks and 2x2."""
+    exec(compile(code, "derived.py", "exec"), {})
+    meshes = tuple(MeshSpec.parse(text) for text in ("2", "3", "2x2"))
+    options = SampleOptions(max_samples=4)
+    samples = installed_sources()["own"].samples(OpTarget(op, "own", op), options)
+    return [check_sample(sample, CheckOptions(meshes, samples_called_again=0)) for sample in samples]
+
+
+def confirmed(reports: Sequence[SampleReport]) -> set[Rule]:
+    assert not [wrong for report in reports for wrong in report.wrong]
+    return set().union(*(report.confirmed for report in reports))
+
+
+def test_a_rule_holds_where_the_cut_falls_on_a_multiple_of_32(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "in_blocks", "less_largest", Target.REGISTER_SHARDING)
+    assert "_begin_at_multiples(x, d, 32)" in code
+    reports = closed(op, code)
+    assert {rule.inputs for rule in confirmed(reports)} >= {("S(0)",), ("S(1)",)}
+    at_any_cut = code.replace("length % block == 0", "True").replace("extent % (block * math.prod(sizes)) == 0", "True")
+    assert [wrong for report in closed(op, at_any_cut) for wrong in report.wrong]
+
+
+def test_a_way_of_registering_that_sees_no_mesh_says_what_it_leaves_out(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "seen_by_none", "less_largest", Target.SINGLE_DIM)
+    assert "begin at multiples of 32" in " ".join(line.removeprefix("# ") for line in code.splitlines())
+    assert "_begin_at_multiples" not in code
+    assert {rule.inputs for rule in confirmed(closed(op, code))}.isdisjoint(
+        {("S(1)",), ("(S(1), R)",), ("(R, S(1))",), ("(S(0), S(1))",)}
+    )
+
+
+def test_a_filter_keeps_products_that_are_cut_in_blocks(tmp_path: Path) -> None:
+    (tmp_path / "filtered.py").write_text(BLOCKS.format(space="filtered"))
+    run_imports([str(tmp_path / "filtered.py")])
+    op = overload_named("filtered::less_largest")
+    calls, made, uneven = derivation(DeriveRequest(str(op), max_samples=2))
+    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven, filters=True)
+    assert "full_mesh_strategy_filter=filtered_less_largest_filter," in code
+    body = ast.parse(code)
+    body.body = [node for node in body.body if not getattr(node, "decorator_list", None)]
+    scope: dict[str, Any] = {}
+    exec(compile(body, "derived.py", "exec"), scope)
+
+    def keeps(extent: int, *placements: Placement) -> bool:
+        mesh = SimpleNamespace(ndim=len(placements), size=lambda n: 2)
+        meta = TensorMeta(torch.Size((8, extent)), (extent, 1), torch.float64)
+        spec = SimpleNamespace(placements=placements, shape=meta.shape, tensor_meta=meta)
+        schema = SimpleNamespace(args_schema=(OpStrategy([]),), kwargs_schema={})
+        return bool(scope["filtered_less_largest_filter"](mesh, schema, [spec], spec))
+
+    assert keeps(64, Shard(1))
+    assert not keeps(96, Shard(1))
+    assert not keeps(64, Shard(1), Shard(1))
+    assert keeps(128, Shard(1), Shard(1))
+    assert keeps(64, Shard(1), Shard(0))
+    assert keeps(96, Shard(0), Replicate())
+
+
+def test_a_result_that_some_calls_lack_has_no_placement_there(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "optional", "centred", Target.SINGLE_DIM)
+    assert "rules.append([Shard(d), None, Shard(d)])" in code
+    assert "rules.append([Shard(d), Shard(d), Shard(d)])" in code
+    assert {rule.outputs for rule in confirmed(closed(op, code))} >= {("S(0)",), ("S(0)", "S(0)")}
+
+
+def test_a_list_of_tensors_is_placed_alike(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "lists", "blended", Target.SINGLE_DIM)
+    assert "*[Shard(d)] * len(xs)" in code
+    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)", "S(0)"), ("S(1)", "S(1)", "R")}
