@@ -157,7 +157,6 @@ REMEDIES = (
         "from its decomposition (DecompShardingStrategy in _decompositions.py)",
         composites_decomposed,
         ("composite.inference", "aten.*"),
-        frozenset({"CRASH", "WRONG_VALUE"}),
         refuses=True,  # as one of the ops that it consists of
     ),
     Remedy(

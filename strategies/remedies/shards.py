@@ -24,8 +24,11 @@ _SIZED_BY_VALUES = (
         "aten._ctc_loss.*",
         "aten.linalg_lstsq.default",
     ),
+    *("aten.argwhere.default", "aten.nonzero_numpy.default", "aten.where.default"),
 )
-"""Overloads with the tag ``dynamic_output_shape`` that fail on fake tensors whatever they get."""
+"""Overloads with the tag ``dynamic_output_shape`` that fail on fake tensors whatever they get, and composite ones that
+call them.
+"""
 
 
 def _leaves_a_rank_empty(decision: Decision) -> bool:
