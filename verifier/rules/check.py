@@ -142,20 +142,8 @@ def missing_rules(ledger: Ledger, place: Exploration) -> dict[Rule, MissingRuleR
         saves = [] if decided is None else list(transfers(combination, decided.inputs, place))
         if decided is not None and not saves:
             continue  # DTensor gets to a rule of its own by cutting locally: nothing is saved
-        found[rule] = MissingRuleRecord(
-            op=rule.op,
-            input_placements=list(rule.inputs),
-            output_placements=list(rule.outputs),
-            shapes=[list(shape) for shape in place.shapes],
-            arguments=place.arguments,
-            origin=ledger.sample.origin,
-            draws=candidate.draws,
-            sizes=len(candidate.shapes),
-            world_sizes=sorted(candidate.world_sizes),
-            saves=saves,
-            collectives_saved=len(saves),
-            bytes_saved=sum(transfer.bytes for transfer in saves),
-        )
+        held = (candidate.draws, len(candidate.shapes), sorted(candidate.world_sizes))
+        found[rule] = _missing_rule(rule, ledger, place, saves, held)
     return found
 
 
@@ -166,21 +154,33 @@ def missing_products(ledger: Ledger, place: Products) -> dict[Rule, MissingRuleR
         saves = [] if wanted is None else list(transfers(given, wanted, place))
         if wanted is not None and not saves:
             continue  # DTensor gets to a rule of its own by cutting locally: nothing is saved
-        found[rule] = MissingRuleRecord(
-            op=rule.op,
-            input_placements=list(rule.inputs),
-            output_placements=list(rule.outputs),
-            shapes=[list(shape) for shape in place.shapes],
-            arguments=place.arguments,
-            origin=ledger.sample.origin,
-            draws=draws,
-            sizes=1,
-            world_sizes=[place.mesh.world_size],
-            saves=saves,
-            collectives_saved=len(saves),
-            bytes_saved=sum(transfer.bytes for transfer in saves),
-        )
+        found[rule] = _missing_rule(rule, ledger, place, saves, (draws, 1, [place.mesh.world_size]))
     return found
+
+
+def _missing_rule(
+    rule: Rule,
+    ledger: Ledger,
+    place: Exploration | Products,
+    saves: list[TransferRecord],
+    held: tuple[int, int, list[int]],
+) -> MissingRuleRecord:
+    """Return the record of a rule that held in so many draws, over so many sizes, on meshes of these world sizes."""
+    draws, sizes, world_sizes = held
+    return MissingRuleRecord(
+        op=rule.op,
+        input_placements=list(rule.inputs),
+        output_placements=list(rule.outputs),
+        shapes=[list(shape) for shape in place.shapes],
+        arguments=place.arguments,
+        origin=ledger.sample.origin,
+        draws=draws,
+        sizes=sizes,
+        world_sizes=world_sizes,
+        saves=saves,
+        collectives_saved=len(saves),
+        bytes_saved=sum(transfer.bytes for transfer in saves),
+    )
 
 
 def transfers(given: Combination, wanted: Combination, place: SampleOnMesh) -> Iterator[TransferRecord]:
