@@ -17,7 +17,8 @@ from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
 from verifier.deriving.closing import Closed
 from verifier.deriving.derive import DeriveRequest, derivation
-from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
+from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text
+from verifier.deriving.emitted_tests import text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
 from verifier.deriving.held_out import crossed, refuting

@@ -16,7 +16,8 @@ from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
 from verifier.deriving.cuts import with_blocks
-from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text, text_of_test
+from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text
+from verifier.deriving.emitted_tests import text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
 from verifier.deriving.held_out import crossed, refuting

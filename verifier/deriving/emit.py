@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import builtins
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-import torch
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.core.case import OpCase
 from verifier.core.wording import plural
 from verifier.deriving.evidence import CallEvidence
 from verifier.deriving.generalise import Cut, Derivation, DerivedRule, Part
@@ -24,7 +20,7 @@ from verifier.planning.own_samples import callable_of
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM, takes_filters
 
-__all__ = ["CannotWriteError", "Provenance", "Target", "strategy_name", "strategy_text", "text_of_test"]
+__all__ = ["CannotWriteError", "Provenance", "Target", "strategy_name", "strategy_text"]
 
 
 class Target(StrEnum):
@@ -550,93 +546,3 @@ def _placement(placement: Placement) -> str:
     if isinstance(placement, Partial):
         return "Partial()" if placement.reduce_op == "sum" else f'Partial("{placement.reduce_op}")'
     return "Replicate()"
-
-
-def text_of_test(
-    op: OpOverload,
-    calls: Sequence[CallEvidence],
-    module: str,
-    imports: Sequence[str] = (),
-    folder: Path | None = None,
-    target: Target = Target.SINGLE_DIM,
-) -> str:
-    """Return a test file for the pytest plugin: calls on some meshes, under the code in ``module``.
-
-    Parameters
-    ----------
-    imports
-        Files and modules that define the op; the test imports them first.
-    folder
-        Where the test is going to be; this folder if it is None.
-    """
-    name = strategy_name(op)
-    local = target is Target.LOCAL_MAP
-    chosen = [call for call in calls if call.holding and not call.rare][:_MOST_TESTED]
-    texts = [f"    ({_arguments(call.case, local)})," for call in chosen]
-    found, defining = _imports_of_test(imports, folder or Path())
-    title = "on local tensors" if local else "with its derived strategy"
-    use = f"import {module}" + ("" if local else "  # noqa: F401 - registers the strategy")
-    body = _TEST_OF_FUNCTION if local else "    verify(torch.ops.{op}, *args, mesh=mesh, **kwargs)"
-    return f'''"""{callable_of(str(op)) or op} {title}, on real ranks."""
-
-{"import itertools" if local else ""}
-{found}import pytest
-import torch
-
-{defining}{use}
-
-CALLS = [
-{chr(10).join(texts)}
-]
-
-
-@pytest.mark.parametrize("mesh", [{", ".join(f'"{mesh}"' for mesh in (_LOCAL_MESHES if local else _MESHES))}])
-@pytest.mark.parametrize(("args", "kwargs"), CALLS)
-def test_{name}(verify, args, kwargs, mesh):
-{body.format(op=op, module=module, name=name)}
-'''
-
-
-_TEST_OF_FUNCTION = """\
-    rules = {module}.{name}_rules(*args, **kwargs)
-    ways = itertools.product([inputs for _, inputs, _ in rules], repeat=mesh.count("x") + 1)
-    placements = [list(zip(*way, strict=True)) for way in itertools.islice(ways, 64)]
-    verify({module}.{name}_sharded, *args, mesh=mesh, combinations=placements, **kwargs)"""
-"""Tries the rules alone: the function refuses other placements."""
-
-
-def _imports_of_test(imports: Sequence[str], folder: Path) -> tuple[str, str]:
-    """Return the lines that let the test find the files of ``imports``, and those that import all of them."""
-    lines: list[str] = []
-    elsewhere: dict[str, None] = {}
-    for name in imports:
-        is_file = name.endswith(".py")
-        module = Path(name).stem if is_file else name
-        lines.append(f"import {module}  # noqa: F401 - given with --import\n")
-        if is_file and (beside := os.path.relpath(Path(name).resolve().parent, folder.resolve())) != os.curdir:
-            elsewhere[f"sys.path.append(str(Path(__file__).parent / {beside!r}))\n"] = None
-    found = "".join(["import sys\nfrom pathlib import Path\n\n", *elsewhere, "\n"]) if elsewhere else ""
-    return found, "".join(lines)
-
-
-_MOST_TESTED = 3
-"""Calls in a test file."""
-_MESHES, _LOCAL_MESHES = ("2", "2x2"), ("2", "3", "2x2")
-"""The meshes of a test file; the rules of a strategy are also checked by the gate."""
-
-
-def _arguments(case: OpCase, differentiable: bool) -> str:
-    args = ", ".join(_value(value, differentiable) for value in case.args)
-    kwargs = ", ".join(f"{name!r}: {_value(value, differentiable)}" for name, value in case.kwargs.items())
-    return f"({args}{',' if len(case.args) == 1 else ''}), {{{kwargs}}}"
-
-
-def _value(value: object, differentiable: bool) -> str:
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            text = f"(torch.arange({value.numel()}) % 7 - 3).to({value.dtype}).reshape({list(value.shape)})"
-            return f"{text}.requires_grad_()" if differentiable else text
-        return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(one, differentiable) for one in value)}]"
-    return repr(value)
