@@ -56,7 +56,8 @@ def test_json_has_what_scripts_need(
     assert data["combinations"] > 1000
     assert data["seconds"] > 0
     op = data["ops"]["nn.functional.embedding"]
-    assert {wrong["op"] for wrong in op["wrong"]} <= {"aten.embedding_dense_backward.default"}
+    wrong = {one["op"] for one in op["wrong"]}  # ranks cannot run the out= overload, whatever the placements are
+    assert wrong <= {"aten.embedding_dense_backward.default", "aten.embedding_dense_backward.out"}
     assert "aten.embedding.default: S(1), R -> S(1)" in op["confirmed"]
     missing = {(tuple(m["input_placements"]), tuple(m["output_placements"])): m for m in op["missing"]}
     weight = missing[("P(sum)", "R"), ("P(sum)",)]

@@ -120,7 +120,7 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet)
     ("remedy", "program", "args", "tensors"),
     [
         ("data-that-stay", entry_points.exchanged, (), {"x": NUMBERS, "y": -NUMBERS}),
-        ("views-in-inference-mode", entry_points.inferred, ("torch.t", []), {"x": NUMBERS}),
+        ("views-in-inference-mode", entry_points.inferred, ("torch.unsqueeze", [0]), {"x": NUMBERS}),
         ("copies-of-views", entry_points.copied, ("torch.narrow", [1, 1, 1]), {"x": NUMBERS}),
         ("conjugates-that-are-sent", entry_points.distributed, ("torch.conj", [], [Shard(0)]), {"x": NUMBERS * 1j}),
         ("conjugates-that-are-sent", programs.chain, (CONJUGATE,), {"x": NUMBERS * 1j}),
