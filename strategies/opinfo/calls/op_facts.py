@@ -210,6 +210,7 @@ TRUSTING = (
     "_ctc_loss",
     "_segment_reduce",
     "_embedding_bag",
+    "unfold_backward",
 )
 """Prefixes of ops whose kernels do not check that the sizes of their arguments agree (torch 2.13.0, CPU). Only the
 function that users call checks them."""

@@ -405,6 +405,8 @@ _FLAGS = ("invert", "accumulate", "include_self", "left", "adjoint", "unitriangu
 
 def steps(call: Call) -> Iterator[Variation]:
     """Yield larger steps through a whole dim: the rows of a rank begin anywhere between two of those that are taken."""
+    if _is_trusting(call):
+        return
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
         if parameter.name == "step" and type(given) is int and not parameter.out:

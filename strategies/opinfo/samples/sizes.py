@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from strategies.opinfo.calls.call import Call, attempt
+from strategies.opinfo.calls.op_facts import TRUSTING
+from strategies.opinfo.calls.op_names import base_of
 
 __all__ = ["resized"]
 
@@ -20,10 +22,13 @@ def resized(call: Call, size: int) -> Call | None:
     Extents 0 and 1 stay, so that broadcasting stays. Values are those of ``call``, repeated.
 
     Only calls of pointwise ops, and calls whose tensors all have one shape, are resized. Not every kernel checks the
-    sizes of its arguments (such as statistics per channel), and some would access memory out of bounds. Tensors of
-    integers may hold indices, so with them extents only grow.
+    sizes of its arguments (such as statistics per channel), and some would access memory out of bounds. Such kernels
+    also take a list of sizes that does not fit. Tensors of integers may hold indices, so with them extents only grow.
     """
     tensors = call.tensors
+    lists_sizes = any("size" in name and isinstance(value, list | tuple) for name, value in call.values.items())
+    if lists_sizes and base_of(str(call.op)).startswith(TRUSTING):
+        return None
     shrinks = size == _SHRINKING
     holds_integers = any(not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool) for t in tensors)
     pointwise = torch.Tag.pointwise in call.op.tags

@@ -1,11 +1,14 @@
-"""Calls whose kernel takes contiguous memory for granted say nothing of a rule, and are made contiguous."""
+"""Kernels that take something for granted, contiguous memory or sizes that agree, are called as autograd calls them."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.samples.sample import read_by_strides
+from strategies.opinfo.source import SOURCE
+from verifier.rules.samples import SampleOptions, Target
 
 aten = torch.ops.aten
 NUMBERS = torch.arange(1.0, 28.0, dtype=torch.float64).sin().reshape(3, 3, 3)
@@ -36,3 +39,19 @@ def test_a_kernel_that_reads_strides_keeps_them() -> None:
 def test_a_contiguous_call_stays_as_it_is() -> None:
     call = Call(aten.add.Tensor, (NUMBERS, NUMBERS), {})
     assert read_by_strides(call) is call
+
+
+@pytest.mark.parametrize("row", ["unfold", "stft"])
+def test_windows_are_those_of_the_tensor_that_they_come_from(row: str) -> None:
+    """The kernel of unfold_backward reads past the end of windows that do not fit, and says nothing (torch 2.13)."""
+    found = 0
+    for sample in SOURCE.samples(Target(row, "opinfo"), SampleOptions()):
+        if not sample.op.startswith("aten.unfold_backward."):
+            continue
+        for size in range(3):
+            if (case := sample.draw(size, 0)) is not None:
+                windows, sizes, *how = case.args
+                assert isinstance(windows, torch.Tensor)
+                assert windows.shape == torch.empty(sizes).unfold(*how).shape, sample.origin  # type: ignore[arg-type]
+                found += 1
+    assert found or row != "unfold"
