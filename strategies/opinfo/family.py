@@ -57,6 +57,10 @@ class OpInfoFamily:
     broad: bool = True
     shrinks: bool = False
 
+    def load(self) -> None:
+        """Load the OpInfos, and the modules that capture their calls."""
+        _source().load()
+
     def select(self, pattern: str) -> tuple[str, ...]:
         """Return the ops that match a glob, in order."""
         try:

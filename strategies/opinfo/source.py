@@ -45,6 +45,11 @@ class OpInfoSource:
 
     name: str = "opinfo"
 
+    @staticmethod
+    def load() -> None:
+        """Load the OpInfos, which takes a second; the modules that capture their calls are loaded with this one."""
+        row_names()
+
     def prepare(self) -> None:
         """Load the OpInfos and the modules that capture their calls."""
         next(self.samples(Target("neg", self.name), SampleOptions()), None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +46,43 @@ def test_no_other_servers_are_started_for_ranks_and_workers(monkeypatch: pytest.
     worker.close()
     assert {one for one in asked if one.startswith(WORKER)} <= ahead
     assert Starter(hash_seeds=2).spec(3).hash_seed == 1
+
+
+_STRATEGY = """
+import torch
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.experimental import register_sharding
+
+@register_sharding(torch.ops.aten.cumsum.default)
+def cumsum(x, dim, dtype=None):
+    return [([Replicate()], [Replicate(), None, None])]
+"""
+_PROGRAM = """
+from verifier.campaign.recorded import load_ahead
+from verifier.campaign.request import Request, make_plan
+from verifier.gate.baseline import Baseline
+from verifier.meshes.crew import PoolKey
+from verifier.meshes.pool import Pool
+from verifier.meshes.processes import Starter
+from verifier.planning.families import DrawContext
+from verifier.processes import forks
+
+plan = make_plan(Request(imports=["rule.py"], only=("aten.cumsum.default",)), Baseline())
+load_ahead(plan)
+before = {*forks._started}
+assert len(before) == 6, before  # for each of two hash seeds torch alone, what ranks need, and the import
+((name, ops),) = plan.selected.items()
+assert plan.families[name].cases(DrawContext(plan.meshes[0], plan.dtypes, ops)).is_empty is False
+starter = Starter(plan.imports, plan.rank_memory, plan.hash_seeds)
+with Pool(PoolKey.of(plan.meshes[0]), plan.imports, starter=starter) as pool:
+    pool.start()
+    assert {*forks._started} == before, {*forks._started} - before
+"""
+
+
+def test_ranks_are_forked_from_what_a_plan_has_loaded_ahead(tmp_path: Path) -> None:
+    (tmp_path / "rule.py").write_text(_STRATEGY)
+    environment = {name: value for name, value in os.environ.items() if name != FORKS}
+    program = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

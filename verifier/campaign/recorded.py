@@ -12,6 +12,7 @@ from verifier.events import Event, Listener, PoolRestarted
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import Starter
+from verifier.planning.families import LoadedLate
 from verifier.records.schema import RunRecord
 from verifier.runs.graph import RedistributionGraph
 from verifier.runs.journal import RunWriter
@@ -19,7 +20,16 @@ from verifier.runs.journal_lines import journal_listener
 from verifier.runs.store import RunStore
 from verifier.runs.summary import Summary
 
-__all__ = ["campaign_on_ranks", "record"]
+__all__ = ["campaign_on_ranks", "load_ahead", "record"]
+
+
+def load_ahead(plan: Plan) -> None:
+    """Load what a run of ``plan`` needs first, and start what its ranks are forked from, which load meanwhile."""
+    for name in plan.selected:
+        if isinstance(family := plan.families[name], LoadedLate):
+            family.load()  # first, because it may add to sys.path, where the ranks look for what they import
+    if plan.cluster is None:
+        _starter(plan).load_ahead()
 
 
 def campaign_on_ranks(plan: Plan, emit: Listener, past: Past | None = None) -> Campaign:
@@ -27,10 +37,14 @@ def campaign_on_ranks(plan: Plan, emit: Listener, past: Past | None = None) -> C
     imports, memory = plan.imports, plan.rank_memory
     if plan.cluster is not None:  # ranks that torchrun has started have the hash seeds that it gave them
         return Campaign(plan, _pools(plan, emit, plan.cluster.starter(imports, memory)), emit, past)
-    starter = Starter(imports, memory, plan.hash_seeds)
+    starter = _starter(plan)
     alike = _pools(plan, emit, Starter(imports, memory, hash_seeds=1), keep=1)
     beside = [_pools(plan, emit, starter, keep=1) for _ in range(plan.jobs - 1)]
     return Campaign(plan, _pools(plan, emit, starter), emit, past, alike, beside=beside)
+
+
+def _starter(plan: Plan) -> Starter:
+    return Starter(plan.imports, plan.rank_memory, plan.hash_seeds)
 
 
 def _pools(plan: Plan, emit: Listener, starter: Starter, keep: int = 2) -> PoolSet:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from threading import Thread
+from typing import NoReturn, TypeVar
 
 import typer
 
 from verifier.campaign.plan import Plan
-from verifier.campaign.recorded import record
+from verifier.campaign.recorded import load_ahead, record
 from verifier.campaign.request import Request, make_plan
 from verifier.cli.common import command_line, consoles, write_out
 from verifier.cli.options import Detail
@@ -47,6 +48,8 @@ from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
 __all__ = ["is_caused_by_rule_of", "kept_off_ranks", "verify_own_rules"]
+
+ResultT = TypeVar("ResultT")
 
 MANY = 8
 """If an import changes the rules of more ops, as by a function that their strategies share, each is checked less."""
@@ -135,17 +138,19 @@ def _verify(
         request = replace(request, max_samples=SAMPLES_OF_MANY)
     plan = make_rules_plan(request, known)
     if dry_run:
-        _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, (), jobs), store)
+        _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, jobs), store)
     shown = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
     table = TableBuilder(plan)
+    campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, jobs)
+    load_ahead(campaign)  # the workers of level 1 are loading, too
     rules = record_rules(plan, store, *shown, table=table) if plan.targets else None
-    lost = lost_rules(plan, table.made()) if rules is not None and rules.complete else ()
+    lost = _meanwhile(lambda: lost_rules(plan, table.made()) if rules is not None and rules.complete else ())
     of_torch: tuple[str, ...] = ()
     if rules is not None:
         rules, of_torch = _without_those_of_torch(rules, store)
     accused = _accused(rules)
     left = kept_off_ranks(ops, accused)
-    campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, left, jobs)
+    campaign = _without(campaign, left)
     on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
     if on_meshes is not None:
         on_meshes, also = _without_those_of_torch(on_meshes, store)
@@ -161,8 +166,22 @@ def _verify(
     if len(unproved) == len(ops):
         remedy = "nothing that the imports register was verified"
         return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out),
-            lost=lost)  # fmt: skip
-    return Evidence(question, tuple(runs), (), (*unproved, *left_out), lost=lost)
+            lost=lost.result())  # fmt: skip
+    return Evidence(question, tuple(runs), (), (*unproved, *left_out), lost=lost.result())
+
+
+def _meanwhile(work: Callable[[], ResultT]) -> Future[ResultT]:
+    """Return what will be the result of ``work``, which runs in a thread that an interrupt need not wait for."""
+    future: Future[ResultT] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - is raised where the result is asked for
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
 
 
 def _say_estimates(rules: RulesPlan, campaign: Plan, store: RunStore) -> NoReturn:
@@ -190,14 +209,17 @@ def _plan(
     path: Path,
     rank_memory: str | None,
     cluster: Cluster | None,
-    left: Sequence[str],
     jobs: int | None,
 ) -> Plan:
     request = Request(
         meshes=meshes, imports=imports, command=command_line(), baseline=str(path), profile=OWN_RULES,
         max_examples=None if len(ops) <= MANY else CASES_OF_MANY, rank_memory=rank_memory, only=ops, jobs=jobs,
     )  # fmt: skip
-    plan = make_plan(request, known, cluster)
+    return make_plan(request, known, cluster)
+
+
+def _without(plan: Plan, left: Sequence[str]) -> Plan:
+    """Return the plan without the ops in ``left``."""
     selected = {
         name: tuple(op for op in ops if not any(plan.families[name].covers((op,), one) for one in left))
         for name, ops in plan.selected.items()

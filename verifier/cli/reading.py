@@ -127,7 +127,7 @@ def gate(
 
         evidence = recorded_since(changed, store, known, (), mesh or ())
     elif imports and not asked:
-        with Loading(hash_seeds=2, workers=True):
+        with Loading(hash_seeds=1, workers=True):
             from verifier.cli.own_rules import verify_own_rules
         evidence = verify_own_rules(
             imports, mesh or (), store, known, baseline, rank_memory, cluster, changed, dry_run, detail, jobs

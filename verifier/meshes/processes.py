@@ -25,7 +25,7 @@ from verifier.execution.registrations import (
 )
 from verifier.meshes.hosts import Place, local_places
 from verifier.meshes.messages import unpack_message
-from verifier.meshes.worker_program import Program, ProgramSpec, WorkerProgram
+from verifier.meshes.worker_program import Program, ProgramSpec, WorkerProgram, load_ahead_of
 
 __all__ = ["Gone", "PoolError", "RankProcess", "RulesNotInRanks", "Starter"]
 
@@ -348,6 +348,11 @@ class Starter:
             If there is no room for that many ranks.
         """
         return local_places(size)
+
+    def load_ahead(self) -> None:
+        """Start what processes are forked from, which loads while this process does other work."""
+        for rank in range(self.hash_seeds or 1):
+            load_ahead_of(self.spec(rank))
 
     def start(self, rank: int) -> RankProcess:
         """Return a process that may become ``rank`` and is still loading."""

@@ -11,10 +11,11 @@ import msgspec
 
 from verifier.meshes import worker
 from verifier.meshes.worker import PHASE_CODES, WorkerConfig
-from verifier.processes.child import Child, without_launcher
+from verifier.processes.child import Child, load_child_ahead, without_launcher
+from verifier.processes.forks import Step
 from verifier.processes.scripts import TORCH_ALONE
 
-__all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram"]
+__all__ = ["LOOPBACK", "Program", "ProgramSpec", "WorkerProgram", "load_ahead_of"]
 
 LOOPBACK = "lo"
 _MODULE = worker.__name__
@@ -121,10 +122,11 @@ class WorkerProgram(Child):
     def __init__(self, spec: ProgramSpec, connection_fd: int) -> None:
         breaker, self._breaker = os.pipe()
         config = WorkerConfig(list(spec.imports), spec.memory_limit, spec.log_level)
-        steps = [(_PRELOAD, *imports) for imports in ((), *filter(None, [spec.imports]))]
         arguments = [msgspec.json.encode(config).decode()]
         try:
-            super().__init__(_MODULE, connection_fd, arguments, [breaker], _environment(spec), steps, TORCH_ALONE)
+            super().__init__(
+                _MODULE, connection_fd, arguments, [breaker], _environment(spec), _steps(spec), TORCH_ALONE
+            )
         finally:
             os.close(breaker)
 
@@ -141,6 +143,15 @@ class WorkerProgram(Child):
     def _release(self) -> None:
         super()._release()
         os.close(self._breaker)
+
+
+def load_ahead_of(spec: ProgramSpec) -> None:
+    """Start the fork server of programs with these options, which loads while this process does other work."""
+    load_child_ahead(_MODULE, _environment(spec), _steps(spec), TORCH_ALONE)
+
+
+def _steps(spec: ProgramSpec) -> list[Step]:
+    return [(_PRELOAD, *imports) for imports in ((), *filter(None, [spec.imports]))]
 
 
 def _environment(spec: ProgramSpec) -> dict[str, str]:

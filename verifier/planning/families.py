@@ -24,6 +24,7 @@ __all__ = [
     "Budgeted",
     "DrawContext",
     "Family",
+    "LoadedLate",
     "NarrowFamily",
     "ReplicatedFamily",
     "budget_of",
@@ -114,6 +115,14 @@ class Budgeted(Protocol):
     def budget(self, examples: int, combinations: int) -> tuple[int, int]:
         """Return how many cases are tried and how many combinations of each, given what others may try."""
         ...
+
+
+@runtime_checkable
+class LoadedLate(Protocol):
+    """A family that loads what its draws need when it first draws."""
+
+    def load(self) -> None:
+        """Load it now."""
 
 
 def budget_of(family: Family, examples: int, combinations: int) -> tuple[int, int]:

@@ -20,10 +20,10 @@ from typing import IO
 
 from verifier.core.wording import signal_name
 from verifier.processes.fork_server import start
-from verifier.processes.forks import Forked, Step, fork
+from verifier.processes.forks import Forked, Step, fork, load_ahead
 from verifier.processes.limits import die_with
 
-__all__ = ["Child", "begin", "without_launcher"]
+__all__ = ["Child", "begin", "load_child_ahead", "without_launcher"]
 
 ENDING_LIMIT = 30.0
 """Seconds that a process gets to end after it was killed or its connection was closed."""
@@ -83,8 +83,7 @@ class Child:
         self.memory = mmap.mmap(memory_fd, 0)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         own = (connection_fd, lifeline, memory_fd, *fds)
-        path = [path for path in sys.path if path]
-        given = {**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path or [""])}
+        given, path = _given(environment)
         log = self._log.fileno()
         try:
             forked = fork(module, arguments, log, own, given, path, steps, base)
@@ -152,6 +151,18 @@ class Child:
         self.memory.close()
         self._log.close()
         os.close(self._lifeline)
+
+
+def load_child_ahead(module: str, environment: Mapping[str, str], steps: Sequence[Step], base: str) -> None:
+    """Start the fork server of children with these arguments, which loads while this process does other work."""
+    given, path = _given(environment)
+    load_ahead(module, steps, given, path, base)
+
+
+def _given(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the environment of a child, and its ``sys.path``."""
+    path = [path for path in sys.path if path]
+    return {**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path or [""])}, path
 
 
 def begin() -> tuple[Connection, mmap.mmap, list[int], list[str]]:
