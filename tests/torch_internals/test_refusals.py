@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from verifier.torch_internals.groups import leave_world
-from verifier.torch_internals.refusals import is_refusal
+from verifier.torch_internals.refusals import is_cut_off, is_refusal
 from verifier.torch_internals.simulation import start_simulated_world
 
 DTENSOR = f"{torch.__path__[0]}/distributed/tensor/_redistribute.py"
@@ -143,3 +143,9 @@ def test_what_only_the_caller_of_an_op_can_change_is_no_refusal_in_a_backward_pa
 )
 def test_a_missing_kernel_or_reduction_is_a_refusal_in_a_backward_pass(error: Exception) -> None:
     assert is_refusal(raised_in_backward(error))
+
+
+def test_lost_connections_are_told_from_other_errors() -> None:
+    assert is_cut_off(RuntimeError("[gloo/transport/tcp/pair.cc:554] Connection closed by peer [127.0.0.1]:1"))
+    assert is_cut_off(torch.distributed.DistBackendError("NCCL error"))
+    assert not is_cut_off(RuntimeError("size mismatch"))

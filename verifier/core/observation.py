@@ -77,6 +77,8 @@ class Raised:
     """The name of the file of the function that raised, without folders."""
     endless: bool = False
     """A rule of DTensor's did not come back, and was ended."""
+    cut_off: bool = False
+    """The process lost its connection to another one, which has raised or ended first."""
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,6 @@ class TaskOutcome:
         that skips a test does not hide another rank that fails.
         """
         raised = [(rank, error) for rank, error in enumerate(self.raised) if error is not None]
-        causes = [(rank, error) for rank, error in raised if error.type != "DistBackendError" and not _cut_off(error)]
+        causes = [(rank, error) for rank, error in raised if not error.cut_off]
         causes.sort(key=lambda cause: cause[1].type == "SkipTest")
         return next(iter([*causes, *raised]), None)
-
-
-def _cut_off(error: Raised) -> bool:
-    return "Connection closed by peer" in error.message or "Connection reset by peer" in error.message

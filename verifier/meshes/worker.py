@@ -50,7 +50,7 @@ from verifier.processes.limits import limit_memory
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.groups import leave_world, mesh_of_world, release_groups, stage_through_host
 from verifier.torch_internals.recording import forget_calls
-from verifier.torch_internals.refusals import is_refusal
+from verifier.torch_internals.refusals import is_cut_off, is_refusal
 from verifier.torch_internals.simulation import simulated_mode, start_simulated_world
 
 __all__ = ["PHASE_CODES", "REMEMBERED_TRIALS", "Seat", "WorkerConfig"]
@@ -308,7 +308,10 @@ class _Ranks:
             report = ProcessReport(self.ranks, Phase.DONE, returned=resolve(task.call)(mesh, *task.args))
         except Exception as error:  # noqa: BLE001 - the process boundary: becomes data with its traceback
             text = "".join(traceback.format_exception(error)[-12:])
-            raised = Raised(Phase.FORWARD, type(error).__name__, str(error), traceback=text, refusal=is_refusal(error))
+            raised = Raised(
+                Phase.FORWARD, type(error).__name__, str(error), traceback=text, refusal=is_refusal(error),
+                cut_off=is_cut_off(error),
+            )  # fmt: skip
             report = ProcessReport(self.ranks, Phase.FORWARD, raised)
             self.messages.announce(report)
         self.messages.enter("idle")

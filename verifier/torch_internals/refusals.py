@@ -1,4 +1,4 @@
-"""Which exceptions are DTensor's clear refusals."""
+"""Which exceptions are DTensor's clear refusals, and which are those of a lost connection."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import re
 from types import CodeType
 
 from torch.autograd.graph import _engine_run_backward
+from torch.distributed import DistBackendError
 from torch.distributed.tensor import DTensor
 
 __all__ = [
     "asks_otherwise",
+    "is_cut_off",
     "is_refusal",
     "lacks_strategy",
     "raised_in",
@@ -22,6 +24,8 @@ _BACKEND_REFUSALS = (
     "Unsupported data type",
     "Invalid scalar type",
 )
+_LOST = ("Connection closed by peer", "Connection reset by peer")
+"""What gloo says of a process that has ended, or has dropped its connections. Gloo has no type for it."""
 _REDUCTIONS = ("does not support complex tensors",)  # an all-reduce by product, minimum or maximum
 _REFUSALS = (
     "Please redistribute the tensor before this operation",  # a view must not communicate
@@ -59,6 +63,11 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, NotImplementedError):
         return not (returns_none(error) or (lacks_strategy(error) and _raised_in_backward(error)))
     return asks_otherwise(error) and not _raised_in_backward(error)
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Return True if the connection to another process was lost."""
+    return isinstance(error, DistBackendError) or any(said in str(error) for said in _LOST)
 
 
 def lacks_strategy(error: BaseException) -> bool:
