@@ -46,6 +46,8 @@ def loaded(*typed: str) -> tuple[int, set[str], int]:
         (["graph", "--help"], 0),
         (["graph", "--source", "R"], 2),
         (["run", "--no-such-option"], 2),
+        (["run", "embedding", "--mesh", "2y"], 2),
+        (["rules", "add", "--mesh", "2y2"], 2),
         (["gate", "--format", "xml"], 2),
         (["nonsense"], 2),
     ],

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verifier.cli.loading import Loading
-from verifier.cli.options import DeriveFormat, DeriveTarget, Imports, LogLevelOption, Seed
+from verifier.cli.options import DeriveFormat, DeriveTarget, Imports, LogLevelOption, Seed, checked_meshes
 from verifier.core.logs import LogLevel, log_to_stderr
 
 __all__ = ["derive"]
@@ -29,7 +29,10 @@ def derive(
     world_size: Annotated[str, typer.Option("--world-size", help="Sizes of the meshes of one dim, as 2,3,4.")] = "2,3",
     mesh: Annotated[
         list[str] | None,
-        typer.Option("--mesh", help="Mesh of ranks to check the code on; repeatable.", show_default="2, 3, 2x2"),
+        typer.Option(
+            "--mesh", help="Mesh of ranks to check the code on; repeatable.", callback=checked_meshes,
+            show_default="2, 3, 2x2",
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float64, float32 or bfloat16.")] = "float64",
     max_samples: Annotated[int, typer.Option("--max-samples", help="Calls of the op, at most.")] = 8,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from verifier.cli.loading import Loading
-from verifier.cli.options import Imports, LogLevelOption, Seed
+from verifier.cli.options import Imports, LogLevelOption, Seed, checked_meshes
 from verifier.core.logs import LogLevel, log_to_stderr
 from verifier.core.wording import plain_text
 
@@ -51,7 +51,9 @@ def mutate(
     level: Annotated[
         int, typer.Option("--level", help="1: rules alone; 2: what these do not tell is tried on ranks as well.")
     ] = 2,
-    meshes: Annotated[list[str] | None, typer.Option("--mesh", help="Meshes of the ranks.", show_default="2")] = None,
+    meshes: Annotated[
+        list[str] | None, typer.Option("--mesh", help="Meshes of the ranks.", callback=checked_meshes, show_default="2")
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from verifier.core.case import DEFAULT_MESHES
+from verifier.core.case import DEFAULT_MESHES, MeshSpec
 from verifier.core.logs import LogLevel
 from verifier.core.wording import unknown_name
 from verifier.records.files import DEFAULT_REPORTS
@@ -50,6 +50,7 @@ __all__ = [
     "TimeLimit",
     "TorchPlanner",
     "Verbose",
+    "checked_meshes",
     "typed",
 ]
 
@@ -178,10 +179,22 @@ Patterns = Annotated[
         show_default=False,
     ),
 ]
+
+
+def checked_meshes(texts: list[str] | None) -> list[str] | None:
+    """Check meshes before torch is loaded, which takes seconds; raises a ValueError for one that is malformed."""
+    for text in texts or ():
+        MeshSpec.parse(text)
+    return texts
+
+
 Meshes = Annotated[
     list[str] | None,
     typer.Option(
-        "--mesh", help="Mesh as 4, 2x2, 2x2+flat or simulated:8; repeatable.", show_default=" ".join(DEFAULT_MESHES)
+        "--mesh",
+        help="Mesh as 4, 2x2, 2x2+flat or simulated:8; repeatable.",
+        callback=checked_meshes,
+        show_default=" ".join(DEFAULT_MESHES),
     ),
 ]
 BackendOption = Annotated[
@@ -196,7 +209,12 @@ AskedPatterns = Annotated[
 ]  # fmt: skip
 AskedMeshes = Annotated[
     list[str] | None,
-    typer.Option("--mesh", help="Mesh that has to have evidence, as 2x2; repeatable.", show_default="all recorded"),
+    typer.Option(
+        "--mesh",
+        help="Mesh that has to have evidence, as 2x2; repeatable.",
+        callback=checked_meshes,
+        show_default="all recorded",
+    ),
 ]
 AskedImports = Annotated[
     list[str] | None,

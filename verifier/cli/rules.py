@@ -23,6 +23,7 @@ from verifier.cli.options import (
     Quiet,
     Seed,
     Verbose,
+    checked_meshes,
     typed,
 )
 from verifier.core.logs import LogLevel, log_to_stderr
@@ -49,6 +50,7 @@ def rules(
         typer.Option(
             "--mesh",
             help="Mesh of several dims on which products of rules are tried, as 2x2; repeatable.",
+            callback=checked_meshes,
             show_default="2x2, or none with --world-size",
         ),
     ] = None,
