@@ -7,12 +7,21 @@ import re
 from dataclasses import replace
 
 import pytest
-from run_factory import make_run
+from run_factory import make_missing_rule, make_op_rules, make_rules, make_run
 
 from verifier.records.schema import GraphRecord, IssuedRecord, PathRecord
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta
 from verifier.redistribution.recorded import NotJudged, Reader
-from verifier.report.paths.run import JudgedRun, diff_text, judge_run, run_json, run_text, waste_across_ops
+from verifier.report.html import render_html
+from verifier.report.paths.run import (
+    JudgedRun,
+    diff_text,
+    judge_run,
+    run_json,
+    run_text,
+    waste_across_ops,
+    waste_without_rules,
+)
 
 THERE_AND_BACK = PathRecord(
     "aten.embedding.default",
@@ -195,6 +204,31 @@ def test_waste_across_ops_in_a_row_is_summed_by_the_ops() -> None:
     assert "2 times, 240 B; as aten.mm.default on 4: float64[5] R -> S(0)" in text
     assert text.endswith("and 1 more (--worst)\n")
     assert {one["undoes"] for one in json.loads(run_json(run))["redistributions"]} == {None, "aten.cumsum.default"}
+
+
+def test_waste_is_what_a_missing_rule_would_save_in_calls_that_differ_in_sizes_alone() -> None:
+    call = "self=f[n, n], dim=1"
+    missing = make_missing_rule(op="aten.mm.default", input_placements=["S(0)", "R"], calls=[call])
+    refused = replace(missing, saves=[], input_placements=["S(0)", "S(0)"])
+    rules = make_rules(ops={"mm": make_op_rules(missing=[missing, refused])})
+    asked = with_steps(DIRECT, *DIRECT.steps, explicit=False, by=DIRECT.op, given="S(0) small; R", call=call)
+    others = [
+        replace(asked, call="self=f[n, n], dim=0", tensor="float64[6]"),
+        replace(asked, given="S(0); S(0)", tensor="float64[7]"),
+        replace(asked, given="", tensor="float64[8]"),
+        replace(asked, op="aten.bmm.default", tensor="float64[9]"),
+    ]
+    run = make_run(graph=GraphRecord([], [], [asked, *others]))
+    found = judge_run(run, checked=rules)
+    (waste,) = waste_without_rules(found.executed, found.missing)
+    assert waste.text == "aten.mm.default lacks S(0), R -> P(sum)"
+    assert (waste.count, waste.bytes) == (2, 2 * 8 * 15)
+    assert "2 times, 240 B; as aten.mm.default on 4: float64[5] S(0) -> R" in run_text(found, 5, "op", ())
+    told = {one["tensor"]: one["missing_rule"] for one in json.loads(run_json(found))["redistributions"]}
+    assert {tensor for tensor, rule in told.items() if rule} == {"float64[5]"}
+    assert "a rule is missing" not in run_text(judge_run(run), 5, "op", ())
+    region = render_html(replace(run, rules=rules)).partition('<h2 id="graph">')[2]
+    assert "aten.mm.default lacks S(0), R -&gt; P(sum)" in region
 
 
 def test_a_run_tells_what_a_flattened_submesh_would_save_and_in_which_dtype_it_reduces() -> None:

@@ -90,6 +90,7 @@ def test_the_rules_of_embedding_are_confirmed_and_its_partial_weights_are_missin
     for missing in report.missing.values():
         assert missing.draws >= DRAWS_FOR_MISSING
         assert missing.sizes == 3
+        assert missing.calls == ["weight=f[n, n], indices=i[n]"]
         assert [transfer.argument for transfer in missing.saves] == [0]
         assert missing.bytes_saved > 0
 

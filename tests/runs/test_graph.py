@@ -217,6 +217,7 @@ def test_calls_that_passed_are_counted_with_the_placements_of_what_the_op_itself
         ("aten.relu.default", ""): {"backward": 2},
         ("aten.add.Tensor", ""): {"forward": 2},
     }
+    assert {path.given: path.call for path in record.paths} == {"S(0) small": "argument 0=f[n, n]", "": ""}
     assert RedistributionGraph.from_record(record).to_record() == record
     program = replace(trial, case=replace(case, op="chain.sum"))
     other = RedistributionGraph()

@@ -196,7 +196,9 @@ def graph(
     recorded = store.newest_of_each_level()[0] if run is None else store.load(run)
     if recorded is None:
         raise ValueError(f"{store.directory} has no run on meshes; make one by `run`, or ask for --all-pairs")
-    judged = judge_run(recorded, op, mesh)
+    rules = store.newest_of_each_level()[1]
+    same = rules is not None and rules.header.versions == recorded.header.versions
+    judged = judge_run(recorded, op, mesh, rules.rules if rules is not None and same else None)
     if output == "text":
         text = run_text(judged, worst, by, links)
     elif output == "json":

@@ -14,6 +14,7 @@ from verifier.core.placement_text import format_placements
 
 __all__ = [
     "describe_call",
+    "kind_of_call",
 ]
 
 _SHORT_DTYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b"}
@@ -42,6 +43,34 @@ def describe_call(case: OpCase, rows: Sequence[tuple[str, str]] | None) -> str:
     arguments = [*zip(names, case.args, strict=True), *case.kwargs.items()]
     texts = [(name, _brief(value, placements)) for name, value in arguments if value is not None]
     return ", ".join(f"{name}={text}" for name, text in texts)
+
+
+def kind_of_call(case: OpCase) -> str:
+    """Return the call without the sizes of its tensors: what decides about sharding rules, as far as text can say it.
+
+    A tensor is its kind of dtype, and for each dim whether its size is 0, 1 or another, ``n``. Arguments that are None
+    are left out.
+
+    >>> x, w = torch.zeros(3, 4), torch.zeros(1, 4, dtype=torch.int64)
+    >>> kind_of_call(OpCase("aten.cat.default", "torch.ops.aten.cat.default", ([x, w], 0)))
+    'tensors=[f[n, n], i[1, n]], dim=0'
+    """
+    known = parameter_names(case.call)
+    names = [known[i] if i < len(known) else f"argument {i}" for i in range(len(case.args))]
+    arguments = [*zip(names, case.args, strict=True), *case.kwargs.items()]
+    return ", ".join(f"{name}={_kind(value)}" for name, value in arguments if value is not None)
+
+
+def _kind(value: object) -> str:
+    match value:
+        case torch.Tensor():
+            number = "c" if value.is_complex() else "f" if value.is_floating_point() else "i"
+            kind = "b" if value.dtype == torch.bool else number
+            return f"{kind}[{', '.join(str(size) if size < 2 else 'n' for size in value.shape)}]"
+        case list() | tuple():
+            return f"[{', '.join(map(_kind, value))}]"
+        case _:
+            return _brief(value, None)
 
 
 def _brief(value: object, placements: Iterator[str] | None) -> str:

@@ -238,7 +238,7 @@ class PathRecord:
     ``steps`` has the collective of each step, empty for a local one, and the placements after it. ``tensor`` is dtype
     and global shape, as ``float32[8, 4]``. ``explicit`` is true if the caller asked for the redistribution, and else
     ``by`` is the op whose dispatch did. ``given`` has the placements of the call's tensor arguments if the op of the
-    call itself did in the forward pass, and else nothing.
+    call itself did in the forward pass, and else nothing; ``call`` then has the call without the sizes of its tensors.
 
     ``repeats`` is the op for which the same tensor was redistributed in the same way before, ``undoes`` the op for
     which was gathered what is now sharded again; both are empty in most cases.
@@ -266,6 +266,7 @@ class PathRecord:
     peak_bytes: int = 0
     seconds: float = 0.0
     fastest: float = 0.0
+    call: str = ""
 
 
 @dataclass
@@ -328,7 +329,7 @@ class MissingRuleRecord:
     """A rule that held in each of ``draws`` draws over ``sizes`` sets of shapes, where DTensor communicates or refuses.
 
     ``saves`` has what DTensor runs instead at the given shapes; empty if it refuses. ``verdict`` is ``MISSING``.
-    ``samples`` counts the samples of the op in which it is missing.
+    ``samples`` counts the samples of the op in which it is missing, and ``calls`` has their calls without sizes.
     """
 
     op: str
@@ -345,6 +346,7 @@ class MissingRuleRecord:
     bytes_saved: int
     samples: int = 1
     verdict: str = "MISSING"
+    calls: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.core.call_text import describe_call
+from verifier.core.call_text import describe_call, kind_of_call
 from verifier.records.schema import MissingRuleRecord, TransferRecord
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Ledger
@@ -180,6 +180,7 @@ def _missing_rule(
         saves=saves,
         collectives_saved=len(saves),
         bytes_saved=sum(transfer.bytes for transfer in saves),
+        calls=[kind_of_call(place.case)],
     )
 
 

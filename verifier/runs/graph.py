@@ -52,6 +52,7 @@ class _PathKey(NamedTuple):
     repeats: str
     undoes: str
     issued: tuple[_Collective, ...]
+    call: str
 
 
 @dataclass
@@ -107,6 +108,7 @@ class RedistributionGraph:
         if report is None:
             return
         from verifier.core.arguments import combination_text  # loads torch, which reading a record does not need
+        from verifier.core.call_text import kind_of_call
 
         mesh, op = observation.trial.mesh, observation.trial.case.op
         placed = combination_text(observation.trial)
@@ -121,7 +123,7 @@ class RedistributionGraph:
                 issued = tuple((one.name, one.ranks, one.dtype, one.sent, one.received) for one in first.issued)
                 key = _PathKey(
                     op, first.mesh or str(mesh), first.tensor, *first.path, taken, first.explicit, given, first.by,
-                    first.repeats, first.undoes, issued,
+                    first.repeats, first.undoes, issued, kind_of_call(observation.trial.case) if given else "",
                 )  # fmt: skip
                 times = self._paths.setdefault(key, _Times())
                 times.phases[str(first.phase)] += 1
@@ -162,7 +164,7 @@ class RedistributionGraph:
         for path in record.paths:
             steps = tuple((collective, target) for collective, target in path.steps)
             issued = tuple((one.name, tuple(one.ranks), one.dtype, one.sent, one.received) for one in path.issued)
-            asked = (path.explicit, path.given, path.by, path.repeats, path.undoes, issued)
+            asked = (path.explicit, path.given, path.by, path.repeats, path.undoes, issued, path.call)
             times = graph._paths.setdefault(
                 _PathKey(path.op, path.mesh, path.tensor, path.source, path.target, steps, *asked), _Times()
             )
@@ -224,7 +226,7 @@ def _path_record(key: _PathKey, times: _Times) -> PathRecord:
         repeats=key.repeats, undoes=key.undoes,
         issued=[IssuedRecord(name, [*ranks], dtype, *sizes) for name, ranks, dtype, *sizes in key.issued],
         measured=times.measured, peak_bytes=times.peak, seconds=round(times.seconds, 6),
-        fastest=round(times.fastest, 6),
+        fastest=round(times.fastest, 6), call=key.call,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -14,7 +14,7 @@ from verifier.redistribution.graph import Path
 from verifier.redistribution.recorded import Executed
 from verifier.report.paths.issued import issued_lines, took_text
 from verifier.report.paths.map import map_svg
-from verifier.report.paths.run import JudgedRun, WasteAcrossOps, judge_run, model_for, waste_across_ops
+from verifier.report.paths.run import JudgedRun, Waste, judge_run, model_for, waste_across_ops, waste_without_rules
 from verifier.report.paths.words import ratio_text, step_text
 
 __all__ = ["MeshRegion", "RouteView", "mesh_regions"]
@@ -73,7 +73,7 @@ class RouteView:
 
 @dataclass(frozen=True)
 class MeshRegion:
-    """The redistributions on one mesh: their sums, the map with the routes, the waste, and all steps.
+    """The redistributions on one mesh: their sums, the map with the routes, the waste by kind, and all steps.
 
     ``more`` counts the routes that are not shown.
     """
@@ -85,7 +85,7 @@ class MeshRegion:
     routes: tuple[RouteView, ...]
     more: int
     map: Markup
-    wastes: tuple[WasteAcrossOps, ...]
+    wastes: tuple[tuple[str, tuple[Waste, ...]], ...]
     steps: tuple[EdgeRecord, ...]
 
     @property
@@ -123,8 +123,16 @@ def _region(judged: JudgedRun, mesh: str, here: Sequence[Executed], steps: tuple
     drawn = map_svg(mesh, [(route.worst.path, route.best) for route in routes]) if routes else Markup("")
     return MeshRegion(
         mesh, sum(one.record.count for one in here), _total(here, _received), _total(here, _bound), routes,
-        len(ranked) - len(routes), drawn, tuple(waste_across_ops(here)), steps,
+        len(ranked) - len(routes), drawn, tuple(_wastes(judged, here)), steps,
     )  # fmt: skip
+
+
+def _wastes(judged: JudgedRun, here: Sequence[Executed]) -> Iterator[tuple[str, tuple[Waste, ...]]]:
+    """Yield each kind of waste that there is, with its title."""
+    if across := waste_across_ops(here):
+        yield "Waste across ops in a row", tuple(across)
+    if unproved := waste_without_rules(here, judged.missing):
+        yield "Waste where a rule is missing that needs no communication", tuple(unproved)
 
 
 def _route(judged: JudgedRun, group: Sequence[Executed], compared: bool) -> RouteView:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from operator import itemgetter
 
 from verifier.core.case import MeshSpec
 from verifier.core.wording import bytes_text, plural
-from verifier.records.schema import PathRecord, RunRecord
+from verifier.records.schema import PathRecord, RulesRecord, RunRecord
 from verifier.redistribution.models import DEFAULT_LINK, AlphaBeta, links_for
 from verifier.redistribution.recorded import Executed, NotJudged, Reader, of_the_call
+from verifier.report.paths.free_rules import MissingRules
 from verifier.report.paths.issued import issued_lines, measured_dict, took_text
 from verifier.report.paths.words import brief, ratio_text
 
 __all__ = [
     "JudgedRun",
-    "WasteAcrossOps",
+    "Waste",
     "diff_text",
     "judge_run",
     "model_for",
     "run_json",
     "run_text",
     "waste_across_ops",
+    "waste_without_rules",
 ]
 
 
@@ -33,21 +36,26 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """The redistributions of a run that are judged, worst first, and the reasons why others are not, with counts."""
+    """The redistributions of a run that are judged, worst first, and the reasons why others are not, with counts.
+
+    ``missing`` has the rules without communication that a rule check found missing.
+    """
 
     run: str
     executed: tuple[Executed, ...]
     others: Mapping[str, int]
     reader: Reader
+    missing: MissingRules = field(default_factory=MissingRules)
 
     def total(self, size: Callable[[Executed], int]) -> int:
         return sum(size(one) * one.record.count for one in self.executed)
 
 
-def judge_run(run: RunRecord, op: str = "*", mesh: str | None = None) -> JudgedRun:
+def judge_run(run: RunRecord, op: str = "*", mesh: str | None = None, checked: RulesRecord | None = None) -> JudgedRun:
     """Judge what ``run`` recorded of the ops that match the glob ``op``, on ``mesh`` or all meshes.
 
-    The redistributions in which the verifier gathers results are left out: the call did not ask for them.
+    The redistributions in which the verifier gathers results are left out: the call did not ask for them. They are held
+    against the rules that the rule check ``checked``, or the one that ``run`` is joined with, found missing.
     """
     reader, found, others = Reader(), list[Executed](), Counter[str]()
     for stored in run.graph.paths:
@@ -59,7 +67,7 @@ def judge_run(run: RunRecord, op: str = "*", mesh: str | None = None) -> JudgedR
         except NotJudged as error:
             others[str(error)] += record.count
     found.sort(key=lambda one: (-one.excess * one.record.count, -one.path.bytes, _name(one.record)))
-    return JudgedRun(run.header.id, tuple(found), others, reader)
+    return JudgedRun(run.header.id, tuple(found), others, reader, MissingRules.of(checked or run.rules))
 
 
 def _matches(op: str, pattern: str) -> bool:
@@ -99,20 +107,29 @@ def _lines(judged: JudgedRun, worst: int, by: str, links: Sequence[str]) -> Iter
         yield "worst, by bytes beyond the lower bound times count:"
     for one in ranked:
         yield from _one(judged, one, links)
-    if wastes := waste_across_ops(judged.executed):
-        yield ""
-        yield "waste across ops in a row, by bytes received in vain times count:"
-    for waste in wastes[:worst]:
-        yield f"{waste.text}: {plural(waste.count, 'time')}, {bytes_text(waste.bytes)}; as {waste.example}"
-    if len(wastes) > worst:
-        yield f"and {len(wastes) - worst:,} more (--worst)"
+    yield from _wastes(
+        "waste across ops in a row, by bytes received in vain times count:", waste_across_ops(judged.executed), worst
+    )
+    yield from _wastes(
+        "waste where a rule is missing that level 1 proves, and that needs no communication:",
+        waste_without_rules(judged.executed, judged.missing), worst,
+    )  # fmt: skip
     if flattening := list(_flattening(judged)):
         yield from ("", *flattening)
 
 
+def _wastes(title: str, wastes: Sequence[Waste], worst: int) -> Iterator[str]:
+    if wastes:
+        yield from ("", title)
+    for waste in wastes[:worst]:
+        yield f"{waste.text}: {plural(waste.count, 'time')}, {bytes_text(waste.bytes)}; as {waste.example}"
+    if len(wastes) > worst:
+        yield f"and {len(wastes) - worst:,} more (--worst)"
+
+
 @dataclass(frozen=True)
-class WasteAcrossOps:
-    """What two ops in a row receive in vain: ``text`` says how; the largest is at ``example``."""
+class Waste:
+    """What is received in vain: ``text`` says how; the largest is at ``example``."""
 
     text: str
     count: int
@@ -120,18 +137,28 @@ class WasteAcrossOps:
     example: str
 
 
-def waste_across_ops(executed: Sequence[Executed]) -> list[WasteAcrossOps]:
+def waste_across_ops(executed: Sequence[Executed]) -> list[Waste]:
     """Return the waste across ops in a row, most bytes first."""
-    found: dict[str, list[Executed]] = {}
-    for one in executed:
-        if one.across_ops:
-            found.setdefault(_across_text(one.record), []).append(one)
+    return _summed((_across_text(one.record), one, one.across_ops) for one in executed if one.across_ops)
+
+
+def waste_without_rules(executed: Sequence[Executed], missing: MissingRules) -> list[Waste]:
+    """Return what ops receive because a rule is missing that a rule check has proved, most bytes first."""
+    rules = ((missing.at(one.record), one) for one in executed if one.path.bytes)
+    return _summed((f"{one.record.op} lacks {rule}", one, one.path.bytes) for rule, one in rules if rule)
+
+
+def _summed(wasted: Iterable[tuple[str, Executed, int]]) -> list[Waste]:
+    """Return the waste of redistributions by what is said of it, given the bytes that each receives in vain."""
+    found: dict[str, list[tuple[int, PathRecord]]] = {}
+    for text, one, size in wasted:
+        found.setdefault(text, []).append((size, one.record))
     wastes = []
     for text, group in found.items():
-        largest = max(group, key=lambda one: one.across_ops).record
+        _, largest = max(group, key=itemgetter(0))
         example = f"{largest.op} on {largest.mesh}: {largest.tensor} {largest.source} -> {largest.target}"
-        times = sum(one.record.count for one in group)
-        wastes.append(WasteAcrossOps(text, times, sum(one.across_ops * one.record.count for one in group), example))
+        times = sum(record.count for _, record in group)
+        wastes.append(Waste(text, times, sum(size * record.count for size, record in group), example))
     return sorted(wastes, key=lambda one: (-one.bytes, one.text))
 
 
@@ -244,6 +271,7 @@ def run_json(judged: JudgedRun) -> str:
                 "repeats": one.record.repeats or None,
                 "undoes": one.record.undoes or None,
                 "wasted_across_ops": one.across_ops,
+                "missing_rule": judged.missing.at(one.record) or None,
                 "measured": measured_dict(one.record),
             }
             for one in judged.executed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -136,8 +136,10 @@ def _missing(reports: Sequence[SampleReport]) -> list[MissingRuleRecord]:
     """Return each missing rule once, with the sample in which it would save most."""
     best: dict[Rule, MissingRuleRecord] = {}
     samples: Counter[Rule] = Counter()
+    calls: dict[Rule, set[str]] = defaultdict(set)
     for rule, missing in (pair for report in reports for pair in report.missing.items()):
         samples[rule] += 1
+        calls[rule].update(missing.calls)
         if rule not in best or missing.bytes_saved > best[rule].bytes_saved:
             best[rule] = missing
-    return [replace(best[rule], samples=samples[rule]) for rule in sorted(best)]
+    return [replace(best[rule], samples=samples[rule], calls=sorted(calls[rule])) for rule in sorted(best)]
