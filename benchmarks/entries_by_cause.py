@@ -13,7 +13,8 @@ from pathlib import Path
 from verifier.execution.remedies import installed_remedies
 from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Failure
-from verifier.gate.baseline import BaselineEntry, Cause, load_baseline
+from verifier.gate.baseline import load_baseline
+from verifier.gate.entries import BaselineEntry, Cause
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.oracle.reference import make_reference

@@ -25,7 +25,8 @@ from verifier.execution.remedies import Remedy
 from verifier.findings import record
 from verifier.findings.attribution import Attribution
 from verifier.findings.grouping import unlike
-from verifier.gate.baseline import Baseline, Cause
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import Cause
 from verifier.placements.parsing import parse_placements
 from verifier.records.schema import FAILS, FindingRecord
 from verifier.records.values import load_trial, trial_record

@@ -25,7 +25,8 @@ from verifier.events import CaseSkipped, Event, FindingReported, RunStarted
 from verifier.findings import record
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import group_key
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import BaselineEntry
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements

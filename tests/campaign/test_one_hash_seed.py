@@ -21,7 +21,8 @@ from verifier.core.observation import Difference, DifferenceKind, Executed, Fate
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.events import FindingReported, GroupSettled
 from verifier.findings import record
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import BaselineEntry
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements

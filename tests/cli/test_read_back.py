@@ -23,7 +23,8 @@ from verifier.cli import main as entry
 from verifier.cli import work
 from verifier.cli.common import consoles
 from verifier.core.verdict import Verdict, VerdictKind
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import BaselineEntry
 from verifier.records.schema import ConfirmationRecord, RunHeader, RunRecord
 from verifier.report.html import render_html
 from verifier.runs.store import RunStore

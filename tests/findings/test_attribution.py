@@ -17,7 +17,8 @@ from verifier.core.verdict import Phase, VerdictKind
 from verifier.execution.remedies import Remedy
 from verifier.findings.attribution import Attribution, passed_again
 from verifier.findings.failures import Failure
-from verifier.gate.baseline import Baseline, BaselineError, Cause
+from verifier.gate.baseline import Baseline, BaselineError
+from verifier.gate.entries import Cause
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.parsing import parse_placements

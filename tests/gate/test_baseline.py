@@ -18,7 +18,8 @@ from plain_records import a_header
 from torch.distributed.tensor import Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.gate.baseline import NOT_EXPLAINED, VALID_DAYS, Baseline, BaselineEntry, BaselineError, load_baseline
+from verifier.gate.baseline import VALID_DAYS, Baseline, BaselineError, load_baseline
+from verifier.gate.entries import NOT_EXPLAINED, BaselineEntry
 from verifier.records.files import RunStoreError
 from verifier.records.schema import FindingRecord, RunRecord
 from verifier.records.values import trial_record

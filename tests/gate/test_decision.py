@@ -10,8 +10,9 @@ import pytest
 from plain_records import EMBEDDING, a_finding, a_run
 from run_factory import BY_LEVEL_1, make_op_rules, make_rules
 
-from verifier.gate.baseline import NOT_EXPLAINED, Baseline
+from verifier.gate.baseline import Baseline
 from verifier.gate.decision import GateDecision, decide
+from verifier.gate.entries import NOT_EXPLAINED
 from verifier.gate.text import as_json, render
 from verifier.records.schema import ConfirmationRecord, FindingRecord, RunRecord
 

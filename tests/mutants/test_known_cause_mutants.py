@@ -15,7 +15,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Failure
-from verifier.gate.baseline import Cause, load_baseline
+from verifier.gate.baseline import load_baseline
+from verifier.gate.entries import Cause
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task

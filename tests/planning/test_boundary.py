@@ -25,7 +25,8 @@ from verifier.cli import work
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import Verdict, VerdictKind
 from verifier.execution.imports import run_imports
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import BaselineEntry
 from verifier.oracle.reference import make_reference
 from verifier.placements.parsing import parse_placements
 from verifier.planning.boundary import needs_imports, refusal

@@ -22,7 +22,8 @@ from verifier.execution.registrations import Registered, registered_rules
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import Collector, Group, fingerprint
 from verifier.findings.record import finding_record
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import BaselineEntry
 from verifier.records.files import new_run_id
 from verifier.records.schema import (
     CONFIRMED,

@@ -11,7 +11,8 @@ from verifier.campaign.replaying import replay
 from verifier.core.wording import did_you_mean, one_line, plain_text, plural, version_key
 from verifier.findings.script.render import NoScriptError, render_script
 from verifier.findings.versions import Interpreter, Outcome, run_under, told
-from verifier.gate.baseline import Baseline, BaselineEntry, Cause
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import BaselineEntry, Cause
 from verifier.planning.boundary import needs_imports, refusal
 from verifier.records.files import RunFormatError
 from verifier.records.schema import GONE, TrialRecord

@@ -22,7 +22,7 @@ from verifier.findings.grouping import Group, fingerprint, group_key
 from verifier.findings.minimising import Minimiser, confirm
 from verifier.findings.places import place_of
 from verifier.findings.record import finding_record
-from verifier.gate.baseline import BaselineEntry, Cause
+from verifier.gate.entries import BaselineEntry, Cause
 from verifier.gate.question import replaced_text
 from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext

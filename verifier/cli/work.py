@@ -56,7 +56,8 @@ from verifier.events import Listener
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import NoScriptError, render_script, run_script
 from verifier.findings.versions import Interpreter, ask, make
-from verifier.gate.baseline import Baseline, BaselineEntry
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import BaselineEntry
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.boundary import OutsideError, needs_imports, refusal
 from verifier.processes.limits import parse_rank_memory

@@ -12,7 +12,8 @@ from verifier.core.wording import did_you_mean
 from verifier.execution.remedies import Remedy, installed_remedies
 from verifier.findings.failures import Failure
 from verifier.findings.grouping import unlike
-from verifier.gate.baseline import Baseline, BaselineEntry, BaselineError, Cause
+from verifier.gate.baseline import Baseline, BaselineError
+from verifier.gate.entries import BaselineEntry, Cause
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge, moment, vacuous
 from verifier.records.schema import KnownRecord

@@ -11,7 +11,7 @@ from verifier.findings.failures import Failure, cotangent_text, first_report
 from verifier.findings.grouping import Group, dtype_class, fingerprint, group_key, rule_class, unlike_rules
 from verifier.findings.own_frames import own_frames
 from verifier.findings.script.render import NoScriptError, render_script, run_script
-from verifier.gate.baseline import BaselineEntry
+from verifier.gate.entries import BaselineEntry
 from verifier.processes.limits import format_size, parse_size
 from verifier.records.schema import GONE, NOT_RUN, UNCONFIRMED, ConfirmationRecord, FindingRecord
 from verifier.records.values import trial_record

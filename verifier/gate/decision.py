@@ -10,8 +10,9 @@ from datetime import date
 
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
-from verifier.gate.baseline import Baseline, BaselineEntry, torch_of
+from verifier.gate.baseline import Baseline
 from verifier.gate.budgets import Budget
+from verifier.gate.entries import BaselineEntry, torch_of
 from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import imports_text, replaced_text
 from verifier.gate.regret import OverBudget, RegretDecision, over_budget

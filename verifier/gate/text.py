@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from verifier.core.wording import plural
-from verifier.gate.baseline import NOT_EXPLAINED
 from verifier.gate.decision import GateDecision
+from verifier.gate.entries import NOT_EXPLAINED
 from verifier.gate.rule_changes import where_text
 from verifier.records.commands import command_text, replay_text
 from verifier.records.files import DEFAULT_REPORTS

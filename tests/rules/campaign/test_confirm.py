@@ -15,7 +15,8 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.findings.grouping import unlike
-from verifier.gate.baseline import Baseline, BaselineEntry, Cause
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import BaselineEntry, Cause
 from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import FAILS, GONE

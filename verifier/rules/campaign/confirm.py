@@ -20,7 +20,8 @@ from verifier.findings.grouping import Group, group_key
 from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
-from verifier.gate.baseline import Baseline, Cause
+from verifier.gate.baseline import Baseline
+from verifier.gate.entries import Cause
 from verifier.gate.question import replaced_text
 from verifier.meshes.lanes import Lanes
 from verifier.oracle.reference import make_reference
