@@ -101,3 +101,24 @@ def test_a_test_session_is_recorded(tmp_path: Path) -> None:
     assert status == 143, said
     assert not run.complete
     assert run.trials
+
+
+RULES = """
+import torch
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.experimental import register_sharding
+
+for op in (torch.ops.aten.exp.default, torch.ops.aten.sin.default, torch.ops.aten.tanh.default):
+    register_sharding(op)(lambda x: [([Replicate()], [Replicate()])])
+"""
+
+
+def test_the_gate_on_own_strategies_tries_no_ranks_once_its_rule_check_was_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(RULES)
+    program = ["-m", "verifier", "gate", "--import", "own.py", "--out", "out"]
+    status, said, run = ended(tmp_path, program, signal.SIGINT, "OpChecked")
+    assert status == 2, said
+    assert run.rules is not None
+    assert not run.complete
+    assert len(RunStore(tmp_path / "out").ids()) == 1
+    assert "on ranks: not tried, because level 1 was interrupted" in said

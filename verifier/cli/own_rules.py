@@ -39,7 +39,7 @@ from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.budgets import OWN_RULES
 from verifier.records.files import encode_record, write_atomically
-from verifier.records.schema import FAILS, FindingRecord, RunRecord
+from verifier.records.schema import FAILS, INTERRUPTED, FindingRecord, RunRecord
 from verifier.rules.campaign.lost import lost_rules
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
@@ -149,7 +149,8 @@ def _verify(
     if rules is not None:
         rules, of_torch = _without_those_of_torch(rules, store)
     accused = _accused(rules)
-    left = kept_off_ranks(ops, accused)
+    interrupted = rules is not None and any(one.reason == INTERRUPTED for one in rules.untested)
+    left = tuple(ops) if interrupted else kept_off_ranks(ops, accused)
     campaign = _without(campaign, left)
     on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
     if on_meshes is not None:
@@ -159,7 +160,8 @@ def _verify(
     left_out = [f"{op} on ranks: not tried, because level 1 shows that its rules are wrong" for op in accused]
     others = [op for op in left if op not in accused]
     if others:
-        left_out.append(f"{plural(len(others), 'other op')} on ranks: not tried, because of what level 1 shows")
+        why = "level 1 was interrupted" if interrupted else "of what level 1 shows"
+        left_out.append(f"{plural(len(others), 'other op' if accused else 'op')} on ranks: not tried, because {why}")
     left_out += of_torch
     question = Question(tuple(ops), tuple(map(str, campaign.meshes)), tuple(imports))
     unproved = [f"{op} {why}" for op in ops if op not in others and (why := _why_unproved(op, runs))]
