@@ -1,0 +1,19 @@
+"""Calls of overloads that are made from calls of their siblings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strategies.opinfo.calls.call import Call
+from strategies.opinfo.samples.derived_overloads import converted
+
+
+@pytest.mark.parametrize(("dims", "made"), [([0], True), ([0, 1], True), ([], False)])
+def test_no_call_of_prims_is_made_whose_shape_the_kernel_and_the_meta_function_disagree_about(
+    dims: list[int], made: bool
+) -> None:
+    x, op = torch.ones(3, 4), torch.ops.prims.var.default
+    assert (op(x, dims, 1).shape == op(x.to("meta"), dims, 1).shape) is made, "if torch agrees, the call may be made"
+    sibling = Call(torch.ops.aten.var.correction, (x, dims), {"correction": 1})
+    assert (converted(sibling, op) is not None) is made
