@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -55,3 +58,21 @@ def test_windows_are_those_of_the_tensor_that_they_come_from(row: str) -> None:
                 assert windows.shape == torch.empty(sizes).unfold(*how).shape, sample.origin  # type: ignore[arg-type]
                 found += 1
     assert found or row != "unfold"
+
+
+_WRITE = """
+import torch
+scores, targets = torch.zeros(2, 1), torch.tensor([0, 10**9])
+torch.ops.aten.nll_loss_backward(torch.ones(2), scores, targets, None, 0, -100, torch.tensor(2.0))
+"""
+
+
+@pytest.mark.processes
+def test_a_kernel_that_writes_outside_of_a_shard_gets_no_shards_that_dtensor_does_not_claim() -> None:
+    """nll_loss_backward writes to the class of each target, also if a rank does not have that class (torch 2.13)."""
+    assert subprocess.run([sys.executable, "-c", _WRITE], capture_output=True).returncode < 0, "if it looks, it may go"
+    samples = [*SOURCE.samples(Target("nn.functional.nll_loss", "opinfo"), SampleOptions(max_samples=2))]
+    backward = [sample for sample in samples if sample.op.startswith("aten.nll_loss_backward.")]
+    assert backward
+    assert all(sample.claims_only for sample in backward)
+    assert not any(sample.claims_only for sample in samples if sample.op.startswith("aten.nll_loss_forward."))

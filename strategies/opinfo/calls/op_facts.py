@@ -211,6 +211,9 @@ TRUSTING = (
     "_segment_reduce",
     "_embedding_bag",
     "unfold_backward",
+    "nll_loss_backward",  # writes to the class of a target, wherever that is
+    "nll_loss2d_backward",
+    "_weight_norm_interface_backward",
 )
 """Prefixes of ops whose kernels do not check that the sizes of their arguments agree (torch 2.13.0, CPU). Only the
 function that users call checks them."""
