@@ -16,6 +16,7 @@ from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
     "complex_products_not_scattered",
+    "complex_reductions_refused",
     "conjugates_resolved",
     "integers_not_divided",
     "products_before_sums",
@@ -37,6 +38,20 @@ def complex_products_not_scattered() -> AbstractContextManager[None]:
         return scatter_or_refuse
 
     return exchanged(Partial, "_reduce_shard_value", wrap)
+
+
+def complex_reductions_refused() -> AbstractContextManager[None]:
+    """Let an all-reduce of complex numbers by product, minimum or maximum be refused in words, as until torch 2.14."""
+
+    def wrap(reduce: Any) -> Any:
+        def reduce_or_refuse(self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> object:
+            if tensor.is_complex() and self.reduce_op in ("product", "min", "max"):
+                raise NotImplementedError(f"all_reduce: reduce_op {self.reduce_op} does not support complex tensors")
+            return reduce(self, tensor, mesh, mesh_dim)
+
+        return reduce_or_refuse
+
+    return exchanged(Partial, "_reduce_value", wrap)
 
 
 @contextmanager
