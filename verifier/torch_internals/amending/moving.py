@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ __all__ = [
     "complex_reductions_refused",
     "conjugates_resolved",
     "integers_not_divided",
+    "is_refused_reduction",
     "products_before_sums",
     "uneven_gathers_apart",
 ]
@@ -52,6 +54,11 @@ def complex_reductions_refused() -> AbstractContextManager[None]:
         return reduce_or_refuse
 
     return exchanged(Partial, "_reduce_value", wrap)
+
+
+def is_refused_reduction(where: str) -> bool:
+    """Return whether :func:`complex_reductions_refused` refused, by the function that raised and its file."""
+    return where == f"reduce_or_refuse ({Path(__file__).name})"
 
 
 @contextmanager
