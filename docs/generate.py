@@ -44,7 +44,7 @@ VERSIONS_INTRODUCTION = """\
 ## Versions of torch
 
 What the script of each cause did under each version, by `python -m verifier bisect --update`. A script that raises
-another error than the cause's does not tell: the call may be refused plainly now.
+another error than the cause's does not tell: the call may be refused plainly now. Of such causes, other trials told.
 
 | torch | fail | do not fail | not told |
 | --- | --- | --- | --- |

@@ -11,6 +11,7 @@ from strategies.remedies.placing import VALUES, partials
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.moving import (
     complex_products_not_scattered,
+    complex_reductions_refused,
     conjugates_resolved,
     integers_not_divided,
     products_before_sums,
@@ -115,6 +116,14 @@ REMEDIES = (
         "placement_types.py)",
         complex_products_not_scattered,
         verdicts=VALUES,
+        refuses=True,
+    ),
+    Remedy(
+        "complex-reductions-that-assert",
+        "say that an all-reduce by product, minimum or maximum does not support complex tensors, instead of failing "
+        "while the reduction is named in the message (all_reduce in Functional.cpp)",
+        complex_reductions_refused,
+        verdicts=frozenset({"CRASH"}),
         refuses=True,
     ),
     Remedy(

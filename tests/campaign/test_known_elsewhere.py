@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_commands import run_module
+from torch_versions import needs_torch
 
 from strategies.opinfo.family import FAMILY
 from verifier.campaign.plan import Plan
@@ -30,6 +31,7 @@ COMPLEX_PRODUCT = "bc9e9b89bd1f"
 """A redistribution: the reduce-scatter of complex parts by product multiplies real and imaginary parts apart."""
 
 
+@needs_torch("<2.14", "a later one refuses plainly where no rule fits, and runs have no finding of that")
 def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected() -> None:
     entry = BASELINE.get(OUT)
     assert entry is not None

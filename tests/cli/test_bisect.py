@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from verifier.campaign import bisecting
 from verifier.cli.main import main
@@ -36,7 +37,7 @@ def baseline(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fails_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the finding fail, and its script show that, under the torch of this process, without ranks."""
+    """Let the finding fail, and its script show that, under the torch of this process, 2.13.0, without ranks."""
 
     def replay(trial: Trial, expected: str, imports: object) -> tuple[Verdict, bool]:
         return Verdict(VerdictKind(expected), "every rank raised", phase=Phase.FORWARD), True
@@ -45,6 +46,7 @@ def fails_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return (FAILS, "seen") if python is None else usual(source, python)
 
     usual = versions.run_script
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
     monkeypatch.setattr(bisecting, "replay", replay)
     monkeypatch.setattr(bisecting, "render_script", lambda *_: "raise SystemExit(17)")
     monkeypatch.setattr(versions, "run_script", run_script)

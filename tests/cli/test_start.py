@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from run_factory import make_header, make_rules_run, make_run
 
+from verifier.core.versions import versions
 from verifier.records.schema import INTERRUPTED, RunRecord, UntestedRecord
 from verifier.runs.revision import revision
 from verifier.runs.store import RunStore
@@ -81,8 +82,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def as_of_now(run: RunRecord) -> RunRecord:
-    """Return the run as if it had been made with the present sources."""
-    return replace(run, header=replace(run.header, digests=revision()))
+    """Return the run as if it had been made with the present sources and torch."""
+    return replace(run, header=replace(run.header, digests=revision(), versions=versions()))
 
 
 @pytest.mark.processes

@@ -270,6 +270,20 @@ def test_what_ranks_say_decides(kind: str, said: list[Any], seen: bool, doubtful
         assert (heard.seen, bool(heard.doubts)) == (False, True)
 
 
+@pytest.mark.parametrize("refusal", runtime.REFUSALS)
+def test_a_plain_refusal_is_not_the_crash_of_a_finding_unless_that_reads_as_one(refusal: str) -> None:
+    """Another version of torch may refuse what crashes here: ``no-rule-left`` does from 2.14 on."""
+    said = ("raised", ("the call", "RuntimeError", f"aten.neg.default: {refusal}."))
+    for crash, seen in ("min() arg is an empty sequence", False), (f"all ranks raised: {refusal}", True):
+        verdict = Verdict(VerdictKind.CRASH, crash, Phase.FORWARD, raised="RuntimeError")
+        source = render_script(trial_of("torch.neg", SQUARE), verdict)
+        script = run_here(source)
+        assert (", plain=True)" in source) == seen
+        heard = script["Heard"](1, script["VERDICT"] == "CRASH", script["RAISED"], script["SILENT"], plain=seen)
+        heard.take(0, *said)
+        assert heard.decide() == (1 if seen else 2)
+
+
 def test_a_local_call_that_does_something_else_decides_nothing() -> None:
     source = render("torch.ops.aten.neg.default", SQUARE)
     missing = unlike(source.replace("torch.ops.aten.neg.default(", "torch.ops.nowhere.neg.default("))

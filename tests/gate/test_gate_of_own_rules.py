@@ -15,9 +15,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.cli, pytest.mark.long]
 HEAD = """
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor._ops._math_ops import linear_reduction_strategy
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
-from torch.distributed.tensor._ops.utils import register_op_strategy
+from torch.distributed.tensor._ops.utils import register_op_strategy, replicate_op_strategy
 from torch.distributed.tensor.experimental import register_sharding
 
 aten = torch.ops.aten
@@ -45,7 +44,7 @@ def double(x: torch.Tensor, mode: str) -> torch.Tensor:
     return x * len(mode)
 
 
-register_op_strategy(torch.ops.gate_of_own_rules.double.default)(linear_reduction_strategy)
+register_op_strategy(torch.ops.gate_of_own_rules.double.default)(replicate_op_strategy)
 """
 """No call of an op that takes a text can be made from its schema."""
 SCALE = """

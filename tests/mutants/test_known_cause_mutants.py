@@ -11,6 +11,7 @@ import known_cause_mutants
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.findings.attribution import Attribution
@@ -84,6 +85,13 @@ def explained(pools: PoolSet, trial: Trial) -> list[str]:
     return [cause.remedy for cause in attribution.explain(failure)]
 
 
+HERE = torch.__version__.partition("+")[0]
+BY_OTHER_TRIALS = {
+    "casts-of-complex-parts", "dtypes-of-reductions-cached", "empty-lists-of-dims", "fills-that-round",
+}  # fmt: skip
+"""Causes whose smallest trial torch 2.14 and later refuses or runs rightly; trials of other ops show them there."""
+
+
 @pytest.mark.parametrize("cause", [one for one in BASELINE.causes if one.mesh == str(MESH)], ids=lambda one: one.remedy)
 def test_the_trial_of_a_cause_is_mended_by_its_remedy_alone(cause: Cause, pools: PoolSet) -> None:
     """A trial that another cause fails as well would leave the entry untested in every run."""
@@ -91,12 +99,21 @@ def test_the_trial_of_a_cause_is_mended_by_its_remedy_alone(cause: Cause, pools:
     observation = pools.run_alone(trial)
     failure = Failure(trial, observation, judge(observation, make_reference(trial.case)))
     attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
+    if HERE in cause.mended:
+        assert failure.verdict.kind != cause.verdict, failure.verdict  # another defect may have taken its place
+        return
+    if cause.remedy in BY_OTHER_TRIALS and torch_is(">=2.14"):
+        pytest.skip("torch 2.14 and later refuses this trial or runs it rightly; trials of other ops show the cause")
     assert failure.verdict.kind.bad, failure.verdict
-    assert attribution.is_mended(failure, (cause,))
+    causes = [cause]
+    if cause.remedy == "products-of-complex-parts" and torch_is(">=2.15"):  # what is right is refused by an assertion
+        causes += [one for one in BASELINE.causes if one.remedy == "complex-reductions-that-assert"]
+    assert attribution.is_mended(failure, causes)
 
 
 def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
-    assert explained(pools, scan(-1)) == ["negative-dim-of-scans"]
+    if torch_is("<2.14"):  # a later one gathers the dim of a scan however it is counted
+        assert explained(pools, scan(-1)) == ["negative-dim-of-scans"]
     assert explained(pools, convolution("S(2)")) == ["convolution-handler"]
     nothing = torch.ones(2, 0, 1)
     for case in (

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from torch_versions import torch_is
 
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.samples.sample import read_by_strides
@@ -19,14 +20,30 @@ TURNED = NUMBERS.permute(2, 1, 0)
 
 
 def test_a_kernel_that_reads_strides_as_if_contiguous_gets_contiguous_tensors() -> None:
-    """Autograd calls native_group_norm_backward with contiguous tensors only; the kernel does not look (torch 2.13)."""
+    """Autograd calls native_group_norm_backward with contiguous tensors only; the kernel of 2.13 trusts that."""
     mean, rstd = NUMBERS[:, 0, :1].contiguous(), NUMBERS[:, 1, :1].abs().contiguous()
     rest = (NUMBERS, mean, rstd, None, 3, 3, 3, 1, [True, False, False])
     given = Call(aten.native_group_norm_backward.default, (TURNED, *rest), {})
     taken = read_by_strides(given)
+    if torch_is(">=2.14"):  # the kernel reads by strides
+        assert taken is given
+        return
     assert taken is not given
     assert all(tensor.is_contiguous() for tensor in taken.tensors)
     assert torch.equal(taken.tensors[0], TURNED)
+
+
+@torch.library.custom_op("trusting_kernels::halves", mutates_args=())
+def halves(x: torch.Tensor) -> torch.Tensor:
+    """Return half of each element, as a kernel does that walks through memory and leaves out the strides."""
+    return x.as_strided(x.shape, torch.empty(x.shape).stride()) / 2
+
+
+def test_a_kernel_that_leaves_out_strides_gets_contiguous_tensors_under_any_torch() -> None:
+    given = Call(torch.ops.trusting_kernels.halves.default, (TURNED,), {})
+    (taken,) = read_by_strides(given).tensors
+    assert taken.is_contiguous()
+    assert torch.equal(taken, TURNED)
 
 
 def test_a_kernel_that_reads_strides_keeps_them() -> None:

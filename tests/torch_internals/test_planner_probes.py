@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import _collective_utils as costs
 from torch.distributed.tensor import _redistribute as redistribute_module
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch_versions import torch_is
 
 from verifier.torch_internals.groups import leave_world
 from verifier.torch_internals.recording import forget_calls
@@ -46,6 +47,9 @@ def made() -> Iterator[Callable[..., DTensor]]:
 
 @pytest.mark.parametrize("asked", SEEN)
 def test_torch_lacks_it(made: Callable[..., DTensor], asked: str) -> None:
+    if asked == "executed" and torch_is(">=2.14"):  # a shard is padded to a pending sum
+        assert torch.equal(planners(made(2, 2), asked), made(2, 2))
+        return
     with pytest.raises(RuntimeError, match=SEEN[asked]):
         planners(made(2, 2), asked)
 

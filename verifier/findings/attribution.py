@@ -17,6 +17,7 @@ from verifier.gate.entries import BaselineEntry, Cause
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge, moment, vacuous
 from verifier.records.schema import KnownRecord
+from verifier.torch_internals.amending.moving import is_refused_reduction
 from verifier.torch_internals.amending.propagation import refused_by_amendment
 
 __all__ = ["Attribution", "Recall", "RemediedRunner", "ops_of", "passed_again", "unmended"]
@@ -178,7 +179,8 @@ class Attribution:
         without the remedies. It also counts if DTensor refuses what comes after the phase or the backward pass that
         failed, which was right then; and if what raised has now run, and DTensor refuses a later op of the same phase.
         A refusal of the call counts if a remedy itself refuses it, because no right rule is left for the placements of
-        what the op writes to, or if the only remedy in force says that DTensor may.
+        what the op writes to, or if the only remedy in force says that DTensor may. So does that of a collective if a
+        remedy refuses it and both in force say so: no collective reduces what the right rule leaves to be reduced.
         """
         return self._left(failure, causes)[1] is None
 
@@ -203,8 +205,10 @@ class Attribution:
                 return True
             case VerdictKind.UNSUPPORTED if len(causes) == 1 and self.remedies[causes[0].remedy].refuses:
                 return True
-            case VerdictKind.UNSUPPORTED if len(causes) <= 2 and _refused(observation):
+            case VerdictKind.UNSUPPORTED if len(causes) <= 2 and _refused(observation, refused_by_amendment):
                 return True
+            case VerdictKind.UNSUPPORTED if len(causes) == 2 and _refused(observation, is_refused_reduction):
+                return all(self.remedies[cause.remedy].refuses for cause in causes)
         return False
 
     def _likely(self, ops: frozenset[str]) -> list[Cause]:
@@ -269,7 +273,7 @@ def _goes_on(crashed: Observation, refused: Observation) -> bool:
     return True
 
 
-def _refused(observation: Observation) -> bool:
-    """Return whether a remedy refused the call on every rank."""
+def _refused(observation: Observation, by_remedy: Callable[[str], bool]) -> bool:
+    """Return whether a remedy refused the call on every rank, as ``by_remedy`` says of the function that raised."""
     raised = [report.raised for report in observation.reports if report is not None]
-    return bool(raised) and all(error is not None and refused_by_amendment(error.where) for error in raised)
+    return bool(raised) and all(error is not None and by_remedy(error.where) for error in raised)

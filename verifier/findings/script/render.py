@@ -24,6 +24,7 @@ from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.ops import argument_names, has_opaque_results, promises_strides, written_arguments
 from verifier.core.verdict import Phase, Verdict, VerdictKind
+from verifier.findings.script.runtime import REFUSALS
 from verifier.findings.script.source import (
     Inlined,
     called_as,
@@ -264,6 +265,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         verdict=verdict.kind,
         raised=repr(None if limited else verdict.raised or None),  # with less memory another allocation may fail
         locally_raised=repr(None if reference.raised is None else type(reference.raised).__name__),
+        plain=any(refusal in verdict.message for refusal in REFUSALS),
         silent=limited or verdict.kind in _SILENT,  # without memory a rank may not be able to report it
         tensors=tensors,
         written=[names[number] for number in written_arguments(case)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
     "complex_products_not_scattered",
+    "complex_reductions_refused",
     "conjugates_resolved",
     "integers_not_divided",
+    "is_refused_reduction",
     "products_before_sums",
     "uneven_gathers_apart",
 ]
@@ -37,6 +40,25 @@ def complex_products_not_scattered() -> AbstractContextManager[None]:
         return scatter_or_refuse
 
     return exchanged(Partial, "_reduce_shard_value", wrap)
+
+
+def complex_reductions_refused() -> AbstractContextManager[None]:
+    """Let an all-reduce of complex numbers by product, minimum or maximum be refused in words, as until torch 2.14."""
+
+    def wrap(reduce: Any) -> Any:
+        def reduce_or_refuse(self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> object:
+            if tensor.is_complex() and self.reduce_op in ("product", "min", "max"):
+                raise NotImplementedError(f"all_reduce: reduce_op {self.reduce_op} does not support complex tensors")
+            return reduce(self, tensor, mesh, mesh_dim)
+
+        return reduce_or_refuse
+
+    return exchanged(Partial, "_reduce_value", wrap)
+
+
+def is_refused_reduction(where: str) -> bool:
+    """Return whether :func:`complex_reductions_refused` refused, by the function that raised and its file."""
+    return where == f"reduce_or_refuse ({Path(__file__).name})"
 
 
 @contextmanager
