@@ -407,3 +407,73 @@ def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> N
     assert not Closed(1, 0, (), 0, "", mutants).passed
     assert not Closed(1, 0, (), 0, "", Mutants(9, ("line 9: without a condition",))).passed
     assert Closed(1, 0, (), 0, "", Mutants(9, ())).passed
+
+
+# ---------------------------------------------------------------------------------------------------- dims of arguments
+def code_for(op: OpOverload, calls: list[CallEvidence]) -> str:
+    made = generalise(calls)
+    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    assert tried_mutants(code, calls, made).disagrees == ()
+    return code
+
+
+def test_a_list_without_dims_names_none_where_that_explains_more() -> None:
+    ways = [
+        way(aten.flip.default, lambda tensor, a, b, c, dims=dims: (tensor(a, b, c), list(dims)))
+        for dims in ((0,), (1, -1), ())
+    ]
+    calls = evidence(*ways)
+    made = generalise(calls)
+    assert made.unexplained == ()
+    assert "S(d) -> S(d) if d not in dims_given" in said(made)
+    assert "dims_given = {dim % max(self_ndim, 1) for dim in dims or ()}" in code_for(aten.flip.default, calls)
+
+
+def test_dims_are_told_apart_by_the_numbers_that_go_with_them() -> None:
+    ways = [
+        way(aten.roll.default, lambda tensor, a, b, c, given=given: (tensor(a, b, c), *map(list, given)))
+        for given in (((1,), (0,)), ((0, 2), (0, 1)), ((1, 0), (2, -2)), ((2,), ()))
+    ]
+    calls = evidence(*ways)
+    made = generalise(calls)
+    assert made.unexplained == ()
+    assert "S(d) -> S(d) if d not in dims_with_shifts" in said(made)
+    assert "zip(dims, shifts)" in code_for(aten.roll.default, calls)
+
+
+def test_pairs_of_numbers_name_dims_from_the_last() -> None:
+    ways = [
+        way(aten.constant_pad_nd.default, lambda tensor, a, b, c, pad=pad: (tensor(a, b, c), list(pad), 3.0))
+        for pad in ((1, 2), (0, 0, 1, 0), (0, 1, 0, 0, 2, 2))
+    ]
+    calls = evidence(*ways)
+    assert "S(d) -> S(d) if d not in pad_dims" in said(generalise(calls))
+    assert "pad_dims = {self_ndim - 1 - n // 2 for n, one in enumerate(pad) if one}" in code_for(
+        aten.constant_pad_nd.default, calls
+    )
+
+
+def test_extents_of_two_tensors_are_compared() -> None:
+    def indexed(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int, fewer: int = 0) -> tuple[object, ...]:
+        return tensor(a, b), 0, tensor(4, b - fewer).long() % a
+
+    def in_fewer(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int) -> tuple[object, ...]:
+        return indexed(tensor, a, b, c, 1)
+
+    def in_more_dims(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int) -> tuple[object, ...]:
+        return tensor(a, b, c), 0, tensor(4, b, c).long() % a
+
+    calls = evidence(*(way(aten.gather.default, one) for one in (indexed, in_fewer, in_more_dims)))
+    rules = said(generalise(calls))
+    assert any(rule.startswith("S(d), S(d) -> S(d) if") and "index.shape[d] == self.shape[d]" in rule for rule in rules)
+
+
+def test_a_dim_of_the_result_is_the_one_that_an_argument_names() -> None:
+    ways = [
+        way(
+            aten.index_select.default,
+            lambda tensor, a, b, c, dim=dim: (tensor(a, b, c), dim, tensor(4).long() % 2),
+        )
+        for dim in (0, 1, 2)
+    ]
+    assert "R, S(d) -> S(dim_dims[0])" in said(generalise(evidence(*ways)))

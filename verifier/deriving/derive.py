@@ -172,7 +172,10 @@ def _derived(
         blocks = with_blocks(calls, samples, options) if request.target is not Target.LOCAL_MAP else {}
         if not blocks and not any(call.holding for call in calls):
             reasons = dict.fromkeys(sample.not_testable or sample.claims_only for sample in samples)
-            why = "; ".join(reason for reason in reasons if reason) or "in none of its calls enough draws say something"
+            why = "; ".join(reason for reason in reasons if reason) or (
+                "in none of its calls enough draws say something" if samples
+                else "no call of it has samples; DTensor may see other ops in its place, of which it is made"
+            )  # fmt: skip
             raise ValueError(f"nothing can be derived for {op}: {why}")
         made = generalise(calls, blocks)
         known = {sample.origin for sample in samples}

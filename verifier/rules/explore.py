@@ -75,7 +75,8 @@ class Exploration(SampleOnMesh):
         if not self.claims and not options.blank:
             report.untested[self.no_claims] += 1
             return
-        only_claims = options.claims_only or self.handled is not None  # a handler is for what DTensor claims
+        # a handler is for what DTensor claims, of which nothing is asked if blank
+        only_claims = options.claims_only or (self.handled is not None and not options.blank)
         if options.blank:  # what another size or mesh has refuted needs no more draws
             refuted = {one for one, candidate in ledger.candidates.items() if not candidate.masks}
             free = tuple(one for one in free if one not in refuted and not self._leaves_out(one))
