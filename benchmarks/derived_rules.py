@@ -38,6 +38,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.emit import Provenance, Target, strategy_text
 from verifier.deriving.evidence import CallEvidence, by_slot, slot_names
+from verifier.deriving.isolated import Workshop
 from verifier.planning.own_samples import overload_named
 from verifier.rules.claims import claims_of
 
@@ -70,7 +71,7 @@ class Comparison:
     unexplained: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of processors, user and system: what other processes take does not count."""
+    """Of processors, user and system, in this process and its worker: what other processes take does not count."""
     error: str = ""
     lost_rules: dict[str, int] = field(default_factory=dict)
     new_rules: dict[str, int] = field(default_factory=dict)
@@ -79,16 +80,17 @@ class Comparison:
 def compare(op: str, max_samples: int) -> Comparison:
     """Derive the rules of ``op`` and compare them with torch's."""
     row = Comparison(op)
-    started, cpu = time.perf_counter(), time.process_time()
+    started, cpu, shop = time.perf_counter(), time.process_time(), Workshop()
     try:
-        calls, made, uneven = derivation(DeriveRequest(op, max_samples=max_samples))
+        with shop:
+            calls, made, uneven = derivation(DeriveRequest(op, max_samples=max_samples), shop)
         given = Provenance("", "", "", "", 0, "derive")
         code = strategy_text(overload_named(op), calls, made, Target.SINGLE_DIM, given, uneven)
     except ValueError as error:
         row.error = str(error)
         return row
     finally:
-        row.seconds, row.cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+        row.seconds, row.cpu_seconds = time.perf_counter() - started, time.process_time() - cpu + shop.seconds
     row.calls, row.rules, row.unexplained = len(calls), len(made.rules), len(made.unexplained)
     claims = {id(call): list(_claims(call, row)) for call in calls}  # before the code replaces torch's strategy
     listed = _emitted(code)

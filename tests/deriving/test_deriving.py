@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,12 +21,13 @@ from verifier.deriving.emit import CannotWriteError, Provenance, Target, strateg
 from verifier.deriving.emitted_tests import text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
-from verifier.deriving.held_out import crossed, refuting
+from verifier.deriving.held_out import Here, crossed, refuting
+from verifier.deriving.isolated import Workshop
 from verifier.deriving.mutants import Mutants, tried_mutants
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named, sampled_ops, samples
 from verifier.rules.options import CheckOptions
-from verifier.rules.samples import Values
+from verifier.rules.samples import Sample, Values
 from verifier.torch_internals.names import OpOverload
 
 aten = torch.ops.aten
@@ -63,6 +64,10 @@ def evidence(*ways: Way) -> list[CallEvidence]:
     return list(gather(ways, OPTIONS))
 
 
+def here(some: Sequence[Sample]) -> list[Here]:
+    return [Here(sample, OPTIONS) for sample in some]
+
+
 def said(made: Derivation) -> set[str]:
     """Return the rules as text: placements of slots, of results, and conditions."""
 
@@ -77,7 +82,7 @@ def said(made: Derivation) -> set[str]:
 
 
 def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
-    calls, made, _ = derivation(DeriveRequest("aten.trace", max_samples=2))
+    calls, made, _ = derivation(DeriveRequest("aten.trace", max_samples=2), Workshop(jobs=0))
     assert {call.source for call in calls if not call.rare}
     assert {"P(sum) -> P(sum)", "P(avg) -> P(avg)"} <= said(made)
     assert not any(rule.startswith("S(") for rule in said(made))
@@ -358,7 +363,7 @@ def test_a_condition_that_goes_with_the_right_one_by_chance_is_refuted_by_crosse
     assert "end is None" not in by_chance
     more = crossed(calls, ways)
     for _ in range(3):  # of two conditions that go together the other one is next
-        found = list(refuting(generalise(calls).rules, more, OPTIONS))
+        found = list(refuting(generalise(calls).rules, here(more), OPTIONS))
         assert all(call.rare for call in found)
         calls = [*calls, *found]
     assert not found
@@ -375,7 +380,7 @@ def test_a_factor_of_another_call_that_rounds_refutes_no_linear_rule() -> None:
     assert "P(sum), P(sum), R -> P(sum)" in {rule.partition(" if ")[0] for rule in said(generalise(calls))}
     more = crossed([*calls, replace(calls[0], origin=ways[1].origin, values={"beta": 1, "alpha": 0.3})], ways)
     assert any("alpha=0.3" in sample.origin for sample in more)
-    assert list(refuting(rules, more, OPTIONS)) == []
+    assert list(refuting(rules, here(more), OPTIONS)) == []
 
 
 def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
@@ -384,7 +389,7 @@ def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
         way(aten.sum.dim_IntList, lambda tensor, a, b, c: (tensor(a, b, c), [0, 1], True)),
         way(aten.sum.dim_IntList, lambda tensor, a, b, c: (tensor(a, b), [-2])),
     ]
-    assert list(refuting(rules, more, OPTIONS)) == []
+    assert list(refuting(rules, here(more), OPTIONS)) == []
 
 
 # ------------------------------------------------------------------------------------------------- changes of the code
