@@ -31,7 +31,8 @@ _MULTIPLES = (1, 2, 3)
 """For an op that takes few extents: the extent that was given, so many times, on so many ranks as follow."""
 _RANKS = (2, 3, 4, 5, 6, 7, 8)
 _DRAWS = 2
-_MOST_ELEMENTS = 1 << 15
+_MOST_ELEMENTS, _MOST_OF_RESULTS = 1 << 15, 1 << 18
+"""Elements of a tensor, and of all results, at the places that are tried."""
 _LEAST_HOLDING, _LEAST_FAILING = 4, 4
 """Rules are believed only if they were seen to hold, and to fail, at so many places."""
 
@@ -155,6 +156,8 @@ class _Trial:
         try:
             whole = base(tensors)
         except CALL_ERRORS:
+            return None
+        if sum(t.numel() for t in whole.tensors) > _MOST_OF_RESULTS:
             return None
         terms = sum(t.numel() for t in tensors) + sum(t.numel() for t in whole.tensors)
         expected = [Expected(t, place.ranks, False, terms, largest_part(t.dtype)) for t in whole.tensors]
