@@ -80,6 +80,7 @@ class Exploration(SampleOnMesh):
         tries = self._tries(list(dict.fromkeys(self.claims if only_claims else [*free, *self.claims])))
         if options.blank:  # what another size or mesh has refuted needs no more draws
             refuted = {one for one, candidate in ledger.candidates.items() if not candidate.masks}
+            refuted |= {one.combination for one in tries if ledger.alike_only and not _is_alike(one.combination)}
             tries = [one for one in tries if one.combination not in refuted and not self._leaves_out(one.combination)]
         letters = sum(len(expected.letters) for expected in self.expected)
         report.combinations += letters * sum(not ledger.is_fatal(one.position) for one in tries)
@@ -277,3 +278,9 @@ class Exploration(SampleOnMesh):
 def _best(letters: Sequence[Placement], mask: int) -> Placement:
     """Return the most useful of the placements that the bits of ``mask`` allow: Replicate, then Shard, then Partial."""
     return next(letter for number, letter in enumerate(letters) if mask >> number & 1)
+
+
+def _is_alike(combination: Combination) -> bool:
+    """Return whether no tensor is sharded, or all are, by the same dim."""
+    shards = {placement.dim if isinstance(placement, Shard) else None for (placement,) in combination}
+    return len(shards) <= 1

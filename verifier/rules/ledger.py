@@ -48,6 +48,8 @@ class Ledger:
 
     Attributes
     ----------
+    alike_only
+        Whether, because others end the process, tensors that are sharded are all sharded by the same dim.
     careful
         Whether a call is made only if the op takes tensors of such shapes on ``meta``: its kernel may not look.
     held, constant, vacuous, unclear
@@ -78,7 +80,8 @@ class Ledger:
         self.careful = options.blank and bool(skip or sample.claims_only)
         if not unsafe and len({position[3] for position in skip if position[0] == number}) >= MOST_DEATHS:
             unsafe = f"it ended the process {MOST_DEATHS} times: only what DTensor claims is tried"
-        if unsafe and not options.claims_only:
+        self.alike_only = options.blank and bool(unsafe)
+        if unsafe and not options.claims_only and not options.blank:
             self.options = replace(options, claims_only=True)
             report.untested[unsafe] += 1
         self.enter, self.report = enter, report
