@@ -11,6 +11,10 @@ new         rules that the emitted function lists, and torch does not claim
 wrong again claims of torch's that a draw refutes, and that the emitted function lists all the same
 refuted     claims of torch's that a draw refutes
 untried     claims of torch's at placements that level 1 did not try, or in too few draws, such as masked partials
+rewritten   claims of torch's for a local call with other arguments, such as sizes, which a derived strategy cannot have
+
+A refuted claim need not be a defect: torch may claim it at even extents alone, and derived rules hold at all extents.
+torch has no claims where it has a handler for the op, or makes the op of others.
 
 Only calls of classes that are not rare count, apart from ``refuted`` and ``wrong again``.
 """
@@ -34,6 +38,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.emit import Provenance, Target, strategy_text
 from verifier.deriving.evidence import CallEvidence, by_slot, slot_names
+from verifier.deriving.isolated import Workshop
 from verifier.planning.own_samples import overload_named
 from verifier.rules.claims import claims_of
 
@@ -62,8 +67,11 @@ class Comparison:
     refuted: int = 0
     wrong_again: int = 0
     untried: int = 0
+    rewritten: int = 0
     unexplained: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of processors, user and system, in this process and its worker: what other processes take does not count."""
     error: str = ""
     lost_rules: dict[str, int] = field(default_factory=dict)
     new_rules: dict[str, int] = field(default_factory=dict)
@@ -72,17 +80,19 @@ class Comparison:
 def compare(op: str, max_samples: int) -> Comparison:
     """Derive the rules of ``op`` and compare them with torch's."""
     row = Comparison(op)
-    started = time.perf_counter()
+    started, cpu, shop = time.perf_counter(), time.process_time(), Workshop()
     try:
-        calls, made, uneven = derivation(DeriveRequest(op, max_samples=max_samples))
+        with shop:
+            calls, made, uneven = derivation(DeriveRequest(op, max_samples=max_samples), shop)
         given = Provenance("", "", "", "", 0, "derive")
         code = strategy_text(overload_named(op), calls, made, Target.SINGLE_DIM, given, uneven)
     except ValueError as error:
-        row.error, row.seconds = str(error), time.perf_counter() - started
+        row.error = str(error)
         return row
-    row.seconds = time.perf_counter() - started
+    finally:
+        row.seconds, row.cpu_seconds = time.perf_counter() - started, time.process_time() - cpu + shop.seconds
     row.calls, row.rules, row.unexplained = len(calls), len(made.rules), len(made.unexplained)
-    claims = {id(call): list(_claims(call)) for call in calls}  # before the code replaces torch's strategy
+    claims = {id(call): list(_claims(call, row)) for call in calls}  # before the code replaces torch's strategy
     listed = _emitted(code)
     lost: Counter[str] = Counter()
     new: Counter[str] = Counter()
@@ -123,8 +133,11 @@ def _text(row: Row) -> str:
     return f"{', '.join(map(str, row[0]))} -> {', '.join(map(str, row[1]))}"
 
 
-def _claims(call: CallEvidence) -> Iterator[Row]:
+def _claims(call: CallEvidence, row: Comparison) -> Iterator[Row]:
     for claim in claims_of(call.case, 2)[0]:
+        if any(one.call is not None for one in claim.by_rank):
+            row.rewritten += not call.rare
+            continue
         inputs = by_slot(slot_names(call.case), [p for (p,) in claim.masked])
         if inputs is not None:
             yield inputs, tuple(p for (p,) in claim.outputs)
@@ -172,7 +185,18 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-_COLUMNS = ("calls", "rules", "recovered", "lost", "new", "refuted", "wrong_again", "untried", "unexplained")
+_COLUMNS = (
+    "calls",
+    "rules",
+    "recovered",
+    "lost",
+    "new",
+    "refuted",
+    "wrong_again",
+    "untried",
+    "rewritten",
+    "unexplained",
+)
 
 
 def _line(row: Comparison, markdown: bool) -> str:
@@ -180,9 +204,9 @@ def _line(row: Comparison, markdown: bool) -> str:
         return f"| `{row.op}` | {row.error} |" if markdown else f"{row.op}: {row.error}"
     values = [getattr(row, name) for name in _COLUMNS]
     if markdown:
-        return f"| `{row.op}` | {' | '.join(map(str, values))} | {row.seconds:.0f} |"
+        return f"| `{row.op}` | {' | '.join(map(str, values))} | {row.seconds:.0f} | {row.cpu_seconds:.0f} |"
     texts = [f"{name.replace('_', ' ')} {value}" for name, value in zip(_COLUMNS, values, strict=True)]
-    return f"{row.op}: {', '.join(texts)}; {row.seconds:.1f} s"
+    return f"{row.op}: {', '.join(texts)}; {row.seconds:.1f} s, {row.cpu_seconds:.1f} s of processors"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,12 +21,13 @@ from verifier.deriving.emit import CannotWriteError, Provenance, Target, strateg
 from verifier.deriving.emitted_tests import text_of_test
 from verifier.deriving.evidence import CallEvidence, gather
 from verifier.deriving.generalise import Derivation, generalise
-from verifier.deriving.held_out import crossed, refuting
+from verifier.deriving.held_out import Here, crossed, refuting
+from verifier.deriving.isolated import Workshop
 from verifier.deriving.mutants import Mutants, tried_mutants
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named, sampled_ops, samples
 from verifier.rules.options import CheckOptions
-from verifier.rules.samples import Values
+from verifier.rules.samples import Sample, Values
 from verifier.torch_internals.names import OpOverload
 
 aten = torch.ops.aten
@@ -63,6 +64,10 @@ def evidence(*ways: Way) -> list[CallEvidence]:
     return list(gather(ways, OPTIONS))
 
 
+def here(some: Sequence[Sample]) -> list[Here]:
+    return [Here(sample, OPTIONS) for sample in some]
+
+
 def said(made: Derivation) -> set[str]:
     """Return the rules as text: placements of slots, of results, and conditions."""
 
@@ -77,7 +82,7 @@ def said(made: Derivation) -> set[str]:
 
 
 def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
-    calls, made, _ = derivation(DeriveRequest("aten.trace", max_samples=2))
+    calls, made, _ = derivation(DeriveRequest("aten.trace", max_samples=2), Workshop(jobs=0))
     assert {call.source for call in calls if not call.rare}
     assert {"P(sum) -> P(sum)", "P(avg) -> P(avg)"} <= said(made)
     assert not any(rule.startswith("S(") for rule in said(made))
@@ -358,7 +363,7 @@ def test_a_condition_that_goes_with_the_right_one_by_chance_is_refuted_by_crosse
     assert "end is None" not in by_chance
     more = crossed(calls, ways)
     for _ in range(3):  # of two conditions that go together the other one is next
-        found = list(refuting(generalise(calls).rules, more, OPTIONS))
+        found = list(refuting(generalise(calls).rules, here(more), OPTIONS))
         assert all(call.rare for call in found)
         calls = [*calls, *found]
     assert not found
@@ -375,7 +380,7 @@ def test_a_factor_of_another_call_that_rounds_refutes_no_linear_rule() -> None:
     assert "P(sum), P(sum), R -> P(sum)" in {rule.partition(" if ")[0] for rule in said(generalise(calls))}
     more = crossed([*calls, replace(calls[0], origin=ways[1].origin, values={"beta": 1, "alpha": 0.3})], ways)
     assert any("alpha=0.3" in sample.origin for sample in more)
-    assert list(refuting(rules, more, OPTIONS)) == []
+    assert list(refuting(rules, here(more), OPTIONS)) == []
 
 
 def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
@@ -384,7 +389,7 @@ def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
         way(aten.sum.dim_IntList, lambda tensor, a, b, c: (tensor(a, b, c), [0, 1], True)),
         way(aten.sum.dim_IntList, lambda tensor, a, b, c: (tensor(a, b), [-2])),
     ]
-    assert list(refuting(rules, more, OPTIONS)) == []
+    assert list(refuting(rules, here(more), OPTIONS)) == []
 
 
 # ------------------------------------------------------------------------------------------------- changes of the code
@@ -407,3 +412,73 @@ def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> N
     assert not Closed(1, 0, (), 0, "", mutants).passed
     assert not Closed(1, 0, (), 0, "", Mutants(9, ("line 9: without a condition",))).passed
     assert Closed(1, 0, (), 0, "", Mutants(9, ())).passed
+
+
+# ---------------------------------------------------------------------------------------------------- dims of arguments
+def code_for(op: OpOverload, calls: list[CallEvidence]) -> str:
+    made = generalise(calls)
+    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    assert tried_mutants(code, calls, made).disagrees == ()
+    return code
+
+
+def test_a_list_without_dims_names_none_where_that_explains_more() -> None:
+    ways = [
+        way(aten.flip.default, lambda tensor, a, b, c, dims=dims: (tensor(a, b, c), list(dims)))
+        for dims in ((0,), (1, -1), ())
+    ]
+    calls = evidence(*ways)
+    made = generalise(calls)
+    assert made.unexplained == ()
+    assert "S(d) -> S(d) if d not in dims_given" in said(made)
+    assert "dims_given = {dim % max(self_ndim, 1) for dim in dims or ()}" in code_for(aten.flip.default, calls)
+
+
+def test_dims_are_told_apart_by_the_numbers_that_go_with_them() -> None:
+    ways = [
+        way(aten.roll.default, lambda tensor, a, b, c, given=given: (tensor(a, b, c), *map(list, given)))
+        for given in (((1,), (0,)), ((0, 2), (0, 1)), ((1, 0), (2, -2)), ((2,), ()))
+    ]
+    calls = evidence(*ways)
+    made = generalise(calls)
+    assert made.unexplained == ()
+    assert "S(d) -> S(d) if d not in dims_with_shifts" in said(made)
+    assert "zip(dims, shifts)" in code_for(aten.roll.default, calls)
+
+
+def test_pairs_of_numbers_name_dims_from_the_last() -> None:
+    ways = [
+        way(aten.constant_pad_nd.default, lambda tensor, a, b, c, pad=pad: (tensor(a, b, c), list(pad), 3.0))
+        for pad in ((1, 2), (0, 0, 1, 0), (0, 1, 0, 0, 2, 2))
+    ]
+    calls = evidence(*ways)
+    assert "S(d) -> S(d) if d not in pad_dims" in said(generalise(calls))
+    assert "pad_dims = {self_ndim - 1 - n // 2 for n, one in enumerate(pad) if one}" in code_for(
+        aten.constant_pad_nd.default, calls
+    )
+
+
+def test_extents_of_two_tensors_are_compared() -> None:
+    def indexed(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int, fewer: int = 0) -> tuple[object, ...]:
+        return tensor(a, b), 0, tensor(4, b - fewer).long() % a
+
+    def in_fewer(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int) -> tuple[object, ...]:
+        return indexed(tensor, a, b, c, 1)
+
+    def in_more_dims(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int) -> tuple[object, ...]:
+        return tensor(a, b, c), 0, tensor(4, b, c).long() % a
+
+    calls = evidence(*(way(aten.gather.default, one) for one in (indexed, in_fewer, in_more_dims)))
+    rules = said(generalise(calls))
+    assert any(rule.startswith("S(d), S(d) -> S(d) if") and "index.shape[d] == self.shape[d]" in rule for rule in rules)
+
+
+def test_a_dim_of_the_result_is_the_one_that_an_argument_names() -> None:
+    ways = [
+        way(
+            aten.index_select.default,
+            lambda tensor, a, b, c, dim=dim: (tensor(a, b, c), dim, tensor(4).long() % 2),
+        )
+        for dim in (0, 1, 2)
+    ]
+    assert "R, S(d) -> S(dim_dims[0])" in said(generalise(evidence(*ways)))

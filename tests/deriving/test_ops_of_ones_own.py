@@ -19,6 +19,7 @@ from torch_versions import torch_is
 from verifier.core.case import MeshSpec
 from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.emit import Provenance, Target, strategy_text
+from verifier.deriving.isolated import Workshop
 from verifier.deriving.mutants import tried_mutants
 from verifier.execution.imports import run_imports
 from verifier.planning import own_samples
@@ -29,6 +30,8 @@ from verifier.rules.results import Rule, SampleReport
 from verifier.rules.samples import SampleOptions, installed_sources
 from verifier.rules.samples import Target as OpTarget
 
+HERE = Workshop(jobs=0)
+"""Ops that a test defines are not known in a worker."""
 GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
 BLOCKS = """
 import torch, verifier
@@ -53,6 +56,18 @@ def centred(x, stats=False):
     return x - total, total if stats else None
 
 verifier.samples("{space}::centred")(lambda: [(torch.randn(4, 6),), (torch.randn(4, 6), True)])
+"""
+FRAGILE = """
+import os, torch, verifier
+
+@torch.library.custom_op("{space}::fragile", mutates_args=())
+def fragile(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] != y.shape[0]:
+        os.abort()  # as a kernel does that writes where it should not
+    return x + y
+
+fragile.register_fake(lambda x, y: {fake})
+verifier.samples("{space}::fragile")(lambda: [(torch.randn(6, 4), torch.randn(6, 4))])
 """
 LIST = """
 import torch, verifier
@@ -80,7 +95,7 @@ def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, s
     run_imports([str(file)])
     op = overload_named(f"{space}::{name}")
     request = DeriveRequest(str(op), target, max_samples=4)
-    calls, made, uneven = derivation(request)
+    calls, made, uneven = derivation(request, HERE)
     code = strategy_text(op, calls, made, target, GIVEN, uneven)
     mutants = tried_mutants(code, calls, made)
     assert mutants.tried > 4
@@ -124,11 +139,30 @@ def test_a_way_of_registering_that_sees_no_mesh_says_what_it_leaves_out(tmp_path
         assert found >= in_blocks
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(("space", "fake"), [("checked", "x + y"), ("unchecked", "torch.empty_like(x)")])
+def test_an_op_that_ends_its_process_costs_the_placements_that_do_so(tmp_path: Path, space: str, fake: str) -> None:
+    file = tmp_path / f"{space}.py"
+    file.write_text(FRAGILE.format(space=space, fake=fake))
+    run_imports([str(file)])
+    request = DeriveRequest(f"{space}::fragile", imports=[str(file)], max_samples=1)
+    with Workshop(request.imports) as shop:
+        calls, made, _ = derivation(request, shop)
+        assert shop.deaths
+    (call,) = [call for call in calls if not call.rare]
+    assert not call.rules.get((Shard(0), Replicate()))
+    assert call.rules[Shard(0), Shard(0)]
+    assert call.rules[Shard(1), Shard(1)]
+    assert {(rule.inputs[0] == Replicate(), rule.pivot) for rule in made.rules if rule.pivot is not None} == {
+        (False, 0)
+    }
+
+
 def test_a_filter_keeps_products_that_are_cut_in_blocks(tmp_path: Path) -> None:
     (tmp_path / "filtered.py").write_text(BLOCKS.format(space="filtered"))
     run_imports([str(tmp_path / "filtered.py")])
     op = overload_named("filtered::less_largest")
-    calls, made, uneven = derivation(DeriveRequest(str(op), max_samples=2))
+    calls, made, uneven = derivation(DeriveRequest(str(op), max_samples=2), HERE)
     code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven, filters=True)
     assert "full_mesh_strategy_filter=filtered_less_largest_filter," in code
     body = ast.parse(code)

@@ -162,7 +162,7 @@ def test_other_versions_of_torch_have_an_environment_and_pins_of_their_own(name:
     assert {name: pins(file)[name] for name in same} == {name: pins()[name] for name in same}
 
 
-@pytest.mark.parametrize("name", ["ci", "report", "torchrec", "dev", "lint", "types"])
+@pytest.mark.parametrize("name", ["ci", "report", "torchrec", "dev", "lint", "types", "derived215"])
 def test_tox_has_the_environment(name: str) -> None:
     environment = tox_ini()[f"testenv:{name}"]
     assert environment["description"]

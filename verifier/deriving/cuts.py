@@ -7,8 +7,7 @@ length in ``_LENGTHS``, of which many are multiples of the same numbers, with an
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +18,10 @@ from verifier.deriving.evidence import Blocks, CallEvidence, Inputs, Outputs, sl
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall
-from verifier.rules.options import CheckOptions
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample
 
-__all__ = ["BlocksByCall", "blocks_of", "with_blocks"]
+__all__ = ["BlocksByCall", "blocks_of"]
 
 _LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 24, 25, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
 """Lengths of a shard that are tried."""
@@ -33,7 +31,8 @@ _MULTIPLES = (1, 2, 3)
 """For an op that takes few extents: the extent that was given, so many times, on so many ranks as follow."""
 _RANKS = (2, 3, 4, 5, 6, 7, 8)
 _DRAWS = 2
-_MOST_ELEMENTS = 1 << 15
+_MOST_ELEMENTS, _MOST_OF_RESULTS = 1 << 15, 1 << 18
+"""Elements of a tensor, and of all results, at the places that are tried."""
 _LEAST_HOLDING, _LEAST_FAILING = 4, 4
 """Rules are believed only if they were seen to hold, and to fail, at so many places."""
 
@@ -61,28 +60,20 @@ class _Place:
         )
 
 
-def with_blocks(calls: Iterable[CallEvidence], samples: Iterable[Sample], options: CheckOptions) -> BlocksByCall:
-    """Return the rules that hold only where shards begin at multiples of a block, for usual calls."""
-    by_origin = {sample.origin: sample for sample in samples}
-    found: BlocksByCall = {}
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        for call in calls:
-            if not call.rare and call.origin in by_origin:
-                blocks = blocks_of(call, by_origin[call.origin], options.seed)
-                if blocks:
-                    found[id(call)] = blocks
-    return found
+def blocks_of(
+    call: CallEvidence, sample: Sample, seed: int, enter: Callable[[], None] = lambda: None
+) -> dict[Inputs, Blocks]:
+    """Return the rules of ``call`` that hold only where shards begin at multiples of a block.
 
-
-def blocks_of(call: CallEvidence, sample: Sample, seed: int) -> dict[Inputs, Blocks]:
-    """Return the rules of ``call`` that hold only where shards begin at multiples of a block."""
+    ``enter`` is called before each placement of the slots is tried.
+    """
     draws = [case for n in range(_DRAWS + 2) if (case := sample.draw(0, n)) is not None]
     found = {}
     for inputs, outputs in call.rules.items():
         dims = [placement.dim if isinstance(placement, Shard) else None for placement in inputs]
         if outputs or any(p.is_partial() for p in inputs) or all(dim is None for dim in dims):
             continue
+        enter()
         trial = _Trial(call, draws, inputs, dims, seed)
         if any(trial.at(place) for place in _first_places(call, dims)):
             blocks = _explained(trial, _places(call, dims), dims)
@@ -165,6 +156,8 @@ class _Trial:
         try:
             whole = base(tensors)
         except CALL_ERRORS:
+            return None
+        if sum(t.numel() for t in whole.tensors) > _MOST_OF_RESULTS:
             return None
         terms = sum(t.numel() for t in tensors) + sum(t.numel() for t in whole.tensors)
         expected = [Expected(t, place.ranks, False, terms, largest_part(t.dtype)) for t in whole.tensors]

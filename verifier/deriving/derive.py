@@ -6,28 +6,25 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import torch
 
 from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
-from verifier.deriving.cuts import with_blocks
 from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text
 from verifier.deriving.emitted_tests import text_of_test
-from verifier.deriving.evidence import CallEvidence, gather
+from verifier.deriving.evidence import CallEvidence
 from verifier.deriving.generalise import Derivation, generalise
-from verifier.deriving.held_out import crossed, refuting
+from verifier.deriving.held_out import changes, refuting
+from verifier.deriving.isolated import Pool, Samples, Workshop
 from verifier.deriving.mutants import tried_mutants
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
 from verifier.planning.own_samples import callable_of, overload_named
 from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
 from verifier.rules.options import CheckOptions
-from verifier.rules.samples import Sample, SampleOptions, installed_sources
 
 __all__ = ["DeriveRequest", "Derived", "derivation", "derive", "module_name"]
 
@@ -131,8 +128,14 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     )
 
 
-def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, bool]:
-    """Return what holds for the calls of an op, the rules that explain it, and whether ranks may have no elements."""
+def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[list[CallEvidence], Derivation, bool]:
+    """Return what holds for the calls of an op, the rules that explain it, and whether ranks may have no elements.
+
+    ``shop`` runs the calls; if it is None, a worker is started.
+    """
+    if shop is None:
+        with Workshop(request.imports) as own:
+            return derivation(request, own)
     op = str(overload_named(request.op))
     asked = RulesRequest(
         [op], request.world_sizes, (), request.dtype, request.max_samples, seed=request.seed, jobs=1,
@@ -140,9 +143,9 @@ def derivation(request: DeriveRequest) -> tuple[list[CallEvidence], Derivation, 
     )  # fmt: skip
     plan = make_rules_plan(asked, Baseline())
     uneven = request.target is Target.SINGLE_DIM
-    calls, made = _derived(op, plan, request, uneven)
+    calls, made = _derived(op, plan, request, uneven, shop)
     if uneven and not _has_shards(made):  # an op may refuse tensors without elements
-        fewer = _derived(op, plan, request, False)
+        fewer = _derived(op, plan, request, False, shop)
         if _has_shards(fewer[1]):
             return *fewer, False
     return calls, made, uneven
@@ -153,7 +156,7 @@ def _has_shards(made: Derivation) -> bool:
 
 
 def _derived(
-    op: str, plan: RulesPlan, request: DeriveRequest, empty_shards: bool
+    op: str, plan: RulesPlan, request: DeriveRequest, empty_shards: bool, shop: Workshop
 ) -> tuple[list[CallEvidence], Derivation]:
     """Return what holds for calls of an op, and the rules that explain it and that no further call refutes."""
     options = CheckOptions(
@@ -164,41 +167,37 @@ def _derived(
         blank=True,
         empty_shards=empty_shards,
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        samples = list(_samples(op, plan, plan.samples))
-        calls = list(gather(samples, options, request.target is Target.LOCAL_MAP))
-        blocks = with_blocks(calls, samples, options) if request.target is not Target.LOCAL_MAP else {}
-        if not blocks and not any(call.holding for call in calls):
-            reasons = dict.fromkeys(sample.not_testable or sample.claims_only for sample in samples)
-            why = "; ".join(reason for reason in reasons if reason) or "in none of its calls enough draws say something"
-            raise ValueError(f"nothing can be derived for {op}: {why}")
+    samples = Samples(shop, Pool(op, tuple(plan.targets), plan.samples), options)
+    gradients = request.target is Target.LOCAL_MAP
+    listed = samples.listed()
+    gathered = [samples.gathered(one, gradients, not gradients) for one in listed if not one.why_not]
+    calls = [one[0] for one in gathered if one is not None]
+    blocks = {id(call): some for call, some in (one for one in gathered if one is not None) if some}
+    if not blocks and not any(call.holding for call in calls):
+        why = "; ".join(dict.fromkeys(one.why_not for one in listed if one.why_not)) or (
+            f"its calls ended the process {shop.deaths} times" if shop.deaths
+            else "in none of its calls enough draws say something" if listed
+            else "no call of it has samples; DTensor may see other ops in its place, of which it is made"
+        )  # fmt: skip
+        raise ValueError(f"nothing can be derived for {op}: {why}")
+    made = generalise(calls, blocks)
+    known = {one.origin: one for one in listed}
+    options_of_more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
+    more = Samples(shop, Pool(op, tuple(plan.targets), options_of_more), options)
+    held_out = [
+        *(more.held_out(one) for one in more.listed() if one.origin not in known and not one.why_not),
+        *(samples.held_out(replace(known[change.origin], change=change)) for change in changes(calls, known)),
+    ]
+    if in_blocks := [rule for rule in made.rules if rule.cut is not None]:
+        calls += refuting(in_blocks, [samples.held_out(one) for one in listed if not one.why_not], options)
         made = generalise(calls, blocks)
-        known = {sample.origin for sample in samples}
-        more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
-        held_out = [
-            *(sample for sample in _samples(op, plan, more) if sample.origin not in known),
-            *crossed(calls, samples),
-        ]
-        if in_blocks := [rule for rule in made.rules if rule.cut is not None]:
-            calls += refuting(in_blocks, samples, options)
-            made = generalise(calls, blocks)
-        for _ in range(_ROUNDS):
-            found = list(refuting(made.rules, held_out, options))
-            if not found:
-                break
-            calls += found
-            made = generalise(calls, blocks)
-    finally:
-        torch.set_num_threads(threads)
+    for _ in range(_ROUNDS):
+        found = list(refuting(made.rules, held_out, options))
+        if not found:
+            break
+        calls += found
+        made = generalise(calls, blocks)
     return calls, made
-
-
-def _samples(op: str, plan: RulesPlan, options: SampleOptions) -> Iterator[Sample]:
-    sources = installed_sources()
-    for target in plan.targets:
-        yield from (one for one in sources[target.source].samples(target, options) if one.op == op)
 
 
 def module_name(op: str) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.core.wording import plural
 from verifier.deriving.evidence import CallEvidence
 from verifier.deriving.generalise import Cut, Derivation, DerivedRule, Part
-from verifier.deriving.language import Dim, is_dim
+from verifier.deriving.language import Dim, dim_sets
 from verifier.planning.own_samples import callable_of
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM, takes_filters
@@ -247,19 +247,15 @@ class _Writer:
     def prepared(self, body: Sequence[str]) -> list[str]:
         """Return the lines that define what the rules mention."""
         text, lines = "\n".join(body), []
+        known = dim_sets(self.calls, self.tensors[0]) if self.calls else ()
+        named = [some for some in known if re.search(rf"\b{some.name}\b", text)]
         for name in self.tensors:
-            if re.search(rf"\b{name}_ndim\b", text) or (name == self.tensors[0] and "_dims" in text):
+            if re.search(rf"\b{name}_ndim\b", text) or (name == self.tensors[0] and named):
                 one = f"{name}[0]" if name in self.lists else name
                 value = f"len({one}.shape)"
                 there = self._is_there(name)
                 lines.append(f"    {name}_ndim = {value}" + (f" if {there} else 0" if there else ""))
-        for argument in self.schema:
-            values = [call.values[argument.name] for call in self.calls if argument.name in call.values]
-            if values and is_dim(argument.name, values) and re.search(rf"\b{argument.name}_dims\b", text):
-                first = f"{self.tensors[0]}_ndim"
-                name = argument.name
-                given = f"([{name}] if isinstance({name}, int) else {name} or range({first}))"
-                lines.append(f"    {name}_dims = sorted({{dim % max({first}, 1) for dim in {given}}})")
+        lines += [f"    {some.name} = {some.text}" for some in named]
         return [*lines, f"    rules = [{self._replicated()}]"]
 
     def _replicated(self) -> str:

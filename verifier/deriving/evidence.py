@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -16,12 +16,23 @@ from verifier.deriving.gradients import gradient_rules
 from verifier.rules.execute import Results
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Candidate, Ledger
-from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions
+from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions, Position
 from verifier.rules.results import SampleReport
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample, is_rare
 
-__all__ = ["Blocks", "CallEvidence", "Inputs", "Outputs", "Place", "by_slot", "described", "gather", "slot_names"]
+__all__ = [
+    "Blocks",
+    "CallEvidence",
+    "Inputs",
+    "Outputs",
+    "Place",
+    "by_slot",
+    "described",
+    "evidence_of",
+    "gather",
+    "slot_names",
+]
 
 Inputs = tuple[Placement, ...]
 """The placement of each tensor parameter of a call on one mesh dim; the tensors of a list have the same one."""
@@ -126,7 +137,22 @@ class CallEvidence:
 
 
 def gather(samples: Iterable[Sample], options: CheckOptions, gradients: bool = False) -> Iterator[CallEvidence]:
-    """Yield what holds for each sample; those that cannot be tested are left out.
+    """Yield what holds for each sample; those that cannot be tested are left out."""
+    for sample in samples:
+        if not (sample.not_testable or sample.claims_only):
+            made = evidence_of(sample, options, gradients)
+            if made is not None:
+                yield made
+
+
+def evidence_of(
+    sample: Sample,
+    options: CheckOptions,
+    gradients: bool = False,
+    enter: Callable[[Position], None] = lambda position: None,
+    skip: frozenset[Position] = frozenset(),
+) -> CallEvidence | None:
+    """Return what holds for a sample; None if no call of it can be made.
 
     With ``gradients`` the results of a call are followed by the gradients of its slots, and rules whose local gradients
     represent no gradient do not hold.
@@ -135,19 +161,23 @@ def gather(samples: Iterable[Sample], options: CheckOptions, gradients: bool = F
     ----------
     options
         With ``blank`` set, so that DTensor is asked nothing.
+    enter
+        Told of each combination before it is run.
+    skip
+        Combinations that have ended the process before, so that they do not hold.
     """
     assert options.blank
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        for sample in samples:
-            if not (sample.not_testable or sample.claims_only):
-                with torch.no_grad():
-                    how = replace(options, sizes=_sizes(sample, options))
-                    made = _of_sample(sample, how)
-                    if made is not None and gradients:
-                        made = _with_gradients(made, sample, how)
-                if made is not None:
-                    yield made
+        how = replace(options, sizes=_sizes(sample, options))
+        made = _of_sample(sample, how, enter, skip)
+        if made is not None and gradients:
+            enter(_DIFFERENTIATING)
+            made = None if _DIFFERENTIATING in skip else _with_gradients(made, sample, how)
+        return made
+
+
+_DIFFERENTIATING: Position = (1, 0, 0, 0)
 
 
 def _sizes(sample: Sample, options: CheckOptions) -> int:
@@ -155,8 +185,10 @@ def _sizes(sample: Sample, options: CheckOptions) -> int:
     return 1 if is_rare(sample) else sum(sample.draw(size, 0) is not None for size in range(options.sizes)) or 1
 
 
-def _of_sample(sample: Sample, options: CheckOptions) -> CallEvidence | None:
-    ledger = Ledger(sample, options, 0, lambda position: None, frozenset(), SampleReport(sample.op, sample.origin))
+def _of_sample(
+    sample: Sample, options: CheckOptions, enter: Callable[[Position], None], skip: frozenset[Position]
+) -> CallEvidence | None:
+    ledger = Ledger(sample, options, 0, enter, skip, SampleReport(sample.op, sample.origin))
     first: Exploration | None = None
     for mesh_number, mesh in enumerate(options.flat):
         for size in range(options.sizes):

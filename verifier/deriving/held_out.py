@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
-from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import resolve
@@ -18,12 +18,12 @@ from verifier.deriving.generalise import DerivedRule, placements_of
 from verifier.placements.alphabet import Alphabet
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
-from verifier.rules.execute import Cuts, LocalCall
-from verifier.rules.options import CheckOptions
+from verifier.rules.execute import Cuts, LocalCall, Results
+from verifier.rules.options import CheckOptions, Position
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample, Values
 
-__all__ = ["crossed", "refuting"]
+__all__ = ["Asked", "Change", "Crossed", "HeldOut", "Here", "changes", "crossed", "refuting"]
 
 _DRAWS = 2
 """Draws at each size and mesh."""
@@ -34,16 +34,28 @@ _MOST_CROSSED = 16
 
 
 @dataclass(frozen=True)
-class _Crossed:
-    """A sample with the value that another one has for an argument."""
+class Change:
+    """Another value of an argument of a sample: its origin, the argument, its place, and the value."""
 
-    sample: Sample
+    origin: str
     name: str
     place: int
     value: object
 
-    not_testable = claims_only = ""
+
+@dataclass(frozen=True)
+class Crossed:
+    """A sample with the value that another one has for an argument."""
+
+    sample: Sample
+    change: Change
+
+    claims_only = ""
     rare = True
+
+    @property
+    def not_testable(self) -> str:
+        return self.sample.not_testable
 
     @property
     def op(self) -> str:
@@ -51,88 +63,166 @@ class _Crossed:
 
     @property
     def origin(self) -> str:
-        return f"{self.sample.origin}, {self.name}={self.value} of another call"
+        return f"{self.sample.origin}, {self.change.name}={self.change.value} of another call"
 
     def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
-        case = self.sample.draw(size, draw, values)
+        case, name, place = self.sample.draw(size, draw, values), self.change.name, self.change.place
         if case is None:
             return None
         # what is exact with one value rounds with another: 0.2 times a sum is not the sum of products
-        if self.name in case.kwargs or self.place >= len(case.args):
-            return replace(case, kwargs={**case.kwargs, self.name: self.value}, exact=False)
-        args = (*case.args[: self.place], self.value, *case.args[self.place + 1 :])
+        if name in case.kwargs or place >= len(case.args):
+            return replace(case, kwargs={**case.kwargs, name: self.change.value}, exact=False)
+        args = (*case.args[:place], self.change.value, *case.args[place + 1 :])
         return replace(case, args=args, exact=False)
 
 
-def crossed(calls: Sequence[CallEvidence], samples: Sequence[Sample]) -> list[Sample]:
-    """Return samples with arguments of others, one at a time: they tell apart what goes together by chance.
+def crossed(calls: Sequence[CallEvidence], samples: Sequence[Sample]) -> list[Crossed]:
+    """Return samples with arguments of others, one at a time; see :func:`changes`."""
+    by_origin = {sample.origin: sample for sample in samples}
+    return [Crossed(by_origin[change.origin], change) for change in changes(calls, by_origin)]
+
+
+def changes(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Change]:
+    """Return arguments of calls for others of ``origins``, one at a time: they tell apart what goes together by chance.
 
     In ``x[1:3]`` and ``x[:]`` both bounds are given or none is, so that a rule may name the wrong one. Factors also get
     the opposite sign: a maximum of parts times a positive number is that of the whole.
     """
     usual = [call for call in calls if not call.rare]
-    by_origin = {sample.origin: sample for sample in samples}
-    found: list[Sample] = []
+    found: list[Change] = []
     for place, argument in enumerate(resolve(usual[0].case.call)._schema.arguments if usual else ()):  # type: ignore[attr-defined]
         name = argument.name
         values = {repr(call.values[name]): call.values[name] for call in usual if name in call.values}
         opposite = [-value for value in values.values() if isinstance(value, float) and value]
         values |= {repr(value): value for value in opposite}
         here = [
-            _Crossed(by_origin[call.origin], name, place, value)
+            Change(call.origin, name, place, value)
             for call in usual
             for text, value in values.items()
-            if text != repr(call.values.get(name)) and call.origin in by_origin
+            if text != repr(call.values.get(name)) and call.origin in origins
         ]
         found += here[:: math.ceil(len(here) / _MOST_CROSSED) or 1]
     return found
 
 
-def refuting(rules: Sequence[DerivedRule], samples: Iterable[Sample], options: CheckOptions) -> Iterator[CallEvidence]:
+@dataclass(frozen=True)
+class Asked:
+    """Placements of slots and results that have to hold for a call: a size, a draw, and a mesh.
+
+    ``in_blocks`` if the rule that lists them holds only where shards begin at multiples of a block.
+    """
+
+    size: int
+    draw: int
+    mesh: MeshSpec
+    inputs: Inputs
+    outputs: Inputs
+    in_blocks: bool
+
+
+class HeldOut(Protocol):
+    """A sample that refutes rules, in this process or in another one."""
+
+    def calls(self) -> Sequence[tuple[int, int, CallEvidence]]:
+        """Return its calls, each with the numbers of its size and draw; nothing is known to hold for them."""
+
+    def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
+        """Return what does not hold; of the same placements of slots the first."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """A sample that is run in this process.
+
+    Parameters
+    ----------
+    enter
+        Told before each call.
+    skip
+        Calls that have ended the process before: what they were to bear out does not hold.
+    """
+
+    sample: Sample
+    options: CheckOptions
+    enter: Callable[[Position], None] = lambda position: None
+    skip: frozenset[Position] = frozenset()
+
+    def calls(self) -> list[tuple[int, int, CallEvidence]]:
+        found = []
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            for size, draw in itertools.product(range(self.options.sizes), range(_DRAWS)):
+                position = (0, size, draw, 0)
+                self.enter(position)
+                case = self.sample.draw(size, draw) if position not in self.skip else None
+                if case is None:
+                    continue
+                try:
+                    local, whole = self._run(case)
+                except CALL_ERRORS:
+                    continue
+                results = [tuple(t.shape) for t in whole.tensors]
+                found.append((size, draw, described(self.sample, case, local.tensors, results, whole)))
+        return found
+
+    def _run(self, case: OpCase) -> tuple[LocalCall, Results]:
+        local = LocalCall(case)
+        if self.skip or self.sample.claims_only:
+            local.raise_as_on_meta(local.tensors)
+        return local, local(local.tensors)
+
+    def refuted(self, asked: Sequence[Asked]) -> list[Asked]:
+        found: dict[Inputs, Asked] = {}
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            for (size, draw), some in itertools.groupby(enumerate(asked), lambda one: (one[1].size, one[1].draw)):
+                here = (1, size, draw, 0)
+                self.enter(here)
+                case = self.sample.draw(size, draw) if here not in self.skip else None
+                if case is None:
+                    continue
+                try:
+                    local, whole = self._run(case)
+                except CALL_ERRORS:
+                    continue
+                for number, one in some:
+                    position = (2, 0, 0, number)
+                    self.enter(position)
+                    if one.inputs not in found and (position in self.skip or not self._holds(case, local, whole, one)):
+                        found[one.inputs] = one
+        return list(found.values())
+
+    def _holds(self, case: OpCase, local: LocalCall, whole: Results, asked: Asked) -> bool:
+        careful = bool(self.skip or self.sample.claims_only)
+        return _holds(case, local, whole.tensors, asked, self.options.seed + asked.draw, careful)
+
+
+def refuting(rules: Sequence[DerivedRule], samples: Iterable[HeldOut], options: CheckOptions) -> Iterator[CallEvidence]:
     """Yield the calls that refute one of ``rules``, with what they refute; they count as rare."""
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        for sample in samples:
-            if not (sample.not_testable or sample.claims_only):
-                call = _refuting(rules, sample, options)
-                if call is not None:
-                    yield call
+    for sample in samples:
+        calls = sample.calls()
+        asked = [one for size, draw, call in calls for one in _asked(rules, size, draw, call, options)]
+        refuted = sample.refuted(asked) if asked else ()
+        if refuted:
+            first = calls[0][2]
+            yield replace(
+                first,
+                rules={one.inputs: () for one in refuted if not one.in_blocks},
+                refuted_in_blocks=frozenset(one.inputs for one in refuted if one.in_blocks),
+                rare=True,
+            )
 
 
-def _refuting(rules: Sequence[DerivedRule], sample: Sample, options: CheckOptions) -> CallEvidence | None:
-    first: CallEvidence | None = None
-    refuted: dict[Inputs, tuple[frozenset[Placement], ...]] = {}
-    in_blocks: set[Inputs] = set()
-    for size, draw in itertools.product(range(options.sizes), range(_DRAWS)):
-        case = sample.draw(size, draw)
-        if case is None:
-            continue
-        try:
-            local = LocalCall(case)
-            whole = local(local.tensors)
-        except CALL_ERRORS:
-            continue
-        call = described(sample, case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole)
-        first = first or call
-        listed = [(rule, *placed) for rule in rules for placed in placements_of(rule, call)]
-        for mesh in options.flat:
-            for rule, inputs, outputs in listed:
-                if not rule.is_cut_in_blocks(call, inputs, mesh.world_size):
-                    continue
-                if inputs in refuted or _leaves_out(call, inputs, mesh, options) or not _is_legal(call, inputs):
-                    continue
-                if not _holds(case, local, whole.tensors, mesh, inputs, outputs, options.seed + draw):
-                    refuted[inputs] = ()
-                    if rule.cut is not None:
-                        in_blocks.add(inputs)
-    if first is None or not refuted:
-        return None
-    plain = {inputs: outputs for inputs, outputs in refuted.items() if inputs not in in_blocks}
-    return CallEvidence(
-        first.origin, first.slots, first.shapes, first.results, first.values, plain, first.case, first.dtypes,
-        first.lengths, rare=True, absent=first.absent,
-        refuted_in_blocks=frozenset(in_blocks),
-    )  # fmt: skip
+def _asked(
+    rules: Sequence[DerivedRule], size: int, draw: int, call: CallEvidence, options: CheckOptions
+) -> Iterator[Asked]:
+    """Yield what ``rules`` list for a call on each mesh, where the call and its tensors can be so placed."""
+    listed = [(rule, *placed) for rule in rules for placed in placements_of(rule, call)]
+    for mesh in options.flat:
+        for rule, inputs, outputs in listed:
+            cut = rule.is_cut_in_blocks(call, inputs, mesh.world_size)
+            if cut and not _leaves_out(call, inputs, mesh, options) and _is_legal(call, inputs):
+                yield Asked(size, draw, mesh, inputs, outputs, rule.cut is not None)
 
 
 def _leaves_out(call: CallEvidence, inputs: Inputs, mesh: MeshSpec, options: CheckOptions) -> bool:
@@ -150,20 +240,22 @@ def _is_legal(call: CallEvidence, inputs: Inputs) -> bool:
 
 
 def _holds(
-    case: OpCase, local: LocalCall, whole: Sequence[torch.Tensor], mesh: MeshSpec,
-    inputs: Sequence[Placement], outputs: Sequence[Placement], seed: int,
-) -> bool:  # fmt: skip
+    case: OpCase, local: LocalCall, whole: Sequence[torch.Tensor], asked: Asked, seed: int, careful: bool
+) -> bool:
     """Return whether the results of the ranks are placed as a rule says, which may be about their gradients, too."""
+    mesh, inputs = asked.mesh, asked.inputs
     names = slot_names(case)
     slots = list(dict.fromkeys(names))
     cuts = Cuts(local.tensors, mesh.shape, seed)
     tensors = [cuts.of(n, (inputs[slots.index(name)],)) for n, name in enumerate(names)]
     terms = sum(t.numel() for t in local.tensors) + sum(t.numel() for t in whole)
     try:
+        for one in zip(*tensors, strict=True) if careful else ():
+            local.raise_as_on_meta(one)
         made = [local(one) for one in zip(*tensors, strict=True)]
     except Exception:  # noqa: BLE001 - an op may raise anything on a rank's part; that refutes the rule
         return False
-    for number, (result, placement) in enumerate(zip(whole, outputs, strict=False)):
+    for number, (result, placement) in enumerate(zip(whole, asked.outputs, strict=False)):
         expected = Expected(result, mesh.world_size, case.exact, terms, largest_part(result.dtype))
         expected.expect_parts(any(p.is_partial() for p in inputs))
         bit = expected.bit(placement)

@@ -10,10 +10,14 @@ import torch
 
 from verifier.deriving.evidence import CallEvidence
 
-__all__ = ["Dim", "Scope", "Test", "dims_of_inputs", "dims_of_results", "is_dim", "tests"]
+__all__ = ["Dim", "DimSet", "Scope", "Test", "dim_sets", "dims_of_inputs", "dims_of_results", "tests"]
 
 _DIMS = ("dim", "dims", "dim0", "dim1", "axis", "axes", "start_dim", "end_dim")
+_PAIRS_FROM_LAST = ("pad", "padding")
+"""Arguments that may have two numbers for each dim, those of the last dim first."""
 _NUMBERS = (1, 2, 3)
+_SPECIAL = (0, 1)
+"""Numbers that make a call another one, such as a factor of 1, or one group."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Scope:
         place = self.d + len(shape) - self.ndim
         return place >= 0 and shape[place] != 1
 
+    def has_extent_of(self, slot: str) -> bool:
+        """Return whether a slot has as many elements at ``d`` as the pivot."""
+        shape = self.shape_of(slot)
+        return self.d < len(shape) and shape[self.d] == self.call.shapes[self.pivot][self.d]
+
     def extents(self, name: str) -> list[int]:
         """Return the extents of the dims that an argument names; a tensor without dims has none."""
         shape = self.call.shapes[0]
@@ -47,11 +56,7 @@ class Scope:
 
     def dims(self, name: str) -> list[int]:
         """Return the dims that an argument names, of the first tensor, counted from the front and sorted."""
-        value, ndim = self.call.values[name], max(self.call.ndims[0], 1)
-        if value is None or value == []:
-            return list(range(self.call.ndims[0]))
-        assert isinstance(value, int | list)
-        return sorted({dim % ndim for dim in (value if isinstance(value, list) else [value])})
+        return _named(self.call, name)
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,89 @@ class Test:
     of_call: bool = True
 
 
-def is_dim(name: str, values: Sequence[object]) -> bool:
+@dataclass(frozen=True)
+class DimSet:
+    """Some dims of the first tensor, as an argument names them.
+
+    Parameters
+    ----------
+    name, text
+        What code calls them, and how it finds them.
+    ordered
+        Whether a dim may also be before or behind all of them.
+    """
+
+    name: str
+    text: str
+    value: Callable[[CallEvidence], Sequence[int]]
+    ordered: bool = False
+
+
+def dim_sets(calls: Sequence[CallEvidence], first: str) -> Iterator[DimSet]:
+    """Yield the sets of dims that arguments of ``calls`` name; ``first`` is the name of the first tensor."""
+    ndim = f"{first}_ndim"
+    for name in calls[0].values:
+        values = [call.values[name] for call in calls if name in call.values]
+        if _is_dim(name, values):
+            given = f"([{name}] if isinstance({name}, int) else {name} or range({ndim}))"
+            text = f"sorted({{dim % max({ndim}, 1) for dim in {given}}})"
+            yield DimSet(f"{name}_dims", text, lambda call, name=name: _named(call, name), True)  # type: ignore[misc]
+            if not any(_is_int(value) for value in values):
+                yield from _sets_of_lists(calls, name, ndim)
+        elif name in _PAIRS_FROM_LAST and all(_are_pairs(call, name) for call in calls):
+            text = f"{{{ndim} - 1 - n // 2 for n, one in enumerate({name}) if one}}"
+            yield DimSet(f"{name}_dims", text, lambda call, name=name: _padded(call, name))  # type: ignore[misc]
+
+
+def _sets_of_lists(calls: Sequence[CallEvidence], name: str, ndim: str) -> Iterator[DimSet]:
+    if not all(call.values[name] for call in calls):
+        text = f"{{dim % max({ndim}, 1) for dim in {name} or ()}}"
+        yield DimSet(f"{name}_given", text, lambda call: _named(call, name) if call.values[name] else ())
+    for other in calls[0].values:
+        both = [(call.values[name] or [], call.values[other]) for call in calls]
+        if other == name or not all(_are_ints(some) for _, some in both):
+            continue
+        if any(dims and len(dims) != len(some) for dims, some in both) or all(all(some) for _, some in both):  # type: ignore[arg-type]
+            continue
+        text = (
+            f"{{dim % max({ndim}, 1) for dim, one in zip({name}, {other}) if one}} if {name} "
+            f"else set(range({ndim})) if any({other}) else set()"
+        )
+        yield DimSet(f"{name}_with_{other}", text, lambda call, other=other: _named_with(call, name, other))  # type: ignore[misc]
+
+
+def _named(call: CallEvidence, name: str) -> list[int]:
+    """Return the dims that an argument names, of the first tensor, counted from the front and sorted; all for none."""
+    value, ndim = call.values[name], max(call.ndims[0], 1)
+    if value is None or value == []:
+        return list(range(call.ndims[0]))
+    assert isinstance(value, int | list)
+    return sorted({dim % ndim for dim in (value if isinstance(value, list) else [value])})
+
+
+def _named_with(call: CallEvidence, name: str, other: str) -> list[int]:
+    """Return the dims that an argument names and for which another one has a number that is not 0."""
+    dims, numbers, ndim = call.values[name] or [], call.values[other], call.ndims[0]
+    assert isinstance(dims, list)
+    assert isinstance(numbers, list)
+    if not dims:  # of the flattened tensor
+        return list(range(ndim)) if any(numbers) else []
+    return [dim % max(ndim, 1) for dim, number in zip(dims, numbers, strict=True) if number]
+
+
+def _padded(call: CallEvidence, name: str) -> list[int]:
+    """Return the dims for which one of a pair of numbers is not 0."""
+    numbers = call.values[name]
+    assert isinstance(numbers, list)
+    return [call.ndims[0] - 1 - n // 2 for n, number in enumerate(numbers) if number]
+
+
+def _are_pairs(call: CallEvidence, name: str) -> bool:
+    value = call.values.get(name)
+    return isinstance(value, list) and _are_ints(value) and len(value) % 2 == 0 and len(value) <= 2 * call.ndims[0]
+
+
+def _is_dim(name: str, values: Sequence[object]) -> bool:
     """Return whether an argument names dims: by its name, and by what calls have for it."""
     whole = all(value is None or _is_int(value) or _are_ints(value) for value in values)
     return name in _DIMS and whole
@@ -86,7 +173,7 @@ def _are_ints(value: object) -> bool:
 
 
 def _dim_names(calls: Sequence[CallEvidence]) -> list[str]:
-    return [name for name in calls[0].values if is_dim(name, [call.values[name] for call in calls])]
+    return [name for name in calls[0].values if _is_dim(name, [call.values[name] for call in calls])]
 
 
 # ----------------------------------------------------------------------------------------------------------------- dims
@@ -121,6 +208,9 @@ def dims_of_results(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Dim]:
                 f"[dim % {calls[0].slots[0]}_ndim for dim in {name}].index(d)",
                 lambda scope, name=name: _permuted(scope, name),  # type: ignore[misc]
             )
+    for name in names:
+        if all(_is_int(call.values[name]) for call in calls):
+            yield Dim(f"{name}_dims[0]", lambda scope, name=name: next(iter(scope.dims(name)), None))  # type: ignore[misc]
     for one, other in itertools.pairwise(names):
         if all(_is_int(call.values[one]) and _is_int(call.values[other]) for call in calls):
             text = f"{{{one}_dims[0]: {other}_dims[0], {other}_dims[0]: {one}_dims[0]}}.get(d, d)"
@@ -169,11 +259,13 @@ def tests(calls: Sequence[CallEvidence], pivot: int | None) -> list[Test]:
 
 def _tests_of_dim(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Test]:
     ndim = f"{calls[0].slots[pivot]}_ndim"
-    for name in _dim_names(calls):
-        yield Test(f"d not in {name}_dims", lambda s, name=name: s.d not in s.dims(name), False)  # type: ignore[misc]
-        yield Test(f"d in {name}_dims", lambda s, name=name: s.d in s.dims(name), False)  # type: ignore[misc]
-        yield Test(f"d < min({name}_dims, default=0)", lambda s, name=name: s.d < min(s.dims(name), default=0), False)  # type: ignore[misc]
-        yield Test(f"d > max({name}_dims, default=-1)", lambda s, name=name: s.d > max(s.dims(name), default=-1), False)  # type: ignore[misc]
+    for some in dim_sets(calls, calls[0].slots[0]):
+        yield Test(f"d not in {some.name}", lambda s, some=some: s.d not in some.value(s.call), False)  # type: ignore[misc]
+        yield Test(f"d in {some.name}", lambda s, some=some: s.d in some.value(s.call), False)  # type: ignore[misc]
+        if some.ordered:
+            before, behind = f"d < min({some.name}, default=0)", f"d > max({some.name}, default=-1)"
+            yield Test(before, lambda s, some=some: s.d < min(some.value(s.call), default=0), False)  # type: ignore[misc]
+            yield Test(behind, lambda s, some=some: s.d > max(some.value(s.call), default=-1), False)  # type: ignore[misc]
     for number in (1, 2):
         yield Test(f"d < {ndim} - {number}", lambda s, n=number: s.d < s.ndim - n, False)  # type: ignore[misc]
         yield Test(f"d == {ndim} - {number}", lambda s, n=number: s.d == s.ndim - n, False)  # type: ignore[misc]
@@ -188,6 +280,8 @@ def _tests_of_dim(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Test]:
             spans = f"({at} >= 0 and {slot}.shape[{at}] != 1)"
             yield Test(spans, lambda s, slot=slot: s.spans(slot), False)  # type: ignore[misc]
             yield Test(f"not {spans}", lambda s, slot=slot: not s.spans(slot), False)  # type: ignore[misc]
+            same = f"({slot}_ndim > d and {slot}.shape[d] == {calls[0].slots[pivot]}.shape[d])"
+            yield Test(same, lambda s, slot=slot: s.has_extent_of(slot), False)  # type: ignore[misc]
     name = calls[0].slots[pivot]
     yield Test(f"{name}.shape[d] != 1", lambda s, slot=name: s.shape_of(slot)[s.d] != 1, False)  # type: ignore[misc]
 
@@ -207,6 +301,9 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
         if any(isinstance(value, torch.dtype) for value in values):
             text = f"{name} is None or {name}.is_floating_point"
             yield Test(f"({text})", lambda s, name=name: _is_floating_or_none(s.call.values[name]))  # type: ignore[misc]
+        if all(_are_ints(value) for value in values) and any(one < 0 for value in values for one in value):  # type: ignore[attr-defined]
+            text = f"max({name}, default=0) <= 0"
+            yield Test(text, lambda s, name=name: max(s.call.values[name], default=0) <= 0)  # type: ignore[misc]
         for place in range(_most_flags(values)):
             yield Test(f"{name}[{place}]", lambda s, name=name, n=place: bool(s.call.values[name][n]))  # type: ignore[misc]
             yield Test(f"not {name}[{place}]", lambda s, name=name, n=place: not s.call.values[name][n])  # type: ignore[misc]
@@ -217,13 +314,14 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
         if any(isinstance(value, bool) for value in values):
             yield Test(name, lambda s, name=name: bool(s.call.values[name]))  # type: ignore[misc]
             yield Test(f"not {name}", lambda s, name=name: not s.call.values[name])  # type: ignore[misc]
-        # a fraction that calls have in common is an accident
+        # a fraction that calls have in common is an accident, and so is a number that only rare calls have
         kinds = [
-            value for value in values
+            value for value in (call.values[name] for call in calls if not call.rare)
             if (isinstance(value, int | str) and not isinstance(value, bool))
             or (isinstance(value, float) and value.is_integer())
         ]  # fmt: skip
-        for value in dict.fromkeys(kinds) if len(set(kinds)) <= len(_NUMBERS) else ():
+        few = len(set(kinds)) <= len(_NUMBERS)
+        for value in (kind for kind in dict.fromkeys(kinds) if few or kind in _SPECIAL):
             yield Test(f"{name} == {value!r}", lambda s, name=name, value=value: s.call.values[name] == value)  # type: ignore[misc]
     for place, slot in enumerate(calls[0].slots):
         if any(call.lengths[place] > 1 for call in calls):

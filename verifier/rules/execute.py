@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,14 @@ class LocalCall:
             args, kwargs = pytree.tree_unflatten(self._with(tensors), self._spec)
         returned = self.op(*args, **kwargs)
         return self._results(returned, tensors)
+
+    def raise_as_on_meta(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise what the op raises for tensors of such shapes on the device ``meta``, where no kernel reads memory.
+
+        Raises nothing if the op has no function for that device.
+        """
+        with contextlib.suppress(NotImplementedError):
+            self([torch.empty_like(tensor, device="meta") for tensor in tensors])
 
     def without_buffers(self, tensors: Sequence[torch.Tensor]) -> Results:
         """Run the op with empty tensors to write its results to, which it makes as large as it needs."""

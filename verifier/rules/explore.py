@@ -75,11 +75,13 @@ class Exploration(SampleOnMesh):
         if not self.claims and not options.blank:
             report.untested[self.no_claims] += 1
             return
-        only_claims = options.claims_only or self.handled is not None  # a handler is for what DTensor claims
+        # a handler is for what DTensor claims, of which nothing is asked if blank
+        only_claims = options.claims_only or (self.handled is not None and not options.blank)
+        tries = self._tries(list(dict.fromkeys(self.claims if only_claims else [*free, *self.claims])))
         if options.blank:  # what another size or mesh has refuted needs no more draws
             refuted = {one for one, candidate in ledger.candidates.items() if not candidate.masks}
-            free = tuple(one for one in free if one not in refuted and not self._leaves_out(one))
-        tries = self._tries(list(dict.fromkeys(self.claims if only_claims else [*free, *self.claims])))
+            refuted |= {one.combination for one in tries if ledger.alike_only and not _is_alike(one.combination)}
+            tries = [one for one in tries if one.combination not in refuted and not self._leaves_out(one.combination)]
         letters = sum(len(expected.letters) for expected in self.expected)
         report.combinations += letters * sum(not ledger.is_fatal(one.position) for one in tries)
         beyond = combinations_in_all(kinds, groups) - len(free)
@@ -210,6 +212,9 @@ class Exploration(SampleOnMesh):
         run = call.without_buffers if call.buffers and one.claim is None else call
         columns = [self._locals(column) for column in one.columns]
         try:
+            if self.ledger.careful:
+                for tensors in zip(*columns, strict=True):
+                    call.raise_as_on_meta(tensors)
             return [run(tensors) for tensors in zip(*columns, strict=True)]
         except Exception as error:  # noqa: BLE001 - an op may raise anything on a rank's part; that refutes the rule
             return error
@@ -273,3 +278,9 @@ class Exploration(SampleOnMesh):
 def _best(letters: Sequence[Placement], mask: int) -> Placement:
     """Return the most useful of the placements that the bits of ``mask`` allow: Replicate, then Shard, then Partial."""
     return next(letter for number, letter in enumerate(letters) if mask >> number & 1)
+
+
+def _is_alike(combination: Combination) -> bool:
+    """Return whether no tensor is sharded, or all are, by the same dim."""
+    shards = {placement.dim if isinstance(placement, Shard) else None for (placement,) in combination}
+    return len(shards) <= 1

@@ -48,6 +48,10 @@ class Ledger:
 
     Attributes
     ----------
+    alike_only
+        Whether, because others end the process, tensors that are sharded are all sharded by the same dim.
+    careful
+        Whether a call is made only if the op takes tensors of such shapes on ``meta``: its kernel may not look.
     held, constant, vacuous, unclear
         Claims that a draw bore out; that draws did whose results are the same everywhere, or empty; that rounding may
         have failed.
@@ -72,10 +76,12 @@ class Ledger:
         report: SampleReport,
     ) -> None:
         self.sample, self.options, self.number = sample, options, number
-        unsafe = sample.claims_only
+        unsafe = "" if options.blank else sample.claims_only
+        self.careful = options.blank and bool(skip or sample.claims_only)
         if not unsafe and len({position[3] for position in skip if position[0] == number}) >= MOST_DEATHS:
             unsafe = f"it ended the process {MOST_DEATHS} times: only what DTensor claims is tried"
-        if unsafe and not options.claims_only:
+        self.alike_only = options.blank and bool(unsafe)
+        if unsafe and not options.claims_only and not options.blank:
             self.options = replace(options, claims_only=True)
             report.untested[unsafe] += 1
         self.enter, self.report = enter, report

@@ -1,0 +1,225 @@
+"""Runs the calls of a derivation in a worker: what ends the process does not hold, and the derivation goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from verifier.core.errors import ReportedError
+from verifier.deriving.cuts import blocks_of
+from verifier.deriving.evidence import Blocks, CallEvidence, Inputs, evidence_of
+from verifier.deriving.held_out import Asked, Change, Crossed, Here
+from verifier.rules.campaign.work import prepare, samples_of
+from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
+from verifier.rules.options import CheckOptions
+from verifier.rules.samples import Sample, SampleOptions, Target
+
+__all__ = ["Listed", "Pool", "Samples", "Workshop"]
+
+_STALL_LIMIT = 120.0
+_BLOCKS: Position = (3, 0, 0, 0)
+Gathered = tuple[CallEvidence, dict[Inputs, Blocks]]
+"""What holds for a call, and what holds where shards begin at multiples of a block."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The samples of an op, as sources draw them."""
+
+    op: str
+    targets: tuple[Target, ...]
+    options: SampleOptions
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A sample of a pool, by its number, perhaps with another value of an argument."""
+
+    number: int
+    origin: str
+    why_not: str = ""
+    """Why it cannot be tested."""
+    change: Change | None = None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a worker does with a sample of a pool, or with all of them.
+
+    Parameters
+    ----------
+    what
+        A method of :class:`_Tasks`.
+    given
+        Its further arguments.
+    """
+
+    what: str
+    pool: Pool
+    check: CheckOptions
+    sample: Listed | None = None
+    given: tuple[object, ...] = ()
+
+
+class Workshop:
+    """A worker for derivations, started when it is first needed.
+
+    Parameters
+    ----------
+    imports
+        Modules and files that it runs first.
+    jobs
+        1, or 0 to run everything in this process, without protection.
+
+    Attributes
+    ----------
+    seconds
+        CPU seconds that calls have taken in the worker.
+    """
+
+    def __init__(self, imports: Sequence[str] = (), jobs: int = 1) -> None:
+        self._workers = WorkerSet(jobs, imports, stall_limit=_STALL_LIMIT, prepare=prepare)
+        self.seconds = 0.0
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._workers.close()
+
+    @property
+    def deaths(self) -> int:
+        """How many workers have died."""
+        return self._workers.deaths
+
+    def run(self, work: _Work) -> Any:
+        """Return what a method of :class:`_Tasks` returns; None if it killed too many workers.
+
+        Raises
+        ------
+        ReportedError
+            If it raises.
+        """
+        result = None
+        for outcome in self._workers.run([work], _do):
+            if isinstance(outcome, Part):
+                result, seconds = outcome.result
+                self.seconds += seconds
+            elif isinstance(outcome, Failed):
+                raise ReportedError(f"deriving {work.pool.op}: {outcome.traceback}")
+        return result
+
+
+@dataclass
+class Samples:
+    """The samples of an op, and what a worker finds out about them."""
+
+    shop: Workshop
+    pool: Pool
+    check: CheckOptions
+    _calls: dict[str, list[tuple[int, int, CallEvidence]]] = field(default_factory=dict)
+
+    def listed(self) -> list[Listed]:
+        """Return all samples of the pool."""
+        return self.shop.run(_Work("listed", self.pool, self.check)) or []
+
+    def gathered(self, sample: Listed, gradients: bool, blocks: bool) -> Gathered | None:
+        """Return what holds for a sample; None if no call of it can be made.
+
+        Parameters
+        ----------
+        gradients
+            Whether the results are followed by gradients, see :func:`verifier.deriving.evidence.evidence_of`.
+        blocks
+            Whether to look for rules that hold where shards begin at multiples of a block.
+        """
+        found: Gathered | None = self.shop.run(_Work("gathered", self.pool, self.check, sample, (gradients, blocks)))
+        return found
+
+    def held_out(self, sample: Listed) -> _Away:
+        """Return a sample that refutes rules, in the worker."""
+        return _Away(self, sample)
+
+    def calls(self, sample: Listed) -> list[tuple[int, int, CallEvidence]]:
+        """Return the calls of a sample, each with the numbers of its size and draw."""
+        key = repr(sample)
+        if key not in self._calls:
+            self._calls[key] = self.shop.run(_Work("calls", self.pool, self.check, sample)) or []
+        return self._calls[key]
+
+    def refuted(self, sample: Listed, asked: Sequence[Asked]) -> list[Asked]:
+        """Return what does not hold for a sample; everything, if asking killed too many workers."""
+        found = self.shop.run(_Work("refuted", self.pool, self.check, sample, (tuple(asked),)))
+        return list(asked) if found is None else found
+
+
+@dataclass(frozen=True)
+class _Away:
+    """A sample that refutes rules, in a worker; see :class:`verifier.deriving.held_out.HeldOut`."""
+
+    samples: Samples
+    sample: Listed
+
+    def calls(self) -> Sequence[tuple[int, int, CallEvidence]]:
+        return self.samples.calls(self.sample)
+
+    def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
+        return self.samples.refuted(self.sample, asked)
+
+
+# ------------------------------------------------------------------------------------------------------ in the worker
+@lru_cache(maxsize=4)
+def _samples(pool: Pool) -> list[Sample]:
+    return [sample for target in pool.targets for sample in samples_of(target, pool.options) if sample.op == pool.op]
+
+
+@dataclass(frozen=True)
+class _Tasks:
+    """What a worker does, apart from the calls in ``skip``, each of which has ended a worker."""
+
+    work: _Work
+    enter: Callable[[Position], None]
+    skip: frozenset[Position]
+
+    @property
+    def sample(self) -> Sample:
+        listed = self.work.sample
+        assert listed is not None
+        sample = _samples(self.work.pool)[listed.number]
+        return sample if listed.change is None else Crossed(sample, listed.change)
+
+    def listed(self) -> list[Listed]:
+        return [Listed(n, sample.origin, sample.not_testable) for n, sample in enumerate(_samples(self.work.pool))]
+
+    def gathered(self, gradients: bool, blocks: bool) -> Gathered | None:
+        check, sample = self.work.check, self.sample
+        call = evidence_of(sample, check, gradients, self.enter, self.skip)
+        if call is None or call.rare or not blocks or _BLOCKS in self.skip:
+            return None if call is None else (call, {})
+        with torch.no_grad():
+            return call, blocks_of(call, sample, check.seed, lambda: self.enter(_BLOCKS))
+
+    def calls(self) -> list[tuple[int, int, CallEvidence]]:
+        return Here(self.sample, self.work.check, self.enter, self.skip).calls()
+
+    def refuted(self, asked: Sequence[Asked]) -> list[Asked]:
+        return Here(self.sample, self.work.check, self.enter, self.skip).refuted(asked)
+
+
+def _do(
+    work: _Work, in_flight: InFlight, skip: frozenset[Position], resume_at: int, /
+) -> Iterator[tuple[object, float]]:
+    """Yield what a method of :class:`_Tasks` returns, and how many CPU seconds it has taken."""
+    if resume_at:
+        return
+    started = time.process_time()
+    result = getattr(_Tasks(work, in_flight.enter, skip), work.what)(*work.given)
+    yield result, time.process_time() - started
