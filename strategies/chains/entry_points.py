@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from verifier.planning.boundary import declares
 
 __all__ = [
+    "beside_numbers",
     "copied",
     "distributed",
     "exchanged",
@@ -41,6 +42,23 @@ def made(kind: str, placements: list[Any], given: list[Any], /, x: torch.Tensor)
     if kind.startswith("rand"):
         found = (found - found) + 1
     return [found * 2, found.sum() * 2]
+
+
+def beside_numbers(path: str, number: float, late: bool, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return what a function makes of ``x`` with a number, and with a plain tensor without dims that holds it.
+
+    Parameters
+    ----------
+    late
+        Whether the number comes after the tensor. The dims in front keep decisions apart from those of other calls.
+    """
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    held = torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)
+    given = x.detach()
+    value = given[None, None] if late else given[None, None, None]
+    return [function(value, one) for one in ([held, number] if late else [number, held])]
 
 
 def distributed(path: str, given: list[Any], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -276,6 +294,7 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
 
 
 for _program in (
+    beside_numbers,
     copied,
     distributed,
     exchanged,

@@ -17,6 +17,7 @@ from verifier.torch_internals.amending.registrations import (
     cached_by_keyword,
     empty_choices_refused,
     handled,
+    numbers_decided_apart,
     numbers_refused,
     ordered_rules,
     scalars_replicated,
@@ -56,6 +57,12 @@ _WITHOUT_META = {
     aten.sub.Scalar_out: aten.sub.Scalar,
 }
 """Out variants whose meta function does not take ``out`` or the arguments as they are given, and what they write."""
+
+_ARITHMETIC = (
+    aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor,
+    aten.mul.Tensor, aten.mul_.Tensor, aten.div.Tensor, aten.div_.Tensor,
+)  # fmt: skip
+"""Overloads that take a tensor or a Python number as their second argument."""
 
 _VIEWS_OF_SCALARS = (aten.transpose.int, aten.transpose_copy.int, aten.view_as_real.default)
 
@@ -187,6 +194,14 @@ REMEDIES = (
         lambda: numbers_refused(lambda one: isinstance(one, complex), "takes no complex number"),
         verdicts=frozenset({"CRASH"}),
         refuses=True,
+    ),
+    Remedy(
+        "numbers-taken-for-tensors",
+        "tell a Python number from a tensor without dims in the key of the cache: add, sub, mul and div have rules for "
+        "two tensors and others for one (the dispatch of DTensor in C++)",
+        lambda: numbers_decided_apart(*_ARITHMETIC),
+        tuple(str(op) for op in _ARITHMETIC),
+        VALUES | {"CRASH"},
     ),
     Remedy(
         "histc-bins-cached",

@@ -78,6 +78,16 @@ def said_placements_of_gradients_forgotten() -> None:
     api._ToTorchTensor.forward = staticmethod(lambda ctx, given, placements: before(ctx, given, None))
 
 
+def numbers_that_divide_twice() -> None:
+    """A number divides once more, a tensor does not."""
+
+    def divided(_op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        by = args[1] if isinstance(args[1], torch.Tensor) else args[1] ** 2
+        return torch.mul(args[0], 1 / by, **kwargs)
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.div.Tensor] = divided
+
+
 def copies_that_are_negative() -> None:
     """A deep copy has the other sign, unless it begins behind its storage, where torch's own raises."""
     before = DTensor.__deepcopy__

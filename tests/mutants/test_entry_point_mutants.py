@@ -8,7 +8,7 @@ from typing import Any
 import entry_point_mutants
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.chains import entry_points, procedures, programs
 from verifier.core.case import MeshSpec, OpCase, Trial
@@ -84,6 +84,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ([["row", "torch.narrow", ["x", 0, "y", 1], {}]],),
         {"x": NUMBERS, "y": torch.tensor(2)},
     ),
+    entry_point_mutants.numbers_that_divide_twice: (
+        entry_points.beside_numbers,
+        ("torch.div", 2, True),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
     entry_point_mutants.said_placements_of_gradients_forgotten: (
         procedures.placed_gradients,
@@ -142,6 +147,27 @@ def test_what_torch_itself_does_wrong_is_seen_and_mended(
     wrong = VerdictKind.CRASH if program in RAISING else VerdictKind.WRONG_VALUE
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("kind", "path", "late", "wrong"),
+    [
+        ("sum", "torch.add", True, VerdictKind.WRONG_VALUE),
+        ("sum", "torch.add", False, VerdictKind.CRASH),
+        ("max", "torch.sub", False, VerdictKind.CRASH),
+    ],
+)
+def test_numbers_that_are_taken_for_tensors_are_seen_and_mended(
+    kind: str, path: str, late: bool, wrong: VerdictKind, pools: PoolSet
+) -> None:
+    program = f"{entry_points.__name__}.beside_numbers"
+    case = OpCase("composite.beside_numbers", program, (path, -2, late), {"x": NUMBERS}, "chains", False)
+    pending, sharded = Trial(case, MESH, ((Partial(kind),),)), Trial(case, MESH, ((Shard(0),),))
+    assert judge(run_remedied(pools, pending, ()), make_reference(case)).kind is wrong
+    mended = run_remedied(pools, pending, ("numbers-taken-for-tensors",))
+    assert judge(mended, make_reference(case)).kind is VerdictKind.PASS
+    assert judge(run_remedied(pools, sharded, ()), make_reference(case)).kind is VerdictKind.PASS
 
 
 @pytest.mark.ranks

@@ -49,6 +49,14 @@ def _taken(b: Building) -> None:
 
 
 @composite
+def _beside_numbers(b: Building) -> None:
+    """A number and a plain tensor without dims that holds it, one after the other beside the same DTensor."""
+    b.floats(*b.size())
+    function = b.pick(("torch.add", "torch.sub", "torch.mul", "torch.div"))
+    b.program(f"{_PROGRAMS}beside_numbers", function, b.pick((2.5, -0.5, 3, -2)), b.chance(0.5))
+
+
+@composite
 def _distributed(b: Building) -> None:
     """A plain tensor's view of any kind that is distributed: strides, an offset, repeated or conjugated elements.
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor._ops import _view_ops as views
 from torch.distributed.tensor._ops import single_dim_strategy as single_dim
 
 from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.registries import replicated_rule
 
@@ -34,6 +35,7 @@ __all__ = [
     "handled",
     "handled_where",
     "lost_strides_refused",
+    "numbers_decided_apart",
     "numbers_refused",
     "ordered_rules",
     "scalars_replicated",
@@ -144,6 +146,28 @@ def numbers_refused(wrong: Callable[[object], bool], why: str) -> Iterator[None]
         for op in registered_overloads():
             takes = any("number" in str(one.type) for one in op._schema.arguments)
             if takes and op not in handlers and is_torchs(op):
+                stack.enter_context(edited(handlers, op, handler))
+        yield
+
+
+@contextlib.contextmanager
+def numbers_decided_apart(*ops: OpOverload) -> Iterator[None]:
+    """Let DTensor decide afresh where one of ``ops`` gets a number and had a tensor at its last call, or vice versa."""
+    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+    last: dict[OpOverload, tuple[bool, ...]] = {}
+
+    def handler(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        kinds = tuple(isinstance(one, torch.Tensor) for one in args)
+        if last.setdefault(op, kinds) != kinds:
+            clear_caches()
+            last.clear()
+        last[op] = kinds
+        with edited(handlers, op, ABSENT):  # as without this amendment
+            return op(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for op in ops:
+            if op not in handlers and is_torchs(op):
                 stack.enter_context(edited(handlers, op, handler))
         yield
 
