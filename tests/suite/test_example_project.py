@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from forked_commands import run_module
+from torch_versions import torch_is
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scaled_rows"
 pytestmark = [pytest.mark.ranks, pytest.mark.cli]
@@ -28,7 +29,11 @@ def test_the_workflow_of_the_example_passes(project: Path) -> None:
     assert gate[:3] == ["python", "-m", "verifier"]
     made = run_module(*gate[2:], folder=project)
     assert made.returncode == 0, made.stdout + made.stderr
-    assert made.stdout.startswith("::notice title=dtensor-verifier::")
+    said = made.stdout.splitlines()
+    if torch_is(">=2.14"):  # torch's cumsum passes P(sum) and P(avg) through there, which the example does not
+        assert all("title=lost rule of aten.cumsum.default::" in line for line in said[:2]), made.stdout
+        said = said[2:]
+    assert said[0].startswith("::notice title=dtensor-verifier::")
     tested = run_module(*tests, "-p", "no:cacheprovider", folder=project)
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
