@@ -210,9 +210,9 @@ REMEDIES = (
     ),
     Remedy(
         "shapes-of-local-maps",
-        "ask all ranks for the sizes of their results in local_map, instead of taking all for equal "
-        "(_local_map_wrapped in experimental/_func_map.py)",
+        "ask all ranks for the sizes of their local tensors in local_map and in the parallel styles, instead of taking "
+        "all for equal (_local_map_wrapped in experimental/_func_map.py, _prepare_input_fn in parallel/style.py)",
         locals_measured,
-        ("composite.local_function",),
+        ("composite.local_function", "composite.parallel_style"),
     ),
 )

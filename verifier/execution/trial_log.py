@@ -11,8 +11,9 @@ from pathlib import Path
 from verifier.core.observation import Contribution, Difference, Executed, ProcessReport, Raised, Redistribution
 from verifier.core.verdict import Phase
 from verifier.processes.limits import memory_note
+from verifier.torch_internals import recording, watching
 from verifier.torch_internals.refusals import is_refusal, raised_in
-from verifier.torch_internals.watching import EndlessRuleError
+from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError
 
 __all__ = ["TrialLog"]
 
@@ -77,6 +78,9 @@ class TrialLog:
         while origin.__cause__ is not None:  # DTensor wraps what a strategy raises in an exception of its own
             origin = origin.__cause__
         code = raised_in(origin)
+        # what watches a call may fail as well, which says nothing of the call
+        watcher = code is not None and code.co_filename in (recording.__file__, watching.__file__)
+        ours |= watcher and not isinstance(error, EndlessRuleError | SlowRulesError)
         file = "" if code is None else Path(code.co_filename).name
         where = "nowhere" if code is None else f"{code.co_name} ({file})"
         kind, message = type(error).__name__, str(error)

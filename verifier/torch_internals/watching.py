@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
 from torch.distributed import distributed_c10d
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +30,7 @@ __all__ = [
     "SlowRulesError",
     "count_collectives",
     "ended_rules",
+    "memory_of",
     "next_sequence_number",
     "watched_collectives",
 ]
@@ -177,7 +179,7 @@ class RedistributionWatch:
 
     def __init__(self, local: torch.Tensor) -> None:
         self.issued: list[Issued] = []
-        self._local = {_memory(local): _size(local)}
+        self._local = {memory_of(local): _size(local)}
         self._peak = _size(local)
         self._before = self._local
         self._kept: list[torch.Tensor] = []
@@ -192,7 +194,7 @@ class RedistributionWatch:
     def saw(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Note a collective with its arguments and its result."""
         given, made = _tensors(args[0]), _tensors(result)
-        sent, received = ({_memory(one): _size(one) for one in tensors} for tensors in (given, made))
+        sent, received = ({memory_of(one): _size(one) for one in tensors} for tensors in (given, made))
         dtype = str(given[0].dtype).removeprefix("torch.") if given else ""
         self.issued.append(Issued(name, _ranks_of(args), dtype, sum(map(_size, given)), sum(map(_size, made))))
         self._alive(self._before | sent)
@@ -206,7 +208,7 @@ class RedistributionWatch:
         They are those of the tensor that is redistributed, and with it what a collective takes and gives, or what one
         gives and the next takes, or what the last gives and the ``result``.
         """
-        self._alive(self._before | {_memory(one): _size(one) for one in _tensors(result)})
+        self._alive(self._before | {memory_of(one): _size(one) for one in _tensors(result)})
         return self._peak
 
     def _alive(self, held: dict[int, int]) -> None:
@@ -261,8 +263,14 @@ def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def memory_of(local: torch.Tensor) -> int:
+    """Return the address of a local tensor's memory; 0 if it has none.
+
+    The memory of a tensor that stands in for what a collective is writing is that of what is written.
+    """
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.elem
+    return local.untyped_storage().data_ptr()
 
 
 def _ranks_of(args: tuple[Any, ...]) -> tuple[int, ...]:

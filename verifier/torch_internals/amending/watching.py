@@ -11,7 +11,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import _sharding_prop as sharding_prop
@@ -26,6 +25,7 @@ from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.registrations import ABSENT, edited
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads
+from verifier.torch_internals.watching import memory_of
 
 __all__ = ["keywords_replicated", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
 
@@ -46,7 +46,7 @@ class _LostWrites:
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[position] if position < len(args) else kwargs.get(argument.name)
-                memories = [_memory(tensor) for tensor in _dtensors(given)]
+                memories = [memory_of(tensor._local_tensor) for tensor in _dtensors(given)]
                 if any(memory in self._copies for memory in memories):
                     raise NotImplementedError(f"{func} is not supported on a view of a redistributed tensor")
                 if any(view() is not None for memory in memories for view in self._bases.get(memory, (None, []))[1]):
@@ -56,9 +56,9 @@ class _LostWrites:
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.arguments)
         if not views or not isinstance(args[0], DTensor):
             return
-        base = _memory(args[0])
+        base = memory_of(args[0]._local_tensor)
         for tensor in _dtensors(result):
-            memory = _memory(tensor)
+            memory = memory_of(tensor._local_tensor)
             if memory and (memory != base or base in self._copies):
                 self._copies[memory] = tensor._local_tensor
                 if base and memory != base:
@@ -120,14 +120,6 @@ _MASKING = ("aten.embedding.", "aten.gather.", "aten.index_select.")
 
 def _dtensors(tree: object) -> list[DTensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, DTensor)]
-
-
-def _memory(tensor: DTensor) -> int:
-    """Return the address of the local tensor's memory; 0 if it has none."""
-    local = tensor._local_tensor
-    if isinstance(local, AsyncCollectiveTensor):  # stands in for what a collective is writing to
-        local = local.elem
-    return local.untyped_storage().data_ptr()
 
 
 def _whole(tensor: DTensor) -> DTensor:
