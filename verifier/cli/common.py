@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -35,12 +37,15 @@ __all__ = [
     "consoles",
     "exit_status",
     "load_given_baseline",
+    "meanwhile",
     "page_written",
     "refuse_cluster",
     "write_decision",
     "write_out",
     "write_run",
 ]
+
+ResultT = TypeVar("ResultT")
 
 
 def command_line() -> str:
@@ -104,6 +109,20 @@ def page_written(run: RunRecord, store: RunStore) -> Iterator[Path | None]:
         raise ReportInterrupted(f"interrupted; {store.where_kept(run.header.id)}") from None
     if refusal is not None:
         raise refusal
+
+
+def meanwhile(work: Callable[[], ResultT]) -> Future[ResultT]:
+    """Return what will be the result of ``work``, which runs in a thread that an interrupt need not wait for."""
+    future: Future[ResultT] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - is raised where the result is asked for
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
 
 
 def cluster_of(context: typer.Context, fresh: bool = True) -> Cluster | None:

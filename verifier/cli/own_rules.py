@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import typer
 
 from verifier.campaign.plan import Plan
 from verifier.campaign.recorded import load_ahead, record
 from verifier.campaign.request import Request, make_plan
-from verifier.cli.common import command_line, consoles, write_out
+from verifier.cli.common import command_line, consoles, meanwhile, write_out
 from verifier.cli.options import Detail
 from verifier.cli.progress import RulesProgress
 from verifier.cli.work import estimate, progress
@@ -48,8 +47,6 @@ from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
 __all__ = ["is_caused_by_rule_of", "kept_off_ranks", "verify_own_rules"]
-
-ResultT = TypeVar("ResultT")
 
 MANY = 8
 """If an import changes the rules of more ops, as by a function that their strategies share, each is checked less."""
@@ -144,7 +141,7 @@ def _verify(
     campaign = _plan(imports, ops, meshes, known, path, rank_memory, cluster, jobs)
     load_ahead(campaign)  # the workers of level 1 are loading, too
     rules = record_rules(plan, store, *shown, table=table) if plan.targets else None
-    lost = _meanwhile(lambda: lost_rules(plan, table.made()) if rules is not None and rules.complete else ())
+    lost = meanwhile(lambda: lost_rules(plan, table.made()) if rules is not None and rules.complete else ())
     of_torch: tuple[str, ...] = ()
     if rules is not None:
         rules, of_torch = _without_those_of_torch(rules, store)
@@ -170,20 +167,6 @@ def _verify(
         return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out),
             lost=lost.result())  # fmt: skip
     return Evidence(question, tuple(runs), (), (*unproved, *left_out), lost=lost.result())
-
-
-def _meanwhile(work: Callable[[], ResultT]) -> Future[ResultT]:
-    """Return what will be the result of ``work``, which runs in a thread that an interrupt need not wait for."""
-    future: Future[ResultT] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - is raised where the result is asked for
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
 
 
 def _say_estimates(rules: RulesPlan, campaign: Plan, store: RunStore) -> NoReturn:

@@ -11,6 +11,7 @@ from verifier.cli.common import (
     consoles,
     exit_status,
     load_given_baseline,
+    meanwhile,
     page_written,
     refuse_cluster,
     write_out,
@@ -32,6 +33,12 @@ from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
 __all__ = ["check"]
+
+
+def _load_page() -> None:
+    from verifier.report.html import load_page  # with it networkx and jinja2, while workers check
+
+    load_page()
 
 
 def check(
@@ -56,7 +63,9 @@ def check(
         raise typer.Exit(0)
     builder = None if table is None else TableBuilder(plan)
     progress = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
+    page_loaded = meanwhile(_load_page)
     made = record_rules(plan, store, *progress, table=builder)
+    page_loaded.result()
     if builder is not None and table is not None:
         write_table(builder.made(), table)
     with page_written(made, store):

@@ -6,9 +6,11 @@ import base64
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from jinja2 import Environment
 from markupsafe import Markup
 
 from verifier.core.case import MeshSpec
@@ -38,6 +40,7 @@ from verifier.report.words import (
 
 __all__ = ["Banner", "banners", "render_html", "write_html"]
 
+_PAGE = "page.html.jinja"
 _OPEN_FINDINGS = 12
 """Number of new findings that are shown unfolded."""
 
@@ -157,23 +160,34 @@ def _asset(name: str) -> str:
     return resources.files("verifier.report").joinpath(name).read_text(encoding="utf-8").strip()
 
 
+@cache
+def _environment() -> Environment:
+    environment = page_environment()
+    environment.filters |= {"bytes": bytes_text, "seconds": seconds_text}
+    environment.filters |= {"outcome": outcome, "replay": replay_text}
+    environment.filters |= {"rule": rule_text, "call": rule_call_text, "state": state_text}
+    environment.filters |= {"held": evidence_for, "saves": saves_text}
+    environment.filters["evidence"] = lambda confirmed, level: evidence_text(level, confirmed)
+    environment.globals |= {"plural": plural, "most": MOST_OTHERS}
+    return environment
+
+
+def load_page() -> None:
+    """Compile the template of the page ahead; :func:`render_html` does so otherwise."""
+    _environment().get_template(_PAGE)
+
+
 def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
     """Return ``run``, which is recorded in ``folder``, as one HTML page.
 
     The page loads nothing. Its content security policy forbids loading, and allows only the page's own script, by hash,
     so that no message and no value can run as a script.
     """
-    environment = page_environment()
-    environment.filters |= {"bytes": bytes_text, "seconds": seconds_text}
-    environment.filters |= {"outcome": outcome}
-    environment.filters |= {"rule": rule_text, "call": rule_call_text, "state": state_text}
-    environment.filters |= {"held": evidence_for, "saves": saves_text}
+    environment = _environment()
     environment.filters["replay"] = lambda fingerprint: replay_text(fingerprint, run.header.imports, folder=folder)
-    environment.filters["evidence"] = lambda confirmed, level: evidence_text(level, confirmed)
-    environment.globals |= {"plural": plural, "most": MOST_OTHERS}
     script, total, by_rules = _asset("page.js.jinja"), totals(run), level_1_only(run)
     findings = _finding_views(run.findings, folder)
-    return environment.get_template("page.html.jinja").render(
+    return environment.get_template(_PAGE).render(
         run=run,
         total=total,
         banners=banners(run, total),
