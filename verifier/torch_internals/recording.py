@@ -189,7 +189,9 @@ def _install_hooks() -> None:
     def recording_redistribute(
         local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, **options: Any
     ) -> torch.Tensor:
-        if not _recorders or current.placements == target.placements:
+        if not (_recorders and isinstance(current, DTensorSpec) and isinstance(target, DTensorSpec)):
+            return redistribute(local, current, target, **options)  # which raises if torch gives it anything else
+        if current.placements == target.placements:
             return redistribute(local, current, target, **options)
         graph_based, explicit = options.get("use_graph_based_transform"), bool(options.get("is_explicit"))
         key = _key(local, current, target, graph_based, explicit)
