@@ -18,7 +18,7 @@ from verifier.deriving.emitted_tests import text_of_test
 from verifier.deriving.evidence import CallEvidence
 from verifier.deriving.generalise import Derivation, generalise
 from verifier.deriving.held_out import changes, refuting
-from verifier.deriving.isolated import Pool, Samples, Workshop
+from verifier.deriving.isolated import SamplePool, Samples, Workshop
 from verifier.deriving.mutants import tried_mutants
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
@@ -167,7 +167,7 @@ def _derived(
         blank=True,
         empty_shards=empty_shards,
     )
-    samples = Samples(shop, Pool(op, tuple(plan.targets), plan.samples), options)
+    samples = Samples(shop, SamplePool(op, tuple(plan.targets), plan.samples), options)
     gradients = request.target is Target.LOCAL_MAP
     listed = samples.listed()
     gathered = [samples.gathered(one, gradients, not gradients) for one in listed if not one.why_not]
@@ -183,7 +183,7 @@ def _derived(
     made = generalise(calls, blocks)
     known = {one.origin: one for one in listed}
     options_of_more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
-    more = Samples(shop, Pool(op, tuple(plan.targets), options_of_more), options)
+    more = Samples(shop, SamplePool(op, tuple(plan.targets), options_of_more), options)
     held_out = [
         *(more.held_out(one) for one in more.listed() if one.origin not in known and not one.why_not),
         *(samples.held_out(replace(known[change.origin], change=change)) for change in changes(calls, known)),

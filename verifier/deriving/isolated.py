@@ -20,7 +20,7 @@ from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, Wo
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, SampleOptions, Target
 
-__all__ = ["Listed", "Pool", "Samples", "Workshop"]
+__all__ = ["Listed", "SamplePool", "Samples", "Workshop"]
 
 _STALL_LIMIT = 120.0
 _BLOCKS: Position = (3, 0, 0, 0)
@@ -29,7 +29,7 @@ Gathered = tuple[CallEvidence, dict[Inputs, Blocks]]
 
 
 @dataclass(frozen=True)
-class Pool:
+class SamplePool:
     """The samples of an op, as sources draw them."""
 
     op: str
@@ -61,7 +61,7 @@ class _Work:
     """
 
     what: str
-    pool: Pool
+    pool: SamplePool
     check: CheckOptions
     sample: Listed | None = None
     given: tuple[object, ...] = ()
@@ -123,7 +123,7 @@ class Samples:
     """The samples of an op, and what a worker finds out about them."""
 
     shop: Workshop
-    pool: Pool
+    pool: SamplePool
     check: CheckOptions
     _calls: dict[str, list[tuple[int, int, CallEvidence]]] = field(default_factory=dict)
 
@@ -177,7 +177,7 @@ class _Away:
 
 # ------------------------------------------------------------------------------------------------------ in the worker
 @lru_cache(maxsize=4)
-def _samples(pool: Pool) -> list[Sample]:
+def _samples(pool: SamplePool) -> list[Sample]:
     return [sample for target in pool.targets for sample in samples_of(target, pool.options) if sample.op == pool.op]
 
 
