@@ -95,8 +95,11 @@ def _opaque() -> tuple[Tensor, Tensor]:
 
 
 def _by_heads_last(tensor: Tensor) -> Tensor:
-    """Return the tensor in the memory format [batch, sequence, heads, width], with its dims as before."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    """Return the tensor in the memory format [batch, sequence, heads, width], with its dims as before.
+
+    ``contiguous`` would keep the strides of dims of one element, which the kernel does not.
+    """
+    return tensor.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 # --------------------------------------------------------------------------------------------------------------- flash

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from command_processes import environment
+from command_processes import WRONG_GRADIENT_RULE, environment
 from fault_trials import CASE
 
 from strategies.tensors import filled
@@ -71,14 +71,16 @@ MOVED = OpCase(
 )
 
 
-def verdicts(kind: Kind, shape: Sequence[int], wanted: Sequence[tuple[OpCase, str, str]]) -> list[VerdictKind]:
+def verdicts(
+    kind: Kind, shape: Sequence[int], wanted: Sequence[tuple[OpCase, str, str]], imports: Sequence[str] = ()
+) -> list[VerdictKind]:
     """Return the verdicts on cases, each with its combination and the cotangent's placements, as text."""
     mesh = kind.spec(*shape)
     trials = [
         Trial(case, mesh, tuple(parse_placements(part) for part in combination.split(" ")), _passes(cotangent))
         for case, combination, cotangent in wanted
     ]
-    with Pool(PoolKey.of(mesh), trial_limit=60.0) as pool:
+    with Pool(PoolKey.of(mesh), imports, trial_limit=60.0) as pool:
         return [_judged(observation) for observation in pool.run(trials)]
 
 
@@ -122,6 +124,22 @@ def test_a_mesh_of_two_dims(kind: Kind) -> None:
         (CASE, "(S(0),S(1)) (R,R)", "(S(0),S(1))"),
     ]
     assert verdicts(kind, (2, 2), wanted) == [VerdictKind.PASS] * len(wanted)
+
+
+FREQUENT = OpCase(
+    "aten.embedding.default",
+    "torch.nn.functional.embedding",
+    (torch.tensor([[3, 1], [3, 3]]), filled((5, 2), torch.float64, 6).requires_grad_()),
+    {"scale_grad_by_freq": True},
+)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_rules_are_found(kind: Kind) -> None:
+    """A gradient called replicated that is pending, and torch's own rule that counts the ids of one rank alone."""
+    assert verdicts(kind, (2,), [(CASE, "R S(0)", "S(0)")], [str(WRONG_GRADIENT_RULE)]) == [VerdictKind.WRONG_GRADIENT]
+    assert verdicts(kind, (2,), [(FREQUENT, "R S(0)", "S(0)")]) == [VerdictKind.WRONG_GRADIENT]
 
 
 @pytest.mark.ranks
