@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from command_processes import LIMIT, WRONG_GRADIENT_RULE, comparable
 from fault_trials import wait_for_end
-from forked_commands import ForkedCommand
+from forked_commands import Command
 from leftovers import children, nothing_left_behind
 
 from verifier.core.wording import plural
@@ -74,11 +74,11 @@ class Commands:
         """What processes there were before the last one was started."""
         shutil.copy(WRONG_GRADIENT_RULE, folder / "rules.py")
 
-    def start(self, *commands: Sequence[str], largest_file: int = 0) -> ForkedCommand:
+    def start(self, *commands: Sequence[str], largest_file: int = 0) -> Command:
         self.others = children()
-        return ForkedCommand(["-c", PROGRAM, json.dumps(commands), json.dumps(largest_file)], self.folder)
+        return Command(["-c", PROGRAM, json.dumps(commands), json.dumps(largest_file)], self.folder)
 
-    def finish(self, process: ForkedCommand) -> tuple[list[int], str]:
+    def finish(self, process: Command) -> tuple[list[int], str]:
         """Return the exit status of each command, and all that was printed."""
         (printed,) = process.communicate()
         assert process.returncode == 0, printed
@@ -124,7 +124,7 @@ def nothing_left(uninterrupted: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def cut_short(
-    commands: Commands, process: ForkedCommand, when: Callable[[], bool], number: signal.Signals
+    commands: Commands, process: Command, when: Callable[[], bool], number: signal.Signals
 ) -> Iterator[None]:
     """Send a signal as soon as ``when`` holds; afterwards no rank of the process is left."""
     deadline = time.monotonic() + LIMIT

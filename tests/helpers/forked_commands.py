@@ -22,11 +22,11 @@ from command_processes import LIMIT
 from verifier.core.entry_points import load_entry_points
 from verifier.processes.forks import Forked, fork
 
-__all__ = ["ForkedCommand", "run_module", "run_python"]
+__all__ = ["Command", "run_module", "run_python"]
 
 
-class ForkedCommand:
-    """A command in a separate process, with methods of :class:`subprocess.Popen`.
+class Command:
+    """A command in a separate process, with the methods of :class:`subprocess.Popen` that tests need.
 
     It has the ``sys.path`` of this process. Its stdin is empty.
 
@@ -38,6 +38,8 @@ class ForkedCommand:
         Where the command runs; None for the folder of this process.
     errors_apart
         Whether stderr is not mixed into the output.
+    fresh
+        Whether Python itself is started, as a user does, instead of a fork.
     """
 
     def __init__(
@@ -46,18 +48,27 @@ class ForkedCommand:
         folder: Path | None = None,
         environment: Mapping[str, str] = os.environ,
         errors_apart: bool = False,
+        fresh: bool = False,
     ) -> None:
         self.args = [sys.executable, *words]
         self._files = [tempfile.TemporaryFile() for _ in range(1 + errors_apart)]  # noqa: SIM115 - close() does
+        out, errors = self._files[0].fileno(), self._files[-1].fileno()
         path = [path for path in sys.path if path]
-        given = {**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        given = {**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        self._process: Forked | subprocess.Popen[bytes]
+        if fresh:
+            self._process = subprocess.Popen(
+                self.args, cwd=folder, env=given, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
+                preexec_fn=_heed_signals,
+            )  # fmt: skip
+            return
         # the server would load torch for each set of the variables that torchrun sets
         later = {name: given.pop(name) for name in [*given] if name.startswith("TORCHELASTIC_")}
-        out, errors = self._files[0].fileno(), self._files[-1].fileno()
+        given["PYTHONHASHSEED"] = "0"
+        arguments = [json.dumps(later), *words]
         with contextlib.chdir(folder or Path.cwd()):
-            arguments = [json.dumps(later), *words]
             process = fork(__name__, arguments, errors, [out], given, path, [(f"{__name__}:prepare",)])
-        assert isinstance(process, Forked), "there is no fork server"
+        assert process is not None, "there is no fork server"
         self._process = process
 
     @property
@@ -92,21 +103,29 @@ class ForkedCommand:
     def close(self) -> None:
         """Kill the command if it has not ended."""
         self.kill()
+        self.wait()
         for file in self._files:
             file.close()
 
-    def __enter__(self) -> ForkedCommand:
+    def __enter__(self) -> Command:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
+def _heed_signals() -> None:
+    """Handle signals as Python does, whatever a background shell, nohup or the server has had this process ignore."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run_python(
     *words: str, folder: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and return its exit status, its stdout and its stderr; see :class:`ForkedCommand`."""
-    with ForkedCommand(words, folder, environment, errors_apart=True) as command:
+    """Run a command to its end, and return its exit status, its stdout and its stderr; see :class:`Command`."""
+    with Command(words, folder, environment, errors_apart=True) as command:
         out, errors = command.communicate()
         return subprocess.CompletedProcess(command.args, command.wait(), out, errors)
 
@@ -121,7 +140,7 @@ def run_module(
 # ---------------------------------------------------------------------------------------------------- in the processes
 def prepare() -> None:
     """Load what most commands load: the OpInfos, and the compiler that custom ops are called with, take a second."""
-    import torch._dynamo
+    import torch._dynamo  # noqa: F401
 
     import verifier.cli.own_rules
     import verifier.cli.reading
@@ -140,9 +159,7 @@ def main() -> None:
     os.environ.update(json.loads(variables))
     os.dup2(out, 1)
     os.close(out)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _heed_signals()
     gc.enable()
     if first == "-m":
         sys.argv = others

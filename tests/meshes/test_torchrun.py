@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from command_processes import LIMIT, WRONG_GRADIENT_RULE, comparable, environment, wait_until
 from fault_trials import BATCH, FAULTY, MESH, kinds, trial, wait_for_end
-from forked_commands import ForkedCommand, run_module
+from forked_commands import Command, run_module
 from leftovers import children
 
 from verifier.cli.app import app
@@ -56,7 +56,7 @@ def as_started_by_torchrun(rank: int, world_size: int, port: int, **others: obje
 
 
 @contextmanager
-def processes(started: Sequence[subprocess.Popen[str] | ForkedCommand]) -> Iterator[None]:
+def processes(started: Sequence[subprocess.Popen[str] | Command]) -> Iterator[None]:
     """End what is left of ``started`` when the block is over."""
     try:
         yield
@@ -128,14 +128,14 @@ def _without_servers(variables: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def cluster(world_size: int, folder: Path) -> Iterator[tuple[Cluster, list[ForkedCommand]]]:
+def cluster(world_size: int, folder: Path) -> Iterator[tuple[Cluster, list[Command]]]:
     """Yield a cluster whose controller is this process, and its keepers."""
     port = free_port()
     variables = as_started_by_torchrun(0, world_size, port)
     own = TorchrunRank.read(variables)
     assert own is not None
     keepers = [
-        ForkedCommand(["-m", "verifier"], folder, _without_servers(as_started_by_torchrun(rank, world_size, port)))
+        Command(["-m", "verifier"], folder, _without_servers(as_started_by_torchrun(rank, world_size, port)))
         for rank in range(1, world_size)
     ]
     with processes(keepers), pytest.MonkeyPatch.context() as patch:
@@ -191,11 +191,11 @@ def ancestors(pid: int) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------- jobs without torchrun to clean up
-def start(folder: Path, world_size: int, arguments: Sequence[str]) -> list[ForkedCommand]:
+def start(folder: Path, world_size: int, arguments: Sequence[str]) -> list[Command]:
     """Start the processes of a job as torchrun would, in order of rank."""
     port = free_port()
     return [
-        ForkedCommand(["-m", "verifier", *arguments], folder, as_started_by_torchrun(rank, world_size, port))
+        Command(["-m", "verifier", *arguments], folder, as_started_by_torchrun(rank, world_size, port))
         for rank in range(world_size)
     ]
 
