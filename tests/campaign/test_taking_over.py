@@ -123,9 +123,7 @@ def nothing_left(uninterrupted: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def cut_short(
-    commands: Commands, process: Command, when: Callable[[], bool], number: signal.Signals
-) -> Iterator[None]:
+def cut_short(commands: Commands, process: Command, when: Callable[[], bool], number: signal.Signals) -> Iterator[None]:
     """Send a signal as soon as ``when`` holds; afterwards no rank of the process is left."""
     deadline = time.monotonic() + LIMIT
     while not when():
