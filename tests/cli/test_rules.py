@@ -112,7 +112,7 @@ def test_products_of_rules_are_tried_of_every_call_on_request(tmp_path: Path) ->
 def test_missing_rules_fail_only_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("rules", "aten.add.Tensor", "--world-size", 2, "--max-samples", 2, "--out", tmp_path)
+    command = ("rules", "aten.add.Tensor", "--world-size", 2, "--max-samples", 1, "--out", tmp_path)
     status, out, _ = run(capsys, monkeypatch, *command)
     assert status == 0
     assert "missing: R, P(max) -> P(max)" in out
