@@ -130,7 +130,7 @@ def dropout(x, p, train):
 
 
 def test_the_mask_that_a_kernel_makes_for_an_empty_shard_is_no_mistake_of_the_rule(project: Path) -> None:
-    status, said = gate(project, DROPOUT.replace("MASK", "S(d)"))
+    status, said = gate(project, DROPOUT.replace("MASK", "S(d)"), *ONE_MESH)
     assert status == 0, said
     assert "WRONG_DTYPE in aten.native_dropout.default: torch's kernel gives a shard without elements another" in said
 
