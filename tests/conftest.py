@@ -31,6 +31,8 @@ _PLUGIN = "verifier.pytest_plugin"
 _installed = any(entry_point.value == _PLUGIN for entry_point in entry_points(group="pytest11"))
 pytest_plugins = ["pytester"] if _installed else ["pytester", _PLUGIN]
 
+# as the command line sets it: ranks under other values would be forked from servers of their own
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 torch.set_num_threads(1)  # beside busy ranks and workers, threads of one small op wait for each other
 platform.processor()  # starts a process once; torch's own tests ask for it when they are loaded
 register_profiles()

@@ -233,7 +233,9 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
     pending = isinstance(input, DTensor) and any(p.is_partial() for p in input.placements)
     with torch.random.fork_rng(devices=[]):
         for turn in range(rounds):
-            torch.manual_seed(seed + turn)
+            torch.default_generator.manual_seed(seed + turn)  # torch.manual_seed takes a millisecond
+            if input.is_cuda:
+                torch.cuda.manual_seed(seed + turn)
             target = {"out": torch.zeros_like(input)} if op.endswith("out") else {}
             with torch.set_grad_enabled(not target and not pending and turn < 2):
                 leaf = input.detach().requires_grad_()

@@ -46,6 +46,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 """Values of arguments that are texts, by name."""
 _CODES = ("dtype", "out_dtype", "layout", "memory_format")
 """Arguments whose type is an integer in a schema and is something else for users."""
+_SEEDS = 16
 _DTYPES = (torch.int64, torch.bool, torch.float32, torch.float64)
 
 
@@ -57,7 +58,26 @@ def checks_no_sizes(call: Call) -> bool:
 
 
 def other_arguments(call: Call) -> Iterator[tuple[str, Call]]:
-    """Yield calls with the tensors of ``call``, in each of which one other argument differs, by its name."""
+    """Yield calls with the tensors of ``call``, in each of which one other argument differs, by its name.
+
+    Their arguments determine their results: a dropout with the probability 0 has no other call with one in between.
+    """
+    draws = torch.Tag.nondeterministic_seeded in call.op.tags
+    yield from ((name, other) for name, other in _other_arguments(call) if not (draws and _is_drawn(other)))
+
+
+def _is_drawn(call: Call) -> bool:
+    """Return whether random numbers show in the results of a call."""
+    drawn = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(_SEEDS):
+            torch.default_generator.manual_seed(seed)
+            drawn.append(attempt(call))
+    first = drawn[0]
+    return first is None or any(other is None or not all(map(torch.equal, first, other)) for other in drawn)
+
+
+def _other_arguments(call: Call) -> Iterator[tuple[str, Call]]:
     unchecked = checks_no_sizes(call)
     for parameter in parameters(call.op):
         if parameter.out or holds_tensor(given := call.values.get(parameter.name, parameter.default)):

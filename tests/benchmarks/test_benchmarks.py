@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from command_processes import WRONG_GRADIENT_RULE
+from forked_commands import run_python
 from torch.distributed.tensor import Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
@@ -159,10 +159,7 @@ def test_table_of_rules_says_which_do_not_hold() -> None:
 
 
 def test_a_dispatch_has_a_row_for_each_op_and_layout() -> None:
-    script = BENCHMARKS / "embedding_dispatch.py"
-    done = subprocess.run(
-        [sys.executable, script, "--calls", "1", "--batches", "1", "--markdown"], capture_output=True, text=True
-    )
+    done = run_python(str(BENCHMARKS / "embedding_dispatch.py"), "--calls", "1", "--batches", "1", "--markdown")
     assert done.returncode == 0, done.stderr
     rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")][2:]
     assert {(op, layout) for op, layout, *_ in rows} == {
@@ -191,9 +188,7 @@ def test_the_database_of_ops_is_run_on_both_sides(tmp_path: Path) -> None:
     """
     figures = tmp_path / "figures.json"
     options = ["--ranks", "2", "--ops", "mm,prod,cdist,rand_like", "--samples", "3", "--rest", "60", "--markdown"]
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "whole_database.py", *options, "--json", figures], capture_output=True, text=True
-    )
+    done = run_python(str(BENCHMARKS / "whole_database.py"), *options, "--json", str(figures))
     assert done.returncode == 0, done.stderr
     turns = {turn["op"]: turn for turn in json.loads(figures.read_text())["ops"]}
     assert set(turns) == {"mm", "prod", "cdist", "rand_like"}
@@ -231,29 +226,26 @@ def test_the_database_of_ops_is_run_on_both_sides(tmp_path: Path) -> None:
     assert f"3 of 4 ops fail on the threads, {2 - by_accident} at once: {kinds}" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("end", "failure"),
-    [(None, "hang: nothing in 1 s"), (signal.SIGSEGV, "crash: the process ended with status -11")],
-)
-def test_an_op_that_ends_the_threads_is_named_and_the_next_one_runs(end: signal.Signals | None, failure: str) -> None:
+def test_an_op_that_ends_the_threads_is_named_and_the_next_one_runs() -> None:
     import opinfo_ops
     import threaded_ops
 
     (sigmoid,) = (place for place, name in opinfo_ops.names().items() if name == "sigmoid")
     threads = threaded_ops.ThreadedOps(2, backward=True, patience=60.0)
     try:
-        pid = threads._process.pid
-        assert pid is not None
-        if end is None:
-            threads._patience = 1.0
-            os.kill(pid, signal.SIGSTOP)
-        else:
+        for end, patience, failure in (
+            (signal.SIGSTOP, 1.0, "hang: nothing in 1 s"),
+            (signal.SIGSEGV, 60.0, "crash: the process ended with status -11"),
+        ):
+            pid = threads._process.pid
+            assert pid is not None
+            threads._patience = patience
             os.kill(pid, end)
-        lost = threads.run(sigmoid, 1)
-        assert (lost.done, lost.failure) == (0, failure)
-        threads._patience = 60.0
-        assert threads._process.pid != pid
-        found = threads.run(sigmoid, 1)
-        assert (found.done, found.failure) == (2, "")  # a vector, whole and cut
+            lost = threads.run(sigmoid, 1)
+            assert (lost.done, lost.failure) == (0, failure)
+            threads._patience = 60.0
+            assert threads._process.pid != pid
+            found = threads.run(sigmoid, 1)
+            assert (found.done, found.failure) == (2, "")  # a vector, whole and cut
     finally:
         threads.close()

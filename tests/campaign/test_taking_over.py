@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import resource
 import shutil
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +18,7 @@ import msgspec
 import pytest
 from command_processes import LIMIT, WRONG_GRADIENT_RULE, comparable
 from fault_trials import wait_for_end
+from forked_commands import Command
 from leftovers import children, nothing_left_behind
 
 from verifier.core.wording import plural
@@ -36,20 +32,13 @@ pytestmark = [pytest.mark.ranks, pytest.mark.cli, pytest.mark.long]
 END = "\nexit statuses: "
 """Stands before the exit statuses of commands, behind all that they print."""
 PROGRAM = """
-import gc
 import json
-import signal
+import resource
 import sys
 from unittest.mock import patch
 
-gc.disable()  # as ``python -m verifier`` has it while it loads
 from verifier.campaign import investigation
 from verifier.cli import main as entry
-
-gc.freeze()
-gc.enable()
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests that run in the background ignore
 
 # so that what is minimised does not depend on how busy the machine is
 patch.object(investigation, "MINIMISING_LIMIT", 1e6).start()
@@ -64,11 +53,10 @@ def run(commands):
             yield ended.code or 0
 
 
-if len(sys.argv) > 1:
-    print(END, json.dumps([*run(json.loads(sys.argv[1]))]), sep="")
-else:
-    for line in sys.stdin:
-        print(END, json.dumps([*run(json.loads(line))]), sep="", flush=True)
+commands, largest_file = map(json.loads, sys.argv[1:])
+if largest_file:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+print(END, json.dumps([*run(commands)]), sep="")
 """.replace("END", repr(END))
 
 REQUEST = ["run", "embedding_dense_backward", "--mesh", "2", "--mesh", "simulated:3", "--max-examples", "4"]
@@ -78,66 +66,29 @@ REQUEST += RULES_TOO
 
 
 class Commands:
-    """Runs the verifier's command line in other processes, each with the same modules as the others.
-
-    A call runs commands in a process that stays for later calls. ``start`` runs commands in a process of their own,
-    which may be killed.
-    """
+    """Runs the verifier's command line in other processes, each with the same modules as the others."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.others = frozenset[int]()
         """What processes there were before the last one was started."""
-        self._process: subprocess.Popen[str] | None = None
         shutil.copy(WRONG_GRADIENT_RULE, folder / "rules.py")
 
-    def start(self, *commands: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        return self._start([json.dumps(commands)], stdin=subprocess.DEVNULL, **options)
-
-    def _start(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    def start(self, *commands: Sequence[str], largest_file: int = 0) -> Command:
         self.others = children()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            **options,
-        )
+        return Command(["-c", PROGRAM, json.dumps(commands), json.dumps(largest_file)], self.folder)
 
-    def finish(self, process: subprocess.Popen[str]) -> tuple[list[int], str]:
+    def finish(self, process: Command) -> tuple[list[int], str]:
         """Return the exit status of each command, and all that was printed."""
-        printed, _ = process.communicate(timeout=LIMIT)
+        (printed,) = process.communicate()
         assert process.returncode == 0, printed
+        process.close()
         printed, _, statuses = printed.rpartition(END)
         return json.loads(statuses), printed
 
     def __call__(self, *commands: Sequence[str]) -> tuple[list[int], str]:
         """Return the exit status of each command, and all that was printed."""
-        if self._process is None:
-            self._process = self._start([], stdin=subprocess.PIPE)
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        too_late = threading.Timer(LIMIT, process.kill)
-        too_late.start()
-        try:
-            process.stdin.write(json.dumps(commands) + "\n")
-            process.stdin.flush()
-            printed = "\n"
-            for line in process.stdout:
-                if line.startswith(END.lstrip()):
-                    return json.loads(line.removeprefix(END.lstrip())), printed
-                printed += line
-            raise AssertionError(printed)
-        finally:
-            too_late.cancel()
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.communicate(timeout=LIMIT)
+        return self.finish(self.start(*commands))
 
     def journal(self, out: str) -> Path:
         (path,) = (self.folder / out / "runs").glob("*/journal.jsonl")
@@ -150,10 +101,8 @@ class Commands:
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    commands = Commands(tmp_path_factory.mktemp("runs"))
-    yield commands
-    commands.close()
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    return Commands(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +123,7 @@ def nothing_left(uninterrupted: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def cut_short(
-    commands: Commands, process: subprocess.Popen[str], when: Callable[[], bool], number: signal.Signals
-) -> Iterator[None]:
+def cut_short(commands: Commands, process: Command, when: Callable[[], bool], number: signal.Signals) -> Iterator[None]:
     """Send a signal as soon as ``when`` holds; afterwards no rank of the process is left."""
     deadline = time.monotonic() + LIMIT
     while not when():
@@ -186,7 +133,7 @@ def cut_short(
     ranks = sorted(children() - commands.others - {process.pid})
     process.send_signal(number)
     yield
-    process.wait(LIMIT)
+    process.wait()
     assert ranks
     assert wait_for_end(ranks, 30.0) == []
 
@@ -222,8 +169,7 @@ def test_killed_and_resumed_is_as_if_nothing_had_happened(
     second = commands.start(["run", "--resume", *RULES_TOO, "--out", "killed"])
     with cut_short(commands, second, lambda: count(commands, "killed", "minimising") > begun, signal.SIGKILL):
         pass
-    assert second.stdout is not None
-    said = second.stdout.read()
+    (said,) = second.printed()
     assert f"resumed: {plural(kept, 'finished trial is', 'finished trials are')} kept" in said
     assert "the last line of the journal was cut off in the middle; it is left out" in said
 
@@ -309,12 +255,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_when_there_is_room(
 ) -> None:
     """The kernel lets no file grow further than a few lines of the journal."""
     size = commands.journal("whole").stat().st_size // 4
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    process = commands.start([*REQUEST, "--out", "full"], preexec_fn=limited)
-    statuses, said = commands.finish(process)
+    statuses, said = commands.finish(commands.start([*REQUEST, "--out", "full"], largest_file=size))
     assert statuses == [2]
     assert "Traceback" not in said
     journal = commands.journal("full")

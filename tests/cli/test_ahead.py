@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import run_python
 
 from verifier.cli.loading import WORKER, WORKER_STEPS, start_servers
 from verifier.meshes.processes import Starter
@@ -83,6 +83,5 @@ with Pool(PoolKey.of(plan.meshes[0]), plan.imports, starter=starter) as pool:
 def test_ranks_are_forked_from_what_a_plan_has_loaded_ahead(tmp_path: Path) -> None:
     (tmp_path / "rule.py").write_text(_STRATEGY)
     environment = {name: value for name, value in os.environ.items() if name != FORKS}
-    program = [sys.executable, "-c", _PROGRAM]
-    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_python("-c", _PROGRAM, folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from command_processes import LIMIT, environment, wait_until
+from command_processes import wait_until
+from forked_commands import Command
 from leftovers import children, nothing_left_behind
 
 from verifier.records.schema import RunRecord
@@ -28,40 +28,35 @@ def test_with_ranks(verify):
 """
 
 
-def texts(folder: Path) -> list[Path]:
-    return [*folder.glob("out/runs/*/journal.jsonl"), folder / "said"]
+def has_begun(folder: Path, command: Command, begun: str) -> bool:
+    journals = [path.read_text() for path in folder.glob("out/runs/*/journal.jsonl")]
+    return any(begun in text for text in (*journals, *command.printed()))
 
 
 def ended(
-    folder: Path, program: Sequence[str], number: signal.Signals, begun: str, to_all: bool = False
+    folder: Path, words: Sequence[str], number: signal.Signals, begun: str, to_all: bool = False, fresh: bool = False
 ) -> tuple[int, str, RunRecord]:
-    """Return the exit status and stderr of a program that was sent a signal once its journal, or all it prints, has
-    ``begun`` in it, and its newest record.
+    """Return the exit status and all that is printed of a command that was sent a signal once its journal, or all it
+    prints, has ``begun`` in it, and its newest record.
 
     With ``to_all``, ranks and workers get the signal as well, which a scheduler sends to all of a job.
     """
-    with nothing_left_behind(), (folder / "said").open("w") as said:
+    with nothing_left_behind():
         before = children()
-        process = subprocess.Popen(
-            [sys.executable, *program],
-            cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup has all that it starts ignore SIGHUP
-        )  # fmt: skip
-        try:
-            wait_until(lambda: any(begun in path.read_text() for path in texts(folder)), begun)
-            below = children() - before - {process.pid}
+        with Command(words, folder, fresh=fresh) as command:
+            wait_until(lambda: has_begun(folder, command, begun), begun)
+            below = children() - before - {command.pid}
             assert below, "no ranks and no workers"
             if to_all:
                 for pid in below:
-                    subprocess.run(["kill", f"-{number.value}", str(pid)], check=True)
+                    os.kill(pid, number)
                 time.sleep(0.3)
-            process.send_signal(number)
-            status = process.wait(LIMIT)
-        finally:
-            process.kill()
+            command.send_signal(number)
+            (said,) = command.communicate()
+            status = command.wait()
     run = RunStore(folder / "out").newest()
     assert run is not None
-    return status, (folder / "said").read_text(), run
+    return status, said, run
 
 
 @pytest.mark.parametrize(
@@ -75,7 +70,7 @@ def ended(
 )
 def test_a_run_is_recorded(command: list[str], begun: str, to_all: bool, tmp_path: Path) -> None:
     program = ["-m", "verifier", *command, "--out", "out"]
-    status, said, run = ended(tmp_path, program, signal.SIGTERM, begun, to_all)
+    status, said, run = ended(tmp_path, program, signal.SIGTERM, begun, to_all, fresh=to_all)
     assert status == 143, said
     assert not run.complete
     assert run.trials

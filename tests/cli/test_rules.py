@@ -112,7 +112,7 @@ def test_products_of_rules_are_tried_of_every_call_on_request(tmp_path: Path) ->
 def test_missing_rules_fail_only_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("rules", "aten.add.Tensor", "--world-size", 2, "--max-samples", 2, "--out", tmp_path)
+    command = ("rules", "aten.add.Tensor", "--world-size", 2, "--max-samples", 1, "--out", tmp_path)
     status, out, _ = run(capsys, monkeypatch, *command)
     assert status == 0
     assert "missing: R, P(max) -> P(max)" in out
@@ -127,7 +127,7 @@ def test_the_verdicts_do_not_depend_on_the_number_of_jobs(tmp_path: Path) -> Non
             op.seconds = 0
         return run.rules.ops
 
-    ops = ("aten.sum.dim_IntList", "aten.neg.*", "aten.embedding.default")
+    ops = ("aten.sum.dim_IntList", "aten.neg.*", "aten.index_select.default")
     one, two, here = (recorded(tmp_path / str(jobs), *ops, jobs=jobs, max_samples=2, sizes=1) for jobs in (1, 2, 0))
     assert verdicts(one) == verdicts(two) == verdicts(here)
 
@@ -144,7 +144,7 @@ def test_other_seeds_draw_other_values_and_come_to_the_same_rules(tmp_path: Path
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_dtypes_accuse_nobody(tmp_path: Path, dtype: str) -> None:
     # in a worker: some kernels end the process when they are fed parts of a float tensor
-    run = recorded(tmp_path, "mm", "softmax", "nn.functional.layer_norm", dtype=dtype, max_samples=3)
+    run = recorded(tmp_path, "aten.mm.default", "softmax", "nn.functional.layer_norm", dtype=dtype, max_samples=3)
     assert run.rules is not None
     assert run.header.dtypes == [dtype]
     for op in run.rules.ops.values():

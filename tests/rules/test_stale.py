@@ -119,6 +119,16 @@ def test_arguments_of_each_kind_are_changed(op: str, args: Any, kwargs: Any, cha
         assert any(begins_like_it)  # a default that it leaves out may be written out
 
 
+@pytest.mark.parametrize(("p", "train"), [(0.0, True), (1.0, True), (0.5, False)])
+def test_no_second_call_draws_random_numbers(p: float, train: bool) -> None:
+    """Its result would differ from that of the local call, whatever the rules are."""
+    op = "aten.native_dropout.default"
+    pairs = list(second_calls(OpCase(op, f"torch.ops.{op}", (NUMBERS, p, train), {}, family="opinfo")))
+    made: list[Any] = [call.args[1:] for pair in pairs for call in (pair.first, pair.second)]
+    assert len(made) > 4
+    assert all(trains is False or drop in (0, 1) for drop, trains in made)
+
+
 def test_tensors_are_made_square_for_a_call_along_another_dim_that_they_do_not_allow() -> None:
     vectors = torch.arange(15.0, dtype=torch.float64).reshape(5, 3)
     case = OpCase(

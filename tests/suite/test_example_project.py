@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -23,11 +24,12 @@ def workflow_of(project: Path) -> list[list[str]]:
     return [line.partition("run: ")[2].split() for line in lines if "run: " in line]
 
 
-def test_the_workflow_of_the_example_passes(project: Path) -> None:
+@pytest.mark.parametrize("meshes", ["2", pytest.param("2 2x2", marks=pytest.mark.nightly)])
+def test_the_workflow_of_the_example_passes(project: Path, meshes: str) -> None:
     install, gate, tests = workflow_of(project)
     assert install == ["python", "-m", "pip", "install", "."]
     assert gate[:3] == ["python", "-m", "verifier"]
-    made = run_module(*gate[2:], folder=project)
+    made = run_module(*gate[2:], folder=project, environment={**os.environ, "DTENSOR_VERIFIER_GATE_MESH": meshes})
     assert made.returncode == 0, made.stdout + made.stderr
     said = made.stdout.splitlines()
     if torch_is(">=2.14"):  # torch's cumsum passes P(sum) and P(avg) through there, which the example does not

@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from typer.core import TyperGroup
@@ -162,12 +163,18 @@ def _lead(rank: TorchrunRank, cluster: Cluster) -> None:
     _run_app(cluster)
 
 
+@cache
+def _commands() -> TyperGroup:
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    return command
+
+
 def _run_app(cluster: Cluster | None) -> None:
     """Run the command line, on the ranks of ``cluster`` if torchrun started us."""
     try:
         with _whole_output(), _plain_notices():
-            command = get_command(app)
-            assert isinstance(command, TyperGroup)
+            command = _commands()
             command(obj=cluster, default_map=configured(command).values)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # typer turns a KeyboardInterrupt into this status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -219,9 +220,25 @@ def install_sharded_op(sharded: ShardedOp) -> None:
 
 
 def install_handler(op: OpOverload, handler: Callable[..., object]) -> None:
-    """Let DTensor call ``handler(op, *args, **kwargs)`` in the place of ``op`` from now on."""
+    """Let DTensor call ``handler(op, *args, **kwargs)`` in the place of ``op`` from now on.
+
+    In a compiled function the call breaks the graph, and Dynamo does not trace what the handler does.
+    """
     handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
-    handlers[op] = lambda op, args, kwargs: handler(op, *args, **kwargs)
+    handlers[op] = _untraced(handler)
+
+
+def _untraced(handler: Callable[..., object]) -> Callable[..., object]:
+    """Return the handler as DTensor calls it. Dynamo, which takes seconds to load, is asked only if it is loaded."""
+    untraced: Callable[..., object] | None = None
+
+    def call(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        nonlocal untraced
+        if untraced is None and (dynamo := sys.modules.get("torch._dynamo")) is not None:
+            untraced = dynamo.disable(handler)
+        return (untraced or handler)(op, *args, **kwargs)
+
+    return call
 
 
 @contextlib.contextmanager
