@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import hypothesis
-
 from verifier.campaign.blocks import Blocks
 from verifier.campaign.hash_seed import HashSeed
 from verifier.campaign.history import Past, case_digest
@@ -24,11 +22,12 @@ from verifier.core.wording import NO_SAMPLES
 from verifier.events import CaseSkipped, CaseStarted, Event, Listener, MeshStarted, RulesClaimed, RunFinished
 from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Drawn
-from verifier.findings.shrinking import DRAWING, current_choices
+from verifier.findings.shrinking import current_choices
 from verifier.meshes.pool import PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.oracle.reference import make_reference
 from verifier.placements.alphabet import Alphabet
+from verifier.planning.drawing import draw_each
 from verifier.planning.families import DrawContext, Family, budget_of
 from verifier.planning.steering import Steering
 from verifier.planning.trials import plan_case
@@ -189,9 +188,6 @@ class Campaign:
         out_of_time = False
         stopped: list[Exception] = []
 
-        @hypothesis.seed(self.plan.seed)
-        @hypothesis.settings(DRAWING, max_examples=most)
-        @hypothesis.given(generator)
         def explore(case: OpCase) -> None:
             nonlocal tried, elsewhere, out_of_time
             self._case_number += 1
@@ -215,7 +211,7 @@ class Campaign:
             except Exception as error:  # noqa: BLE001 - Hypothesis would run the case again to raise this
                 stopped.append(error)
 
-        explore()
+        draw_each(generator, self.plan.seed, most, explore)
         if stopped:
             raise stopped[0]
         if elsewhere:

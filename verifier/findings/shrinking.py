@@ -11,21 +11,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis.control import current_build_context
 from hypothesis.database import InMemoryExampleDatabase, choices_to_bytes
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["DRAWING", "current_choices", "shrink"]
+from verifier.planning.drawing import DRAWING, without_constants_of_modules
+
+__all__ = ["current_choices", "shrink"]
 
 Drawn = TypeVar("Drawn")
 _KEY = b"failing example"
-DRAWING = settings(
-    database=None, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
-    report_multiple_bugs=False, derandomize=False, print_blob=False,
-)  # fmt: skip
-"""For drawing outside of tests, whatever Hypothesis profile is loaded."""
 
 
 def current_choices() -> bytes:
@@ -55,6 +52,7 @@ def shrink(
     phases = (Phase.reuse, Phase.generate, Phase.shrink)
     how = settings(DRAWING, max_examples=max_examples, database=database, phases=phases)
     try:
-        return hypothesis.find(generator, fails, settings=how, random=random.Random(seed), database_key=_KEY)
+        with without_constants_of_modules():
+            return hypothesis.find(generator, fails, settings=how, random=random.Random(seed), database_key=_KEY)
     except (NoSuchExample, Flaky):  # an example that fails only sometimes cannot be shrunk
         return None

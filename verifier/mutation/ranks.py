@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import hypothesis
 from torch.distributed.device_mesh import DeviceMesh
 
 from verifier.campaign.plan import Plan
@@ -16,12 +15,12 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.errors import ReportedError
 from verifier.core.observation import Fate
 from verifier.core.verdict import Verdict
-from verifier.findings.shrinking import DRAWING
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.tasks import Task
 from verifier.mutation.mutants import Mutant, installed
 from verifier.oracle.reference import Reference, make_reference
 from verifier.oracle.verdicts import judge
+from verifier.planning.drawing import draw_each
 from verifier.planning.families import DrawContext, Family, budget_of, select_ops
 from verifier.planning.steering import Steering
 from verifier.planning.trials import plan_case
@@ -127,13 +126,7 @@ class RankTrials:
             return cases
         most, _ = budget_of(family, self._plan.max_examples, self._plan.combinations)
 
-        @hypothesis.seed(self._plan.seed)
-        @hypothesis.settings(DRAWING, max_examples=most)
-        @hypothesis.given(generator)
-        def draw(case: OpCase) -> None:
-            cases.append(case)
-
-        draw()
+        draw_each(generator, self._plan.seed, most, cases.append)
         return cases
 
     def _planned(self, family: Family, mesh: MeshSpec, cases: Sequence[_Case]) -> list[_Planned]:

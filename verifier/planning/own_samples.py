@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
-from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
 from verifier.core.errors import SamplesError
 from verifier.core.wording import did_you_mean, one_line
 from verifier.execution.imports import module_as_written
+from verifier.planning.drawing import draw_each
 from verifier.planning.stand_ins import define_stand_in
 from verifier.torch_internals.names import OpOverload, OpOverloadPacket
 
@@ -236,15 +235,5 @@ def _brief(given: object) -> str:
 def _drawn(generator: SearchStrategy[object], seed: int) -> list[object]:
     """Return what Hypothesis draws from ``generator`` with a fixed seed; nothing is stored or shrunk."""
     drawn: list[object] = []
-
-    @seeded(seed)
-    @settings(
-        max_examples=MOST_EXAMPLES, phases=(Phase.generate,), database=None, deadline=None, verbosity=Verbosity.quiet,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(generator)
-    def draw(one: object) -> None:
-        drawn.append(one)
-
-    draw()
+    draw_each(generator, seed, MOST_EXAMPLES, drawn.append)
     return drawn
