@@ -47,6 +47,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 _CODES = ("dtype", "out_dtype", "layout", "memory_format")
 """Arguments whose type is an integer in a schema and is something else for users."""
 _SEEDS = 16
+"""How often a call runs, to see whether its random numbers show in its results."""
 _DTYPES = (torch.int64, torch.bool, torch.float32, torch.float64)
 
 
