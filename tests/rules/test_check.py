@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor._ops.utils import register_op_strategy
+from torch.distributed.tensor.experimental import register_sharding
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.verdict import VerdictKind
@@ -245,6 +248,42 @@ def test_norms_of_shards_are_understood() -> None:
     report = check(HandMade("aten.linalg_vector_norm.default", lambda g, s: ((floats(g, s[0], s[1]), 2), {}), False))
     assert "S(0) -> _NormP(2)" in texts(report, "confirmed")
     assert not report.wrong
+
+
+@pytest.mark.parametrize("mesh", [TWO, SQUARE], ids=str)
+def test_a_norm_may_write_to_parts_of_a_norm_and_nothing_else_takes_them(mesh: MeshSpec) -> None:
+    def norm(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
+        return (floats(g, s[0], s[1]), 2), {"out": floats(g)}
+
+    op = torch.ops.aten.linalg_vector_norm.out
+    with replaced_strategy(op, lambda op, args, kwargs: [[_NormPartial(2), Shard(0), _NormPartial(2)]]):
+        report = check(HandMade(str(op), norm, False), TWO, mesh)
+    assert "S(0), _NormP(2) -> _NormP(2)" in texts(report, "confirmed")
+    assert not report.wrong
+
+    with replaced_strategy(torch.ops.aten.neg.default, lambda op, args, kwargs: [[_NormPartial(2), _NormPartial(2)]]):
+        report = check(HandMade("aten.neg.default", lambda g, s: ((floats(g, s[0]),), {})))
+    assert texts(report, "confirmed") == {"R -> R"}
+    assert not report.wrong
+    assert report.untested["a placement that a tensor of this dtype and shape cannot have"]
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (lambda: [([[Replicate()]], [[Replicate()]])], "unhashable"),
+        (lambda: [([Replicate()], ["R"])], "'str' object has no attribute 'is_replicate'"),
+        (lambda: sys.exit(3), "3"),
+    ],
+    ids=["a list", "a text", "the end of the process"],
+)
+def test_a_strategy_that_gives_no_placements_is_what_fails(result: Callable[[], object], says: str) -> None:
+    op = torch.ops.aten.neg.default
+    with replaced_strategy(op):
+        register_sharding(op)(lambda x: result())
+        report = check(HandMade(str(op), lambda g, s: ((floats(g, s[0]),), {})))
+    assert {wrong.verdict for wrong in report.wrong} == {VerdictKind.CRASH}
+    assert any(says in wrong.message for wrong in report.wrong)
 
 
 def test_an_op_without_a_strategy_is_traced_through_its_decomposition() -> None:

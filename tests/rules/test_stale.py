@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+from torch.distributed.tensor.experimental import register_sharding
 
 import strategies.opinfo.second_calls  # noqa: F401 - declares second calls
 from strategies.opinfo.programs import called_both_ways
@@ -117,6 +118,20 @@ def test_arguments_of_each_kind_are_changed(op: str, args: Any, kwargs: Any, cha
         assert needs_fresh_caches(pair.program)
         begins_like_it = [one.args[: len(case.args)] == case.args for one in (pair.first, pair.second)]
         assert any(begins_like_it)  # a default that it leaves out may be written out
+
+
+def test_what_register_sharding_leaves_out_of_the_key_is_said() -> None:
+    op = aten.flip.default
+    with replaced_strategy(op):
+        register_sharding(op)(
+            lambda x, dims: [([s], [s, None]) for s in map(Shard, range(x.ndim)) if s.dim not in dims]
+        )
+        found = check_sample(Called(str(op), NUMBERS, [0]), CheckOptions((TWO,), claims_only=True)).stale
+    assert found
+    assert all(
+        "leaves out dims, as register_sharding lets only single integers into it" in one.message for one in found
+    )
+    assert not any("register_sharding" in one.message for one in checked(RuntimeSchemaInfo()).stale)
 
 
 @pytest.mark.parametrize(("p", "train"), [(0.0, True), (1.0, True), (0.5, False)])

@@ -184,6 +184,8 @@ def view_local(
             # the ranks along this mesh dim have the same prefix, so the same split; replicas share their summands
             generator = torch.Generator().manual_seed(hash((seed, mesh_dim, prefix)) & 0x7FFFFFFF)
             local = split_partial(local, placement.reduce_op, extent, generator)[index]
+        elif (order := norm_order(placement)) is not None:  # what a norm writes to: its own values do not matter
+            local = local * (extent ** (-1 / order) if order else 1)
         else:
             raise ValueError(f"cannot split by {placement!r}; Replicate, Shard and Partial are supported")
         prefix = (*prefix, index)

@@ -21,7 +21,7 @@ from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, ten
 from verifier.rules.results import Rule
 from verifier.torch_internals.claims import ClaimReader, Propagation, RuleFailure
 from verifier.torch_internals.names import OpOverload, pytree
-from verifier.torch_internals.placements import Combination, Placements, masked_extent, placement_text
+from verifier.torch_internals.placements import Combination, Placements, masked_extent, norm_order, placement_text
 from verifier.torch_internals.registries import has_own_handler
 
 __all__ = [
@@ -80,7 +80,7 @@ class Claim:
 
 def where_to_ask(
     reader: ClaimReader,
-    tensors: Sequence[torch.Tensor],
+    call: LocalCall,
     combinations: Sequence[Combination],
     mesh_shape: tuple[int, ...],
     most: int | None = None,
@@ -96,8 +96,8 @@ def where_to_ask(
         return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
     own = [tuple((_unmasked(p),) for p in rule) for rule in reader.enumerated(mesh_shape)]
     combinations = combinations[:most] if own else combinations
-    sums = [tuple(map(_summed, tensors, one)) for one in combinations] if _has_bools(tensors) else []
-    return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(tensors, one))]))
+    sums = [tuple(map(_summed, call.tensors, one)) for one in combinations] if _has_bools(call.tensors) else []
+    return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(call, one))]))
 
 
 def _has_bools(tensors: Sequence[torch.Tensor]) -> bool:
@@ -109,12 +109,18 @@ def _summed(tensor: torch.Tensor, placements: Placements) -> Placements:
     return (Partial("sum"),) if tensor.dtype == torch.bool and placements == (Partial("max"),) else placements
 
 
-def possible(tensors: Sequence[torch.Tensor], combination: Combination) -> bool:
-    """Return whether each tensor can be placed so: nothing averages bools, and a 0-d tensor has no shards."""
+def possible(call: LocalCall, combination: Combination) -> bool:
+    """Return whether each tensor of a call can be placed so.
+
+    Nothing averages bools, a 0-d tensor has no shards, and parts of a norm are never negative, so that only what an op
+    overwrites can be one. A strategy that is wrong may list what is no placement.
+    """
     return all(
-        _can_be(tensor.dtype, placement) and 0 <= (sharded_dim(placement) or 0) < max(1, tensor.ndim)
+        isinstance(placement, Placement) and _can_be(tensor.dtype, placement)
+        and 0 <= (sharded_dim(placement) or 0) < max(1, tensor.ndim)
         and not (tensor.ndim == 0 and sharded_dim(placement) is not None)
-        for tensor, (placement,) in zip(tensors, combination, strict=True)
+        and (number in call.buffers or norm_order(placement) is None)
+        for number, (tensor, (placement,)) in enumerate(zip(call.tensors, combination, strict=True))
     )  # fmt: skip
 
 
@@ -165,8 +171,8 @@ def claims_of(case: OpCase, extent: int) -> tuple[list[Claim], tuple[RuleFailure
     groups = (*tensor_groups(call, case), *((number,) for number in sorted(call.buffers)))
     free = input_combinations(kinds, groups, ASKED)
     claims = []
-    for combination in where_to_ask(reader, call.tensors, free, mesh.shape):
-        if possible(call.tensors, combination):
+    for combination in where_to_ask(reader, call, free, mesh.shape):
+        if possible(call, combination):
             claim = read_claim(reader, call, case.op, combination, mesh, reference)
             if claim is not None:
                 claims.append(claim)

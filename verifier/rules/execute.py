@@ -16,7 +16,7 @@ from verifier.placements.bounds import shard_bounds
 from verifier.placements.partials import split_index, split_partial
 from verifier.torch_internals.claims import Slot
 from verifier.torch_internals.names import pytree
-from verifier.torch_internals.placements import Placements, masked_extent
+from verifier.torch_internals.placements import Placements, masked_extent, norm_order
 
 __all__ = ["Cuts", "LocalCall", "Results", "holds_tensor", "masked_indices", "tensor_groups"]
 
@@ -203,7 +203,7 @@ class Cuts:
         (placement,), (parts,) = placements, self.mesh_shape
         if placement.is_replicate():
             return [value] * parts
-        if placement.is_partial():
+        if placement.is_partial() and norm_order(placement) is None:
             split = split_index if self._beside_floats and _is_integer(value) else split_partial
             generator = self._generator.manual_seed(seed & 0x7FFFFFFF)
             return split(value, placement.reduce_op, parts, generator)  # type: ignore[attr-defined]

@@ -142,8 +142,8 @@ class SampleOnMesh(ABC):
             return
         self.reader.failures.clear()
         most = ASKED if self.ledger.options.claims_only else None
-        asked = where_to_ask(self.reader, self.call.tensors, combinations, self.mesh.shape, most)
-        kept = [combination for combination in asked if possible(self.call.tensors, combination)]
+        asked = where_to_ask(self.reader, self.call, combinations, self.mesh.shape, most)
+        kept = [combination for combination in asked if possible(self.call, combination)]
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible
         for combination in kept:

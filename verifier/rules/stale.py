@@ -27,6 +27,7 @@ from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.torch_internals.claims import ClaimReader, Propagation
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, placement_text
+from verifier.torch_internals.registries import by_register_sharding
 
 __all__ = ["stale_decisions"]
 
@@ -140,12 +141,13 @@ def _stale(
     rule = Rule(place.ledger.sample.op, *_texts(kept))
     before, after = _decided(kept), "a refusal" if fresh is None else _decided(fresh)
     difference = f"{before} for {after}" if before != after else described
+    why = ", as register_sharding lets only single integers into it" if by_register_sharding(place.call.op) else ""
     trial, *controls = (
         trial_record(Trial(case, place.mesh, combination, (), place.seed)) for case in (again.program, *again.controls)
     )
     return WrongRule(
         rule, str(place.mesh), place.shapes, place.arguments, f"{place.ledger.sample.origin}, and another {name}",
-        VerdictKind.STALE_CACHE, f"the key of DTensor's cache leaves out {name}: a call takes {difference}",
+        VerdictKind.STALE_CACHE, f"the key of DTensor's cache leaves out {name}{why}: a call takes {difference}",
         trial, sum(tensor.numel() for tensor in place.call.tensors), place.call.in_args,
         left_out=name, controls=tuple(controls),
     )  # fmt: skip

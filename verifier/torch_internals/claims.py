@@ -139,7 +139,7 @@ class ClaimReader:
         try:
             with self._without_dry_run(), ended_rules(_LONGEST):
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
-        except Exception as error:  # noqa: BLE001 - strategies refuse and fail in many ways; no exception is a claim
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - strategies refuse and fail in many ways; no exception is a claim
             self._note(combination, error)
             return None
         outputs = self._of_tensors(placements_of_spec(sharding.output_spec))
@@ -223,7 +223,7 @@ class ClaimReader:
         try:
             with ended_rules(_LONGEST):
                 decided = strategy(self._propagator._wrap_with_op_strategy(self._schema(specs)))
-        except Exception as error:  # noqa: BLE001 - as above
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
             self._note_lost(mesh_shape, error)
             return []
         rules = []
@@ -281,7 +281,7 @@ class ClaimReader:
             with ended_rules(_LONGEST):
                 wrapped = self._propagator._wrap_with_op_strategy(schema)
                 prepared = _PreparedSingleDimStrategy(info, wrapped, result_meta)
-        except Exception as error:  # noqa: BLE001 - as above
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
             self._note_lost(mesh.shape, error)
             return None
         rules = [rule[prepared.num_outputs :] for rule in prepared.expanded_strategies]
@@ -305,16 +305,16 @@ class ClaimReader:
         except (EndlessRuleError, SlowRulesError) as error:
             self._note(tuple((placement,) for placement in combination), error)
             return False
-        except Exception:  # noqa: BLE001 - as above
+        except (Exception, SystemExit):  # noqa: BLE001 - as above
             return False
         return True
 
-    def _note_lost(self, mesh_shape: Sequence[int], error: Exception) -> None:
+    def _note_lost(self, mesh_shape: Sequence[int], error: BaseException) -> None:
         """Note that DTensor did not come back when it was asked for all rules; other failures show at each of them."""
         if isinstance(error, EndlessRuleError):
             self._note(tuple((Replicate(),) * len(mesh_shape) for _ in self._metas), error)
 
-    def _note(self, combination: Combination, error: Exception) -> None:
+    def _note(self, combination: Combination, error: BaseException) -> None:
         """Note how DTensor failed, unless it has refused or is slow."""
         if isinstance(error, EndlessRuleError | SlowRulesError):
             self.lost = True

@@ -18,6 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import _SingleDimStrategyInfo, register_single_dim_strategy
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
+from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.caches import clear_caches
@@ -25,6 +26,7 @@ from verifier.torch_internals.sharded_ops import ShardedOp
 
 __all__ = [
     "IMPORTS_OF_SINGLE_DIM",
+    "by_register_sharding",
     "count_as_registered",
     "has_own_handler",
     "install_handler",
@@ -76,6 +78,13 @@ def keys_of_rules() -> tuple[dict[OpOverload, RuntimeSchemaInfo], ...]:
     """
     propagator = DTensor._op_dispatcher.sharding_propagator
     return propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy
+
+
+def by_register_sharding(op: object) -> bool:
+    """Return whether ``register_sharding`` registered the rules of ``op``, for which it chooses what the key holds."""
+    strategy = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs.get(op)  # type: ignore[call-overload]
+    module = getattr(getattr(strategy, "func", None), "__module__", "")
+    return str(module).startswith(register_sharding.__module__)  # the private module of the public name
 
 
 _of_the_user: dict[OpOverload, tuple[object, ...]] = {}
