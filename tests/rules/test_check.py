@@ -120,14 +120,18 @@ def test_what_is_claimed_at_one_size_is_not_missing_at_another() -> None:
     assert texts(report, "missing") == {"R, P(max) -> P(max)", "R, P(min) -> P(min)"}
 
 
+@pytest.mark.parametrize("meshes", [(TWO,), (TWO, SQUARE)], ids=str)
 @pytest.mark.parametrize(("infinite", "accused"), [({0}, False), ({1}, False), ({*range(1000)}, True)])
-def test_a_draw_that_came_upon_an_infinity_is_left_out_if_another_did_not(infinite: set[int], accused: bool) -> None:
+def test_a_draw_that_came_upon_an_infinity_is_left_out_if_another_did_not(
+    infinite: set[int], accused: bool, meshes: tuple[MeshSpec, ...]
+) -> None:
     def make(g: torch.Generator, s: tuple[int, int, int]) -> tuple[tuple[object, ...], dict[str, object]]:
         most = torch.inf if g.initial_seed() % 1000 in infinite else 3.0
         return (floats(g, s[0], s[1]), torch.full((s[0], s[1]), most).double()), {}
 
-    wrong = texts(check(HandMade("aten.mul.Tensor", make)), "wrong")
+    wrong = texts(check(HandMade("aten.mul.Tensor", make), *meshes), "wrong")
     assert ("P(sum), R -> P(sum)" in wrong) is accused
+    assert accused or not wrong
 
 
 def test_an_infinity_that_a_zero_hides_accuses_nobody() -> None:

@@ -67,6 +67,7 @@ class Products(SampleOnMesh):
     def run(self) -> None:
         """Try claims on a mesh of several dims: products of rules that hold on one, whatever DTensor makes of them."""
         ledger = self.ledger
+        next(self.draws(), None)  # the first one that came upon no infinity, if there is any
         unclaimed: list[tuple[Combination, Combination]] = []
         for number, combination in self._combinations:
             position = (ledger.number, self.mesh_number, self.size, number)
