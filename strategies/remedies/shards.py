@@ -130,6 +130,14 @@ REMEDIES = (
         frozenset({"WRONG_DTYPE", "CRASH"}),
     ),
     Remedy(
+        "sums-of-nothing",
+        "claim no shard for addmv that leaves a rank empty: where there is nothing to multiply, the local kernel does not "
+        "broadcast the tensor that is added",
+        lambda: vetoed(("aten.addmv.*", "aten.addmv_.*"), _leaves_a_rank_empty),
+        ("aten.addmv*",),
+        frozenset({"WRONG_SHAPE", "CRASH"}),
+    ),
+    Remedy(
         "blocks-of-pixels",
         "claim a shard for pixel_shuffle, pixel_unshuffle and channel_shuffle only if the size of every rank's shard "
         "is a multiple of what the op divides it by",
@@ -194,6 +202,14 @@ REMEDIES = (
         lambda: vetoed(_PICKING, _cuts_apart),
         _PICKING,
         VALUES | {"CRASH"},
+    ),
+    Remedy(
+        "crosses-cut-apart",
+        "shard both tensors of linalg_cross along a dim only if they have the same size there, because a size of 1 is "
+        "broadcast (linalg_cross_strategy in _ops/_math_ops.py)",
+        lambda: vetoed(("aten.linalg_cross.*",), _cuts_apart),
+        ("aten.linalg_cross.*",),
+        VALUES | {"WRONG_SHAPE", "CRASH"},
     ),
     Remedy(
         "shapes-that-are-unequal",

@@ -316,6 +316,15 @@ def test_special_values() -> None:
     assert (torch.signbit(found) & (found == 0)).any()
 
 
+def test_a_threshold_whose_parts_round_is_not_compared_exactly() -> None:
+    rounds = {}
+    for sample in (*samples("nn.functional.threshold"), *samples("nn.functional.hardshrink")):
+        numbers = [number for number in drawn(sample).args[1:] if isinstance(number, float)]
+        whole = all((8 * number).is_integer() for number in numbers)
+        rounds[whole] = (drawn(sample).exact, drawn(sample, values=Values.SPECIAL).exact)
+    assert rounds == {True: (True, True), False: (True, False)}
+
+
 def test_no_special_values_where_the_op_cannot_take_them() -> None:
     assert all(sample.draw(0, 0, Values.SPECIAL) is None for sample in samples("grid_sampler_2d"))
 
