@@ -131,8 +131,8 @@ REMEDIES = (
     ),
     Remedy(
         "sums-of-nothing",
-        "claim no shard for addmv that leaves a rank empty: where there is nothing to multiply, the local kernel does not "
-        "broadcast the tensor that is added",
+        "claim no shard for addmv that leaves a rank empty: where there is nothing to multiply, the local kernel does "
+        "not broadcast the tensor that is added",
         lambda: vetoed(("aten.addmv.*", "aten.addmv_.*"), _leaves_a_rank_empty),
         ("aten.addmv*",),
         frozenset({"WRONG_SHAPE", "CRASH"}),
