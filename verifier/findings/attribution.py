@@ -118,7 +118,7 @@ class Attribution:
 
         return self.recall(trial, (*remedies, again) if again else remedies, make)
 
-    def explain(self, failure: Failure) -> tuple[Cause, ...]:
+    def explain(self, failure: Failure, alone: bool = False) -> tuple[Cause, ...]:
         """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
 
         Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
@@ -127,8 +127,13 @@ class Attribution:
         each shows the next, also in ops that the trial runs only now. At last, all remedies are in force, whatever
         their verdicts, if those of the failure's verdict have led to another one. Remedies explain nothing if the trial
         also passes without them by then.
+
+        Parameters
+        ----------
+        alone
+            Whether to try no more than each likely cause alone, which takes the least time.
         """
-        causes = self._mending(failure)
+        causes = self._mending(failure, alone)
         return causes if causes and self._still_fails(failure) else ()
 
     def _still_fails(self, failure: Failure) -> bool:
@@ -139,7 +144,7 @@ class Attribution:
         again = _AGAIN[:1] if failure.verdict.kind is VerdictKind.HANG else _AGAIN
         return all(self._outcome(failure.trial, (), name)[1].kind.bad for name in again)
 
-    def _mending(self, failure: Failure) -> tuple[Cause, ...]:
+    def _mending(self, failure: Failure, alone: bool) -> tuple[Cause, ...]:
         kind = failure.verdict.kind
         may = [cause for cause in self.causes if self._may_have(cause, kind)]
         ops = ops_of(failure)
@@ -153,6 +158,8 @@ class Attribution:
                 return (cause,)
             if left is not kind or _how_far(observation) != far:
                 changed.append((cause, left, _executed(observation)))
+        if alone:
+            return ()
         if len(may) > 1:
             _, left = self._left(failure, may)
             if left is None:

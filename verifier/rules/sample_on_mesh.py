@@ -358,7 +358,9 @@ def _complexity(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def _width(tensor: torch.Tensor) -> int:
-    """Return the bytes of an element of a floating tensor; 0 for any other."""
+    """Return the bytes of an element of a floating tensor, or of a part of a complex one; 0 for any other."""
+    if tensor.is_complex():
+        return tensor.element_size() // 2
     return tensor.element_size() if tensor.is_floating_point() else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 
@@ -14,6 +15,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
+from verifier.execution.remedies import Remedy
+from verifier.findings.attribution import Attribution
 from verifier.findings.grouping import unlike
 from verifier.gate.baseline import Baseline
 from verifier.gate.entries import BaselineEntry, Cause
@@ -86,6 +89,29 @@ def test_another_defect_is_a_finding_of_its_own(other: WrongRule) -> None:
     sharded = wrong("neg.default", "P(max)", "S(0)", FLAT, ((Partial("max"),),))
     first, second = fingerprints(sharded, other)
     assert first != second
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (1, 2, 0)], ids=str)
+def test_rules_that_look_alike_may_have_a_known_cause_and_none(order: tuple[int, ...]) -> None:
+    """Each is told by what mends it, whichever comes first; the one that nothing mends is new."""
+    rows, columns = (wrong("neg.default", f"S({dim})", "R", FLAT, ((Shard(dim),),)) for dim in (0, 1))
+    known = Cause(
+        fingerprint="c0", op="aten.neg.default", family="opinfo", verdict="CRASH", rule="", mesh="2", summary="",
+        reason="a test", torch=("2.13.0",), expires=date.max, remedy="rows", title="", where=(),
+        replay=msgspec.json.encode(rows.trial).decode(),
+    )  # fmt: skip
+
+    def run(trial: Trial, remedies: tuple[str, ...]) -> Observation:
+        if "rows" in remedies and trial.combination == ((Shard(0),),):
+            done = tuple(ProcessReport((rank,), Phase.DONE) for rank in range(2))
+            return Observation(trial, Fate.COMPLETED, done)
+        return fails(trial)
+
+    attribution = Attribution(run, (known,), {"rows": Remedy("rows", "", nullcontext, ("aten.neg.*",))})
+    confirmer = Confirmer(fails, Baseline((known,)), ["opinfo"], attribution=attribution)
+    rules = [(rows, columns, rows)[number] for number in order]
+    records = confirmer.confirm([(one, "opinfo") for one in rules])
+    assert [record.fingerprint == "c0" for record in records] == [one is rows for one in rules]
 
 
 def test_a_product_is_a_defect_of_its_own_where_its_rules_are_right() -> None:

@@ -168,7 +168,9 @@ class Confirmer:
         """What shows a finding, by its name, if it is another call than the smallest that failed."""
         self._defects: dict[str, _Defect] = {}
         self._causes: dict[str, tuple[Cause, ...]] = {}
-        """What mended the last wrong rule with a key."""
+        """What mended the last wrong rule with a key that anything mended."""
+        self._unexplained: set[str] = set()
+        """Keys of wrong rules of which one was mended by nothing."""
 
     def replay_known(self, ops: set[str], meshes: Collection[MeshSpec] = ()) -> None:
         """Run the baseline's entries again whose op is among ``ops``, to see which still fail.
@@ -354,14 +356,21 @@ class Confirmer:
     def _mending(self, key: str, failure: Failure) -> tuple[Cause, ...]:
         """Return the causes that explain ``failure``; those that explained the last one with its key come first.
 
-        If none explained the last one, it is a new finding, and this rule is part of it.
+        If none explained an earlier one, that is a new finding, and this rule is part of it unless one cause alone
+        mends it: rules of an op may be wrong for several reasons that look alike.
         """
         if self.attribution is None:
             return ()
-        before = self._causes.get(key)
-        if before is None or (before and not self.attribution.is_mended(failure, before)):
-            self._causes[key] = self.attribution.explain(failure)
-        return self._causes[key]
+        before = self._causes.get(key, ())
+        if before and self.attribution.is_mended(failure, before):
+            return before
+        if key in self._unexplained:
+            causes = self.attribution.explain(failure, alone=True)
+        elif not (causes := self.attribution.explain(failure)):
+            self._unexplained.add(key)
+        if causes:
+            self._causes[key] = causes
+        return causes
 
     def settle(self) -> None:
         """Make a finding of each defect: those of the baseline that still fail, and what is new."""
