@@ -20,6 +20,7 @@ from strategies.opinfo.calls.providers import PROVIDERS
 from strategies.opinfo.coverage import coverage
 from strategies.opinfo.samples.derived_overloads import family
 from strategies.opinfo.samples.fill_plans import why_not_testable
+from strategies.opinfo.samples.input_classes import dtypes
 from strategies.opinfo.source import SOURCE
 from verifier.core.case import OpCase
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, Values, installed_sources
@@ -327,6 +328,16 @@ def test_a_threshold_whose_parts_round_is_not_compared_exactly() -> None:
 
 def test_no_special_values_where_the_op_cannot_take_them() -> None:
     assert all(sample.draw(0, 0, Values.SPECIAL) is None for sample in samples("grid_sampler_2d"))
+
+
+@pytest.mark.parametrize(("extent", "several"), [(2, True), (0, False)])
+def test_operands_of_several_dtypes_are_drawn_where_there_is_something_to_compute(extent: int, several: bool) -> None:
+    """A kernel that has nothing to multiply looks at no dtype."""
+    operands = (torch.ones(3, 3, 2), torch.ones(3, 3, extent), torch.ones(3, extent, 2))
+    call = Call(torch.ops.aten.baddbmm.default, operands, {})
+    changed = [one for variation in dtypes(call) if (one := variation.apply(call)) is not None]
+    assert changed
+    assert any(len({tensor.dtype for tensor in one.tensors}) > 1 for one in changed) is several
 
 
 def test_wide_values_lie_on_both_sides_of_a_number() -> None:

@@ -88,10 +88,13 @@ def dtypes(call: Call) -> Iterator[Variation]:
     if call.op.namespace == "prims":
         return  # of integers, the functions of prims for fake tensors and their kernels return other dtypes
     floating = [number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point()]
+    # a kernel that has nothing to compute takes operands of dtypes that it refuses otherwise
+    mixed = len(floating) > 1 and all(tensor.numel() for tensor in call.tensors)
     if floating:
-        yield from (_cast((number,), torch.int64) for number in floating[-1:])
+        if mixed or len(floating) == 1:
+            yield _cast((floating[-1],), torch.int64)
         yield _cast(tuple(floating), torch.int64)
-        if len(floating) > 1:
+        if mixed:
             yield _cast(tuple(floating[:1]), torch.int64)
             yield _cast(tuple(floating[1:]), torch.float32)
         yield _cast(tuple(floating), torch.bool)
