@@ -26,6 +26,7 @@ __all__ = [
     "styled",
     "taken",
     "unwrapped",
+    "written_to_plain",
 ]
 
 
@@ -59,6 +60,31 @@ def beside_numbers(path: str, number: float, late: bool, /, x: torch.Tensor) -> 
     given = x.detach()
     value = given[None, None] if late else given[None, None, None]
     return [function(value, one) for one in ([held, number] if late else [number, held])]
+
+
+def written_to_plain(path: str, kind: str, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice what a function writes to a plain tensor of one element, or of three where it writes to the second.
+
+    Parameters
+    ----------
+    path
+        The function: it gets all of ``x``, or its sum if it writes in place.
+    kind
+        ``out``, ``in place``, or ``an item``.
+    """
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    given = x.detach()
+    plain = torch.ones([3] if kind == "an item" else [], dtype=x.dtype)
+    if kind == "out":
+        found = function(given, list(range(x.ndim)), out=plain)
+    else:
+        function(plain[1] if kind == "an item" else plain, given.sum())
+        found = plain
+    if isinstance(x, DTensor) and not isinstance(found, DTensor):
+        found = DTensor.from_local(found, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False)
+    return [found * 2]
 
 
 def distributed(path: str, given: list[Any], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -307,5 +333,6 @@ for _program in (
     styled,
     taken,
     unwrapped,
+    written_to_plain,
 ):
     declares(f"{__name__}.{_program.__name__}")

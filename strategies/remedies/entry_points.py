@@ -26,6 +26,7 @@ from verifier.torch_internals.amending.entry_points import (
     losses_end,
     losses_of_many_dims,
     parts_differentiated,
+    plain_results_refused,
     splits_read_indices,
     styles_keep_frozen,
     styles_of_nested_modules,
@@ -51,6 +52,15 @@ def _shards_its_result(decision: Decision) -> bool:
 
 
 REMEDIES = (
+    Remedy(
+        "plain-tensors-written-to",
+        "refuse a call that writes to a plain tensor, also to one of a single element, which is taken for a replica "
+        "(OpDispatcher._unwrap_to_op_info_impl in _dispatch.py)",
+        plain_results_refused,
+        ("composite.written_to_plain",),
+        VALUES | {"CRASH", "RANKS_DISAGREE"},
+        refuses=True,
+    ),
     Remedy(
         "equality-on-submeshes",
         "reduce the answer of equal over the ranks of the mesh, not over all ranks (_dispatch_fast_path_python_tail in "

@@ -88,6 +88,15 @@ def numbers_that_divide_twice() -> None:
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.div.Tensor] = divided
 
 
+def sums_written_twice() -> None:
+    """What is written to the tensor given as ``out`` is twice the sum."""
+
+    def summed(_op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return kwargs["out"].fill_(2 * float(args[0].full_tensor().sum()))
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.sum.IntList_out] = summed
+
+
 def copies_that_are_negative() -> None:
     """A deep copy has the other sign, unless it begins behind its storage, where torch's own raises."""
     before = DTensor.__deepcopy__

@@ -89,6 +89,7 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("torch.div", 2, True),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.sums_written_twice: (entry_points.written_to_plain, ("torch.sum", "out"), {"x": NUMBERS}),
     entry_point_mutants.cumulated_sums_forgotten: (entry_points.reordered, ([0, 1], [Shard(0)]), {"x": NUMBERS}),
     entry_point_mutants.said_placements_of_gradients_forgotten: (
         procedures.placed_gradients,
@@ -168,6 +169,26 @@ def test_numbers_that_are_taken_for_tensors_are_seen_and_mended(
     mended = run_remedied(pools, pending, ("numbers-taken-for-tensors",))
     assert judge(mended, make_reference(case)).kind is VerdictKind.PASS
     assert judge(run_remedied(pools, sharded, ()), make_reference(case)).kind is VerdictKind.PASS
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("path", "kind", "wrong"),
+    [
+        ("torch.amax", "out", VerdictKind.WRONG_VALUE),
+        ("torch.Tensor.add_", "in place", VerdictKind.CRASH),
+        ("torch.Tensor.copy_", "an item", VerdictKind.CRASH),
+    ],
+)
+def test_what_is_written_to_a_plain_tensor_is_seen_and_refused(
+    path: str, kind: str, wrong: VerdictKind, pools: PoolSet
+) -> None:
+    program = f"{entry_points.__name__}.written_to_plain"
+    case = OpCase("composite.written_to_plain", program, (path, kind), {"x": NUMBERS}, "chains", False)
+    trial = Trial(case, MESH, ((Shard(0),),))
+    assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
+    refused = run_remedied(pools, trial, ("plain-tensors-written-to",))
+    assert judge(refused, make_reference(case)).kind is VerdictKind.UNSUPPORTED
 
 
 @pytest.mark.ranks

@@ -57,6 +57,18 @@ def _beside_numbers(b: Building) -> None:
 
 
 @composite
+def _written_to_plain(b: Building) -> None:
+    """What is accumulated in a plain tensor of one element, as a loop adds up losses, or reduced into one."""
+    b.floats(*b.size())
+    kind, path = b.way(
+        ("in place", "torch.Tensor.add_"), ("in place", "torch.Tensor.mul_"), ("in place", "torch.Tensor.copy_"),
+        ("an item", "torch.Tensor.add_"), ("an item", "torch.Tensor.copy_"), ("out", "torch.sum"),
+        ("out", "torch.mean"), ("out", "torch.amax"), ("out", "torch.amin"), ("out", "torch.logsumexp"),
+    )  # fmt: skip
+    b.program(f"{_PROGRAMS}written_to_plain", path, kind)
+
+
+@composite
 def _distributed(b: Building) -> None:
     """A plain tensor's view of any kind that is distributed: strides, an offset, repeated or conjugated elements.
 

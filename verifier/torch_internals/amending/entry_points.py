@@ -14,6 +14,7 @@ import torch.distributed.tensor.parallel as parallel
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
@@ -35,6 +36,7 @@ __all__ = [
     "losses_end",
     "losses_of_many_dims",
     "parts_differentiated",
+    "plain_results_refused",
     "splits_read_indices",
     "styles_keep_frozen",
     "styles_of_nested_modules",
@@ -418,6 +420,29 @@ def gradients_of_gather_dense() -> Iterator[None]:
 
     with mock.patch.object(op, "_op", _Called(gathered, call)):
         yield
+
+
+def plain_results_refused() -> contextlib.AbstractContextManager[None]:
+    """Let DTensor refuse a call that writes to a plain tensor; one of a single element counts as replicated for it."""
+
+    def wrap(unwrap: Any) -> Any:
+        def refusing(self: Any, op: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
+            named = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
+            for argument in op._schema.arguments:
+                given = named.get(argument.name)
+                if (
+                    argument.alias_info is not None
+                    and argument.alias_info.is_write
+                    and isinstance(given, torch.Tensor)
+                    and not isinstance(given, DTensor)
+                ):
+                    raise RuntimeError(f"{op} got mixed torch.Tensor and DTensor: it writes to a plain tensor")
+            return unwrap(self, op, args, kwargs, *rest)
+
+        refusing.__module__ = unwrap.__module__
+        return refusing
+
+    return exchanged(OpDispatcher, "_unwrap_to_op_info_impl", wrap)
 
 
 def unsorted_meshes_refused() -> contextlib.AbstractContextManager[None]:
