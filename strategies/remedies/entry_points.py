@@ -54,11 +54,11 @@ def _shards_its_result(decision: Decision) -> bool:
 REMEDIES = (
     Remedy(
         "plain-tensors-written-to",
-        "refuse a call that writes to a plain tensor, also to one of a single element, which is taken for a replica "
-        "(OpDispatcher._unwrap_to_op_info_impl in _dispatch.py)",
+        "refuse a call that writes to plain tensors alone, also to one of a single element, which is taken for a "
+        "replica (OpDispatcher._unwrap_to_op_info_impl in _dispatch.py)",
         plain_results_refused,
         ("composite.written_to_plain",),
-        VALUES | {"CRASH", "RANKS_DISAGREE"},
+        VALUES | {"CRASH"},
         refuses=True,
     ),
     Remedy(

@@ -107,18 +107,27 @@ def pools() -> Iterator[PoolSet]:
     pools.close()
 
 
+@pytest.fixture(scope="module")
+def pools_of_mutants() -> Iterator[PoolSet]:
+    pools = PoolSet(Pool)
+    yield pools
+    pools.close()
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("mutant", CASES, ids=lambda mutant: mutant.__name__)
-def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools: PoolSet) -> None:
+def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools_of_mutants: PoolSet) -> None:
     program, args, tensors = CASES[mutant]
     case = OpCase("composite.given", f"{program.__module__}.{program.__name__}", args, tensors, "chains", False)
     whole = program is entry_points.initialised  # torch's own is wrong on shards
     placements = tuple(((Shard(0) if name == "x" and not whole else Replicate()),) for name in tensors)
     trial = Trial(case, MESH, placements)
-    assert judge(pools.run_alone(trial), make_reference(case)).kind is VerdictKind.PASS
-    outcome = pools.of(MESH).call(Task("rules_in_ranks.register", (f"{mutant.__module__}.{mutant.__name__}",), MESH))
+    assert judge(pools_of_mutants.run_alone(trial), make_reference(case)).kind is VerdictKind.PASS
+    outcome = pools_of_mutants.of(MESH).call(
+        Task("rules_in_ranks.register", (f"{mutant.__module__}.{mutant.__name__}",), MESH)
+    )
     assert outcome.ok, outcome
-    assert judge(pools.run_alone(trial), make_reference(case)).kind is VerdictKind.WRONG_VALUE
+    assert judge(pools_of_mutants.run_alone(trial), make_reference(case)).kind is VerdictKind.WRONG_VALUE
 
 
 @pytest.mark.ranks
@@ -189,6 +198,15 @@ def test_what_is_written_to_a_plain_tensor_is_seen_and_refused(
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     refused = run_remedied(pools, trial, ("plain-tensors-written-to",))
     assert judge(refused, make_reference(case)).kind is VerdictKind.UNSUPPORTED
+
+
+@pytest.mark.ranks
+def test_what_is_unscaled_beside_a_plain_flag_is_not_refused(pools: PoolSet) -> None:
+    tensors = {"p0": NUMBERS, "g0": NUMBERS - 2}
+    case = OpCase("composite.scaled_gradients", f"{procedures.__name__}.scaled", (1,), tensors, "chains", False)
+    trial = Trial(case, MESH, ((Shard(0),),) * len(tensors))
+    kept = run_remedied(pools, trial, ("plain-tensors-written-to",))
+    assert judge(kept, make_reference(case)).kind is VerdictKind.PASS
 
 
 @pytest.mark.ranks

@@ -14,6 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
+from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.registries import registries_of_rules
 
@@ -25,11 +26,23 @@ __all__ = [
     "is_composite",
     "registered_overloads",
     "selected_overload",
+    "written_tensors",
 ]
 
 
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
+
+
+def written_tensors(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+    """Return the tensors that a call writes to, in place or as ``out=``, those in lists among them."""
+    named = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | dict(kwargs)
+    written = [
+        named.get(argument.name)
+        for argument in op._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)]
 
 
 def cache_by_rules(function: Callable[[*Arguments], Result]) -> Callable[[*Arguments], Result]:

@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.registrations import exchanged
+from verifier.torch_internals.ops import written_tensors
 
 __all__ = [
     "absent_classes",
@@ -423,20 +424,16 @@ def gradients_of_gather_dense() -> Iterator[None]:
 
 
 def plain_results_refused() -> contextlib.AbstractContextManager[None]:
-    """Let DTensor refuse a call that writes to a plain tensor; one of a single element counts as replicated for it."""
+    """Let DTensor refuse a call that writes to plain tensors alone, for which one of a single element is a replica.
+
+    A call that writes to DTensors too, as the unscaling of gradients with its flag does, goes on as before.
+    """
 
     def wrap(unwrap: Any) -> Any:
         def refusing(self: Any, op: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
-            named = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
-            for argument in op._schema.arguments:
-                given = named.get(argument.name)
-                if (
-                    argument.alias_info is not None
-                    and argument.alias_info.is_write
-                    and isinstance(given, torch.Tensor)
-                    and not isinstance(given, DTensor)
-                ):
-                    raise RuntimeError(f"{op} got mixed torch.Tensor and DTensor: it writes to a plain tensor")
+            written = written_tensors(op, args, kwargs)
+            if written and not any(isinstance(tensor, DTensor) for tensor in written):
+                raise RuntimeError(f"{op} got mixed torch.Tensor and DTensor: it writes to a plain tensor")
             return unwrap(self, op, args, kwargs, *rest)
 
         refusing.__module__ = unwrap.__module__

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.registrations import ABSENT, edited
 from verifier.torch_internals.caches import clear_caches
-from verifier.torch_internals.ops import registered_overloads
+from verifier.torch_internals.ops import registered_overloads, written_tensors
 from verifier.torch_internals.watching import memory_of
 
 __all__ = ["keywords_replicated", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
@@ -43,14 +43,11 @@ class _LostWrites:
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not func._schema.is_mutable:
             return
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = args[position] if position < len(args) else kwargs.get(argument.name)
-                memories = [memory_of(tensor._local_tensor) for tensor in _dtensors(given)]
-                if any(memory in self._copies for memory in memories):
-                    raise NotImplementedError(f"{func} is not supported on a view of a redistributed tensor")
-                if any(view() is not None for memory in memories for view in self._bases.get(memory, (None, []))[1]):
-                    raise NotImplementedError(f"{func} is not supported on a tensor of whose copy there is a view")
+        memories = [memory_of(tensor._local_tensor) for tensor in _dtensors(written_tensors(func, args, kwargs))]
+        if any(memory in self._copies for memory in memories):
+            raise NotImplementedError(f"{func} is not supported on a view of a redistributed tensor")
+        if any(view() is not None for memory in memories for view in self._bases.get(memory, (None, []))[1]):
+            raise NotImplementedError(f"{func} is not supported on a tensor of whose copy there is a view")
 
     def after(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.arguments)
