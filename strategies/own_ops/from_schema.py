@@ -265,7 +265,8 @@ def _ask(call: Call) -> _Asked:
     reader = ClaimReader(call.op, call.args, call.kwargs, call.op(*copied(call).args, **call.kwargs))
     listed = reader.listed((2,), [])
     if listed is None:
-        listed = [rule for rule in reader.enumerated((2,)) if {*rule} != {Replicate()}] or _answered(call, reader)
+        rules_of_one = (tuple(p for (p,) in rule) for rule in reader.enumerated((2,)))
+        listed = [rule for rule in rules_of_one if {*rule} != {Replicate()}] or _answered(call, reader)
     rules = {rule for rule in listed if len(rule) == len(ndims) and {*rule} != {Replicate()}}
     return _Asked(call, ndims, frozenset(rules))
 

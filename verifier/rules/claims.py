@@ -94,7 +94,7 @@ def where_to_ask(
     listed = reader.listed(mesh_shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
     if listed is not None:
         return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
-    own = [tuple((_unmasked(p),) for p in rule) for rule in reader.enumerated(mesh_shape)]
+    own = [tuple((_unmasked(p),) for (p,) in rule) for rule in reader.enumerated(mesh_shape)]
     combinations = combinations[:most] if own else combinations
     sums = [tuple(map(_summed, call.tensors, one)) for one in combinations] if _has_bools(call.tensors) else []
     return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(call, one))]))

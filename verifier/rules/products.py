@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.placements.algebra import sharded_dim, take_local
 from verifier.placements.alphabet import Alphabet
-from verifier.rules.claims import Claim, judge_claim, read_claim
+from verifier.rules.claims import Claim, judge_claim, possible, read_claim
 from verifier.rules.enumerate import input_combinations, product_choices
 from verifier.rules.execute import tensor_groups
 from verifier.rules.options import DRAWS_FOR_MISSING
@@ -49,15 +49,16 @@ class Products(SampleOnMesh):
         """The combinations that are tried, with their numbers: products of rules that hold on one mesh dim."""
         ledger = self.ledger
         rules = sorted(ledger.products, key=str)
-        if not rules or not ledger.options.products:
+        if not ledger.options.products:
             return []
         seed = zlib.crc32(f"{ledger.sample.op}/{ledger.sample.origin}".encode())
         combinations: dict[Combination, None] = {}
-        for choice in self._chosen(rules, seed):
+        for choice in self._chosen(rules, seed) if rules else ():
             combination = _columns([rules[i] for i in choice])
             combinations[combination] = None
             self._promised[combination] = _columns([ledger.products[rules[i]] for i in choice])
-        combinations |= dict.fromkeys(self._mixed(rules, seed))
+        combinations |= dict.fromkeys(self._mixed(rules, seed) if rules else ())
+        combinations |= dict.fromkeys(self._enumerated(frozenset(rules), seed))
         return [
             (number, combination)
             for number, combination in enumerate(combinations)
@@ -170,6 +171,24 @@ class Products(SampleOnMesh):
                 tuple(p if mesh_dim == at else q for mesh_dim in range(self.mesh.ndim))
                 for p, (q,) in zip(rule, other, strict=True)
             )
+
+    def _enumerated(self, rules: frozenset[tuple[Placement, ...]], seed: int) -> list[Combination]:
+        """Return what the strategy enumerates for this mesh and is no product of ``rules``, as many as other products.
+
+        A strategy that looks at the whole mesh may have rules for several mesh dims alone.
+        """
+        found = [
+            one
+            for one in self.reader.enumerated(self.mesh.shape)
+            if not rules.issuperset(zip(*one, strict=True)) and self._is_possible(one)
+        ]
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
+        return [found[number] for number in order[: self.ledger.options.products]]
+
+    def _is_possible(self, combination: Combination) -> bool:
+        columns = [tuple((placements[mesh_dim],) for placements in combination) for mesh_dim in range(self.mesh.ndim)]
+        masked = any(masked_extent(p) is not None for placements in combination for p in placements)
+        return not masked and all(possible(self.call, column) for column in columns)
 
 
 def _columns(rules: Sequence[Sequence[Placement]]) -> Combination:

@@ -213,13 +213,14 @@ class ClaimReader:
         """Whether the op's strategy lists its rules for one mesh dim, whatever placements it is given."""
         return self.op in self._propagator.op_single_dim_strategy_funcs
 
-    def enumerated(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]]:
-        """Return the input placements, on one mesh dim, that the op's strategy enumerates for replicated arguments."""
+    def enumerated(self, mesh_shape: tuple[int, ...]) -> list[Combination]:
+        """Return the input placements of the rules that the op's strategy enumerates for replicated arguments."""
         strategy = self._propagator.op_strategy_funcs.get(self.op)
-        if strategy is None or self.lists_rules or len(mesh_shape) > 1 or self.lost:
+        if strategy is None or self.lists_rules or self.lost:
             return []
         mesh = _bare_mesh(mesh_shape, 0)
-        specs = [DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas]
+        whole: Placements = (Replicate(),) * len(mesh_shape)
+        specs = [DTensorSpec(mesh, whole, tensor_meta=meta) for meta in self._metas]
         try:
             with ended_rules(_LONGEST):
                 decided = strategy(self._propagator._wrap_with_op_strategy(self._schema(specs)))
@@ -228,9 +229,8 @@ class ClaimReader:
             return []
         rules = []
         for one in getattr(decided, "strategies", []):
-            inputs = one.input_specs or ()
-            placed = [spec.placements[0] for spec in inputs if isinstance(spec, DTensorSpec) and spec.placements]
-            if len(placed) == len(self._metas):
+            placed = [tuple(spec.placements) for spec in one.input_specs or () if isinstance(spec, DTensorSpec)]
+            if len(placed) == len(self._metas) and all(len(placements) == mesh.ndim for placements in placed):
                 rules.append(tuple(placed))
         return rules
 

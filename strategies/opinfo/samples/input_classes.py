@@ -292,6 +292,29 @@ def _with_size(name: str, more: int, call: Call) -> Call | None:
     return with_value(call, name, [extent + more for extent in call.tensors[0].shape])
 
 
+def pooled_sizes(call: Call) -> Iterator[Variation]:
+    """Yield sizes of what pools and interpolates: 1, the extents of the input, and half of them.
+
+    A rule may shard what it pools for some of these alone.
+    """
+    base = base_of(str(call.op))
+    given = call.values.get("output_size")
+    if not isinstance(given, list | tuple) or not base.startswith(("adaptive_", "_adaptive_", "upsample_")):
+        return
+    if "backward" in base or any(parameter.out for parameter in parameters(call.op)):
+        return
+    yield _value("output_size", [1] * len(given))
+    yield Variation("output_size is that of the input", partial(_with_pooled_size, 1))
+    yield Variation("output_size is half that of the input", partial(_with_pooled_size, 2))
+
+
+def _with_pooled_size(divisor: int, call: Call) -> Call | None:
+    given = call.values["output_size"]
+    assert isinstance(given, list | tuple)
+    extents = call.tensors[0].shape[-len(given) :]
+    return with_value(call, "output_size", [max(1, extent // divisor) for extent in extents])
+
+
 def _changed(which: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tensor | None], call: Call) -> Call | None:
     return call.with_tensors(which, change)
 
@@ -496,6 +519,7 @@ INPUT_CLASSES = (
     InputClass("narrower", narrower, 9),
     InputClass("empty", empty, 3),
     InputClass("factory sizes", factory_sizes, 2),
+    InputClass("pooled sizes", pooled_sizes, 3),
     InputClass("negative dims", negative_dims, 3),
     InputClass("other dims", other_dims, 3),
     InputClass("several dims", several_dims, 1),

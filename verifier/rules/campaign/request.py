@@ -118,7 +118,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         targets, without_samples = _targets_of_ops(asked) if registered else (_targets(asked), ())
     own = own_rules()
     if own and request.world_sizes is None and not request.meshes:
-        check = replace(check, beyond=BEYOND)
+        check = replace(check, beyond=BEYOND, samples_with_products=request.max_samples)
     header = RunHeader(
         id=new_run_id(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
