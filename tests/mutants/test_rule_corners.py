@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 import torch
 from rule_mutants import check, samples, short
-from rule_strategies import SUM, R, Rule, alike, dims, for_whole_meshes, per_mesh_dim, pointwise
+from rule_strategies import AVG, SUM, R, Rule, alike, dims, for_whole_meshes, per_mesh_dim, pointwise
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy, register_op_strategy
 from torch.distributed.tensor.placement_types import Placement
 
+from strategies.opinfo.source import SOURCE
 from verifier.core.case import MeshSpec
 from verifier.rules.campaign.request import BEYOND
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
+from verifier.rules.samples import SampleOptions
 from verifier.torch_internals.registries import replaced_strategy
 
 aten = torch.ops.aten
@@ -96,3 +98,35 @@ def test_a_rule_for_one_number_of_ranks_alone_is_found_out_there(ranks: int) -> 
         register_op_strategy(aten.exp.default)(strategy)
         assert found(()) == set()
         assert found(BEYOND) == {("P(sum) -> P(sum)", str(ranks))}
+
+
+def test_a_rule_for_several_mesh_dims_alone_is_found_out_though_no_product_of_rules_is_the_same() -> None:
+    def strategy(schema: OpSchema) -> OpStrategy:
+        given, mesh = schema.args_schema[0], schema.get_mesh_from_args()
+        assert isinstance(given, OpStrategy)
+        made = expand_to_full_mesh_op_strategy(mesh, schema, alike(2, dims(given)))
+        if mesh.ndim == 2 and given.ndim > 1:
+            spec = DTensorSpec(mesh, (Shard(0), SUM), tensor_meta=given.strategies[0].output_spec.tensor_meta)
+            costs = [[0.0] * len(given.strategies)]
+            made.strategies.append(OpSpec(spec, input_specs=(spec,), redistribute_cost=costs))
+        return made
+
+    with replaced_strategy(aten.relu.default):
+        register_op_strategy(aten.relu.default)(strategy)
+        assert accused("aten.relu.default") == {"(S(0), P(sum)) -> (S(0), P(sum))"}
+
+
+def test_means_of_means_are_wrong_of_uneven_rows_where_a_pool_makes_one_of_all() -> None:
+    """Torch's own calls of the op make more than one."""
+
+    def rules(tensor: Any, size: list[int]) -> list[Rule]:
+        return [[AVG, Shard(len(tensor.shape) - 2)]] if list(size) == [1, 1] else []
+
+    overload = aten._adaptive_avg_pool2d.default
+    with replaced_strategy(overload):
+        per_mesh_dim(overload, rules)
+        found = [one for target in SOURCE.select([str(overload)]) for one in SOURCE.samples(target, SampleOptions())]
+        reports = [check_sample(one, CheckOptions((MeshSpec((3,)),), claims_only=True)) for one in found]
+        wrong = {short(one.rule) for report in reports for one in report.wrong}
+    assert wrong
+    assert wrong <= {"S(1) -> P(avg)", "S(2) -> P(avg)"}
