@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from run_factory import make_finding
 
-from verifier.cli.own_rules import MANY, is_caused_by_rule_of, kept_off_ranks
+from verifier.cli.own_rules import MANY, explained, is_caused_by_rule_of, kept_off_ranks
 from verifier.records.schema import FindingRecord
 
 MINE, OTHER = "aten.cumsum.default", "aten.flip.default"
@@ -48,3 +51,34 @@ def test_ranks_try_no_other_op_of_many_if_level_1_has_accused_one() -> None:
     assert kept_off_ranks(few, ("op3",)) == ("op3",)
     assert kept_off_ranks(many, ("op3",)) == tuple(many)
     assert kept_off_ranks(many, ()) == ()
+
+
+def numbered(*numbers: int) -> list[FindingRecord]:
+    return [replace(finding(f"{OTHER}: S(0)"), fingerprint=str(number)) for number in numbers]
+
+
+def test_findings_are_tried_until_so_many_are_left_however_many_are_explained() -> None:
+    tried: list[str] = []
+
+    def explain(block: Sequence[FindingRecord]) -> dict[str, str]:
+        tried.extend(one.fingerprint for one in block)
+        return {one.fingerprint: "torch" for one in block if int(one.fingerprint) < 7}
+
+    assert set(explained(numbered(*range(8)), 2, explain)) == {str(number) for number in range(7)}
+    tried.clear()
+    assert explained(numbered(7, 8, 0, 1), 2, explain) == {}
+    assert tried == ["7", "8"]
+
+
+def test_what_one_reason_explains_is_not_tried_for_another() -> None:
+    asked: list[str] = []
+
+    def first(block: Sequence[FindingRecord]) -> dict[str, str]:
+        return {"1": "torch alone"}
+
+    def second(block: Sequence[FindingRecord]) -> dict[str, str]:
+        asked.extend(one.fingerprint for one in block)
+        return {"2": "a remedy"}
+
+    assert explained(numbered(1, 2), 6, first, second) == {"1": "torch alone", "2": "a remedy"}
+    assert asked == ["2"]

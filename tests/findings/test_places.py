@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.core.observation import Fate, Observation, ProcessReport, Raised
+from verifier.core.observation import Executed, Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.failures import Failure
 from verifier.findings.places import place_of
@@ -24,6 +26,14 @@ def failure(op: str, kind: VerdictKind = VerdictKind.WRONG_VALUE, file: str = ""
     raised = Raised(Phase.FORWARD, "RuntimeError", "no", where, file=file) if file else None
     report = ProcessReport((0,), Phase.FORWARD if file else Phase.DONE, raised)
     return Failure(trial, Observation(trial, Fate.COMPLETED, (report,)), Verdict(kind, "", Phase.FORWARD, "output"))
+
+
+def failing_step(op: str, step: str) -> Failure:
+    """Return a failure of a program that calls ``op`` and whose last step is ``step``."""
+    found = failure(op)
+    executed = Executed(Phase.FORWARD, None, step, ("R",))
+    report = replace(found.observation.reports[0], executed=(executed,))
+    return replace(found, observation=replace(found.observation, reports=(report,)))
 
 
 def test_ops_whose_rules_one_function_claims_are_one_place_whatever_the_verdict() -> None:
@@ -54,6 +64,17 @@ def scan(*args: object) -> list[list[Placement | None]]:
 def test_the_place_is_the_user_s_function_where_the_user_has_registered_one() -> None:
     with replaced_strategy(aten.cumsum.default, scan):
         assert place_of(failure("aten.cumsum.default")) == f"{__name__}.scan"
+
+
+def test_calls_of_two_ops_of_an_import_are_two_places_where_torchs_rules_of_another_op_fail() -> None:
+    own = ("aten.bernoulli.default", "aten.randint_like.default")
+    first, second = (failure(op, VerdictKind.CRASH, "_view_ops.py", "expand in _view_ops.py") for op in own)
+    assert place_of(first) == place_of(second)
+    assert place_of(first, own) != place_of(second, own)
+    first, second = (failing_step(op, "aten.clone.default") for op in own)
+    assert place_of(first) == place_of(second)
+    assert place_of(first, own) != place_of(second, own)
+    assert place_of(first, own[1:]) == place_of(first)
 
 
 def test_no_place_is_known_of_what_dtensor_decomposes_or_timing_decides() -> None:

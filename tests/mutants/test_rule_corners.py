@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from rule_mutants import check, short
+from rule_mutants import check, samples, short
 from rule_strategies import SUM, R, Rule, alike, dims, for_whole_meshes, per_mesh_dim, pointwise
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
-from torch.distributed.tensor._ops.utils import register_op_strategy
+from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy, register_op_strategy
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.core.case import MeshSpec
+from verifier.rules.campaign.request import BEYOND
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
 from verifier.torch_internals.registries import replaced_strategy
 
 aten = torch.ops.aten
@@ -74,3 +78,21 @@ def test_a_strategy_that_looks_at_the_first_mesh_dim_alone_is_found_out_on_two()
         found = accused("aten._softmax.default", 8)
     assert found
     assert all(rule.startswith("(") for rule in found)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_a_rule_for_one_number_of_ranks_alone_is_found_out_there(ranks: int) -> None:
+    def strategy(schema: OpSchema) -> OpStrategy:
+        given, mesh = schema.args_schema[0], schema.get_mesh_from_args()
+        wrong: list[Rule] = [[SUM, SUM]] if mesh.shape == (ranks,) else []
+        return expand_to_full_mesh_op_strategy(mesh, schema, [*alike(2, dims(given)), *wrong])  # type: ignore[arg-type]
+
+    def found(beyond: tuple[MeshSpec, ...]) -> set[tuple[str, str]]:
+        options = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), claims_only=True, beyond=beyond)
+        reports = [check_sample(sample, options) for sample in samples("aten.exp.default", 2)]
+        return {(short(wrong.rule), wrong.mesh) for report in reports for wrong in report.wrong}
+
+    with replaced_strategy(aten.exp.default):
+        register_op_strategy(aten.exp.default)(strategy)
+        assert found(()) == set()
+        assert found(BEYOND) == {("P(sum) -> P(sum)", str(ranks))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -46,13 +46,13 @@ from verifier.rules.campaign.table import TableBuilder
 from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
-__all__ = ["is_caused_by_rule_of", "kept_off_ranks", "verify_own_rules"]
+__all__ = ["explained", "is_caused_by_rule_of", "kept_off_ranks", "verify_own_rules"]
 
 MANY = 8
 """If an import changes the rules of more ops, as by a function that their strategies share, each is checked less."""
 SAMPLES_OF_MANY, CASES_OF_MANY = 3, 2
-MOST_ALONE = 6
-"""The most findings that are tried without the imports."""
+MOST_LEFT = 6
+"""After so many findings that nothing but the imports explains, no others are tried without the imports."""
 MOST_OF_EXCHANGED = 100
 """The same, if the imports exchange code that rules of torch run."""
 _BY_RULES = (Phase.FORWARD, Phase.GATHER, Phase.INPUTS)
@@ -236,18 +236,27 @@ def _without_those_of_torch(run: RunRecord, store: RunStore) -> tuple[RunRecord,
     exchanged = exchanged_alone()
     own = [op for op in run.header.own_rules if op not in exchanged]
     new = [one for one in run.findings if not one.known and not is_caused_by_rule_of(own, one)]
-    most = MOST_OF_EXCHANGED if exchanged else MOST_ALONE
-    with ThreadPoolExecutor(2) as pool:
-        alone = [one for one, same in zip(new, pool.map(_fails_alone, new[:most]), strict=False) if same]
-    why = {one.fingerprint: "torch's own rules fail in the same way" for one in alone}
-    for one in run.findings:
-        if not one.known and one.fingerprint not in why and is_dtype_of_empty_shards(one):
-            why[one.fingerprint] = "torch's kernel gives a shard without elements another dtype, whatever the rule is"
-    others = [one for one in new[:most] if one.fingerprint not in why]
-    blamed = [one for one in run.findings if not one.known and one not in new and one.fingerprint not in why][:most]
-    if (others or blamed) and not exchanged:
-        for name, remedy in mended_beside_rules(others, blamed, run.header.imports).items():
-            why[name] = f"remedy {remedy} mends it, which is about torch and no rule"
+    most = MOST_OF_EXCHANGED if exchanged else MOST_LEFT
+    why = {
+        one.fingerprint: "torch's kernel gives a shard without elements another dtype, whatever the rule is"
+        for one in run.findings
+        if not one.known and is_dtype_of_empty_shards(one)
+    }
+    blamed = [one for one in run.findings if not one.known and one not in new]
+
+    def alone(findings: Sequence[FindingRecord]) -> dict[str, str]:
+        with ThreadPoolExecutor(2) as pool:
+            fails = [*pool.map(_fails_alone, findings)]
+        same = "torch's own rules fail in the same way"
+        return {one.fingerprint: same for one, fails_too in zip(findings, fails, strict=True) if fails_too}
+
+    def mended(beside: Sequence[FindingRecord], blamed: Sequence[FindingRecord]) -> dict[str, str]:
+        remedies = {} if exchanged else mended_beside_rules(beside, blamed, run.header.imports)
+        text = "remedy {} mends it, which is about torch and no rule"
+        return {one: text.format(name) for one, name in remedies.items()}
+
+    why |= explained([one for one in new if one.fingerprint not in why], most, alone, lambda left: mended(left, ()))
+    why |= explained([one for one in blamed if one.fingerprint not in why], most, lambda left: mended((), left))
     left = [one for one in run.findings if one.fingerprint in why]
     if not left:
         return run, ()
@@ -256,6 +265,26 @@ def _without_those_of_torch(run: RunRecord, store: RunStore) -> tuple[RunRecord,
     # a later gate reads the record, and must not count these either
     write_atomically(store.path(run.header.id), encode_record(kept), "the record is as it was before")
     return kept, lines
+
+
+def explained(
+    findings: Sequence[FindingRecord], most: int, *explain: Callable[[Sequence[FindingRecord]], dict[str, str]]
+) -> dict[str, str]:
+    """Return why ``findings`` do not count, by fingerprint, as each of ``explain`` in turn says of some of them.
+
+    Each takes time. So the others are not tried once ``most`` findings are left: the rules of the imports are wrong.
+    """
+    why: dict[str, str] = {}
+    left = 0
+    for start in range(0, len(findings), most):
+        if left >= most:
+            break
+        block = findings[start : start + most]
+        for one in explain:
+            if rest := [finding for finding in block if finding.fingerprint not in why]:
+                why |= one(rest)
+        left += sum(finding.fingerprint not in why for finding in block)
+    return why
 
 
 def is_caused_by_rule_of(own: Collection[str], finding: FindingRecord) -> bool:

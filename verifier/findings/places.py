@@ -25,19 +25,23 @@ def place_of(failure: Failure, own_rules: Collection[str] = ()) -> str:
     """Return the place of a failure: the function of DTensor that raised, or else the function that claims the rules.
 
     It is empty if neither is known: for an op that DTensor decomposes, or if ranks got apart. Where ranks got apart at
-    an op of ``own_rules``, whose rules an import registers, they did so by these rules.
+    an op of ``own_rules``, whose rules an import registers, they did so by these rules. Calls of two such ops have one
+    place only if one function of the import claims the rules of both: each op that an import changes is judged.
     """
+    op_name, called = rule_class(failure).op, failure.trial.case.op
     if failure.verdict.kind in _BY_TIMING:
-        op_name = rule_class(failure).op
         return f"the rules of {op_name}, by which ranks got apart" if op_name in own_rules else ""
+    in_torch = f", in calls of {called}" if called in own_rules else ""
     error = first_error(failure.observation)
     if error is not None and error.file in _dtensors_files():
-        return error.where
-    op = overload_of(rule_class(failure).op)
+        return f"{error.where}{in_torch}"
+    op = overload_of(op_name)
     function = None if op is None else rule_function(op)
     if function is None:
         return ""
     name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    if op_name not in own_rules:
+        name += in_torch
     # one function may make the rules of many ops, each its own
     return f"{name} of {op}" if "<locals>" in name or "<lambda>" in name else name
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.call_text import describe_call, kind_of_call
+from verifier.core.case import MeshSpec
 from verifier.records.schema import MissingRuleRecord, TransferRecord
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Ledger
@@ -86,9 +87,24 @@ def _check(ledger: Ledger) -> None:
             elements = sum(tensor.numel() for tensor in place.call.tensors)
             if isinstance(place, Exploration) and (largest is None or elements >= largest[0]):
                 largest = elements, place
+    for number, mesh in enumerate(options.beyond, len(options.meshes)):
+        for size in sorted({0, options.sizes - 1}):
+            _check_beyond(ledger, mesh, number, size)
     ledger.settle()
     if largest is not None and not options.claims_only:
         report.missing |= missing_rules(ledger, largest[1])
+
+
+def _check_beyond(ledger: Ledger, mesh: MeshSpec, number: int, size: int) -> None:
+    case = ledger.sample.draw(size, 0)
+    if case is None:
+        return
+    try:
+        place = Exploration(ledger, case, mesh, number, size)
+    except CALL_ERRORS:
+        return
+    with closing(place):
+        place.run_unjudged()
 
 
 def places_of(ledger: Ledger, most: int) -> Iterator[SampleOnMesh]:

@@ -26,6 +26,9 @@ _WIDE_DRAWS = 4
 _SPECIAL_KINDS = 6
 """Draws of special values, of which each has another kind."""
 
+_FIRST_UNJUDGED = 1 << 20
+"""Number of the first combination that is tried on one mesh alone; other meshes number theirs from 0."""
+
 
 @dataclass(slots=True)
 class _Try:
@@ -97,6 +100,15 @@ class Exploration(SampleOnMesh):
             self.note_products()
         self._try_special()
 
+    def run_unjudged(self) -> None:
+        """Run the claims about which no other mesh has said anything: those that DTensor makes on this mesh alone."""
+        judged = self.ledger.judged
+        self.read()
+        self.claims = {one: claim for one, claim in self.claims.items() if claim.rule not in judged}
+        tries = self._tries(list(self.claims), _FIRST_UNJUDGED)
+        for _ in self.draws() if tries else ():
+            tries = [one for one in tries if self._try(one)]
+
     def _leaves_out(self, combination: Combination) -> bool:
         """Return whether a rank has no element of a sharded dim, and such combinations are not wanted."""
         shards = zip(self.call.tensors, combination, strict=True)
@@ -113,11 +125,11 @@ class Exploration(SampleOnMesh):
             if not self.ledger.has_failed(claim.rule)
         }
 
-    def _tries(self, combinations: Sequence[Combination]) -> list[_Try]:
+    def _tries(self, combinations: Sequence[Combination], first: int = 0) -> list[_Try]:
         """Return what is to be tried at each draw. Columns get numbers, since placements take long to hash."""
         numbers: dict[tuple[int, Placements], int] = {}
         tries = []
-        for number, combination in enumerate(combinations):
+        for number, combination in enumerate(combinations, first):
             columns = tuple(numbers.setdefault(column, len(numbers)) for column in enumerate(combination))
             partial = tuple(c for c, (p,) in zip(columns, combination, strict=True) if p.is_partial())
             position = (self.ledger.number, self.mesh_number, self.size, number)

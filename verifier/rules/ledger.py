@@ -85,7 +85,7 @@ class Ledger:
             self.options = replace(options, claims_only=True)
             report.untested[unsafe] += 1
         self.enter, self.report = enter, report
-        ndims = {mesh_number: mesh.ndim for mesh_number, mesh in enumerate(options.meshes)}
+        ndims = {mesh_number: mesh.ndim for mesh_number, mesh in enumerate((*options.meshes, *options.beyond))}
         self._fatal = {(where, ndims[mesh], number) for where, mesh, _, number in skip}
         self._ndims = ndims
         self.candidates: dict[Combination, Candidate] = {}
@@ -121,6 +121,11 @@ class Ledger:
         """Return whether ranks have waited in vain for each other under ``rule``, which costs seconds each time."""
         known = self.failed.get((rule, 1))
         return known is not None and known.raised == TimeoutError.__name__
+
+    @property
+    def judged(self) -> set[Rule]:
+        """The claims about which a draw on a mesh of one dim has said something."""
+        return self.held | self.constant | self.unclear | {rule for rule, ndim in self.failed if ndim == 1}
 
     def has_failed(self, rule: Rule) -> bool:
         """Return whether a draw has refuted ``rule`` on a mesh of one dim."""

@@ -43,6 +43,9 @@ class CheckOptions:
         Ask DTensor nothing, and try every combination as if it had no rule. The tensors of a list are placed alike.
     empty_shards
         If ``blank``, also try combinations that leave a rank without elements of a dim that has some.
+    beyond
+        Meshes of one dim on which only those claims are tried that DTensor makes on none of ``meshes``: a strategy that
+        looks at the number of ranks may have a rule for 4 alone.
     """
 
     meshes: tuple[MeshSpec, ...]
@@ -55,6 +58,7 @@ class CheckOptions:
     samples_called_again: int = 4
     blank: bool = False
     empty_shards: bool = True
+    beyond: tuple[MeshSpec, ...] = ()
 
     @property
     def flat(self) -> tuple[MeshSpec, ...]:

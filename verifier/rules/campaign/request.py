@@ -30,6 +30,7 @@ from verifier.rules.samples import SampleOptions, SampleSource, Target, installe
 from verifier.runs.revision import BASELINE, revision
 
 __all__ = [
+    "BEYOND",
     "MAX_JOBS",
     "Progress",
     "RulesPlan",
@@ -39,6 +40,8 @@ __all__ = [
 
 DEFAULT_WORLD_SIZES = (2, 3)
 DEFAULT_PRODUCT_MESHES = ("2x2",)
+BEYOND = (MeshSpec((4,)), MeshSpec((8,)))
+"""Where, of strategies of one's own, only rules are tried that they have for no default mesh."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_SIZES = 5
 MAX_JOBS = 256
@@ -114,6 +117,8 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         registered = bool(asked) and not request.patterns
         targets, without_samples = _targets_of_ops(asked) if registered else (_targets(asked), ())
     own = own_rules()
+    if own and request.world_sizes is None and not request.meshes:
+        check = replace(check, beyond=BEYOND)
     header = RunHeader(
         id=new_run_id(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
