@@ -340,6 +340,17 @@ def test_operands_of_several_dtypes_are_drawn_where_there_is_something_to_comput
     assert any(len({tensor.dtype for tensor in one.tensors}) > 1 for one in changed) is several
 
 
+def test_factors_of_integers_are_integers() -> None:
+    """Addmm of no columns refuses other factors, which it takes of some columns."""
+    operands = (torch.ones(3, 2), torch.ones(3, 4), torch.ones(4, 2))
+    call = Call(torch.ops.aten.addmm.default, operands, {"beta": 0.2, "alpha": 0.6})
+    changed = [one for variation in dtypes(call) if (one := variation.apply(call)) is not None]
+    whole = [one for one in changed if not any(tensor.is_floating_point() for tensor in one.tensors)]
+    assert {one.tensors[0].dtype for one in whole} == {torch.int64, torch.bool}
+    assert all(isinstance(one.values[name], int) for one in whole for name in ("beta", "alpha"))
+    assert all(one.values["beta"] == 0.2 for one in changed if one not in whole)
+
+
 def test_wide_values_lie_on_both_sides_of_a_number() -> None:
     for sample in samples("masked_fill", "aten.masked_fill.Scalar"):
         usual = drawn(sample)

@@ -106,7 +106,19 @@ def _with_dtype(name: str, dtype: torch.dtype, call: Call) -> Call | None:
 
 def _cast(which: tuple[int, ...], dtype: torch.dtype) -> Variation:
     text = "all floats" if len(which) > 1 else f"tensor {which[0]}"
-    return Variation(f"{text} as {dtype}", partial(_changed, which, partial(_converted, dtype=dtype)))
+    return Variation(f"{text} as {dtype}", partial(_cast_call, which, dtype))
+
+
+_WHOLE = {"beta": 2, "alpha": 3}
+"""Factors of integers. Torch asks for integers, and not all kernels refuse others if there is something to compute."""
+
+
+def _cast_call(which: tuple[int, ...], dtype: torch.dtype, call: Call) -> Call | None:
+    changed = _changed(which, partial(_converted, dtype=dtype), call)
+    if changed is None or any(tensor.is_floating_point() or tensor.is_complex() for tensor in changed.tensors):
+        return changed
+    whole = {name: _WHOLE[name] for name, given in changed.values.items() if name in _WHOLE and given != 1}
+    return Call.of(changed.op, {**changed.values, **whole}) if whole else changed
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
