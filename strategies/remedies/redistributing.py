@@ -59,10 +59,10 @@ def _divides_for_products(decision: Decision) -> bool:
     )
 
 
-def _turns_parts_into_others(decision: Decision) -> bool:
-    """Return whether parts of one reduction become those of another, which no redistribution can do."""
+def _turns_into_parts(decision: Decision) -> bool:
+    """Return whether shards, or parts of another reduction, become parts of one, which no redistribution can do."""
     return any(
-        before.is_partial() and after.is_partial() and before != after
+        after.is_partial() and before != after and not before.is_replicate()
         for _, changes in _changes(decision)
         for before, after in changes
     )
@@ -105,8 +105,9 @@ REMEDIES = (
     ),
     Remedy(
         "parts-turned-into-others",
-        "offer Replicate as well in cat_strategy (_ops/_tensor_ops.py), so that parts of unlike reductions are reduced",
-        lambda: vetoed(("aten.cat.*",), _turns_parts_into_others),
+        "offer Replicate as well in cat_strategy (_ops/_tensor_ops.py), so that parts beside shards, or parts of "
+        "another reduction, are reduced",
+        lambda: vetoed(("aten.cat.*",), _turns_into_parts),
         ("aten.cat.*",),
         frozenset({"CRASH"}),
     ),

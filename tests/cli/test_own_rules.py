@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from run_factory import make_finding
 
-from verifier.cli.own_rules import MANY, explained, is_caused_by_rule_of, kept_off_ranks
+from verifier.cli.own_rules import MANY, kept_off_ranks
+from verifier.findings.torchs_own import explained, is_caused_by_rule_of
 from verifier.records.schema import FindingRecord
 
 MINE, OTHER = "aten.cumsum.default", "aten.flip.default"

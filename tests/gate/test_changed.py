@@ -177,12 +177,12 @@ def test_outside_a_repository_nothing_can_be_compared(tmp_path: Path, monkeypatc
 
 
 # ------------------------------------------------------------------------------------------------------------- evidence
-def recorded(store: RunStore, run_id: str) -> None:
+def recorded(store: RunStore, run_id: str, version: str = str(torch.__version__)) -> None:
     header = make_header(
         id=run_id, imports=["rules.py"], own_rules=["aten.exp.default"],
         digests={**revision(), **import_digests(["rules.py", "helpers.py"])}, request={"patterns": []},
     )  # fmt: skip
-    header.versions["torch"] = str(torch.__version__)
+    header.versions["torch"] = version
     with store.open_run(header) as writer:
         writer.finish(make_run(header=header, findings=[], tool_errors=[]))
 
@@ -200,6 +200,13 @@ def test_evidence_from_the_revision_counts_while_nothing_differs(project: Path) 
     evidence = recorded_since(Changed("HEAD", ["rules.py"]), store, Baseline())
     assert not evidence.runs
     assert any("rules.py has changed" in line for line in evidence.left_out)
+
+
+def test_runs_of_another_torch_are_left_out_once(project: Path) -> None:
+    store = RunStore(Path("reports"))
+    recorded(store, "1", "2.12.0")
+    evidence = recorded_since(Changed("HEAD", ["rules.py"]), store, Baseline())
+    assert evidence.left_out == ("1 run was made with another torch or verifier, the newest is 1",)
 
 
 # ------------------------------------------------------------------------------------------------------------- commands

@@ -38,6 +38,12 @@ def trunc(x):
     same = [Replicate(), Partial("max"), Partial("min"), *map(Shard, range(x.ndim))]
     return [([one], [one]) for one in same]
 """
+CUMMAX = """
+@register_sharding(aten.cummax.default)
+def cummax(x, dim):
+    shards = [Shard(d) for d in range(x.ndim) if d != dim % x.ndim]
+    return [([one] * 2, [one, None]) for one in (Replicate(), *shards)]
+"""
 CUSTOM = """
 @torch.library.custom_op("gate_of_own_rules::double", mutates_args=())
 def double(x: torch.Tensor, mode: str) -> torch.Tensor:
@@ -95,6 +101,16 @@ def test_true_rules_pass_and_an_op_without_samples_is_named(project: Path) -> No
     status, said = gate(project, RIGHT + CUSTOM)
     assert status == 0, said
     assert f"gate_of_own_rules.double.default {NO_SAMPLES}" in said
+
+
+def test_a_run_leaves_out_what_torch_alone_shows_as_the_gate_does(project: Path) -> None:
+    """The gradients of cummax make plain tensors, whatever its forward rule is."""
+    (project / "mine.py").write_text(HEAD + CUMMAX, encoding="utf-8")
+    done = run_module("verifier", "run", "--import", "mine.py", *ONE_MESH)
+    assert "torch's own rules fail in the same way" in done.stderr, done.stderr
+    assert (done.returncode, "new finding" in done.stdout) == (0, False), done.stdout
+    (record,) = project.glob("reports/runs/*/run.json")  # which a later gate judges
+    assert not read_record(record).findings
 
 
 def test_an_op_of_ones_own_is_verified_by_calls_from_its_schema_or_by_its_samples(project: Path) -> None:

@@ -111,6 +111,28 @@ def test_the_trial_of_a_cause_is_mended_by_its_remedy_alone(cause: Cause, pools:
     assert attribution.is_mended(failure, causes)
 
 
+def written_view() -> Trial:
+    """Return a view of rows that do not end with the shards, which is then written to."""
+    given = {"self": torch.arange(36.0, dtype=torch.float64).view(12, 3), "size": [6, -1, 3]}
+    case = OpCase(
+        "aten.view.default", "strategies.opinfo.programs.written_view", ("aten.view.default", "self", 3), given
+    )
+    return Trial(case, MeshSpec((2, 2)), (parse_placements("S(0),S(0)"),))
+
+
+def test_a_view_that_is_refused_once_it_is_written_to_is_explained_by_both_causes(pools: PoolSet) -> None:
+    assert explained(pools, written_view()) == ["local-sizes-of-views", "views-of-copies"]
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["watched first", "watched last"])
+def test_remedies_that_handle_one_op_are_in_force_together(turned: bool, pools: PoolSet) -> None:
+    names = ["views-of-copies", "views-in-inference-mode", "local-sizes-of-views"]
+    seen = judge(
+        run_remedied(pools, written_view(), tuple(names[:: -1 if turned else 1])), make_reference(written_view().case)
+    )
+    assert "is not supported on a view of a redistributed tensor" in seen.message
+
+
 def test_torch_s_own_defects_are_explained(pools: PoolSet) -> None:
     if torch_is("<2.14"):  # a later one gathers the dim of a scan however it is counted
         assert explained(pools, scan(-1)) == ["negative-dim-of-scans"]

@@ -267,3 +267,12 @@ def test_cat_replicates_parts_of_unlike_reductions_and_no_others() -> None:
         pairs = [(average, total), (average, whole), (total, total)]
         found = [decided(aten.cat.default, (tensors, 0), torch.ones(8, 3), *pair) for pair in pairs]
     assert [one and one.inputs for one in found] == [(whole, whole), (average, average), (total, total)]
+
+
+def test_cat_replicates_parts_beside_shards_on_both_mesh_dims_and_not_on_one() -> None:
+    tensors = [torch.ones(4, 3)] * 2
+    parts, replica, shard = Partial("sum"), Replicate(), Shard(0)
+    pairs = [((parts, shard), (shard, parts)), ((parts, shard), (replica, shard))]
+    with remedied(["parts-turned-into-others"]):
+        found = [decided(aten.cat.default, (tensors, 0), torch.ones(8, 3), *pair) for pair in pairs]
+    assert [one and one.inputs for one in found] == [((replica, replica),) * 2, ((parts, replica),) * 2]

@@ -55,6 +55,7 @@ from verifier.core.wording import import_options, version_key
 from verifier.events import Listener
 from verifier.execution.imports import run_imports
 from verifier.findings.script.render import NoScriptError, render_script, run_script
+from verifier.findings.torchs_own import shown_by_torch
 from verifier.findings.versions import Interpreter, ask, make
 from verifier.gate.baseline import Baseline
 from verifier.gate.entries import BaselineEntry
@@ -62,7 +63,7 @@ from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.boundary import OutsideError, needs_imports, refusal
 from verifier.processes.limits import parse_rank_memory
 from verifier.records.commands import finding_text, replay_text
-from verifier.records.files import DEFAULT_REPORTS, RunFormatError
+from verifier.records.files import DEFAULT_REPORTS, RunFormatError, encode_record, write_atomically
 from verifier.records.schema import FAILS, RunRecord, TrialRecord
 from verifier.records.values import load_trial
 from verifier.report.json import render_json
@@ -127,7 +128,29 @@ def make_run(
 ) -> RunRecord:
     """Make the run of ``request`` and return its record; ``path`` is the file of ``baseline``."""
     plan = make_plan(replace(request, baseline=str(path)), baseline, cluster)
-    return record(plan, RunStore(out), progress(detail))
+    store = RunStore(out)
+    return _said(*without_those_of_torch(record(plan, store, progress(detail)), store), detail)
+
+
+def without_those_of_torch(run: RunRecord, store: RunStore) -> tuple[RunRecord, tuple[str, ...]]:
+    """Return a run without the new findings that are torch's own and not those of its imports, and a line on each.
+
+    The record is changed, too, so that a later gate does not count these findings either.
+    """
+    why = shown_by_torch(run) if run.header.own_rules else {}
+    if not why:
+        return run, ()
+    left = [one for one in run.findings if one.fingerprint in why]
+    lines = tuple(f"finding {one.fingerprint}, {one.verdict} in {one.op}: {why[one.fingerprint]}" for one in left)
+    kept = replace(run, findings=[one for one in run.findings if one not in left])
+    write_atomically(store.path(run.header.id), encode_record(kept), "the record is as it was before")
+    return kept, lines
+
+
+def _said(run: RunRecord, left_out: Sequence[str], detail: Detail) -> RunRecord:
+    for line in left_out if detail is not Detail.QUIET else ():
+        consoles()[1].print(f"left out {line}", highlight=False, markup=False)
+    return run
 
 
 def progress(detail: Detail) -> list[Listener]:
@@ -248,7 +271,10 @@ def _resumed_run(
     run_id = ids[0] if ids else run_to_resume(store)
     console = consoles()[1]
     notice = resume_notice(lambda text: console.print(text, highlight=False, markup=False))
-    return resume(run_id, store, load_given_baseline, [notice, *progress(detail)], baseline, cluster, imports, jobs)
+    made, path = resume(
+        run_id, store, load_given_baseline, [notice, *progress(detail)], baseline, cluster, imports, jobs
+    )
+    return _said(*without_those_of_torch(made, store), detail), path
 
 
 def _say_run(made: RunRecord, baseline: Path, out: Path, output: Format, detail: Detail = Detail.SCREEN) -> NoReturn:

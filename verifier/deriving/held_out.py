@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -148,53 +149,60 @@ class Here:
     skip: frozenset[Position] = frozenset()
 
     def calls(self) -> list[tuple[int, int, CallEvidence]]:
-        found = []
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            for size, draw in itertools.product(range(self.options.sizes), range(_DRAWS)):
-                position = (0, size, draw, 0)
-                self.enter(position)
-                case = self.sample.draw(size, draw) if position not in self.skip else None
-                if case is None:
-                    continue
-                try:
-                    local, whole = self._run(case)
-                except CALL_ERRORS:
-                    continue
-                results = [tuple(t.shape) for t in whole.tensors]
-                found.append((size, draw, described(self.sample, case, local.tensors, results, whole)))
-        return found
-
-    def _run(self, case: OpCase) -> tuple[LocalCall, Results]:
-        local = LocalCall(case)
-        if self.skip or self.sample.claims_only:
-            local.raise_as_on_meta(local.tensors)
-        return local, local(local.tensors)
+        draws = itertools.product(range(self.options.sizes), range(_DRAWS))
+        with _quietly():
+            return [
+                (
+                    size,
+                    draw,
+                    described(self.sample, case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole),
+                )
+                for (size, draw), case, local, whole in self._run_each(0, draws)
+            ]
 
     def refuted(self, asked: Sequence[Asked]) -> list[Asked]:
+        by_draw: dict[tuple[int, int], list[tuple[int, Asked]]] = {}
+        for number, one in enumerate(asked):
+            by_draw.setdefault((one.size, one.draw), []).append((number, one))
         found: dict[Inputs, Asked] = {}
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            for (size, draw), some in itertools.groupby(enumerate(asked), lambda one: (one[1].size, one[1].draw)):
-                here = (1, size, draw, 0)
-                self.enter(here)
-                case = self.sample.draw(size, draw) if here not in self.skip else None
-                if case is None:
-                    continue
-                try:
-                    local, whole = self._run(case)
-                except CALL_ERRORS:
-                    continue
-                for number, one in some:
+        with _quietly():
+            for drawn, case, local, whole in self._run_each(1, by_draw):
+                for number, one in by_draw[drawn]:
                     position = (2, 0, 0, number)
                     self.enter(position)
                     if one.inputs not in found and (position in self.skip or not self._holds(case, local, whole, one)):
                         found[one.inputs] = one
         return list(found.values())
 
+    def _run_each(
+        self, stage: int, draws: Iterable[tuple[int, int]]
+    ) -> Iterator[tuple[tuple[int, int], OpCase, LocalCall, Results]]:
+        """Run the sample at each size and draw, and leave out what has ended the process before, or cannot be run."""
+        for size, draw in draws:
+            position = (stage, size, draw, 0)
+            self.enter(position)
+            case = self.sample.draw(size, draw) if position not in self.skip else None
+            if case is None:
+                continue
+            try:
+                local = LocalCall(case)
+                if self.skip or self.sample.claims_only:
+                    local.raise_as_on_meta(local.tensors)
+                whole = local(local.tensors)
+            except CALL_ERRORS:
+                continue
+            yield (size, draw), case, local, whole
+
     def _holds(self, case: OpCase, local: LocalCall, whole: Results, asked: Asked) -> bool:
         careful = bool(self.skip or self.sample.claims_only)
         return _holds(case, local, whole.tensors, asked, self.options.seed + asked.draw, careful)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def refuting(rules: Sequence[DerivedRule], samples: Iterable[HeldOut], options: CheckOptions) -> Iterator[CallEvidence]:

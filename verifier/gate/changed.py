@@ -143,7 +143,7 @@ def recorded_since(
     found = collect(store, question, known, changed.since, needed=False)
     tried = {op for run in found.runs for op in run.counts_by_op}
     lacking = [op for op in ops if op not in tried]
-    missing = tuple(one.why for one in found.unanswered)
+    missing = tuple(one.why for one in found.unanswered if one.why not in found.left_out)
     missing += (f"no run that counts has tried {', '.join(lacking)}",) if lacking else ()
     unchanged = f"no strategy of {imports_text(changed.imports)} differs from {changed.ref}, so none had to be verified"
     return replace(found, unanswered=(), left_out=(*found.left_out, *missing), unchanged=unchanged)

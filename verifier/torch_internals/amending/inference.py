@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor
 
-from verifier.torch_internals.amending.registrations import ABSENT, edited, handled_where
+from verifier.torch_internals.amending.registrations import handled_where
 from verifier.torch_internals.ops import is_composite, registered_overloads
 
 __all__ = ["composites_decomposed", "views_count_versions"]
@@ -25,12 +24,11 @@ def _gives_views(op: OpOverload) -> bool:
 @contextlib.contextmanager
 def views_count_versions() -> Iterator[None]:
     """Let views in inference mode of a DTensor from outside count versions, as those of plain tensors do."""
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
 
     def handler(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         outside = torch.is_inference_mode_enabled() and not args[0].is_inference()
         inference = torch.inference_mode(False) if outside else contextlib.nullcontext()
-        with edited(handlers, op, ABSENT), torch.no_grad(), inference:
+        with torch.no_grad(), inference:
             return op(*args, **kwargs)
 
     with handled_where(_gives_views, handler):

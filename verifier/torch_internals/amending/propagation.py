@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -32,6 +33,7 @@ __all__ = [
     "refused",
     "refused_by_amendment",
     "refused_first",
+    "refusing",
     "replicated_first",
     "rule_function",
     "tensors",
@@ -83,6 +85,7 @@ class Decision:
 
 Normaliser = Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None]
 """Returns the arguments of an op in another spelling, or None; a :class:`Placed` stands for each tensor."""
+Function = TypeVar("Function", bound=Callable[..., object])
 Veto = Callable[[Decision], bool]
 
 
@@ -246,9 +249,19 @@ def _replicated(decide: Callable[[OpSchema], OutputSharding], schema: OpSchema, 
     )
 
 
+_refusing = {f"{_replicated.__name__} ({Path(__file__).name})"}
+
+
+def refusing(function: Function) -> Function:
+    """Mark a function of an amendment which raises where the amendment has DTensor refuse a call."""
+    code: CodeType = function.__code__
+    _refusing.add(f"{code.co_name} ({Path(code.co_filename).name})")
+    return function
+
+
 def refused_by_amendment(where: str) -> bool:
     """Return whether an amendment refused a call, by the function that raised and its file."""
-    return where == f"{_replicated.__name__} ({Path(__file__).name})"
+    return where in _refusing
 
 
 def _is_replicated(spec: DTensorSpec) -> bool:

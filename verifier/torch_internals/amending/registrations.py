@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -34,6 +34,7 @@ __all__ = [
     "exchanged",
     "handled",
     "handled_where",
+    "layered",
     "lost_strides_refused",
     "numbers_decided_apart",
     "numbers_refused",
@@ -86,33 +87,52 @@ def without_handler(*ops: OpOverload) -> Iterator[None]:
         yield
 
 
+Handler: TypeAlias = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
+
+
 @contextlib.contextmanager
 def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
     """Let DTensor call ``handler(*args, **kwargs)`` instead of ``op``, where torch has no handler of its own."""
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
-    if op in handlers or not is_torchs(op):
+    with layered((op,), lambda _op, args, kwargs: handler(*args, **kwargs)):
         yield
-        return
-    with edited(handlers, op, lambda _op, args, kwargs: handler(*args, **kwargs)):
-        yield
-
-
-Handler: TypeAlias = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]
 
 
 @contextlib.contextmanager
 def handled_where(takes: Callable[[OpOverload], bool], handler: Handler) -> Iterator[None]:
     """Let DTensor call ``handler(op, args, kwargs)`` instead of those ops of aten that ``takes`` wants.
 
-    Ops with a handler stay as they are. A dispatch mode would see the ops as well, but changes how kernels see lazily
-    conjugated tensors.
+    A dispatch mode would see the ops as well, but changes how kernels see lazily conjugated tensors.
+    """
+    with layered(filter(takes, _overloads()), handler):
+        yield
+
+
+@contextlib.contextmanager
+def layered(ops: Iterable[OpOverload], handler: Handler) -> Iterator[None]:
+    """Let DTensor call ``handler(op, args, kwargs)`` instead of ``ops``; what it calls of ``op`` goes on as before.
+
+    So several amendments may concern one op: a handler of an amendment that is in force already runs inside. Ops with
+    a handler of torch's or of the user's stay as they are, and so do ops with rules of the user's.
     """
     handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def layer(before: Any) -> Handler:
+        def outer(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+            with edited(handlers, op, before):
+                return handler(op, args, kwargs)
+
+        return outer
+
     with contextlib.ExitStack() as stack:
-        for op in _overloads():
-            if op not in handlers and takes(op) and is_torchs(op):
-                stack.enter_context(edited(handlers, op, handler))
+        for op in tuple(ops):
+            before = handlers.get(op, ABSENT)
+            if (before is ABSENT or _is_amendment(before)) and is_torchs(op):
+                stack.enter_context(edited(handlers, op, layer(before)))
         yield
+
+
+def _is_amendment(handler: Any) -> bool:
+    return str(getattr(handler, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
 @functools.cache
@@ -132,28 +152,22 @@ def _overloads() -> tuple[OpOverload, ...]:
 def numbers_refused(wrong: Callable[[object], bool], why: str) -> Iterator[None]:
     """Let DTensor refuse a call with an argument of which ``wrong`` is true, and say ``why``.
 
-    Ops of which no schema takes a Python number, and ops with a handler, stay as they are.
+    Ops of which no schema takes a Python number stay as they are, and so do ops with a handler of torch's.
     """
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
 
     def handler(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if any(map(wrong, (*args, *kwargs.values()))):
             raise NotImplementedError(f"{op} {why}")
-        with edited(handlers, op, ABSENT):  # as without this amendment
-            return op(*args, **kwargs)
+        return op(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        for op in registered_overloads():
-            takes = any("number" in str(one.type) for one in op._schema.arguments)
-            if takes and op not in handlers and is_torchs(op):
-                stack.enter_context(edited(handlers, op, handler))
+    takers = (op for op in registered_overloads() if any("number" in str(one.type) for one in op._schema.arguments))
+    with layered(takers, handler):
         yield
 
 
 @contextlib.contextmanager
 def numbers_decided_apart(*ops: OpOverload) -> Iterator[None]:
     """Let DTensor decide afresh where one of ``ops`` gets a number and had a tensor at its last call, or vice versa."""
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
     last: dict[OpOverload, tuple[bool, ...]] = {}
 
     def handler(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -162,13 +176,9 @@ def numbers_decided_apart(*ops: OpOverload) -> Iterator[None]:
             clear_caches()
             last.clear()
         last[op] = kinds
-        with edited(handlers, op, ABSENT):  # as without this amendment
-            return op(*args, **kwargs)
+        return op(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        for op in ops:
-            if op not in handlers and is_torchs(op):
-                stack.enter_context(edited(handlers, op, handler))
+    with layered(ops, handler):
         yield
 
 

@@ -21,8 +21,8 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.amending.registrations import ABSENT, edited
+from verifier.torch_internals.amending.propagation import is_torchs, refusing
+from verifier.torch_internals.amending.registrations import layered
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads, written_tensors
 from verifier.torch_internals.watching import memory_of
@@ -40,7 +40,8 @@ class _LostWrites:
         self._copies: dict[int, torch.Tensor] = {}  # keeps the memory, so that no other tensor gets it
         self._bases: dict[int, tuple[torch.Tensor, list[weakref.ref[DTensor]]]] = {}
 
-    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    @refusing
+    def refuse_lost(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not func._schema.is_mutable:
             return
         memories = [memory_of(tensor._local_tensor) for tensor in _dtensors(written_tensors(func, args, kwargs))]
@@ -49,7 +50,7 @@ class _LostWrites:
         if any(view() is not None for memory in memories for view in self._bases.get(memory, (None, []))[1]):
             raise NotImplementedError(f"{func} is not supported on a tensor of whose copy there is a view")
 
-    def after(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
+    def note(self, func: OpOverload, args: tuple[Any, ...], result: object) -> None:
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.arguments)
         if not views or not isinstance(args[0], DTensor):
             return
@@ -134,21 +135,16 @@ def keywords_replicated() -> Iterator[None]:
 @contextlib.contextmanager
 def views_of_copies_unwritten() -> Iterator[None]:
     """Let DTensor refuse to write to a view if it redistributed the base, so that the base would not see the write."""
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
     lost = _LostWrites()
 
     def handler(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        lost.before(op, args, kwargs)
-        with edited(handlers, op, ABSENT):
-            result = op(*args, **kwargs)
-        lost.after(op, args, result)
+        lost.refuse_lost(op, args, kwargs)
+        result = op(*args, **kwargs)
+        lost.note(op, args, result)
         return result
 
-    with contextlib.ExitStack() as stack:
-        for op in registered_overloads():
-            aliases = any(one.alias_info is not None for one in op._schema.arguments)
-            if aliases and op not in handlers and is_torchs(op):
-                stack.enter_context(edited(handlers, op, handler))
+    aliasing = (op for op in registered_overloads() if any(one.alias_info is not None for one in op._schema.arguments))
+    with layered(aliasing, handler):
         yield
 
 
@@ -158,19 +154,13 @@ def masks_of_their_own() -> Iterator[None]:
 
     DTensor decides again on each op that may mask its result, so that each result has its own placement.
     """
-    handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
 
     def afresh(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         clear_caches()
-        with edited(handlers, op, ABSENT):
-            return op(*args, **kwargs)
+        return op(*args, **kwargs)
 
-    masking = [op for op in registered_overloads() if str(op).startswith(_MASKING) and is_torchs(op)]
-    with contextlib.ExitStack() as stack:
-        for op in masking:
-            if op not in handlers:
-                stack.enter_context(edited(handlers, op, afresh))
-        stack.enter_context(mock.patch.object(MaskBuffer, "release_mask", return_value=None))
+    masking = (op for op in registered_overloads() if str(op).startswith(_MASKING))
+    with layered(masking, afresh), mock.patch.object(MaskBuffer, "release_mask", return_value=None):
         yield
 
 
