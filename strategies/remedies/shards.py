@@ -49,6 +49,7 @@ def _splits_blocks(decision: Decision) -> bool:
     """
     tensor, factor = decision.args[0], decision.args[1]
     *_, channels, height, width = range(len(tensor.shape)) if len(tensor.shape) > 2 else (0, 0, 1, 2)
+    shapes = list(local_shapes(tensor.shape, tensor.placements, decision.mesh_shape))
     match decision.op.split(".")[1]:
         case "pixel_shuffle":
             blocks = {channels: factor * factor}
@@ -56,9 +57,10 @@ def _splits_blocks(decision: Decision) -> bool:
                 return True
         case "pixel_unshuffle":
             blocks = {height: factor, width: factor}
+            if len({shape[channels] for shape in shapes}) > 1:
+                return True
         case _:
             blocks = {1: factor}
-    shapes = list(local_shapes(tensor.shape, tensor.placements, decision.mesh_shape))
     return any(shape[dim] % block for shape in shapes for dim, block in blocks.items() if dim < len(shape))
 
 

@@ -16,6 +16,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.opinfo.source import SOURCE
 from verifier.core.case import MeshSpec
+from verifier.core.verdict import VerdictKind
+from verifier.rules.campaign.collect import wrong_rules
 from verifier.rules.campaign.request import BEYOND
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
@@ -114,6 +116,15 @@ def test_a_rule_for_several_mesh_dims_alone_is_found_out_though_no_product_of_ru
     with replaced_strategy(aten.relu.default):
         register_op_strategy(aten.relu.default)(strategy)
         assert accused("aten.relu.default") == {"(S(0), P(sum)) -> (S(0), P(sum))"}
+
+
+def test_channels_are_cut_where_a_sample_has_one_and_each_way_to_fail_is_told() -> None:
+    """Torch's own calls of the op have one channel. The wrong rules, one for rows and one for channels, read alike."""
+    (target,) = SOURCE.select(["nn.functional.pixel_unshuffle"])
+    found = [one for one in SOURCE.samples(target, SampleOptions()) if one.op == "aten.pixel_unshuffle.default"]
+    reports = [check_sample(one, CheckOptions((MeshSpec((2,)), MeshSpec((3,))), claims_only=True)) for one in found]
+    told = {(short(one.rule), one.verdict) for one in wrong_rules(reports)}
+    assert {("S(1) -> S(1)", VerdictKind.CRASH), ("S(1) -> S(1)", VerdictKind.WRONG_SHAPE)} <= told
 
 
 def test_means_of_means_are_wrong_of_uneven_rows_where_a_pool_makes_one_of_all() -> None:

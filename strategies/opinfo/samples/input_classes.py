@@ -6,7 +6,7 @@ Only what DTensor claims is tried of such calls, because a rule that is missing 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -186,6 +186,24 @@ def _with_fewer(call: Call) -> Iterator[Variation]:
             yield _resized(number, dim, "is 1", _one)
         if len(call.tensors) > 1:
             yield Variation(f"tensor {number} without its first dim", partial(_changed, (number,), _without_first))
+
+
+def wider(call: Call) -> Iterator[Variation]:
+    """Yield tensors with 3 elements in dims in which they have 1, each alone and all together.
+
+    Many images of OpInfo have one channel, which one rank has whole: a rule may cut channels where blocks of them end.
+    """
+    if _has_fixed_sizes(call) or torch.Tag.pointwise in call.op.tags:
+        return
+    dims = sorted({dim for tensor in call.tensors for dim, extent in enumerate(tensor.shape) if extent == 1})
+    everywhere = tuple(range(len(call.tensors)))
+    for some in ([dims] if len(dims) > 1 else []) + [[dim] for dim in dims]:
+        text = f"dim{'s' if len(some) > 1 else ''} {', '.join(map(str, some))} of extent 1 is 3"
+        yield Variation(text, partial(_changed, everywhere, partial(_widened, some)))
+
+
+def _widened(dims: Sequence[int], tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.repeat([3 if dim in dims and extent == 1 else 1 for dim, extent in enumerate(tensor.shape)])
 
 
 def fewer_dims(call: Call) -> Iterator[Variation]:
@@ -516,6 +534,7 @@ INPUT_CLASSES = (
     InputClass("broadcasts", broadcasts, 6),
     InputClass("fewer dims", fewer_dims, 3),
     InputClass("extents of 1", ones, 3),
+    InputClass("wider", wider, 2, samples=3),
     InputClass("narrower", narrower, 9),
     InputClass("empty", empty, 3),
     InputClass("factory sizes", factory_sizes, 2),

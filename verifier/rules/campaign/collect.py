@@ -28,7 +28,9 @@ _OTHERS = 4
 def wrong_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
     """Return the wrong rules in ``reports``, each once for meshes of one dim and once for those of several.
 
-    Of several counterexamples the smallest is kept, and with it a few that come next.
+    A rule that fails in several ways, as by another shape in one call and by an exception in another, comes once for
+    each verdict: one may be known, and the other new. Of several counterexamples the smallest is kept, and with it a
+    few that come next.
     """
     return _smallest(wrong for report in reports for wrong in report.wrong)
 
@@ -60,9 +62,9 @@ def _by_size(stale: WrongRule) -> tuple[bool, int, Rule]:
 
 
 def _smallest(wrongs: Iterable[WrongRule]) -> list[WrongRule]:
-    kept: dict[tuple[Rule, bool], list[WrongRule]] = {}
+    kept: dict[tuple[Rule, bool, VerdictKind], list[WrongRule]] = {}
     for wrong in wrongs:
-        kept.setdefault((wrong.rule, "x" in wrong.mesh), []).append(wrong)
+        kept.setdefault((wrong.rule, "x" in wrong.mesh, wrong.verdict), []).append(wrong)
     smallest = []
     for key in sorted(kept):
         first, *others = sorted(kept[key], key=lambda one: one.elements)
