@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -84,18 +84,21 @@ def where_to_ask(
     combinations: Sequence[Combination],
     mesh_shape: tuple[int, ...],
     most: int | None = None,
+    always: Container[tuple[str, ...]] = (),
 ) -> list[Combination]:
     """Return the combinations, on one mesh dim, at which DTensor may claim a rule: those that the op's strategy lists.
 
     If it lists none, because it decides by the placements that it is shown, these are ``combinations``, the same with
     bools that are pending sums, and what it enumerates by itself, which may lie beyond them. If it enumerates any, the
-    first ``most`` of ``combinations`` are enough.
+    first ``most`` of ``combinations`` are enough, and those of which the text is among ``always``.
     """
     listed = reader.listed(mesh_shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
     if listed is not None:
         return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
     own = [tuple((_unmasked(p),) for (p,) in rule) for rule in reader.enumerated(mesh_shape)]
-    combinations = combinations[:most] if own else combinations
+    if own:
+        told = [one for one in combinations[most:] if tuple(str(p) for (p,) in one) in always] if most else []
+        combinations = [*combinations[:most], *told]
     sums = [tuple(map(_summed, call.tensors, one)) for one in combinations] if _has_bools(call.tensors) else []
     return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(call, one))]))
 

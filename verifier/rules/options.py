@@ -46,6 +46,8 @@ class CheckOptions:
     beyond
         Meshes of one dim on which only those claims are tried that DTensor makes on none of ``meshes``: a strategy that
         looks at the number of ranks may have a rule for 4 alone.
+    asked
+        Input placements, as text and on one mesh dim, at which DTensor is asked in any case, of those that are tried.
     """
 
     meshes: tuple[MeshSpec, ...]
@@ -59,6 +61,7 @@ class CheckOptions:
     blank: bool = False
     empty_shards: bool = True
     beyond: tuple[MeshSpec, ...] = ()
+    asked: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def flat(self) -> tuple[MeshSpec, ...]:

@@ -141,8 +141,9 @@ class SampleOnMesh(ABC):
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
         self.reader.failures.clear()
-        most = ASKED if self.ledger.options.claims_only else None
-        asked = where_to_ask(self.reader, self.call, combinations, self.mesh.shape, most)
+        options = self.ledger.options
+        most = ASKED if options.claims_only else None
+        asked = where_to_ask(self.reader, self.call, combinations, self.mesh.shape, most, options.asked)
         kept = [combination for combination in asked if possible(self.call, combination)]
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible

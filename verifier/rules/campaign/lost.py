@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,11 +24,11 @@ OF_TORCH = ("aten.", "prims.")
 def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
     """Return the rules that torch alone claims at the calls of ``plan``, and that hold, and that are claimed no more.
 
-    Workers without the imports say what torch claims. Where a rule seems lost, the op is asked again at all
-    combinations, because ``now`` may have asked a strategy that lists no rules at some of them only. An op whose check
-    does not end is not compared. Rules are those of one mesh dim: products of them on two are sampled, and follow.
-    Calls with a dim that leaves a rank empty are not compared, because DTensor itself takes shards of such dims away
-    from some ways to register a strategy, ``register_sharding`` among them.
+    Workers without the imports say what torch claims, at one size of each call. Where a rule seems lost, the op is
+    asked again at its inputs, because ``now`` may have asked a strategy that lists no rules at some of them only. An op
+    whose check does not end is not compared. Rules are those of one mesh dim: products of them on two are sampled, and
+    follow. Calls with a dim that leaves a rank empty are not compared, because DTensor itself takes shards of such dims
+    away from some ways to register a strategy, ``register_sharding`` among them.
 
     Parameters
     ----------
@@ -35,7 +36,7 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
         What the check of ``plan`` found with the imports.
     """
     flat = tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1)
-    plan = replace(plan, check=replace(plan.check, meshes=flat))
+    plan = replace(plan, check=replace(plan.check, meshes=flat, sizes=1))
     targets = [target for target in plan.targets if _op(target).startswith(OF_TORCH)]
     before = _claimed(plan, targets, alone=True)
     for overload in before.overloads.values():
@@ -45,8 +46,18 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
     again = [target for target in targets if _op(target) in seem]
     if not again:
         return ()
-    thorough = replace(plan, check=replace(plan.check, claims_only=False))
+    asked = frozenset(_inputs_of(change.rule) for change in _lost(before, now))
+    thorough = replace(plan, check=replace(plan.check, asked=asked))
     return tuple(one for one in _lost(before, _claimed(thorough, again, alone=False)) if one.op in seem)
+
+
+def _inputs_of(rule: str) -> tuple[str, ...]:
+    """Return the input placements of a rule's text.
+
+    >>> _inputs_of("S(0), _S(1, 2) -> S(0)")
+    ('S(0)', '_S(1, 2)')
+    """
+    return tuple(re.split(r", (?![^(]*\))", rule.partition(" -> ")[0]))
 
 
 def _op(target: Target) -> str:
