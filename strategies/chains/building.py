@@ -14,10 +14,12 @@ from strategies.tensors import filled
 from verifier.core.case import MeshSpec, OpCase
 from verifier.oracle.reference import make_reference
 
-__all__ = ["STRIDED", "Building", "Part", "UnfitError", "checked"]
+__all__ = ["SPECIAL", "STRIDED", "Building", "Part", "UnfitError", "checked"]
 
 STRIDED = "strided shard"
 """The tag of chains whose tensors may begin with strided shards, as views leave them."""
+SPECIAL = "special"
+"""The tag of chains that are about a NaN or an infinity; all others keep to finite numbers."""
 _Choice = TypeVar("_Choice")
 _CLEAR = 1e-3
 """Fraction of the largest magnitude: rounding may change the order of values that are closer than this."""
@@ -48,6 +50,7 @@ class Building:
         self._written: dict[str, int] = {}
         self._program: tuple[str, tuple[object, ...]] | None = None
         self.exact = dtype == torch.float64
+        self.special = False
         ranks = mesh.world_size
         sizes = sorted({2, 3, 4, 5, ranks - 1, ranks, ranks + 1} - {0, 1})
         self.rows, self.columns = self.pick(sizes), self.pick(sizes)
@@ -197,7 +200,7 @@ class Building:
         self._read_what_was_written()
         used = taken_by(self.steps)
         tensors = {name: tensor for name, tensor in self.tensors.items() if name in used}
-        tags = frozenset({STRIDED}) if self._strided else frozenset[str]()
+        tags = frozenset(tag for tag, holds in ((STRIDED, self._strided), (SPECIAL, self.special)) if holds)
         case = OpCase(op, CHAIN, (self.steps,), tensors, "chains", False, tags)
         return checked(case)
 
@@ -213,7 +216,8 @@ def checked(case: OpCase) -> OpCase:
             found += [gradient for gradient in reference.gradients(0) if gradient is not None]
     except RuntimeError as error:  # a value that the backward pass needs was written to
         raise UnfitError(str(error)) from error
-    if not all(map(_is_finite, found)) or not any(map(_shows, found)):
+    finite = SPECIAL in case.tags or all(map(_is_finite, found))
+    if not finite or not any(map(_shows, found)):
         raise UnfitError("shows nothing")
     return case
 

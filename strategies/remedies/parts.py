@@ -12,7 +12,11 @@ __all__ = ["REMEDIES"]
 
 _SCALED = ("aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Tensor", "aten._foreach_mul.*",
            "aten._foreach_div.*", "aten.xlogy.*", "aten.special_xlog1py.*")  # fmt: skip
+_PROMOTING = tuple(f"aten.{name}.*" for name in ("add", "add_", "sub", "sub_", "rsub", "_foreach_add*", "_foreach_sub*",
+                   "cat", "stack"))  # fmt: skip
 _AVERAGES = tuple(f"aten.{prefix}avg_pool{n}d.*" for prefix in ("", "adaptive_", "_adaptive_") for n in (1, 2, 3))
+_INTERPOLATIONS = tuple(f"aten.{name}.*" for name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d",
+                        "upsample_trilinear3d"))  # fmt: skip
 _FILLS = ("aten.copy_.default", "aten.index_fill.int_Tensor", "aten.index_fill_.int_Tensor", "aten.masked_fill.Tensor",
           "aten.masked_fill_.Tensor", "aten.slice_scatter.default")  # fmt: skip
 _REDUCTIONS = tuple(f"aten.{name}.*" for name in ("sum", "nansum", "mean", "prod", "cumsum", "cumprod"))
@@ -20,6 +24,11 @@ _REDUCTIONS = tuple(f"aten.{name}.*" for name in ("sum", "nansum", "mean", "prod
 
 def _scales_bools(decision: Decision) -> bool:
     return any(one.dtype == torch.bool and is_partial(one, "sum") for one in decision.inputs)
+
+
+def _promotes_bools(decision: Decision) -> bool:
+    """Return whether parts of a sum of bools meet numbers, and become numbers."""
+    return any(one.dtype != torch.bool for one in decision.inputs) and _scales_bools(decision)
 
 
 def _is_whole_dtype(dtype: torch.dtype) -> bool:
@@ -71,10 +80,26 @@ REMEDIES = (
         VALUES,
     ),
     Remedy(
+        "bools-that-are-promoted",
+        "pass no P(sum) of bools, which is OR, into a sum, a difference or a list with numbers, among which it becomes "
+        "a number (_ops/_pointwise_ops.py, cat_strategy and stack_strategy in _ops/_tensor_ops.py)",
+        lambda: vetoed(_PROMOTING, _promotes_bools),
+        _PROMOTING,
+        VALUES,
+    ),
+    Remedy(
         "averages-of-integers",
         "pass no partial placement of integers through an average, which is rounded",
         lambda: vetoed(_AVERAGES, _averages_integers),
         _AVERAGES,
+        VALUES,
+    ),
+    Remedy(
+        "interpolations-of-integers",
+        "pass no partial placement of integers through an interpolation, which rounds "
+        "(interp_upsample_1out_1in_strategy in _ops/_math_ops.py)",
+        lambda: vetoed(_INTERPOLATIONS, _averages_integers),
+        _INTERPOLATIONS,
         VALUES,
     ),
     Remedy(

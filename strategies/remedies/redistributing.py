@@ -14,6 +14,8 @@ from verifier.torch_internals.amending.moving import (
     complex_reductions_refused,
     conjugates_resolved,
     integers_not_divided,
+    nan_kept,
+    norms_in_float32,
     products_before_sums,
     uneven_gathers_apart,
 )
@@ -139,6 +141,20 @@ REMEDIES = (
         "give one rank the value and the others 0, or keep the dtype, where a replica of integers becomes the parts of "
         "a sum (Partial._partition_value in placement_types.py)",
         _integers_not_divided,
+    ),
+    Remedy(
+        "nan-lost-in-extremes",
+        "let a maximum or minimum over ranks be NaN where one of them has a NaN, which the collective may pass over "
+        "(Partial._reduce_value and _reduce_shard_value in placement_types.py)",
+        nan_kept,
+        verdicts=VALUES,
+    ),
+    Remedy(
+        "norms-of-16-bits",
+        "take the powers of 16-bit norms in 32 bits, because they overflow where the norm does not "
+        "(_NormPartial._reduce_value and _reduce_shard_value in _ops/_math_ops.py)",
+        norms_in_float32,
+        verdicts=VALUES,
     ),
     Remedy(
         "keyword-tensors-not-redistributed",

@@ -22,6 +22,8 @@ _DIMS = {
 """Reductions over a list of dims, and the position of the list."""
 _SCANS = ("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
 _SUMS = ("aten.sum.*", "aten.nansum.*", "prims.sum.*")
+_DIFFERENCES = (*(f"aten.{op}.*" for op in ("neg", "neg_", "sub", "sub_", "rsub", "_foreach_neg*", "_foreach_sub*")),
+                "prims.neg.*", "prims.sub.*")  # fmt: skip
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -30,10 +32,11 @@ def _names(*ops: str) -> tuple[str, ...]:
 
 
 def _has_no_dims(decision: Decision) -> bool:
-    """Return whether the list of dims is empty or missing, and the tensor is sharded."""
+    """Return whether the list of dims is empty, or left out where that is its default, and the tensor is sharded."""
     position = _DIMS[decision.op.removeprefix("aten.")]
-    dims = decision.argument(position, "dim")
-    return dims in (None, [], ()) and is_sharded(decision.args[0])
+    extreme = decision.op.startswith(("aten.amax", "aten.amin."))
+    dims = decision.argument(position, "dim", [] if extreme else None)
+    return dims in ([], ()) and is_sharded(decision.args[0])
 
 
 def _dim_from_the_front(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -107,6 +110,17 @@ def _sums_norms(decision: Decision) -> bool:
     return any(norm_order(placement) is not None for one in decision.inputs for placement in one.placements)
 
 
+def _wraps_extremes(decision: Decision) -> bool:
+    """Return whether parts of a maximum or minimum of unsigned numbers are negated, which wraps all but 0."""
+    return any(one.dtype in _UNSIGNED and is_partial(one, "max", "min") for one in decision.inputs)
+
+
+def _counts_bytes(decision: Decision) -> bool:
+    """Return whether the answers of any are bytes, of which those of shards would be added up."""
+    source = decision.args[0]
+    return source.dtype == torch.uint8 and any(map(is_sharded, decision.inputs))
+
+
 def _is_any_of_parts(decision: Decision) -> bool:
     source = decision.args[0]
     return source.dtype != torch.bool and is_partial(source, "sum")
@@ -175,6 +189,22 @@ REMEDIES = (
         VALUES,
     ),
     Remedy(
+        "any-of-bytes",
+        "keep the shards of bytes out of any, whose answers are bytes as well, so that they are added up instead of "
+        "being taken for OR (_ops/_math_ops.py)",
+        lambda: vetoed(_names("any.*"), _counts_bytes),
+        _names("any.*"),
+        VALUES,
+    ),
+    Remedy(
+        "nan-in-parts-of-sums",
+        "pass no P(sum) through nansum, which leaves out the part of a NaN that a rank has, and not the whole element "
+        "(linear_reduction_strategy in _ops/_math_ops.py)",
+        lambda: vetoed(_names("nansum.*"), lambda decision: any(is_partial(one, "sum") for one in decision.inputs)),
+        _names("nansum.*"),
+        VALUES,
+    ),
+    Remedy(
         "sums-of-bools",
         "pass no P(sum) of bools through a sum, which counts (linear_reduction_strategy in _ops/_math_ops.py)",
         lambda: vetoed((*_names("sum.*"), "prims.sum.*"), _sums_bools),
@@ -210,6 +240,14 @@ REMEDIES = (
         "pass no P(max) or P(min) through a cast to an unsigned integer, which wraps negative numbers",
         lambda: vetoed(_names("_to_copy.default"), _wraps),
         _names("_to_copy.default"),
+        VALUES,
+    ),
+    Remedy(
+        "extremes-of-unsigned-numbers",
+        "pass no P(max) or P(min) of unsigned integers through a negation or a difference, which wraps "
+        "(_ops/_pointwise_ops.py)",
+        lambda: vetoed(_DIFFERENCES, _wraps_extremes),
+        _DIFFERENCES,
         VALUES,
     ),
     Remedy(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs, register_op_strategy
@@ -49,3 +49,27 @@ def masks_left_behind() -> None:
 def slices_of_copies() -> None:
     """A slice is taken of a replicated copy, to which a write is lost."""
     _let_through(aten.slice.Tensor, lambda placement: False)
+
+
+def _shards_become(op: OpOverload, reduction: str) -> None:
+    """Have the result of shards of a reduction over the first dim wait for ``reduction``."""
+
+    def rules(schema: OpSchema) -> OpStrategy:
+        given = schema.args_schema[0]
+        assert isinstance(given, OpStrategy)
+        mesh = given.strategies[0].output_spec.mesh
+        wanted = DTensorSpec(mesh, (Shard(0),), tensor_meta=given.strategies[0].output_spec.tensor_meta)
+        costs = [generate_redistribute_costs(given, wanted)]
+        return OpStrategy([OpSpec(DTensorSpec(mesh, (Partial(reduction),)), (wanted,), costs)])
+
+    register_op_strategy([op], RuntimeSchemaInfo(1))(rules)
+
+
+def largest_is_smallest() -> None:
+    """The largest elements of shards are taken for parts of a minimum."""
+    _shards_become(aten.amax.default, "min")
+
+
+def norms_are_added() -> None:
+    """The norms of shards are added."""
+    _shards_become(aten.linalg_vector_norm.default, "sum")

@@ -99,6 +99,42 @@ def test_a_wrong_rule_is_seen_in_a_chain_alone_and_is_new(mutant: Callable[[], N
         call("take_back")
 
 
+LONE = torch.tensor([[1.0, 2.0], [3.0, 4.0], [float("nan"), 6.0]], dtype=torch.float64)
+LARGE = torch.tensor([[300.0], [400.0], [500.0]], dtype=torch.float16)
+
+
+BESIDE: dict[Callable[[], None], tuple[str, list[Any], torch.Tensor, str]] = {
+    chain_mutants.largest_is_smallest: ("torch.amax", [[0]], LONE, "nan-lost-in-extremes"),
+    chain_mutants.norms_are_added: ("torch.linalg.vector_norm", [2, [0]], LARGE, "norms-of-16-bits"),
+}
+"""For each mutant a call that a known cause fails as well, and its remedy."""
+
+
+@pytest.mark.parametrize("mutant", BESIDE, ids=lambda mutant: mutant.__name__)
+def test_values_that_only_a_collective_loses_are_explained_and_a_wrong_rule_beside_them_is_new(
+    mutant: Callable[[], None], pools: PoolSet
+) -> None:
+    path, rest, tensor, remedy = BESIDE[mutant]
+
+    def call(task: str, *args: str) -> None:
+        outcome = pools.of(MESH).call(Task(f"rules_in_ranks.{task}", args, MESH))
+        assert outcome.ok, outcome
+
+    case = OpCase("chain.given", CHAIN, ([["step1", path, ["x", *rest], {}]],), {"x": tensor}, "chains", False)
+    attribution = Attribution.of(BASELINE, lambda trial, remedies: run_remedied(pools, trial, remedies))
+    trial = Trial(case, MESH, ((Shard(0),),))
+    failure = run(pools, trial)
+    assert failure.verdict.kind is VerdictKind.WRONG_VALUE
+    assert [cause.remedy for cause in attribution.explain(failure)] == [remedy]
+    call("register", f"{mutant.__module__}.{mutant.__name__}")
+    try:
+        failure = run(pools, trial)
+        assert failure.verdict.kind is VerdictKind.WRONG_VALUE
+        assert attribution.explain(failure) == ()
+    finally:
+        call("take_back")
+
+
 @pytest.mark.parametrize(
     ("step", "kind"),
     [
@@ -160,4 +196,5 @@ def test_under_its_remedy_what_a_formula_writes_to_a_view_of_a_pending_gradient_
 
 def test_every_mutant_is_tried() -> None:
     own = {f for name, f in vars(chain_mutants).items() if callable(f) and name[0] != "_"}
-    assert {f for f in own if f.__module__ == chain_mutants.__name__} == {*CHAINS} == {*SINGLE}
+    assert {f for f in own if f.__module__ == chain_mutants.__name__} == {*CHAINS, *BESIDE}
+    assert {*CHAINS} == {*SINGLE}

@@ -150,9 +150,16 @@ def batch_and_channels(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(dim)] * 3 for dim in range(2) if args[0].shape[dim] > 1]
 
 
+def largest_becomes_smallest(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a maximum is a minimum once its sign is turned, which bytes have none of."""
+    return [[Partial("min"), Partial("max")]]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.neg.default", largest_becomes_smallest, " as torch.uint8"),
+        ("aten.add.Tensor", sum_passes, "tensor 0 as torch.bool"),
         ("aten.avg_pool2d_backward.default", batch_and_channels, "without a batch"),
         ("aten.sum.dim_IntList", one_dim_goes, "the first two dims"),
         ("aten.topk.default", one_is_the_largest, "k is 1"),
@@ -212,6 +219,16 @@ def test_special_values_show_what_usual_values_do_not() -> None:
         "aten.nan_to_num.default: P(sum) -> P(sum)"
     }
     assert all(wrong.special for report in usual for wrong in report.special)
+
+
+def test_a_number_in_place_of_an_infinity_shows_that_a_maximum_does_not_pass() -> None:
+    def largest_passes(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+        """Claim that a maximum stays pending, whatever takes the place of an infinity."""
+        return [[Partial("max"), Partial("max")]]
+
+    usual, rare = checked("aten.nan_to_num.default", largest_passes, lambda sample: "posinf is -2" in sample.origin)
+    assert not any(report.wrong for report in (*usual, *rare))
+    assert any(report.special for report in rare)
 
 
 def checked(

@@ -162,6 +162,8 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
     if reduction in BITWISE_REDUCTIONS:
         return _split_bits(value, reduction, parts, generator)
 
+    if reduction == "sum" and not value.dtype.is_signed:
+        return _shares(value, parts, generator)
     if reduction in ("sum", "avg"):
         closing = int(torch.randint(0, parts, (), generator=generator))
         limit, amplitudes = _NOISE_NARROW if value.dtype == torch.bfloat16 else _NOISE
@@ -217,20 +219,32 @@ def split_index(value: torch.Tensor, reduction: str, parts: int, generator: torc
     if reduction == "product" or not value.numel():
         neutral = torch.full_like(value, 1 if reduction == "product" else 0)
         return [torch.where(own, value, neutral) for own in owns]
-    fractions = torch.rand((parts, *value.shape), generator=generator, dtype=torch.float64)
     if reduction == "sum":
-        rest = value
-        pieces = []
-        for own, fraction in zip(owns, fractions, strict=True):  # each rank takes a fraction of the rest
-            pieces.append((rest * fraction).to(value.dtype).masked_fill_(own, 0))
-            rest = rest - pieces[-1]
-        return [torch.where(own, rest, piece) for own, piece in zip(owns, pieces, strict=True)]
+        return _shares_of(value, owns, generator)
+    fractions = torch.rand((parts, *value.shape), generator=generator, dtype=torch.float64)
     bound = value.min() if reduction == "max" else value.max()
     room = bound - value
     return [
         torch.where(own, value, value + (room * fraction).to(value.dtype))
         for own, fraction in zip(owns, fractions, strict=True)
     ]
+
+
+def _shares(value: torch.Tensor, parts: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Split unsigned integers into parts that add up without an overflow."""
+    owner = torch.randint(0, parts, value.shape, generator=generator)
+    return _shares_of(value, [owner == rank for rank in range(parts)], generator)
+
+
+def _shares_of(value: torch.Tensor, owns: Sequence[torch.Tensor], generator: torch.Generator) -> list[torch.Tensor]:
+    """Split integers into parts between 0 and the value; the rank that owns an element has what others have left."""
+    fractions = torch.rand((len(owns), *value.shape), generator=generator, dtype=torch.float64)
+    rest = value
+    pieces = []
+    for own, fraction in zip(owns, fractions, strict=True):  # each rank takes a fraction of the rest
+        pieces.append((rest * fraction).to(value.dtype).masked_fill_(own, 0))
+        rest = rest - pieces[-1]
+    return [torch.where(own, rest, piece) for own, piece in zip(owns, pieces, strict=True)]
 
 
 def _split_product(

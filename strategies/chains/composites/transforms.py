@@ -119,6 +119,45 @@ def _vector_norm(b: Building) -> None:
 
 
 @composite
+def _lone_special_value(b: Building) -> None:
+    """Reductions of numbers of which one is a NaN or an infinity, so that one rank alone has met it."""
+    rows, columns = b.size()
+    numbers = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(b.rng.getrandbits(16)))
+    tensor = numbers.to(b.dtype) - 3
+    tensor[b.pick(range(len(tensor)))] = b.pick((float("nan"), float("nan"), float("inf"), float("-inf")))
+    b.special = True
+    value = b.given(tensor.reshape(rows, columns))
+    dim = b.pick((0, 1, -1))
+    name, *rest = b.way(
+        ("torch.max",), ("torch.min",), ("torch.amax", (0, 1)), ("torch.amin", dim), ("torch.aminmax",),
+        ("torch.max", dim), ("torch.min", dim), ("torch.sum",), ("torch.mean", dim), ("torch.nansum", dim),
+        ("torch.linalg.vector_norm", float("inf")), ("torch.linalg.vector_norm", float("-inf"), dim),
+        ("torch.linalg.vector_norm", 2, dim), ("torch.norm", 1), ("torch.softmax", dim), ("torch.logsumexp", dim),
+        ("torch.cumsum", dim), ("torch.cummax", dim), ("torch.prod", dim), ("torch.any", dim),
+    )  # fmt: skip
+    b.call(name, value, *rest)
+
+
+@composite
+def _large_numbers(b: Building) -> None:
+    """Norms and means of numbers of 16 bits that hold the result, and not the squares of the numbers."""
+    shape = b.pick((b.size(), (2, *b.size())))
+    values = [b.floats(*shape, dtype=b.pick((torch.float16, torch.float16, torch.bfloat16)))]
+    order = b.pick((2, 2, 3, 1, float("inf")))
+    path = b.pick(("torch.linalg.vector_norm", "torch.norm", "torch._foreach_norm", "torch.mean"))
+    b.exact = False
+    for name in values:
+        tensor = b.tensors[name].detach() * 100
+        b.tensors[name], b.values[name] = tensor, tensor.clone()
+    if path == "torch.mean":
+        b.call(path, *values, b.pick((0, -1)))
+    elif path == "torch._foreach_norm":
+        b.call(path, values, order)
+    else:
+        b.call(path, *values, order, b.pick((0, -1)))
+
+
+@composite
 def _matrix_norm(b: Building) -> None:
     value = b.floats(*b.pick((b.size(), (2, *b.size()))))
     b.call(

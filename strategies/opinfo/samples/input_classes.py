@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 import torch
 
@@ -76,20 +77,14 @@ def _value(name: str, value: object) -> Variation:
 # --------------------------------------------------------------------------------------------------------------- dtypes
 def dtypes(call: Call) -> Iterator[Variation]:
     """Yield conversions: by an argument, and by operands of different dtypes."""
-    base = base_of(str(call.op))
     for parameter in parameters(call.op):
         if parameter.name in ("dtype", "out_dtype") and "int" in parameter.type and not _is_trusting(call):
             first = call.tensors[0].dtype
             for dtype in (torch.int64, torch.bool, torch.float64):
                 if dtype != call.values.get(parameter.name, first):
                     yield Variation(f"{parameter.name} is {dtype}", partial(_with_dtype, parameter.name, dtype))
-    if base.rstrip("_") in KEEP_VALUES or _is_trusting(call) or any(one.out for one in parameters(call.op)):
-        return  # with an output of float64, an op of integers rounds to float32 in between
-    if call.op.namespace == "prims":
-        return  # of integers, the functions of prims for fake tensors and their kernels return other dtypes
-    floating = [number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point()]
-    # a kernel that has nothing to compute takes operands of dtypes that it refuses otherwise
-    mixed = len(floating) > 1 and all(tensor.numel() for tensor in call.tensors)
+    floating = _convertible(call)
+    mixed = _can_mix(call, floating)
     if floating:
         if mixed or len(floating) == 1:
             yield _cast((floating[-1],), torch.int64)
@@ -98,6 +93,37 @@ def dtypes(call: Call) -> Iterator[Variation]:
             yield _cast(tuple(floating[:1]), torch.int64)
             yield _cast(tuple(floating[1:]), torch.float32)
         yield _cast(tuple(floating), torch.bool)
+
+
+def unsigned(call: Call) -> Iterator[Variation]:
+    """Yield bytes in place of all floats: no negative is one, and what is below 0 wraps."""
+    if floating := _convertible(call):
+        yield _cast(tuple(floating), torch.uint8)
+
+
+def bools_among_others(call: Call) -> Iterator[Variation]:
+    """Yield bools in place of the first of several floats: together they are promoted, and a sum of bools is OR."""
+    floating = _convertible(call)
+    if _can_mix(call, floating):
+        yield _cast(tuple(floating[:1]), torch.bool)
+
+
+def _convertible(call: Call) -> list[int]:
+    """Return the numbers of the tensors of floats, if the op may as well have other dtypes."""
+    base = base_of(str(call.op)).rstrip("_")
+    if base in KEEP_VALUES or _is_trusting(call) or any(one.out for one in parameters(call.op)):
+        return []  # with an output of float64, an op of integers rounds to float32 in between
+    if call.op.namespace == "prims":
+        return []  # of integers, the functions of prims for fake tensors and their kernels return other dtypes
+    return [number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point()]
+
+
+def _can_mix(call: Call, floating: Sequence[int]) -> bool:
+    """Return whether tensors may have different dtypes.
+
+    A kernel that has nothing to compute takes operands of dtypes that it refuses otherwise.
+    """
+    return len(floating) > 1 and all(tensor.numel() for tensor in call.tensors)
 
 
 def _with_dtype(name: str, dtype: torch.dtype, call: Call) -> Call | None:
@@ -129,7 +155,8 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         return tensor > tensor.nan_to_num().mean()
     if dtype.is_floating_point:
         return tensor.to(dtype)
-    whole = (3 * tensor.nan_to_num(0.0, 3.0, -3.0)).round().clamp(-4, 4).to(dtype)
+    whole = (3 * tensor.nan_to_num(0.0, 3.0, -3.0)).round().clamp(-4, 4)
+    whole = (whole if dtype.is_signed else whole.abs()).to(dtype)
     return torch.where(whole == 0, torch.ones_like(whole), whole)  # a division by 0 is a special value
 
 
@@ -476,14 +503,18 @@ def _in_steps(step: int, call: Call) -> Call | None:
 
 # ------------------------------------------------------------------------------------------------------ boundary values
 def boundaries(call: Call) -> Iterator[Variation]:
-    """Yield numbers at the boundary of their domain: orders without an ordinary norm, equal or crossed limits, 0."""
+    """Yield numbers at the boundary of their domain: orders without an ordinary norm, equal or crossed limits, 0.
+
+    The first number of each argument comes before the second of any.
+    """
     if _is_trusting(call):
         return
-    for parameter in parameters(call.op):
-        if not (_is_number(parameter) or parameter.name in _COUNTS) or "List" in parameter.type:
-            continue
-        for value in _BOUNDARIES.get(parameter.name, ()):
-            yield _value(parameter.name, value)
+    numbers = [
+        [_value(parameter.name, value) for value in _BOUNDARIES.get(parameter.name, ())]
+        for parameter in parameters(call.op)
+        if (_is_number(parameter) or parameter.name in _COUNTS) and "List" not in parameter.type
+    ]
+    yield from (change for round_ in zip_longest(*numbers) for change in round_ if change is not None)
     values = call.values
     limits = [values.get(name) for name in ("min", "max")]
     if all(isinstance(limit, int | float) for limit in limits):
@@ -495,8 +526,8 @@ _COUNTS = ("k",)
 _BOUNDARIES: dict[str, tuple[object, ...]] = {
     "ord": (math.inf, -math.inf, 0, 0.5, -1, 3),
     "p": (math.inf, -math.inf, 0, 0.5, -1, 3),
-    "posinf": (0.0, -2.0),
-    "neginf": (0.0, 2.0),
+    "posinf": (-2.0, 0.0),  # as other numbers do, 0 has the result of parts of a sum that all are infinite
+    "neginf": (2.0, 0.0),
     "nan": (2.0, -1.0),
     "threshold": (2.0, -1.0, 0.0),
     "value": (1.0, -2.0, 3.0),
@@ -530,6 +561,8 @@ class InputClass:
 INPUT_CLASSES = (
     InputClass("numbers", numbers, 4),
     InputClass("dtypes", dtypes, 4),
+    InputClass("unsigned integers", unsigned, 2),
+    InputClass("bools among others", bools_among_others, 2),
     InputClass("complex numbers", complex_numbers, 2),
     InputClass("broadcasts", broadcasts, 6),
     InputClass("fewer dims", fewer_dims, 3),

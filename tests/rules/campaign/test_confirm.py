@@ -25,8 +25,9 @@ from verifier.meshes.pool import Pool, PoolSet
 from verifier.records.schema import FAILS, GONE
 from verifier.records.values import load_trial, trial_record
 from verifier.rules.campaign import confirm
+from verifier.rules.campaign.collect import special_rules
 from verifier.rules.campaign.confirm import Confirmer
-from verifier.rules.results import Rule, WrongRule
+from verifier.rules.results import Rule, SampleReport, WrongRule
 from verifier.torch_internals.placements import Combination
 
 FLAT, SQUARE = MeshSpec((2,)), MeshSpec((2, 2))
@@ -112,6 +113,12 @@ def test_rules_that_look_alike_may_have_a_known_cause_and_none(order: tuple[int,
     rules = [(rows, columns, rows)[number] for number in order]
     records = confirmer.confirm([(one, "opinfo") for one in rules])
     assert [record.fingerprint == "c0" for record in records] == [one is rows for one in rules]
+
+
+def test_special_values_are_told_of_where_other_calls_refute_the_same_rule() -> None:
+    special = replace(ROWS, special=True, verdict=VerdictKind.WRONG_VALUE)
+    reports = [SampleReport(ROWS.rule.op, "one call", wrong=[ROWS]), SampleReport(ROWS.rule.op, "x", special=[special])]
+    assert [one.rule for one in special_rules(reports)] == [ROWS.rule]
 
 
 def test_a_product_is_a_defect_of_its_own_where_its_rules_are_right() -> None:

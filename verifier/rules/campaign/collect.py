@@ -51,9 +51,11 @@ def stale_decisions(reports: Iterable[SampleReport]) -> list[WrongRule]:
 
 
 def special_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
-    """Return the rules in ``reports`` that special values refute and no ordinary ones, each once, smallest first."""
-    wrong = {wrong.rule for report in reports for wrong in report.wrong}
-    found = _smallest(one for report in reports for one in report.special if one.rule not in wrong)
+    """Return the rules in ``reports`` that special values refute and ordinary ones of the same call do not.
+
+    Each comes once, smallest first. Ordinary values of other calls may refute it for another reason.
+    """
+    found = _smallest(one for report in reports for one in report.special)
     return sorted(found, key=lambda one: (one.elements, one.rule))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.amending.registrations import exchanged
@@ -21,6 +22,8 @@ __all__ = [
     "conjugates_resolved",
     "integers_not_divided",
     "is_refused_reduction",
+    "nan_kept",
+    "norms_in_float32",
     "products_before_sums",
     "uneven_gathers_apart",
 ]
@@ -51,6 +54,7 @@ def complex_reductions_refused() -> AbstractContextManager[None]:
                 raise NotImplementedError(f"all_reduce: reduce_op {self.reduce_op} does not support complex tensors")
             return reduce(self, tensor, mesh, mesh_dim)
 
+        reduce_or_refuse.__module__ = reduce.__module__
         return reduce_or_refuse
 
     return exchanged(Partial, "_reduce_value", wrap)
@@ -59,6 +63,41 @@ def complex_reductions_refused() -> AbstractContextManager[None]:
 def is_refused_reduction(where: str) -> bool:
     """Return whether :func:`complex_reductions_refused` refused, by the function that raised and its file."""
     return where == f"reduce_or_refuse ({Path(__file__).name})"
+
+
+@contextmanager
+def nan_kept() -> Iterator[None]:
+    """Let a maximum or minimum over ranks be NaN where a rank has one, as that of a tensor is."""
+
+    def wrap(reduce: Any) -> Any:
+        def reduce_with_nan(self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, *given: Any) -> Any:
+            reduced = reduce(self, tensor, mesh, *given)
+            if self.reduce_op not in ("max", "min") or not tensor.is_floating_point():
+                return reduced
+            found = reduce(Partial("sum"), tensor.isnan().to(torch.int32), mesh, *given)
+            return torch.where(found != 0, torch.full_like(reduced, math.nan), reduced)
+
+        reduce_with_nan.__module__ = reduce.__module__
+        return reduce_with_nan
+
+    with exchanged(Partial, "_reduce_value", wrap), exchanged(Partial, "_reduce_shard_value", wrap):
+        yield
+
+
+@contextmanager
+def norms_in_float32() -> Iterator[None]:
+    """Let DTensor put norms of 16 bits together in 32: their powers may be too large for 16 where they are not."""
+
+    def wrap(reduce: Any) -> Any:
+        def reduce_wide(self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, *given: Any) -> Any:
+            wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+            return reduce(self, wide, mesh, *given).to(tensor.dtype)
+
+        reduce_wide.__module__ = reduce.__module__
+        return reduce_wide
+
+    with exchanged(_NormPartial, "_reduce_value", wrap), exchanged(_NormPartial, "_reduce_shard_value", wrap):
+        yield
 
 
 @contextmanager
