@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_commands import Command
 
 from verifier.cli.main import main
 from verifier.gate.baseline import load_baseline
@@ -185,3 +186,14 @@ def test_a_mistake_is_one_line_and_exit_status_2(
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.processes
+def test_nothing_is_wrong_with_all_remedies_in_force(tmp_path: Path) -> None:
+    """A process of its own: what a dispatch mode makes of the first import of torch's test utilities is seen there."""
+    options = ["--world-size", "2", "--sizes", "1", "--max-samples", "1", "--claims-only"]
+    options += ["--baseline", str(tmp_path / "none.toml"), "--out", str(tmp_path)]
+    (tmp_path / "none.toml").write_text("format_version = 3\n")
+    for more, status in ([], 1), (["--import", "strategies.install_all"], 0):
+        with Command(["-m", "verifier", "rules", "aten.nansum.default", *options, *more]) as command:
+            assert command.wait() == status, command.printed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -99,7 +99,7 @@ def where_to_ask(
     if own:
         told = [one for one in combinations[most:] if tuple(str(p) for (p,) in one) in always] if most else []
         combinations = [*combinations[:most], *told]
-    sums = [tuple(map(_summed, call.tensors, one)) for one in combinations] if _has_bools(call.tensors) else []
+    sums = [sums for one in combinations for sums in _summed(call.tensors, one)] if _has_bools(call.tensors) else []
     return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(call, one))]))
 
 
@@ -107,9 +107,19 @@ def _has_bools(tensors: Sequence[torch.Tensor]) -> bool:
     return any(tensor.dtype == torch.bool for tensor in tensors)
 
 
-def _summed(tensor: torch.Tensor, placements: Placements) -> Placements:
-    """Return P(sum) for a maximum of bools, which is the same value and not the same to a rule."""
-    return (Partial("sum"),) if tensor.dtype == torch.bool and placements == (Partial("max"),) else placements
+def _summed(tensors: Sequence[torch.Tensor], combination: Combination) -> Iterator[Combination]:
+    """Yield the combination with P(sum) for a maximum of bools, which is the same value and not the same to a rule.
+
+    Where numbers are a pending sum, yield it with P(sum) for all bools, too.
+    """
+    bools = [tensor.dtype == torch.bool for tensor in tensors]
+    pairs = list(zip(bools, combination, strict=True))
+    yield tuple(_SUM if is_bool and placements == (Partial("max"),) else placements for is_bool, placements in pairs)
+    if _SUM in combination:
+        yield tuple(_SUM if is_bool else placements for is_bool, placements in pairs)
+
+
+_SUM: Placements = (Partial("sum"),)
 
 
 def possible(call: LocalCall, combination: Combination) -> bool:

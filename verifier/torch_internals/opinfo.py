@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
     "capture_calls",
@@ -48,7 +48,8 @@ def _database() -> ModuleType:
     more of the compiler, the database is loaded with it.
     """
     name = "torch.testing._internal.common_methods_invocations"
-    with _without_notice_of_cuda(), _without_references(), _without_deep_copies():
+    # to call an op under a dispatch mode, as a remedy has one, loads the compiler while the stand-in is there
+    with _disable_current_modes(), _without_notice_of_cuda(), _without_references(), _without_deep_copies():
         return _loaded(name)
 
 

@@ -335,4 +335,6 @@ def installed_sharded_op(op: OpOverload) -> ShardedOp | None:
 
 def has_own_handler(op: OpOverload) -> bool:
     """Return whether DTensor runs its own code, which we know nothing about, instead of ``op``."""
-    return op in DTensor._op_dispatcher._custom_op_handlers and installed_sharded_op(op) is None
+    handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
+    passes_on = handler is None or getattr(handler, "passes_on", False)  # as a remedy does
+    return not passes_on and installed_sharded_op(op) is None

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor.parallel as parallel
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -445,10 +447,14 @@ def plain_results_refused() -> contextlib.AbstractContextManager[None]:
 def unsorted_meshes_refused() -> contextlib.AbstractContextManager[None]:
     """Let DTensor refuse a mesh whose ranks do not ascend along each dim: its groups sort them."""
 
+    known: WeakKeyDictionary[DeviceMesh, bool] = WeakKeyDictionary()  # a spec is made at every call
+
     def wrap(check: Any) -> Any:
         def ascending(self: Any) -> None:
-            ranks = self.mesh.mesh
-            if any(bool((ranks.diff(dim=dim) < 0).any()) for dim in range(ranks.ndim)):
+            if self.mesh not in known:
+                known[self.mesh] = _ascends(self.mesh.mesh)
+            if not known[self.mesh]:
+                ranks = self.mesh.mesh
                 raise NotImplementedError(
                     f"a mesh with the ranks {ranks.tolist()}, which do not ascend, is not supported"
                 )
@@ -458,3 +464,7 @@ def unsorted_meshes_refused() -> contextlib.AbstractContextManager[None]:
         return ascending
 
     return exchanged(DTensorSpec, "__post_init__", wrap)
+
+
+def _ascends(ranks: torch.Tensor) -> bool:
+    return not any(bool((ranks.diff(dim=dim) < 0).any()) for dim in range(ranks.ndim))

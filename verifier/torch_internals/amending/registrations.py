@@ -115,24 +115,27 @@ def layered(ops: Iterable[OpOverload], handler: Handler) -> Iterator[None]:
     a handler of torch's or of the user's stay as they are, and so do ops with rules of the user's.
     """
     handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
-
-    def layer(before: Any) -> Handler:
-        def outer(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-            with edited(handlers, op, before):
-                return handler(op, args, kwargs)
-
-        return outer
-
     with contextlib.ExitStack() as stack:
         for op in tuple(ops):
             before = handlers.get(op, ABSENT)
-            if (before is ABSENT or _is_amendment(before)) and is_torchs(op):
-                stack.enter_context(edited(handlers, op, layer(before)))
+            if (before is ABSENT or isinstance(before, _Layer)) and is_torchs(op):
+                stack.enter_context(edited(handlers, op, _Layer(handlers, handler, before)))
         yield
 
 
-def _is_amendment(handler: Any) -> bool:
-    return str(getattr(handler, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+class _Layer:
+    """A handler around what was there before it, which holds the whole registry: it is told by its class alone.
+
+    ``passes_on`` says that the op itself was there, so that the calls which the handler lets through are ordinary ones.
+    """
+
+    def __init__(self, handlers: dict[OpOverload, Any], handler: Handler, before: Any) -> None:
+        self._handlers, self._handler, self._before = handlers, handler, before
+        self.passes_on = before is ABSENT or before.passes_on
+
+    def __call__(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        with edited(self._handlers, op, self._before):
+            return self._handler(op, args, kwargs)
 
 
 @functools.cache
