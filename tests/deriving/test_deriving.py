@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,6 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
+from verifier.deriving import closing
 from verifier.deriving.closing import Closed
 from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text
@@ -232,6 +234,23 @@ def test_code_passes_only_if_no_check_refutes_it_and_one_bears_it_out(closed: Cl
 
 
 # ------------------------------------------------------------------------------------------------- gradients, functions
+def test_all_lines_are_told_of_a_check_that_could_not_verify(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = ["Traceback (most recent call last):", *(f'  File "{n}.py"' for n in range(20)), "KeyError: 'x'", "error"]
+    made = Derivation((), (), 0)
+    answers = [(2, "", "\n".join(lines))]
+    monkeypatch.setattr(closing, "_verifier", lambda words: answers.pop(0))
+    given = "aten.exp.default", tmp_path / "exp.py", [], "2", ["2"]
+    with pytest.raises(ValueError, match="rules of the derived strategy could not verify") as caught:
+        closing.close(*given, [], made, 2)
+    assert str(caught.value).splitlines()[1:] == lines
+
+    nothing_wrong = {"ops": {"exp": {"confirmed": ["S(0) -> S(0)"], "wrong": [], "missing": []}}}
+    answers += [(0, json.dumps(nothing_wrong), ""), (2, "gate on aten.exp.default\n", "\n".join(lines))]
+    closed = closing.close(*given, [], made, 2)
+    assert closed.said.splitlines()[1:] == lines
+    assert not closed.passed
+
+
 def test_gradients_are_placed_where_each_rank_differentiates_its_part() -> None:
     ways = [way(aten.mm.default, lambda tensor, a, b, c: (tensor(a, b), tensor(b, c)))]
     calls = list(gather(ways, OPTIONS, gradients=True))

@@ -174,10 +174,11 @@ def test_tox_installs_what_is_pinned() -> None:
 
 
 def test_ci_runs_the_test_command() -> None:
-    commands = re.sub(r"\{posargs:?|\}", "", tox_ini()["testenv:ci"]["commands"]).strip().splitlines()
-    assert [line.strip() for line in commands] == [
-        "mypy --strict verifier strategies", "pytest --hypothesis-profile=ci -n auto"
-    ]  # fmt: skip
+    assert tox_ini()["testenv:ci"]["commands"] == "pytest --hypothesis-profile=ci -n auto {posargs}"
+    assert tox_ini()["testenv:types"]["commands"] == "mypy --strict {posargs:verifier strategies}"
+    types = (ROOT / "tests" / "suite" / "test_types.py").read_text(encoding="utf-8")
+    assert '"mypy", "--strict"' in types
+    assert 'said_of_types("verifier", "strategies")' in types
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     text = script.read_text(encoding="utf-8")

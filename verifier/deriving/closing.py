@@ -33,7 +33,7 @@ class Closed:
     missing
         Derived rules that DTensor does not apply though the strategy has them, as text.
     gate, said
-        The exit status of ``gate``, or of the tests, and the last lines that it printed.
+        The exit status of ``gate``, or of the tests, and the last lines that it printed: all if it could not verify.
     mutants
         What the calls say of changes of single lines; None if they were not asked.
     """
@@ -69,7 +69,7 @@ def close(
     words = ["rules", op, *named, "--world-size", world_sizes, "--mesh", _PRODUCTS, "--max-samples", str(max_samples)]
     status, text, errors = _verifier([*words, *out, "--format", "json"])
     if status == 2 or not text:
-        raise ValueError(f"rules of the derived strategy: {_last(errors)}")
+        raise ValueError(f"rules of the derived strategy could not verify:\n{errors.strip()}")
     record = msgspec.json.decode(text)["ops"]
     counts = list(record.values())
     derived = _derived(calls, made)
@@ -83,7 +83,8 @@ def close(
     if wrong:
         return Closed(confirmed, wrong, missing, 1, errors)
     status, text, errors = _verifier(["gate", *named, *on, *out])
-    return Closed(confirmed, wrong, missing, status, _last(text + errors, 12))
+    said = text + errors
+    return Closed(confirmed, wrong, missing, status, said.strip() if status == 2 else _last(said, 12))
 
 
 def close_by_test(test: Path) -> Closed:
@@ -109,5 +110,5 @@ def _verifier(words: Sequence[str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def _last(text: str, lines: int = 1) -> str:
+def _last(text: str, lines: int) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

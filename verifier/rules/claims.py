@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -84,21 +84,31 @@ def where_to_ask(
     combinations: Sequence[Combination],
     mesh_shape: tuple[int, ...],
     most: int | None = None,
-    always: Container[tuple[str, ...]] = (),
+    alone: Collection[tuple[str, ...]] = (),
 ) -> list[Combination]:
     """Return the combinations, on one mesh dim, at which DTensor may claim a rule: those that the op's strategy lists.
 
     If it lists none, because it decides by the placements that it is shown, these are ``combinations``, the same with
     bools that are pending sums, and what it enumerates by itself, which may lie beyond them. If it enumerates any, the
-    first ``most`` of ``combinations`` are enough, and those of which the text is among ``always``.
+    first ``most`` of ``combinations`` are enough. Of all these, those ``alone`` whose text is given, if any is.
     """
+    found = _where_claims_may_be(reader, call, combinations, mesh_shape, None if alone else most)
+    return [one for one in found if tuple(str(p) for (p,) in one) in alone] if alone else found
+
+
+def _where_claims_may_be(
+    reader: ClaimReader,
+    call: LocalCall,
+    combinations: Sequence[Combination],
+    mesh_shape: tuple[int, ...],
+    most: int | None,
+) -> list[Combination]:
     listed = reader.listed(mesh_shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
     if listed is not None:
         return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
     own = [tuple((_unmasked(p),) for (p,) in rule) for rule in reader.enumerated(mesh_shape)]
     if own:
-        told = [one for one in combinations[most:] if tuple(str(p) for (p,) in one) in always] if most else []
-        combinations = [*combinations[:most], *told]
+        combinations = combinations[:most]
     sums = [sums for one in combinations for sums in _summed(call.tensors, one)] if _has_bools(call.tensors) else []
     return list(dict.fromkeys([*combinations, *sums, *(one for one in own if possible(call, one))]))
 
@@ -193,17 +203,28 @@ def claims_of(case: OpCase, extent: int) -> tuple[list[Claim], tuple[RuleFailure
 
 
 def read_claim(
-    reader: ClaimReader, call: LocalCall, op: str, combination: Combination, mesh: MeshSpec, reference: Results
+    reader: ClaimReader,
+    call: LocalCall,
+    op: str,
+    combination: Combination,
+    mesh: MeshSpec,
+    reference: Results,
+    in_full: bool = False,
 ) -> Claim | None:
     """Return what DTensor claims at ``combination``; None if it communicates first, or refuses.
 
-    ``reference`` is what the call makes of the whole tensors.
+    Parameters
+    ----------
+    reference
+        What the call makes of the whole tensors.
+    in_full
+        Whether DTensor also decides how it communicates, which takes longer and may fail.
     """
     unreturned = [
         n for n, index in zip(call.written, reference.written, strict=True) if index >= reference.returned_tensors
     ]
     returned = reference.returned_tensors
-    decided = reader.at(combination, mesh.shape)
+    decided = reader.at(combination, mesh.shape, only_claims=not in_full)
     if decided is None or not _runs_as_it_is(decided.inputs, combination):
         return None
     by_rank = [decided]

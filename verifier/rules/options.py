@@ -47,7 +47,7 @@ class CheckOptions:
         Meshes of one dim on which only those claims are tried that DTensor makes on none of ``meshes``: a strategy that
         looks at the number of ranks may have a rule for 4 alone.
     asked
-        Input placements, as text and on one mesh dim, at which DTensor is asked in any case, of those that are tried.
+        Input placements, as text and on one mesh dim: DTensor is asked at these alone, if there are any.
     """
 
     meshes: tuple[MeshSpec, ...]

@@ -33,7 +33,7 @@ from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values, is_rare
 from verifier.torch_internals.claims import ClaimReader
-from verifier.torch_internals.placements import Combination, placement_text
+from verifier.torch_internals.placements import Combination, Placements, placement_text
 from verifier.torch_internals.refusals import is_refusal, raised_in
 from verifier.torch_internals.registries import has_own_handler
 
@@ -147,23 +147,26 @@ class SampleOnMesh(ABC):
         kept = [combination for combination in asked if possible(self.call, combination)]
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible
+        first = self.mesh_number == self.size == 0
+        in_full = _each_placement(kept) if first else frozenset()
         for combination in kept:
-            claim = self._claim_at(combination)
+            claim = self._claim_at(combination, combination in in_full)
             if claim is not None:
                 self.claims[combination] = claim
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
-        if self.mesh_number == self.size == 0:
+        if first:
             self.other_claims = self._ask_again(kept)
         if self.reader.lost:
             self.no_claims = "DTensor has not come back from a rule of this op, and is not asked again"
         for wrong in (*self.failing(), *self.writing()):
             self.ledger.note(wrong, 1)
 
-    def _claim_at(self, combination: Combination) -> Claim | None:
+    def _claim_at(self, combination: Combination, in_full: bool = False) -> Claim | None:
         """Return what DTensor claims at ``combination``; None if there is nothing that level 1 can try."""
-        claim = read_claim(self.reader, self.call, self.ledger.sample.op, combination, self.mesh, self.reference)
+        op = self.ledger.sample.op
+        claim = read_claim(self.reader, self.call, op, combination, self.mesh, self.reference, in_full)
         if claim is not None and not _is_modelled(claim):
             self.ledger.report.untested[OF_ONES_OWN] += 1
             return None
@@ -347,6 +350,22 @@ class SampleOnMesh(ABC):
         if claim is not None:
             found = Mismatch(VerdictKind.DIED, "the op ended the process of a rank")
             ledger.note(self.counterexample(claim, found), self.mesh.ndim)
+
+
+def _each_placement(combinations: Sequence[Combination]) -> frozenset[Combination]:
+    """Return few of ``combinations`` in which each tensor has each placement that it has in any of them.
+
+    That is where a decision of DTensor's to redistribute may fail: what that costs depends on each tensor by itself.
+    """
+    seen: set[tuple[int, Placements]] = set()
+    chosen = set()
+    for most_are_new in (True, False):
+        for combination in combinations:
+            new = set(enumerate(combination)) - seen
+            if len(new) >= (len(combination) - 1 if most_are_new else 1):
+                chosen.add(combination)
+                seen |= new
+    return frozenset(chosen)
 
 
 def _is_modelled(claim: Claim) -> bool:

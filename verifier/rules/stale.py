@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -45,15 +45,26 @@ def stale_decisions(place: SampleOnMesh) -> Iterator[WrongRule]:
         return
     asked = _combinations(place)
     pairs: Counter[str] = Counter()
+    calls: dict[Hashable, tuple[OpCase, _Call | None]] = {}  # each case keeps its tensors, and so their ids, alive
     for again in second_calls(place.case):
         name = again.changed
         if pairs[name] >= _PAIRS:
             continue
-        first, second = (_Call.of(place, case) for case in (again.first, again.second))
+        for case in (again.first, again.second):
+            if (arguments := _arguments(case)) not in calls:
+                calls[arguments] = case, _Call.of(place, case)
+        first, second = (calls[_arguments(case)][1] for case in (again.first, again.second))
         if first is None or second is None or first.key(asked[0]) != second.key(asked[0]):
             continue
         pairs[name] += 1
         yield from islice(_differences(place, again, first, second, asked), _SHOWN)
+
+
+def _arguments(case: OpCase) -> Hashable:
+    """Return what is equal for two cases of an op with the same tensors and other arguments."""
+    leaves, structure = pytree.tree_flatten((case.args, dict(case.kwargs)))
+    told = [id(leaf) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf)) for leaf in leaves]
+    return str(structure), tuple(told)
 
 
 def _differences(
@@ -68,11 +79,12 @@ def _differences(
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a pair: what DTensor decides for it, and its results as text."""
+    """One call of a pair, or of several: what DTensor decides for it, and its results."""
 
     reader: ClaimReader
     mesh_shape: tuple[int, ...]
     results: tuple[torch.Tensor, ...]
+    decided: dict[Combination, Propagation | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, place: SampleOnMesh, case: OpCase) -> _Call | None:
@@ -100,7 +112,9 @@ class _Call:
         return self.reader.key(combination, self.mesh_shape)
 
     def at(self, combination: Combination) -> Propagation | None:
-        return self.reader.at(combination, self.mesh_shape)
+        if combination not in self.decided:
+            self.decided[combination] = self.reader.at(combination, self.mesh_shape)
+        return self.decided[combination]
 
 
 def _matters(kept: Propagation, first: _Call, second: _Call) -> bool:

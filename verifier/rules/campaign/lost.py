@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from verifier.gate.rule_changes import Change, RuleChange, changes_between
 from verifier.records.rule_table import ClaimedRule, RuleTable
 from verifier.rules.campaign.request import RulesPlan
 from verifier.rules.campaign.table import TableBuilder
-from verifier.rules.campaign.work import WorkItem, check_target, prepare
+from verifier.rules.campaign.work import WorkItem, check_target, number_of_parts, prepare
 from verifier.rules.campaign.workers import Finished, Part, WorkerSet
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Target
@@ -25,10 +26,10 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
     """Return the rules that torch alone claims at the calls of ``plan``, and that hold, and that are claimed no more.
 
     Workers without the imports say what torch claims, at one size of each call. Where a rule seems lost, the op is
-    asked again at its inputs, because ``now`` may have asked a strategy that lists no rules at some of them only. An op
-    whose check does not end is not compared. Rules are those of one mesh dim: products of them on two are sampled, and
-    follow. Calls with a dim that leaves a rank empty are not compared, because DTensor itself takes shards of such dims
-    away from some ways to register a strategy, ``register_sharding`` among them.
+    asked again, at the inputs of torch's rules, because ``now`` may have asked a strategy that lists no rules at some
+    inputs only. An op whose check does not end is not compared. Rules are those of one mesh dim: products of them on
+    two are sampled, and follow. Calls with a dim that leaves a rank empty are not compared, because DTensor itself
+    takes shards of such dims away from some ways to register a strategy, ``register_sharding`` among them.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
         What the check of ``plan`` found with the imports.
     """
     flat = tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1)
-    plan = replace(plan, check=replace(plan.check, meshes=flat, sizes=1))
+    plan = replace(plan, check=replace(plan.check, meshes=flat, sizes=1, samples_called_again=0))
     targets = [target for target in plan.targets if _op(target).startswith(OF_TORCH)]
     before = _claimed(plan, targets, alone=True)
     for overload in before.overloads.values():
@@ -46,18 +47,19 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
     again = [target for target in targets if _op(target) in seem]
     if not again:
         return ()
-    asked = frozenset(_inputs_of(change.rule) for change in _lost(before, now))
+    asked = frozenset(_inputs_of(rule) for op in seem for rule in before.overloads[op].rules)
     thorough = replace(plan, check=replace(plan.check, asked=asked))
     return tuple(one for one in _lost(before, _claimed(thorough, again, alone=False)) if one.op in seem)
 
 
 def _inputs_of(rule: str) -> tuple[str, ...]:
-    """Return the input placements of a rule's text.
+    """Return the input placements of a rule's text; indices that DTensor masks are replicated before.
 
-    >>> _inputs_of("S(0), _S(1, 2) -> S(0)")
-    ('S(0)', '_S(1, 2)')
+    >>> _inputs_of("S(0), _S(1, 2), MaskP(sum) -> S(0)")
+    ('S(0)', '_S(1, 2)', 'R')
     """
-    return tuple(re.split(r", (?![^(]*\))", rule.partition(" -> ")[0]))
+    inputs = re.split(r", (?![^(]*\))", rule.partition(" -> ")[0])
+    return tuple("R" if one.startswith("MaskP") else one for one in inputs)
 
 
 def _op(target: Target) -> str:
@@ -72,21 +74,23 @@ def _lost(before: RuleTable, after: RuleTable) -> list[RuleChange]:
 def _claimed(plan: RulesPlan, targets: Sequence[Target], alone: bool) -> RuleTable:
     """Return what DTensor claims in workers with the imports of ``plan``, or ``alone`` without any."""
     builder = TableBuilder(plan)
-    reports: list[list[tuple[int, SampleReport]]] = [[] for _ in targets]
-    finished, died = set[int](), set[int]()
+    parts = number_of_parts(len(targets))
+    reports: list[dict[int, SampleReport]] = [{} for _ in targets]
+    finished = Counter[int]()
+    died = set[int]()
     if targets:
-        items = [WorkItem(target, plan.samples, plan.check) for target in targets]
+        items = [WorkItem(target, plan.samples, plan.check, part, parts) for target in targets for part in range(parts)]
         imports = () if alone else plan.header.imports
         with WorkerSet(max(1, min(plan.jobs, len(items))), imports, prepare=prepare, alone=alone) as workers:
             for outcome in workers.run(items, check_target):
+                index, part = divmod(outcome.item, parts)
                 if isinstance(outcome, Part):
-                    reports[outcome.item].append((outcome.ordinal, outcome.result))
+                    reports[index][outcome.ordinal * parts + part] = outcome.result
                 elif isinstance(outcome, Finished):
-                    finished.add(outcome.item)
+                    finished[index] += 1
                 else:
-                    died.add(outcome.item)
-    for item, found in enumerate(reports):
-        if item in finished and item not in died:
-            told = [report for _, report in sorted(found, key=lambda one: one[0])]
-            builder.take((report for report in told if not report.short), None)
+                    died.add(index)
+    for index, found in enumerate(reports):
+        if finished[index] == parts and index not in died:
+            builder.take((found[number] for number in sorted(found) if not found[number].short), None)
     return builder.made()

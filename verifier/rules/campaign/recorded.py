@@ -34,7 +34,7 @@ from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.outcomes import Outcomes, earlier_outcomes
 from verifier.rules.campaign.request import Progress, RulesPlan
 from verifier.rules.campaign.table import TableBuilder
-from verifier.rules.campaign.work import WorkItem, check_target, prepare
+from verifier.rules.campaign.work import WorkItem, check_target, number_of_parts, prepare
 from verifier.rules.campaign.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
 from verifier.rules.results import SampleReport, WrongRule
 from verifier.runs.journal import RunWriter
@@ -46,8 +46,6 @@ __all__ = [
 
 FAILS_HERE = "DTensor fails when level 1 asks it for rules, and not on ranks"
 TRIAL_LIMIT = 8.0
-FEW, PARTS_OF_FEW = 24, 4
-"""So few ops are shared out among the workers, each in so many parts; of more ops each worker has some to itself."""
 
 
 @dataclass
@@ -101,7 +99,7 @@ def record_rules(
 class _RulesRun:
     def __init__(self, plan: RulesPlan, writer: RunWriter, progress: Progress, store: RunStore) -> None:
         self.plan, self.writer, self.progress, self.store = plan, writer, progress, store
-        self.parts = PARTS_OF_FEW if len(plan.targets) <= FEW else 1
+        self.parts = number_of_parts(len(plan.targets))
         self.ops = [_Op(self.parts) for _ in plan.targets]
         self.errors: list[str] = []
         self.done = 0

@@ -16,7 +16,10 @@ from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources, is_rare
 
-__all__ = ["WorkItem", "check_target", "prepare", "samples_of"]
+__all__ = ["WorkItem", "check_target", "number_of_parts", "prepare", "samples_of"]
+
+FEW, PARTS_OF_FEW = 24, 4
+"""So few ops are shared out among the workers, each in so many parts; of more ops each worker has some to itself."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class WorkItem:
     check: CheckOptions
     part: int = 0
     parts: int = 1
+
+
+def number_of_parts(targets: int) -> int:
+    """Return in how many parts each of so many targets is shared out."""
+    return PARTS_OF_FEW if targets <= FEW else 1
 
 
 def prepare() -> None:
