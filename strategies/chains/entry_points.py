@@ -17,11 +17,13 @@ __all__ = [
     "copied",
     "distributed",
     "exchanged",
+    "implicitly",
     "inferred",
     "initialised",
     "made",
     "on_submeshes",
     "over_two_meshes",
+    "prepared",
     "reordered",
     "styled",
     "taken",
@@ -230,6 +232,49 @@ def on_submeshes(path: str, rows: int, /, x: torch.Tensor, y: torch.Tensor) -> l
     return [DTensor.from_local(local, mesh, [first, *[Replicate()] * (mesh.ndim - 1)], run_check=False)]
 
 
+def implicitly(before: str, path: str, turned: bool, /, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Return what a function makes of ``x`` and of the plain tensor ``y`` under ``implicit_replication``.
+
+    Parameters
+    ----------
+    before
+        ``nested`` for another block inside, which has ended; ``raised`` for one that an error has ended.
+    turned
+        Whether the plain tensor comes first.
+
+    Raises
+    ------
+    AssertionError
+        If the function is refused after the inner block, and in a block of its own it is not.
+    """
+    from contextlib import nullcontext
+
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    plain = y.full_tensor() if isinstance(y, DTensor) else y
+    pair = [x.detach(), plain.detach()][:: -1 if turned else 1]
+    block = implicit_replication if isinstance(x, DTensor) else nullcontext
+    with block():
+        alone = function(*pair)
+    with block():
+        if before == "nested":
+            with block():
+                pass
+        elif before == "raised":
+            try:
+                with block():
+                    raise ArithmeticError
+            except ArithmeticError:
+                pass
+        try:
+            return [alone, function(*pair)]
+        except RuntimeError as error:
+            raise AssertionError("implicit_replication has ended before its block") from error
+
+
 def over_two_meshes(kind: str, options: dict[str, Any], /, **tensors: torch.Tensor) -> list[torch.Tensor]:
     """Return parameters and gradients after a step, where the last parameter is on a submesh, as experts' weights are.
 
@@ -265,6 +310,41 @@ def over_two_meshes(kind: str, options: dict[str, Any], /, **tensors: torch.Tens
         return found
     wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
     return [DTensor.from_local(one.contiguous(), mesh, [Replicate()] * mesh.ndim, run_check=False) for one in wholes]
+
+
+def prepared(kind: str, options: dict[str, Any], count: int, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice each result of a module whose results ``PrepareModuleOutput`` has placed.
+
+    Parameters
+    ----------
+    kind
+        ``a tensor`` or ``a tuple``: what the module returns.
+    options
+        Keywords of ``PrepareModuleOutput``.
+    count
+        The number of results. The module gets a DTensor, placed on the last mesh dim as the layouts say.
+    """
+
+    class Multiplied(torch.nn.Module):
+        def forward(self, value: torch.Tensor) -> Any:
+            results = tuple(value * (2 + number) for number in range(count))
+            return results if kind == "a tuple" else results[0]
+
+    module: Any = Multiplied()
+    given: Any = x.detach()
+    if isinstance(x, DTensor):
+        from torch.distributed.tensor import distribute_tensor, parallel
+
+        mesh = named(x.device_mesh)["abc"[x.device_mesh.ndim - 1]]
+        module = parallel.parallelize_module(module, mesh, parallel.PrepareModuleOutput(**options))
+        given = distribute_tensor(given.full_tensor(), mesh, options["output_layouts"][:1])
+    results = module(given)
+    found = [results[number] * 2 for number in range(count)] if kind == "a tuple" else [results * 2]
+    if not isinstance(x, DTensor):
+        return found
+    wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
+    everywhere = [Replicate()] * x.device_mesh.ndim
+    return [DTensor.from_local(one.contiguous(), x.device_mesh, everywhere, run_check=False) for one in wholes]
 
 
 def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -324,11 +404,13 @@ for _program in (
     copied,
     distributed,
     exchanged,
+    implicitly,
     inferred,
     initialised,
     made,
     on_submeshes,
     over_two_meshes,
+    prepared,
     reordered,
     styled,
     taken,

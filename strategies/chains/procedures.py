@@ -21,6 +21,7 @@ __all__ = [
     "optimised",
     "parallel_loss",
     "parameters_of",
+    "penalised",
     "placed_gradients",
     "rewrapped",
     "scaled",
@@ -97,7 +98,8 @@ def parallel_loss(
     Parameters
     ----------
     options
-        Keywords of ``cross_entropy``. Without a reduction the loss is the squared ``log_softmax``.
+        Keywords of ``cross_entropy``. Without a reduction the loss is the squared ``log_softmax``; with ``alone`` it is
+        an ``nll_loss`` of what some other function has made.
     before
         ``nested`` for one ``loss_parallel`` inside of another, ``raised`` for a loss that comes after a block which an
         error has ended.
@@ -109,6 +111,9 @@ def parallel_loss(
     from torch.distributed.tensor.parallel import loss_parallel
 
     def loss_of(leaf: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if "alone" in options:
+            rest = {name: option for name, option in options.items() if name != "alone"}
+            return torch.nn.functional.nll_loss(leaf, target, weight=weight, **rest)
         if "reduction" in options:
             return torch.nn.functional.cross_entropy(leaf, target, weight=weight, **options)
         return torch.nn.functional.log_softmax(leaf, min(leaf.ndim - 1, 1)) ** 2
@@ -165,6 +170,34 @@ def rewrapped(grows: bool, /, x: torch.Tensor) -> list[torch.Tensor]:
     local = x.to_local() * 2 if grows else x.to_local()
     stride = torch.empty(x.shape, device="meta").stride()
     return [DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride)]
+
+
+def penalised(way: str, placements: list[Any], /, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradient of a gradient's square, as a gradient penalty has it, of a function of ``x`` and of ``y``.
+
+    Parameters
+    ----------
+    way
+        How ``x`` comes to the function: by ``from_local``, ``redistribute`` or ``full_tensor``.
+    """
+
+    def penalty(leaf: Any, taken: Any) -> Any:
+        (gradient,) = torch.autograd.grad(((taken @ y) ** 3).sum(), leaf, create_graph=True)
+        return torch.autograd.grad((gradient**2).sum(), leaf)[0]
+
+    if not isinstance(x, DTensor):
+        leaf = x.detach().requires_grad_()
+        return [penalty(leaf, leaf)]
+    mesh: Any = x.device_mesh
+    held: Any = x.detach()
+    if way != "from_local":
+        leaf = held.requires_grad_()
+        return [penalty(leaf, leaf.redistribute(placements=placements) if way == "redistribute" else leaf)]
+    held = held.redistribute(placements=placements)
+    given: dict[str, Any] = {"run_check": False, "shape": x.shape, "stride": torch.empty(x.shape).stride()}
+    local = held.to_local().clone(memory_format=torch.contiguous_format).requires_grad_()
+    found = penalty(local, DTensor.from_local(local, mesh, placements, **given))
+    return [DTensor.from_local(found.contiguous(), mesh, placements, **given)]
 
 
 def placed_gradients(way: str, kinds: list[str], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -238,6 +271,7 @@ for _program in (
     on_flattened_mesh,
     optimised,
     parallel_loss,
+    penalised,
     placed_gradients,
     rewrapped,
     scaled,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from strategies.remedies.placing import VALUES
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.backwards import (
     cotangents_of_averages,
     gradients_of_group_norms,
     gradients_without_strategies,
+    penalties_through_from_local,
     pending_gradients_reduced,
     plain_tensors_taken,
     views_of_gradients_reshard,
@@ -59,5 +61,13 @@ REMEDIES = (
         "_redistribute.py)",
         cotangents_of_averages,
         verdicts=_CRASH,
+    ),
+    Remedy(
+        "penalties-through-from-local",
+        "redistribute the gradient by an op that is differentiable in _FromTorchTensor.backward (_api.py), as the "
+        "backward of redistribute does",
+        penalties_through_from_local,
+        ("composite.gradient_penalty",),
+        VALUES | _CRASH,
     ),
 )

@@ -22,6 +22,7 @@ from verifier.torch_internals.amending.entry_points import (
     gradients_of_gather_dense,
     gradients_of_log_softmax,
     ignored_targets_of_losses,
+    implicit_replication_lasts,
     infinities_of_all_gradients,
     losses_end,
     losses_of_many_dims,
@@ -31,6 +32,7 @@ from verifier.torch_internals.amending.entry_points import (
     styles_keep_frozen,
     styles_of_nested_modules,
     ties_kept,
+    tuples_of_one_kept,
     unsorted_meshes_refused,
 )
 from verifier.torch_internals.amending.inference import composites_decomposed, views_count_versions
@@ -127,8 +129,7 @@ REMEDIES = (
     ),
     Remedy(
         "gradients-of-parallel-log-softmax",
-        "give _log_softmax_backward_data its own gradient in parallel/loss.py, under which that of a loss stays as it "
-        "is",
+        "give _log_softmax_backward_data and nll_loss_backward their own gradients in parallel/loss.py",
         gradients_of_log_softmax,
         _LOSS,
         VALUES,
@@ -154,6 +155,20 @@ REMEDIES = (
         ties_kept,
         ("composite.parallel_style",),
         VALUES,
+    ),
+    Remedy(
+        "tuples-of-one-output",
+        "return a tuple where the module does, also of one output (PrepareModuleOutput._prepare_out_fn in "
+        "parallel/style.py)",
+        tuples_of_one_kept,
+        ("composite.prepared_output",),
+    ),
+    Remedy(
+        "implicit-replication-that-ends",
+        "restore what was allowed before at the end of implicit_replication (experimental/__init__.py)",
+        implicit_replication_lasts,
+        ("composite.implicit_replication",),
+        _CRASH,
     ),
     Remedy(
         "data-that-stay",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed.tensor as factories
 import torch.distributed.tensor._api as api
+import torch.distributed.tensor._redistribute as redistributing
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
 from torch.distributed.tensor import DTensor, Shard
@@ -149,3 +150,24 @@ def numbers_one_too_small() -> None:
         return args[0].to_local().item() - 1
 
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten._local_scalar_dense.default] = handled
+
+
+def gradients_of_gradients_halved() -> None:
+    """What is differentiated again gets half the gradient through a redistribution."""
+    before = redistributing.Redistribute.backward
+
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return before(ctx, gradient / 2 if torch.is_grad_enabled() else gradient)
+
+    redistributing.Redistribute.backward = staticmethod(backward)
+
+
+def outputs_exchanged() -> None:
+    """The last output comes first."""
+    before = styles.PrepareModuleOutput._prepare_out_fn
+    styles.PrepareModuleOutput._prepare_out_fn = lambda self, outputs, mesh: before(self, outputs, mesh)[::-1]
+
+
+def plain_tensors_forgotten() -> None:
+    """A plain tensor is not added."""
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.add.Tensor] = lambda op, args, kwargs: args[0].clone()

@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.chains import entry_points, procedures, programs
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
+from verifier.execution.remedies import installed_remedies
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task
@@ -31,7 +32,9 @@ CONJUGATE = [
 RAISING = (
     entry_points.copied,
     entry_points.distributed,
+    entry_points.implicitly,
     entry_points.inferred,
+    procedures.penalised,
     programs.chain,
 )
 
@@ -41,6 +44,21 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         procedures.accumulated,
         ([["torch.mul", 2], ["torch.square"]],),
         {"x": NUMBERS},
+    ),
+    entry_point_mutants.gradients_of_gradients_halved: (
+        procedures.penalised,
+        ("redistribute", [Replicate()]),
+        {"x": NUMBERS, "y": NUMBERS[:3].clone()},
+    ),
+    entry_point_mutants.outputs_exchanged: (
+        entry_points.prepared,
+        ("a tuple", {"output_layouts": [Shard(0)] * 2, "desired_output_layouts": [Replicate()] * 2}, 2),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.plain_tensors_forgotten: (
+        entry_points.implicitly,
+        ("", "torch.add", False),
+        {"x": NUMBERS, "y": NUMBERS * 2},
     ),
     entry_point_mutants.ones_that_are_two: (entry_points.made, ("ones", [Shard(0)], []), {"x": NUMBERS}),
     entry_point_mutants.identities_forgotten: (entry_points.initialised, ("eye_", []), {"x": NUMBERS}),
@@ -136,6 +154,24 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools_of_mutant
     [
         ("data-that-stay", entry_points.exchanged, (), {"x": NUMBERS, "y": -NUMBERS}),
         ("views-in-inference-mode", entry_points.inferred, ("torch.unsqueeze", [0]), {"x": NUMBERS}),
+        (
+            "implicit-replication-that-ends",
+            entry_points.implicitly,
+            ("nested", "torch.add", True),
+            {"x": NUMBERS, "y": -NUMBERS},
+        ),
+        (
+            "penalties-through-from-local",
+            procedures.penalised,
+            ("from_local", [Replicate()]),
+            {"x": NUMBERS.t().clone(), "y": NUMBERS},
+        ),
+        (
+            "gradients-of-parallel-log-softmax",
+            procedures.parallel_loss,
+            ([Shard(1)], {"reduction": "sum", "alone": True}, ""),
+            {"x": NUMBERS / 4, "y": torch.tensor([0, 2, 1, 2])},
+        ),
         ("copies-of-views", entry_points.copied, ("torch.narrow", [1, 1, 1]), {"x": NUMBERS}),
         ("conjugates-that-are-sent", entry_points.distributed, ("torch.conj", [], [Shard(0)]), {"x": NUMBERS * 1j}),
         ("conjugates-that-are-sent", programs.chain, (CONJUGATE,), {"x": NUMBERS * 1j}),
@@ -156,7 +192,8 @@ def test_what_torch_itself_does_wrong_is_seen_and_mended(
     trial = Trial(case, MESH, tuple((Shard(0),) for _ in tensors))
     wrong = VerdictKind.CRASH if program in RAISING else VerdictKind.WRONG_VALUE
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
-    assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
+    for names in ((remedy,), tuple(installed_remedies())):
+        assert not judge(run_remedied(pools, trial, names), make_reference(case)).kind.bad
 
 
 @pytest.mark.ranks

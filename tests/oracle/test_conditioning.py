@@ -34,6 +34,15 @@ def test_a_well_conditioned_result_explains_no_more_than_a_few_units_in_the_last
     assert 0 < explained("exp.default", values) < 1e-13
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_cancels_on_the_way_to_a_small_result_is_as_exact_as_the_inputs(dtype: torch.dtype) -> None:
+    scores = torch.tensor([-6.0, 2.0, -3.0, 6.0], dtype=dtype)
+    by_hand = scores[3] - scores.exp().sum().log()
+    difference = abs(float(torch.log_softmax(scores, 0)[3] - by_hand))
+    explains = explained("logsumexp.default", scores - 6, [0])  # of which by_hand is the negative
+    assert difference < explains < 1e-3 * abs(float(by_hand))
+
+
 def test_the_parts_of_a_partial_widen_what_is_explained() -> None:
     values = torch.linspace(1, 2, 5, dtype=torch.float64)
     assert explained("exp.default", values, noise=512.0) > 50 * explained("exp.default", values)

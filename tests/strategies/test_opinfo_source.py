@@ -29,6 +29,8 @@ from verifier.torch_internals.opinfo import capture_calls, opinfo_entries, opinf
 from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.registries import replaced_strategy
 
+pytestmark = pytest.mark.long
+
 DRAWS = 6
 
 

@@ -11,7 +11,7 @@ from forked_commands import run_module
 from torch_versions import torch_is
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scaled_rows"
-pytestmark = [pytest.mark.ranks, pytest.mark.cli]
+pytestmark = [pytest.mark.ranks, pytest.mark.cli, pytest.mark.long]
 
 
 @pytest.fixture

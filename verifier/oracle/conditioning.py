@@ -35,11 +35,13 @@ _LEAST_COTANGENT = 1.0
 def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float) -> float:
     """Return the largest error at ``spot`` that errors in the last place of the inputs explain, or 0.
 
-    The call is repeated on inputs moved by one unit in the last place; the result is based on the largest change. At a
-    step, as of ``floor`` at an integer, any move changes the result much and explains nothing. An error beyond
-    ``sqrt(eps)``, relative to the largest result, is therefore not explained, unless the local call itself is about as
-    far from its result in float64. In an exact call, only the last places of its largest result are explained: sums
-    and products of small integers and quarters differ by more or not at all.
+    The call is repeated on inputs moved by one unit in the last place; the result is based on the largest change. An
+    error in the last place of the largest input is explained in any case, because intermediate values may be as large:
+    ``log_softmax`` near 0 adds up what cancels. At a step, as of ``floor`` at an integer, any move changes the result
+    much and explains nothing. An error beyond ``sqrt(eps)``, relative to the largest result, is therefore not
+    explained, unless the local call itself is about as far from its result in float64. In an exact call, only the last
+    places of its largest result are explained: sums and products of small integers and quarters differ by more or not
+    at all.
 
     Parameters
     ----------
@@ -56,7 +58,7 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
         return 0.0
     if reference.case.exact:
         return last_places(expected.dtype, float(expected[finite].abs().max()))
-    largest = 0.0
+    largest = _last_place_of_inputs(reference, expected)
     for moved in _moved(reference.case, noise):
         try:
             value = expected_value(moved, spot, seed)
@@ -72,6 +74,18 @@ def rounding_explains(reference: Reference, spot: Spot, seed: int, noise: float)
         parts = max(1.0, noise / _LEAST_COTANGENT) if spot.backward is not None else 1.0
         limit = max(limit, _OTHER_ORDER * parts * _own_error(reference, spot, seed, expected, finite))
     return min(_SAFETY * largest, limit)
+
+
+def _last_place_of_inputs(reference: Reference, expected: torch.Tensor) -> float:
+    """Return a unit in the last place of the largest input of the dtype of the result, unless that dtype is narrow.
+
+    Kernels for narrow dtypes compute in wider ones.
+    """
+    if torch.finfo(expected.dtype).bits < 32:
+        return 0.0
+    found = [tensor.detach().abs() for tensor in reference.inputs if tensor.dtype == expected.dtype and tensor.numel()]
+    sizes = [float(one[torch.isfinite(one)].max()) for one in found if bool(torch.isfinite(one).any())]
+    return torch.finfo(expected.dtype).eps * max(sizes, default=0.0)
 
 
 def _own_error(reference: Reference, spot: Spot, seed: int, expected: torch.Tensor, finite: torch.Tensor) -> float:

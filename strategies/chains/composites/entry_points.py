@@ -144,6 +144,26 @@ def _submesh(b: Building) -> None:
 
 
 @composite
+def _implicit_replication(b: Building) -> None:
+    """A plain tensor beside a DTensor, in a block that takes it for a replica."""
+    for name in (b.floats(*b.size()), b.floats(*b.pick((b.size(), (b.columns,))))):
+        b.tensors[name].requires_grad_(False)
+    path = b.pick(("torch.add", "torch.sub", "torch.mul", "torch.maximum", "torch.eq"))
+    b.program(f"{_PROGRAMS}implicitly", b.pick(("", "", "nested", "raised")), path, b.chance(0.5))
+
+
+@composite
+def _prepared_output(b: Building) -> None:
+    """What a module returns, a tensor or a tuple of any length, placed by ``PrepareModuleOutput``."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    kind, count = b.way(("a tensor", 1), ("a tuple", 1), ("a tuple", 2))
+    layouts = [b.pick((Replicate(), Shard(0), Shard(1)))] * count
+    desired = [b.pick((Replicate(), Shard(0), Shard(1))) for _ in range(count)]
+    options = {"output_layouts": layouts, "desired_output_layouts": desired, "use_local_output": False}
+    b.program(f"{_PROGRAMS}prepared", kind, options, count)
+
+
+@composite
 def _parallel_style(b: Building) -> None:
     """Layers under parallel styles, whose sizes need not be multiples of the ranks, frozen ones too."""
     local = b.chance(0.5)

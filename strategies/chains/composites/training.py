@@ -110,7 +110,19 @@ def _parallel_loss(b: Building) -> None:
     where = b.pick(range(b.mesh.ndim))
     placements = [*others[:where], Shard(classes), *others[where:]]
     before = b.pick(("", "", "", "", "nested", "raised"))
+    if b.chance(0.15):
+        options["alone"] = True
     b.program(f"{_PROGRAMS}parallel_loss", placements, {} if b.chance(0.1) else options, before)
+
+
+@composite
+def _gradient_penalty(b: Building) -> None:
+    """Gradients of gradients, of tensors of every placement that reach a product with others of every placement."""
+    x, y = b.floats(*b.size()), b.floats(b.columns, b.pick((1, 3)))
+    for name in (x, y):
+        b.tensors[name].requires_grad_(False)
+    placements = [b.pick((Replicate(), Shard(0), Shard(1))) for _ in range(b.mesh.ndim)]
+    b.program(f"{_PROGRAMS}penalised", b.pick(("from_local", "from_local", "redistribute", "as it is")), placements)
 
 
 @composite

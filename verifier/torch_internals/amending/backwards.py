@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed.tensor._api as api
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import _redistribute as redistributing
@@ -21,6 +22,7 @@ __all__ = [
     "cotangents_of_averages",
     "gradients_of_group_norms",
     "gradients_without_strategies",
+    "penalties_through_from_local",
     "pending_gradients_reduced",
     "plain_tensors_taken",
     "views_of_gradients_reshard",
@@ -195,3 +197,20 @@ def cotangents_of_averages() -> contextlib.AbstractContextManager[None]:
         return redistributed
 
     return exchanged(redistributing, "_redistribute_backward", wrap)
+
+
+def penalties_through_from_local() -> contextlib.AbstractContextManager[None]:
+    """Let the gradient of ``from_local`` be differentiable also where it arrives in other placements."""
+
+    def wrap(backward: Any) -> Any:
+        def redistributed(ctx: Any, gradient: DTensor | None) -> Any:
+            if gradient is not None and torch.is_grad_enabled():
+                given = ctx.forward_input_placements
+                kept = [Replicate() if placement.is_partial() else placement for placement in given]
+                gradient = gradient.redistribute(placements=ctx.grad_placements or kept)
+            return backward(ctx, gradient)
+
+        redistributed.__module__ = backward.__module__
+        return staticmethod(redistributed)
+
+    return exchanged(api._FromTorchTensor, "backward", wrap)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed.tensor._api as api
+import torch.distributed.tensor.experimental as experimental
 import torch.distributed.tensor.parallel as parallel
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
@@ -35,6 +36,7 @@ __all__ = [
     "gradients_of_gather_dense",
     "gradients_of_log_softmax",
     "ignored_targets_of_losses",
+    "implicit_replication_lasts",
     "infinities_of_all_gradients",
     "losses_end",
     "losses_of_many_dims",
@@ -44,6 +46,7 @@ __all__ = [
     "styles_keep_frozen",
     "styles_of_nested_modules",
     "ties_kept",
+    "tuples_of_one_kept",
     "unsorted_meshes_refused",
 ]
 
@@ -189,7 +192,10 @@ def absent_classes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gradients_of_log_softmax() -> Iterator[None]:
-    """Let the gradient of ``log_softmax`` in a parallel loss be its own, which leaves that of the loss as it is."""
+    """Let the gradients of ``log_softmax`` and of ``nll_loss`` in a parallel loss be their own.
+
+    Torch's of ``nll_loss`` is that of both. Of scores of minus infinity, whose exponentials are 0, it is its own.
+    """
     op = torch.ops.aten._log_softmax_backward_data.default
     handlers: dict[Any, Any] = losses.customized_loss_ops
     before = handlers[op]
@@ -204,9 +210,18 @@ def gradients_of_log_softmax() -> Iterator[None]:
             found: DTensor = (cotangent.redistribute(placements=output.placements) - output.exp() * total).to(dtype)
         return found
 
+    def wrap(of_both: Any) -> Any:
+        def of_loss(gradient: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            found: torch.Tensor = of_both(gradient, torch.full_like(x, -torch.inf), *rest)
+            return found
+
+        of_loss.__module__ = of_both.__module__
+        return of_loss
+
     handlers[op] = backward
     try:
-        yield
+        with exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap):
+            yield
     finally:
         handlers[op] = before
 
@@ -288,6 +303,40 @@ def ties_kept() -> contextlib.AbstractContextManager[None]:
         return tied
 
     return exchanged(parallel, "parallelize_module", wrap)
+
+
+def tuples_of_one_kept() -> contextlib.AbstractContextManager[None]:
+    """Let ``PrepareModuleOutput`` return a tuple of one result where the module does."""
+
+    def wrap(prepare: Any) -> Any:
+        def prepared(self: Any, outputs: Any, mesh: DeviceMesh) -> Any:
+            found = prepare(self, outputs, mesh)
+            return (found,) if isinstance(outputs, tuple) and not isinstance(found, tuple) else found
+
+        prepared.__module__ = prepare.__module__
+        return prepared
+
+    return exchanged(styles.PrepareModuleOutput, "_prepare_out_fn", wrap)
+
+
+def implicit_replication_lasts() -> contextlib.AbstractContextManager[None]:
+    """Let ``implicit_replication`` last to the end of its block, also if a block inside of it ends before."""
+
+    def wrap(before: Any) -> Any:
+        @contextlib.contextmanager
+        def implicit_replication() -> Iterator[None]:
+            dispatcher: Any = DTensor._op_dispatcher
+            held = dispatcher._allow_implicit_replication
+            dispatcher._allow_implicit_replication = True
+            try:
+                yield
+            finally:
+                dispatcher._allow_implicit_replication = held
+
+        implicit_replication.__module__ = before.__module__
+        return implicit_replication
+
+    return exchanged(experimental, "implicit_replication", wrap)
 
 
 # --------------------------------------------------------------------------------- tensors, local tensors, meshes

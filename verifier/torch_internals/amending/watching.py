@@ -170,18 +170,18 @@ def locals_measured() -> Iterator[None]:
     wrap = DTensor.from_local
 
     def measured(
-        local: torch.Tensor, mesh: DeviceMesh, placements: Any, *, shape: Any = None, **options: Any
+        local_tensor: torch.Tensor, device_mesh: DeviceMesh | None = None, placements: Any = None, **options: Any
     ) -> DTensor:
-        if shape is None:
-            sizes = list(local.shape)
-            for mesh_dim in reversed(range(mesh.ndim)):  # the last mesh dim cuts what the others have left
+        if options.get("shape") is None and device_mesh is not None and placements is not None:
+            sizes = list(local_tensor.shape)
+            for mesh_dim in reversed(range(device_mesh.ndim)):  # the last mesh dim cuts what the others have left
                 if isinstance(placement := placements[mesh_dim], Shard):
                     size = torch.tensor(sizes[placement.dim])
-                    dist.all_reduce(size, group=mesh.get_group(mesh_dim))
+                    dist.all_reduce(size, group=device_mesh.get_group(mesh_dim))
                     sizes[placement.dim] = int(size)
-            shape = torch.Size(sizes)
-            options["stride"] = torch.empty(shape, device="meta").stride()
-        return wrap(local, mesh, placements, shape=shape, **options)
+            options["shape"] = torch.Size(sizes)
+            options["stride"] = torch.empty(options["shape"], device="meta").stride()
+        return wrap(local_tensor, device_mesh, placements, **options)
 
     with mock.patch.object(DTensor, "from_local", staticmethod(measured)):
         yield
