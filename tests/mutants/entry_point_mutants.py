@@ -169,5 +169,6 @@ def outputs_exchanged() -> None:
 
 
 def plain_tensors_forgotten() -> None:
-    """A plain tensor is not added."""
-    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.add.Tensor] = lambda op, args, kwargs: args[0].clone()
+    """A plain tensor is not compared with."""
+    maximum = torch.ops.aten.maximum.default  # no other program calls it, and this is not taken back
+    DTensor._op_dispatcher._custom_op_handlers[maximum] = lambda op, args, kwargs: args[0].clone()

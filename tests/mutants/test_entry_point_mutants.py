@@ -57,7 +57,7 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     ),
     entry_point_mutants.plain_tensors_forgotten: (
         entry_points.implicitly,
-        ("", "torch.add", False),
+        ("", "torch.maximum", False),
         {"x": NUMBERS, "y": NUMBERS * 2},
     ),
     entry_point_mutants.ones_that_are_two: (entry_points.made, ("ones", [Shard(0)], []), {"x": NUMBERS}),
