@@ -164,12 +164,18 @@ def locally(placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def rewrapped(grows: bool, /, x: torch.Tensor) -> list[torch.Tensor]:
-    """Return ``x``, or ``2 * x``, taken to local tensors and back by ``from_local`` with its shape and strides."""
+    """Return ``x``, or ``2 * x``, taken to local tensors and back by ``from_local`` with its shape and strides.
+
+    What grows is no factor of a product, of which each rank has one.
+    """
     if not isinstance(x, DTensor):
         return [x * 2 if grows else x.view_as(x)]
-    local = x.to_local() * 2 if grows else x.to_local()
+    kinds = [getattr(placement, "reduce_op", "") if grows else "" for placement in x.placements]
+    kept = [Replicate() if kind == "product" else one for kind, one in zip(kinds, x.placements, strict=True)]
+    local = x.redistribute(placements=kept).to_local()
     stride = torch.empty(x.shape, device="meta").stride()
-    return [DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=stride)]
+    given: dict[str, Any] = {"run_check": False, "shape": x.shape, "stride": stride}
+    return [DTensor.from_local(local * 2 if grows else local, x.device_mesh, kept, **given)]
 
 
 def penalised(way: str, placements: list[Any], /, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:

@@ -149,6 +149,15 @@ def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools_of_mutant
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("kind", ["sum", "avg", "product", "max", "min"])
+def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, grows: bool, pools: PoolSet) -> None:
+    program = f"{procedures.__name__}.rewrapped"
+    case = OpCase("composite.rewrapped", program, (grows,), {"x": NUMBERS}, "chains", False)
+    assert judge(pools.run_alone(Trial(case, MESH, ((Partial(kind),),))), make_reference(case)).kind is VerdictKind.PASS
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("remedy", "program", "args", "tensors"),
     [
