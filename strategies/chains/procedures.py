@@ -184,7 +184,9 @@ def penalised(way: str, placements: list[Any], /, x: torch.Tensor, y: torch.Tens
     Parameters
     ----------
     way
-        How ``x`` comes to the function: by ``from_local``, ``redistribute`` or ``full_tensor``.
+        How ``x`` comes to the function: by ``from_local``, by ``redistribute``, or ``as it is``.
+    placements
+        Those of ``from_local`` and ``redistribute``.
     """
 
     def penalty(leaf: Any, taken: Any) -> Any:

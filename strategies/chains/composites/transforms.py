@@ -142,19 +142,18 @@ def _lone_special_value(b: Building) -> None:
 def _large_numbers(b: Building) -> None:
     """Norms and means of numbers of 16 bits that hold the result, and not the squares of the numbers."""
     shape = b.pick((b.size(), (2, *b.size())))
-    values = [b.floats(*shape, dtype=b.pick((torch.float16, torch.float16, torch.bfloat16)))]
+    value = b.floats(*shape, dtype=b.pick((torch.float16, torch.float16, torch.bfloat16)))
     order = b.pick((2, 2, 3, 1, float("inf")))
     path = b.pick(("torch.linalg.vector_norm", "torch.norm", "torch._foreach_norm", "torch.mean"))
     b.exact = False
-    for name in values:
-        tensor = b.tensors[name].detach() * 100
-        b.tensors[name], b.values[name] = tensor, tensor.clone()
+    tensor = b.tensors[value].detach() * 100
+    b.tensors[value], b.values[value] = tensor, tensor.clone()
     if path == "torch.mean":
-        b.call(path, *values, b.pick((0, -1)))
+        b.call(path, value, b.pick((0, -1)))
     elif path == "torch._foreach_norm":
-        b.call(path, values, order)
+        b.call(path, [value], order)
     else:
-        b.call(path, *values, order, b.pick((0, -1)))
+        b.call(path, value, order, b.pick((0, -1)))
 
 
 @composite

@@ -526,7 +526,7 @@ _COUNTS = ("k",)
 _BOUNDARIES: dict[str, tuple[object, ...]] = {
     "ord": (math.inf, -math.inf, 0, 0.5, -1, 3),
     "p": (math.inf, -math.inf, 0, 0.5, -1, 3),
-    "posinf": (-2.0, 0.0),  # as other numbers do, 0 has the result of parts of a sum that all are infinite
+    "posinf": (-2.0, 0.0),  # a 0 first would hide that the number stands where an infinity was the largest
     "neginf": (2.0, 0.0),
     "nan": (2.0, -1.0),
     "threshold": (2.0, -1.0, 0.0),
