@@ -217,7 +217,7 @@ def checked(case: OpCase) -> OpCase:
     except RuntimeError as error:  # a value that the backward pass needs was written to
         raise UnfitError(str(error)) from error
     finite = SPECIAL in case.tags or all(map(_is_finite, found))
-    if not finite or not any(map(_shows, found)):
+    if not finite or not any(map(_shows, found)) or any(map(_is_rounding, found)):
         raise UnfitError("shows nothing")
     return case
 
@@ -228,6 +228,14 @@ Part = Callable[..., str]
 
 def _is_finite(value: torch.Tensor) -> bool:
     return not value.is_floating_point() or bool(value.isfinite().all())
+
+
+def _is_rounding(value: torch.Tensor) -> bool:
+    """Return whether a result is what rounding leaves of numbers that cancel: arguments are of the order of 1."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return False
+    largest = float(value.abs().max()) if value.numel() else 0.0
+    return 0 < largest < 64 * torch.finfo(value.dtype).eps
 
 
 def _shows(value: torch.Tensor) -> bool:

@@ -35,6 +35,12 @@ from verifier.torch_internals.amending.entry_points import (
     tuples_of_one_kept,
     unsorted_meshes_refused,
 )
+from verifier.torch_internals.amending.handing_over import (
+    memory_of_locals,
+    meshes_kept,
+    scalars_formatted,
+    unfinished_results_awaited,
+)
 from verifier.torch_internals.amending.inference import composites_decomposed, views_count_versions
 from verifier.torch_internals.amending.propagation import Decision, refused
 from verifier.torch_internals.amending.registrations import handled
@@ -210,10 +216,10 @@ REMEDIES = (
     ),
     Remedy(
         "copies-of-views",
-        "clone a DTensor in Tensor.__deepcopy__ (_tensor.py), whose data no pointer reaches, also if it begins behind "
-        "its storage: its data_ptr is its offset, not 0",
+        "clone a DTensor in Tensor.__deepcopy__ and __reduce_ex__ (_tensor.py), whose data no pointer reaches, also if "
+        "it begins behind its storage: its data_ptr is its offset, not 0",
         copies_of_views,
-        ("composite.copied",),
+        ("composite.copied", "composite.stored"),
         _CRASH,
     ),
     Remedy(
@@ -264,5 +270,38 @@ REMEDIES = (
         norms_of_several_meshes,
         ("composite.two_meshes",),
         _CRASH,
+    ),
+    Remedy(
+        "unfinished-results-stored",
+        "wait for the collective when an AsyncCollectiveTensor is copied or pickled (__deepcopy__ and __reduce_ex__ in "
+        "_functional_collectives.py)",
+        unfinished_results_awaited,
+        ("composite.stored",),
+        VALUES | {"CRASH"},
+    ),
+    Remedy(
+        "memory-of-wrappers",
+        "share the local tensor's memory in share_memory_, take scalars in lists for numbers in torch.tensor, and "
+        "refuse apply_ and from_dlpack, instead of reading the memory of a DTensor, which has none",
+        memory_of_locals,
+        ("composite.handed_over",),
+        frozenset({"CRASH", "DIED", "HANG", "RANKS_DISAGREE"}) | VALUES,
+        refuses=True,
+    ),
+    Remedy(
+        "formats-of-scalars",
+        "format a DTensor without dims as its number in Tensor.__format__ (_tensor.py), which asks for the type Tensor "
+        "itself",
+        scalars_formatted,
+        ("composite.handed_over",),
+        _CRASH,
+    ),
+    Remedy(
+        "meshes-ignored",
+        "refuse a redistribution to another mesh also where the placements stay (DTensor.redistribute in _api.py)",
+        meshes_kept,
+        ("composite.to_another_mesh",),
+        _CRASH,
+        refuses=True,
     ),
 )

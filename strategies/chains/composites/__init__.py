@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from strategies.chains.composites import arrangements, entry_points, layers, lists, losses, training, transforms
+from strategies.chains.composites import (
+    arrangements,
+    entry_points,
+    handing_over,
+    layers,
+    lists,
+    losses,
+    second_gradients,
+    training,
+    transforms,
+)
 from strategies.chains.composites.table import COMPOSITES
 
-__all__ = ["COMPOSITES", "arrangements", "entry_points", "layers", "lists", "losses", "training", "transforms"]
+__all__ = [
+    "COMPOSITES",
+    "arrangements",
+    "entry_points",
+    "handing_over",
+    "layers",
+    "lists",
+    "losses",
+    "second_gradients",
+    "training",
+    "transforms",
+]

@@ -360,15 +360,22 @@ def data_exchanged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def copies_of_views() -> Iterator[None]:
-    """Let the deep copy of a DTensor that begins behind its storage be a clone, as that of other DTensors is."""
+    """Let a DTensor that begins behind its storage be copied and pickled as a clone, as other DTensors are copied."""
     before: Any = DTensor.__deepcopy__
+    reduce: Any = torch.Tensor.__reduce_ex__
 
     def copied(self: DTensor, memo: dict[int, Any]) -> Any:
         if id(self) not in memo and self.storage_offset():
             memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
         return memo[id(self)] if id(self) in memo else before(self, memo)
 
-    with mock.patch.object(DTensor, "__deepcopy__", copied, create=True):
+    def reduced(self: DTensor, protocol: Any) -> Any:
+        return reduce(self.detach().clone() if self.storage_offset() else self, protocol)
+
+    with (
+        mock.patch.object(DTensor, "__deepcopy__", copied, create=True),
+        mock.patch.object(DTensor, "__reduce_ex__", reduced, create=True),
+    ):
         yield
 
 

@@ -1,0 +1,41 @@
+"""What leaves DTensor's hands: into a file, another process, a number or another mesh."""
+
+from __future__ import annotations
+
+from torch.distributed.tensor import Replicate, Shard
+
+from strategies.chains import handing_over
+from strategies.chains.building import Building
+from strategies.chains.composites.table import composite
+
+_PROGRAMS = f"{handing_over.__name__}."
+
+
+@composite
+def _stored(b: Building) -> None:
+    """Views, results and redistributions under way that are copied, pickled, or saved and loaded."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    everywhere = [Replicate() for _ in range(b.mesh.ndim)]
+    anywhere = [b.pick((Replicate(), Shard(0), Shard(1))) for _ in range(b.mesh.ndim)]
+    path, *given = b.way(
+        ("redistribute", *everywhere), ("redistribute", *anywhere), ("torch.select", 0, 1), ("torch.t",),
+        ("torch.narrow", 1, 1, 1), ("torch.narrow", 0, 0, 1), ("torch.clone",), ("torch.sum", 0),
+    )  # fmt: skip
+    way = b.pick(("pickle", "save", "weights", *(["deepcopy"] if path == "redistribute" else [])))
+    b.program(f"{_PROGRAMS}stored", way, path, given)
+
+
+@composite
+def _handed_over(b: Building) -> None:
+    """Tensors that are shared with processes and libraries, and scalars that become numbers."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    ways = ("share_memory_", "apply_", "from_dlpack", "tensor", "format", "float", "full")
+    b.program(f"{_PROGRAMS}handed_over", b.pick(ways))
+
+
+@composite
+def _to_another_mesh(b: Building) -> None:
+    """Redistributions to a mesh of the same ranks in another order."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    placements = [b.pick((Replicate(), Shard(0), Shard(1))) for _ in range(b.mesh.ndim)]
+    b.program(f"{_PROGRAMS}to_another_mesh", placements)

@@ -1,0 +1,101 @@
+"""Gradients of gradients, whose formulas call functions that no forward pass and no first gradient calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies.chains import second_gradients
+from strategies.chains.building import Building
+from strategies.chains.composites.table import composite
+
+_TWICE = f"{second_gradients.__name__}.twice"
+_POINTWISE = (
+    *("exp", "sin", "tanh", "sigmoid", "rsqrt", "log", "log1p", "lgamma", "sinc", "erf", "erfinv", "acos", "square"),
+    *("special.i0", "special.i0e", "special.i1", "special.i1e", "special.erfcx", "special.ndtri", "special.log_ndtr"),
+    *(f"nn.functional.{name}" for name in ("gelu", "silu", "mish", "softplus", "elu", "selu", "celu", "logsigmoid")),
+    *(f"nn.functional.{name}" for name in ("hardswish", "softsign", "leaky_relu", "tanhshrink", "relu", "glu")),
+)
+_OF_TWO = (
+    *("mul", "div", "pow", "atan2", "hypot", "maximum", "xlogy", "logaddexp", "cdist", "lerp", "special.xlog1py"),
+    *(f"nn.functional.{name}" for name in ("mse_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy")),
+    *(f"nn.functional.{name}" for name in ("kl_div", "soft_margin_loss", "cosine_similarity", "poisson_nll_loss")),
+    "nn.functional.binary_cross_entropy_with_logits",
+)
+_ALONG_A_DIM = (
+    *("sum", "mean", "prod", "cumsum", "cumprod", "logsumexp", "softmax", "log_softmax", "logcumsumexp", "var", "std"),
+    *("amax", "norm", "linalg.vector_norm", "nn.functional.normalize", "sort", "cummax", "fft.fft", "fft.rfft"),
+    *("fft.ihfft", "fft.ifft", "flip", "diff", "unsqueeze", "trapezoid", "masked.logsumexp", "masked.softmax"),
+)
+
+
+@composite
+def _second_gradients(b: Building) -> None:
+    """Second gradients of functions of each element."""
+    b.positive(*(2 * size for size in b.size()))
+    path = b.pick(_POINTWISE)
+    b.program(_TWICE, f"torch.{path}", [], {})
+    _differentiated(b)
+
+
+@composite
+def _second_gradients_of_two(b: Building) -> None:
+    """Second gradients of functions of two tensors, and of losses with each reduction."""
+    path = b.pick(_OF_TWO)
+    b.positive(*b.size())
+    b.positive(*b.size())
+    options = {"reduction": b.pick(("none", "mean", "sum"))} if path.endswith(("loss", "div", "logits", "py")) else {}
+    options = {} if path in ("div", "special.xlog1py") else options
+    b.program(_TWICE, f"torch.{path}", [0.25] if path == "lerp" else [], options)
+    _differentiated(b)
+
+
+@composite
+def _second_gradients_along_a_dim(b: Building) -> None:
+    """Second gradients of reductions, scans and transforms along a dim that is counted from either end."""
+    path, dim = b.pick(_ALONG_A_DIM), b.pick((0, 1, -1, -2))
+    b.positive(*b.size())
+    named = path.startswith(("fft.", "trapezoid", "diff"))
+    flipped: Any = [[dim]] if path == "flip" else [dim]
+    b.program(_TWICE, f"torch.{path}", [] if named or "norm" in path else flipped, {"dim": dim} if named else {})
+    if "norm" in path:
+        options = b.pick(({}, {"dim": dim})) if path != "nn.functional.normalize" else {"dim": dim}
+        b.program(_TWICE, f"torch.{path}", [b.pick((2.0, 1.0, 3.0))], options)
+    _differentiated(b)
+
+
+@composite
+def _second_gradients_of_layers(b: Building) -> None:
+    """Second gradients of layers, products and lookups."""
+    rows, columns = b.size()
+    images = {"stride": b.pick((1, 2)), "padding": b.pick((0, 1))}
+    path, shapes, given, options = b.way(
+        ("nn.functional.linear", [(rows, columns), (3, columns), (3,)], [], {}),
+        ("matmul", [(rows, columns), (columns, 3)], [], {}),
+        ("bmm", [(rows, columns, 2), (rows, 2, 3)], [], {}),
+        ("addmm", [(3,), (rows, columns), (columns, 3)], [], {}),
+        ("nn.functional.layer_norm", [(rows, columns)], [[columns]], {}),
+        ("nn.functional.rms_norm", [(rows, columns)], [[columns]], {}),
+        ("nn.functional.group_norm", [(rows, 2 * columns, 2)], [2], {}),
+        ("nn.functional.batch_norm", [(rows + 1, columns)], [None, None], {"training": True}),
+        ("nn.functional.conv1d", [(rows, columns, 5), (3, columns, 2)], [], images),
+        ("nn.functional.conv2d", [(rows, columns, 4, 5), (3, columns, 2, 2)], [], images),
+        ("nn.functional.scaled_dot_product_attention", [(rows, 2, columns, 4)] * 3, [], {"is_causal": True}),
+        ("nn.functional.interpolate", [(rows, columns, 3)], [], {"scale_factor": 2.0, "mode": "linear"}),
+        ("nn.functional.avg_pool1d", [(rows, columns, 4)], [2], {}),
+        ("nn.functional.embedding", [(columns, 3)], [], {}),
+        ("take_along_dim", [(rows, columns)], [], {"dim": 0}),
+    )
+    if path == "nn.functional.embedding":
+        b.ids(rows, below=columns)
+    for shape in shapes:
+        b.positive(*shape)
+    if path == "take_along_dim":
+        b.ids(rows, columns, below=rows)
+    b.program(_TWICE, f"torch.{path}", given, options)
+    _differentiated(b)
+
+
+def _differentiated(b: Building) -> None:
+    """Let no argument want a gradient: the program takes all gradients."""
+    for tensor in b.tensors.values():
+        tensor.requires_grad_(False)

@@ -1,0 +1,105 @@
+"""Programs that take a DTensor out of DTensor's hands: into a file, another process, a number or another mesh.
+
+Each imports only torch, so that its source can stand in a reproduction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from verifier.planning.boundary import declares
+
+__all__ = ["handed_over", "stored", "to_another_mesh"]
+
+
+def stored(way: str, path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice what comes back of a function's result on ``x`` that was stored.
+
+    Parameters
+    ----------
+    way
+        ``deepcopy``; ``pickle``, as to another process; ``save``, as a checkpoint; ``weights``, as one that is loaded
+        with ``weights_only``.
+    path
+        The function, or ``redistribute`` for a redistribution to ``given`` that need not have come to its end.
+    """
+    import copy
+    import io
+    import pickle
+    import time
+
+    function: Any = torch
+    if path == "redistribute":
+        found: Any = x.detach().clone()
+        if isinstance(x, DTensor):
+            time.sleep(0.05 if x.device_mesh.get_rank() else 0)  # so that the first rank waits for data
+            found = found.redistribute(placements=given, async_op=True)
+    else:
+        for part in path.split(".")[1:]:
+            function = getattr(function, part)
+        found = function(x.detach(), *given)
+    if way == "deepcopy":
+        return [copy.deepcopy(found) * 2]
+    if way == "pickle":
+        return [pickle.loads(pickle.dumps(found)) * 2]
+    file = io.BytesIO()
+    torch.save(found, file)
+    file.seek(0)
+    return [torch.load(file, weights_only=way == "weights") * 2]
+
+
+def handed_over(way: str, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice what is made of ``x``, or of its sum and its maximum, outside of DTensor.
+
+    Parameters
+    ----------
+    way
+        ``share_memory_``, ``apply_`` and ``from_dlpack`` take ``x``. ``tensor`` makes one tensor of both scalars,
+        ``format`` writes the sum with two digits, ``float`` and ``full`` take it for a number.
+    """
+    held: Any = x.detach()
+    total: Any = held.sum()
+    made: Any
+    if way == "share_memory_":
+        made = held.clone().share_memory_()
+    elif way == "apply_":
+        made = held.clone().apply_(lambda one: one + 1)
+    elif way == "from_dlpack":
+        made = torch.utils.dlpack.from_dlpack(held.clone())
+    elif way == "tensor":
+        made = torch.tensor([total, held.amax()], dtype=x.dtype)
+    elif way == "full":
+        made = torch.full((2,), total, dtype=x.dtype)
+    else:
+        made = torch.tensor(float(f"{total:.2f}" if way == "format" else total), dtype=x.dtype)
+    if isinstance(x, DTensor) and not isinstance(made, DTensor):
+        made = DTensor.from_local(made, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False)
+    return [made * 2]
+
+
+def to_another_mesh(placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice ``x``, redistributed to the mesh of the same ranks in reverse order.
+
+    Raises
+    ------
+    AssertionError
+        If the result is not on that mesh.
+    """
+    if not isinstance(x, DTensor):
+        return [x.detach() * 2]
+    mesh: Any = x.device_mesh
+    if "reversed" not in vars(mesh):  # kept with the mesh, because groups stay for ever
+        ranks = mesh.mesh.flatten().flip(0).view(mesh.mesh.shape)
+        mesh.reversed = torch.distributed.device_mesh.DeviceMesh(mesh.device_type, ranks)
+    held: Any = x.detach()
+    moved = held.redistribute(placements=placements).redistribute(mesh.reversed, placements)
+    assert moved.device_mesh == mesh.reversed, "redistribute has left the tensor on its mesh"
+    whole = (moved * 2).full_tensor().contiguous()
+    return [DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)]
+
+
+for _program in (handed_over, stored, to_another_mesh):
+    declares(f"{__name__}.{_program.__name__}")
