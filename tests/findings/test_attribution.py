@@ -103,10 +103,16 @@ def test_two_causes_may_be_needed_and_no_more_are_named() -> None:
     assert Tried(all_of("r2", "r5"), *remedies).explain() == ["r2", "r5"]
 
 
-def test_a_remedy_may_let_the_trial_get_as_far_as_another_cause() -> None:
-    """The remedy of a wrong value is not tried on a crash, but on what is left once the crash is mended."""
+@pytest.mark.parametrize(("ops", "refuses"), [("aten.*", False), ("aten.other", True)])
+def test_a_remedy_may_let_the_trial_get_as_far_as_another_cause(ops: str, refuses: bool) -> None:
+    """The remedy of a wrong value is not tried on a crash, but on what is left once the crash is mended.
+
+    A remedy of an op that was not seen is tried if it lets DTensor refuse.
+    """
     tried = Tried(
-        all_of("crash", "value"), remedy("crash", verdicts=["CRASH"]), remedy("value", verdicts=["WRONG_VALUE"])
+        all_of("crash", "value"),
+        remedy("crash", verdicts=["CRASH"]),
+        remedy("value", ops, ["WRONG_VALUE"], refuses),
     )
     raised = Raised(Phase.FORWARD, "RuntimeError", "no")
     reports = tuple(ProcessReport((rank,), Phase.FORWARD, raised) for rank in (0, 1))

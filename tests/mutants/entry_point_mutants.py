@@ -172,3 +172,27 @@ def plain_tensors_forgotten() -> None:
     """A plain tensor is not compared with."""
     maximum = torch.ops.aten.maximum.default  # no other program calls it, and this is not taken back
     DTensor._op_dispatcher._custom_op_handlers[maximum] = lambda op, args, kwargs: args[0].clone()
+
+
+def third_derivatives_halved() -> None:
+    """What only the second gradient of lgamma calls is half of what it should be."""
+    polygamma = torch.ops.aten.polygamma.default
+
+    def handled(op: Any, args: Any, kwargs: Any) -> DTensor:
+        order, value = args
+        local = op(order, value.to_local()) / 2
+        return DTensor.from_local(local, value.device_mesh, value.placements, run_check=False, shape=value.shape,
+                                  stride=value.stride())  # fmt: skip
+
+    DTensor._op_dispatcher._custom_op_handlers[polygamma] = handled
+
+
+def pickles_that_are_negative() -> None:
+    """What is pickled is the negative."""
+    before = torch.Tensor.__reduce_ex__
+    DTensor.__reduce_ex__ = lambda self, protocol: before(-self.detach(), protocol)
+
+
+def numbers_that_are_negative() -> None:
+    """A DTensor that is taken for a number is its negative."""
+    DTensor.__float__ = lambda self: -self.item()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.chains import entry_points, procedures, programs
+from strategies.chains import entry_points, handing_over, procedures, programs, second_gradients
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
@@ -34,12 +34,19 @@ RAISING = (
     entry_points.distributed,
     entry_points.implicitly,
     entry_points.inferred,
+    handing_over.stored,
+    handing_over.to_another_mesh,
     procedures.penalised,
     programs.chain,
 )
 
 
 CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], dict[str, torch.Tensor]]] = {
+    entry_point_mutants.third_derivatives_halved: (
+        second_gradients.twice,
+        ("torch.lgamma", [], {}),
+        {"x": NUMBERS / 4},
+    ),
     entry_point_mutants.second_gradients_forgotten: (
         procedures.accumulated,
         ([["torch.mul", 2], ["torch.square"]],),
@@ -97,6 +104,12 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     entry_point_mutants.callers_tensors_counted_up: (entry_points.taken, (False, [Shard(0)]), {"x": NUMBERS}),
     entry_point_mutants.products_forgotten_in_inference: (entry_points.inferred, ("torch.mul", [2]), {"x": NUMBERS}),
     entry_point_mutants.copies_that_are_negative: (entry_points.copied, ("torch.clone", []), {"x": NUMBERS}),
+    entry_point_mutants.pickles_that_are_negative: (
+        handing_over.stored,
+        ("save", "torch.clone", []),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.numbers_that_are_negative: (handing_over.handed_over, ("float",), {"x": NUMBERS}),
     entry_point_mutants.numbers_one_too_small: (
         programs.chain,
         ([["row", "torch.narrow", ["x", 0, "y", 1], {}]],),
@@ -137,7 +150,7 @@ def pools_of_mutants() -> Iterator[PoolSet]:
 def test_a_wrong_entry_point_is_seen(mutant: Callable[[], None], pools_of_mutants: PoolSet) -> None:
     program, args, tensors = CASES[mutant]
     case = OpCase("composite.given", f"{program.__module__}.{program.__name__}", args, tensors, "chains", False)
-    whole = program is entry_points.initialised  # torch's own is wrong on shards
+    whole = program in (entry_points.initialised, handing_over.handed_over)  # torch's own are wrong on shards
     placements = tuple(((Shard(0) if name == "x" and not whole else Replicate()),) for name in tensors)
     trial = Trial(case, MESH, placements)
     assert judge(pools_of_mutants.run_alone(trial), make_reference(case)).kind is VerdictKind.PASS
@@ -182,6 +195,14 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             {"x": NUMBERS / 4, "y": torch.tensor([0, 2, 1, 2])},
         ),
         ("copies-of-views", entry_points.copied, ("torch.narrow", [1, 1, 1]), {"x": NUMBERS}),
+        ("copies-of-views", handing_over.stored, ("save", "torch.narrow", [1, 1, 1]), {"x": NUMBERS}),
+        (
+            "unfinished-results-stored",
+            handing_over.stored,
+            ("weights", "redistribute", [Replicate()]),
+            {"x": NUMBERS},
+        ),
+        ("meshes-ignored", handing_over.to_another_mesh, ([Shard(0)],), {"x": NUMBERS}),
         ("conjugates-that-are-sent", entry_points.distributed, ("torch.conj", [], [Shard(0)]), {"x": NUMBERS * 1j}),
         ("conjugates-that-are-sent", programs.chain, (CONJUGATE,), {"x": NUMBERS * 1j}),
         ("ranks-that-do-not-ascend", entry_points.reordered, ([1, 0], [Shard(0)]), {"x": NUMBERS}),
@@ -244,6 +265,26 @@ def test_what_is_written_to_a_plain_tensor_is_seen_and_refused(
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     refused = run_remedied(pools, trial, ("plain-tensors-written-to",))
     assert judge(refused, make_reference(case)).kind is VerdictKind.UNSUPPORTED
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("way", "wrong"),
+    [
+        ("share_memory_", VerdictKind.DIED),
+        ("apply_", VerdictKind.DIED),
+        ("from_dlpack", VerdictKind.DIED),
+        ("tensor", VerdictKind.CRASH),
+        ("format", VerdictKind.CRASH),
+    ],
+)
+def test_what_reads_the_memory_of_a_dtensor_is_seen_and_mended(way: str, wrong: VerdictKind, pools: PoolSet) -> None:
+    program = f"{handing_over.__name__}.handed_over"
+    case = OpCase("composite.handed_over", program, (way,), {"x": NUMBERS}, "chains", False)
+    trial = Trial(case, MESH, ((Replicate(),),))
+    remedy = "formats-of-scalars" if way == "format" else "memory-of-wrappers"
+    assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
+    assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
 
 
 @pytest.mark.ranks

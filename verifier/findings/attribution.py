@@ -171,7 +171,7 @@ class Attribution:
             if (kind is not VerdictKind.HANG or self._says(cause, kind)) and self.is_mended(failure, (cause,)):
                 return (cause,)
         for cause, left, ran in changed:  # under its remedy, the trial gets as far as another defect
-            refusing = [one for one in self.causes if left is VerdictKind.CRASH and self.remedies[one.remedy].refuses]
+            refusing = [one for one in self.causes if self.remedies[one.remedy].refuses]
             for further in dict.fromkeys([*self._likely(ops | ran), *refusing]):
                 if self._may_have(further, left) and self.is_mended(failure, (cause, further)):
                     return cause, further

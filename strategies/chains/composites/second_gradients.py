@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from strategies.chains import second_gradients
 from strategies.chains.building import Building
 from strategies.chains.composites.table import composite
@@ -16,15 +14,16 @@ _POINTWISE = (
     *(f"nn.functional.{name}" for name in ("hardswish", "softsign", "leaky_relu", "tanhshrink", "relu", "glu")),
 )
 _OF_TWO = (
-    *("mul", "div", "pow", "atan2", "hypot", "maximum", "xlogy", "logaddexp", "cdist", "lerp", "special.xlog1py"),
-    *(f"nn.functional.{name}" for name in ("mse_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy")),
-    *(f"nn.functional.{name}" for name in ("kl_div", "soft_margin_loss", "cosine_similarity", "poisson_nll_loss")),
-    "nn.functional.binary_cross_entropy_with_logits",
+    *("mul", "div", "pow", "atan2", "hypot", "maximum", "xlogy", "logaddexp", "cdist", "special.xlog1py"),
+    "nn.functional.cosine_similarity",
+)
+_LOSSES = (
+    *("mse_loss", "huber_loss", "smooth_l1_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    *("kl_div", "soft_margin_loss", "poisson_nll_loss"),
 )
 _ALONG_A_DIM = (
     *("sum", "mean", "prod", "cumsum", "cumprod", "logsumexp", "softmax", "log_softmax", "logcumsumexp", "var", "std"),
-    *("amax", "norm", "linalg.vector_norm", "nn.functional.normalize", "sort", "cummax", "fft.fft", "fft.rfft"),
-    *("fft.ihfft", "fft.ifft", "flip", "diff", "unsqueeze", "trapezoid", "masked.logsumexp", "masked.softmax"),
+    *("amax", "sort", "cummax", "flip", "unsqueeze", "masked.logsumexp", "masked.softmax"),
 )
 
 
@@ -39,13 +38,21 @@ def _second_gradients(b: Building) -> None:
 
 @composite
 def _second_gradients_of_two(b: Building) -> None:
-    """Second gradients of functions of two tensors, and of losses with each reduction."""
-    path = b.pick(_OF_TWO)
+    """Second gradients of functions of two tensors."""
     b.positive(*b.size())
     b.positive(*b.size())
-    options = {"reduction": b.pick(("none", "mean", "sum"))} if path.endswith(("loss", "div", "logits", "py")) else {}
-    options = {} if path in ("div", "special.xlog1py") else options
-    b.program(_TWICE, f"torch.{path}", [0.25] if path == "lerp" else [], options)
+    b.program(_TWICE, f"torch.{b.pick(_OF_TWO)}", [], {})
+    _differentiated(b)
+
+
+@composite
+def _second_gradients_of_losses(b: Building) -> None:
+    """Second gradients of losses with each reduction."""
+    b.positive(*b.size())
+    b.positive(*b.size())
+    name = b.pick(_LOSSES)
+    reduction = b.pick(("none", "batchmean" if name == "kl_div" else "mean", "sum"))
+    b.program(_TWICE, f"torch.nn.functional.{name}", [], {"reduction": reduction})
     _differentiated(b)
 
 
@@ -54,12 +61,22 @@ def _second_gradients_along_a_dim(b: Building) -> None:
     """Second gradients of reductions, scans and transforms along a dim that is counted from either end."""
     path, dim = b.pick(_ALONG_A_DIM), b.pick((0, 1, -1, -2))
     b.positive(*b.size())
-    named = path.startswith(("fft.", "trapezoid", "diff"))
-    flipped: Any = [[dim]] if path == "flip" else [dim]
-    b.program(_TWICE, f"torch.{path}", [] if named or "norm" in path else flipped, {"dim": dim} if named else {})
-    if "norm" in path:
-        options = b.pick(({}, {"dim": dim})) if path != "nn.functional.normalize" else {"dim": dim}
-        b.program(_TWICE, f"torch.{path}", [b.pick((2.0, 1.0, 3.0))], options)
+    b.program(_TWICE, f"torch.{path}", [[dim]] if path == "flip" else [dim], {})
+    _differentiated(b)
+
+
+@composite
+def _second_gradients_of_norms(b: Building) -> None:
+    """Second gradients of norms, and of transforms whose dim is no positional argument."""
+    dim = b.pick((0, 1, -1, -2))
+    b.positive(*b.size())
+    path, *given = b.way(
+        ("norm",), ("norm", 3.0), ("linalg.vector_norm", 1.0), ("linalg.vector_norm", 3.0),
+        ("nn.functional.normalize", 2.0), ("nn.functional.normalize", 1.0), ("fft.fft",), ("fft.ifft",), ("fft.rfft",),
+        ("fft.ihfft",), ("trapezoid",), ("diff",),
+    )  # fmt: skip
+    everywhere = path.endswith("norm") and b.chance(0.5)
+    b.program(_TWICE, f"torch.{path}", given, {} if everywhere else {"dim": dim})
     _differentiated(b)
 
 
