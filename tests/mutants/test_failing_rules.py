@@ -130,6 +130,26 @@ def test_a_rule_with_something_else_than_a_placement_is_accused(strange: object)
     assert {repr(strange) in one.message or "rule raised" in one.message for one in report.wrong} == {True}
 
 
+def lists_placements(schema: Any) -> OpStrategy:
+    """Return rules that have a list in the place of each placement."""
+    rules = []
+    for spec in (one.output_spec for one in schema.args_schema[0].strategies):
+        listed: Any = tuple([placement] for placement in spec.placements)
+        whole = DTensorSpec(spec.mesh, listed, tensor_meta=spec.tensor_meta)
+        rules.append(OpSpec(whole, (whole,), redistribute_cost=[[0.0]]))
+    return OpStrategy(rules)
+
+
+def test_a_rule_with_lists_of_placements_is_accused_on_two_mesh_dims_too() -> None:
+    (target,) = SOURCE.select(["aten.tanh.default"])
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
+    options = CheckOptions((MeshSpec((2,)), MeshSpec((2, 2))), sizes=1, claims_only=True, samples_called_again=0)
+    with replaced_strategy(torch.ops.aten.tanh.default):
+        register_op_strategy(torch.ops.aten.tanh.default)(lists_placements)
+        report = check_sample(sample, options)
+    assert {one.verdict for one in report.wrong} == {VerdictKind.CRASH}
+
+
 def test_a_strategy_that_returns_nothing_is_accused() -> None:
     (target,) = SOURCE.select(["aten.tanh.default"])
     sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -155,9 +156,28 @@ def largest_becomes_smallest(op: Any, args: Any, kwargs: Any) -> list[list[Any]]
     return [[Partial("min"), Partial("max")]]
 
 
+def first_one_adds_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that what is selected first is pending, as if other ranks had nothing there."""
+    return [[SUM, Shard(args[1] % len(args[0].shape))]] if args[2] == 0 else []
+
+
+def smallest_norm_is_the_largest(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim a pending maximum for the smallest of all elements."""
+    order, dims = args[1] if len(args) > 1 else 2, args[2] if len(args) > 2 else None
+    return [[Partial("max"), Shard(0)]] if dims is None and order == -math.inf and args[0].shape else []
+
+
+def sevens_are_added_once(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a replica is added once, for one factor that no call has."""
+    return [[SUM, SUM, Replicate()]] if kwargs.get("alpha", 1) == 7 else []
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.select.int", first_one_adds_up, "index is 0"),
+        ("aten.linalg_vector_norm.default", smallest_norm_is_the_largest, "by default, ord is -inf"),
+        ("aten.add.Tensor", sevens_are_added_once, "alpha is 7"),
         ("aten.neg.default", largest_becomes_smallest, " as torch.uint8"),
         ("aten.add.Tensor", sum_passes, "tensor 0 as torch.bool"),
         ("aten.avg_pool2d_backward.default", batch_and_channels, "without a batch"),

@@ -348,7 +348,7 @@ def referring_modules(found: Sequence[Lacking]) -> list[Source]:
 
 
 def _in_order(sources: Iterable[Source]) -> list[Source]:
-    order = {name: number for number, name in enumerate(sys.modules)}
+    order = {name: number for number, name in enumerate(list(sys.modules))}  # other threads may import meanwhile
     return sorted(sources, key=lambda source: order.get(source.module, len(order)))
 
 

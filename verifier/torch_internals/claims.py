@@ -239,7 +239,8 @@ class ClaimReader:
         rules = []
         for one in getattr(decided, "strategies", []):
             placed = [tuple(spec.placements) for spec in one.input_specs or () if isinstance(spec, DTensorSpec)]
-            if len(placed) == len(self._metas) and all(len(placements) == mesh.ndim for placements in placed):
+            known = all(isinstance(placement, Placement) for placements in placed for placement in placements)
+            if known and len(placed) == len(self._metas) and all(len(held) == mesh.ndim for held in placed):
                 rules.append(tuple(placed))
         return rules
 

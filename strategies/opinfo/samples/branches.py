@@ -6,18 +6,19 @@ A rule that raises for some of them branches, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
-from strategies.opinfo.calls.call import Call, attempt
-from strategies.opinfo.samples.argument_spellings import Variation
+from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
+from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value
 from verifier.core.case import OpCase
 from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.amending.rule_code import constants_of_rule
 
-__all__ = ["branches"]
+__all__ = ["argument_branches", "branches"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 _FACTORS = (8, 64)
@@ -26,6 +27,15 @@ _MOST_DIMS = 5
 _USUAL_DIMS = 3
 """Of an op that goes through elements, a call of so many dims is made in any case."""
 _EXTENT = 2
+_NUMBERS = (0, 1, -1, 2, 0.5, math.inf, -math.inf)
+"""Numbers on which rules branch, beside those in their code."""
+_KINDS = {"dtype", "out_dtype", "layout", "device", "memory_format", "pin_memory", "generator"}
+"""Arguments that are numbers in the schema alone."""
+_COUNTS = ("group", "num", "size", "stride", "dilation", "heads", "factor", "step", "N", "C", "HxW")
+"""Parts of the names of arguments by which kernels divide, some without a look at them: 0 would end the process."""
+_MOST_CONSTANTS = 8
+_LARGEST = 64
+"""Larger integers in the code of a rule are not given as arguments: an extent of that size would take long."""
 
 
 def branches(call: Call) -> Iterator[Variation]:
@@ -49,6 +59,70 @@ def branches(call: Call) -> Iterator[Variation]:
     for ndim, variation in enumerate(_dims(call)):
         if (few and ndim == _USUAL_DIMS) or _kinds(_claimed(variation.apply(call))) - kinds:
             yield variation
+
+
+def argument_branches(call: Call) -> Iterator[Variation]:
+    """Yield the values of arguments other than tensors at which the op's rules, of the user's, claim something else.
+
+    Dims are left out, of which any other one is another claim.
+    """
+    if is_torchs(call.op):
+        return
+    constants = sorted(constants_of_rule(call.op), key=lambda one: (isinstance(one, str), str(one)))
+    for label, base in (("", _same), ("by default, ", _with_defaults)):
+        start = base(call)
+        if start is None:
+            continue
+        usual = _claimed(start)
+        for parameter in parameters(call.op):
+            given = start.values.get(parameter.name, parameter.default)
+            for value in dict.fromkeys(_candidates(parameter, given, start, constants)):
+                change = partial(_with_argument, base, parameter.name, value)
+                if value != given and _claimed(change(call)) - usual:
+                    yield Variation(f"{label}{parameter.name} is {value}", change)
+
+
+def _same(call: Call) -> Call | None:
+    return call
+
+
+def _with_defaults(call: Call) -> Call | None:
+    """Return the call with the default of each argument that has one and is no tensor; None if it is the same call."""
+    changed = call
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name, parameter.default)
+        if parameter.has_default and given != parameter.default and not isinstance(given, torch.Tensor | list | tuple):
+            changed = with_value(changed, parameter.name, parameter.default) or changed
+        elif parameter.has_default and isinstance(given, list | tuple) and parameter.default is None:
+            changed = with_value(changed, parameter.name, None) or changed
+    return changed if changed is not call else None
+
+
+def _with_argument(base: Callable[[Call], Call | None], name: str, value: object, call: Call) -> Call | None:
+    start = base(call)
+    return None if start is None else with_value(start, name, value)
+
+
+def _candidates(
+    parameter: Parameter, given: object, call: Call, constants: Sequence[int | float | str]
+) -> Iterator[int | float | str | bool | None]:
+    kind = parameter.type.removeprefix("Optional[").removesuffix("]")
+    if parameter.name in DIMS | _KINDS or parameter.out or isinstance(given, torch.Tensor) or kind.startswith("List"):
+        return
+    numbers = [one for one in constants if not isinstance(one, str | bool) and abs(one) <= _LARGEST][:_MOST_CONSTANTS]
+    if parameter.type.startswith("Optional["):
+        yield None
+    if kind == "bool":
+        yield not given
+    elif kind in ("int", "SymInt"):
+        extents = {extent for tensor in call.tensors[:1] for extent in tensor.shape}
+        least = 1 if any(part in parameter.name for part in _COUNTS) else -_LARGEST
+        more = sorted({extent + one for extent in extents for one in (-1, 0)})
+        yield from (one for one in (*_NUMBERS, *numbers, *more) if isinstance(one, int) and one >= least)
+    elif kind in ("float", "number"):
+        yield from (*_NUMBERS, *numbers)
+    elif kind == "str":
+        yield from [one for one in constants if isinstance(one, str)][:_MOST_CONSTANTS]
 
 
 def _claimed(call: Call | None) -> frozenset[str]:

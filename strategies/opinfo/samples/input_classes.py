@@ -17,7 +17,7 @@ from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
-from strategies.opinfo.samples.branches import branches
+from strategies.opinfo.samples.branches import argument_branches, branches
 from strategies.opinfo.samples.dim_numbers import batch_dims, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
@@ -584,5 +584,6 @@ INPUT_CLASSES = (
     InputClass("arguments left out", left_out, 2),
     InputClass("boundaries", boundaries, 5),
     InputClass("branches of rules", branches, 6, samples=3),
+    InputClass("arguments of rules", argument_branches, 6, samples=3),
 )
 """The classes, each with its most telling changes first."""

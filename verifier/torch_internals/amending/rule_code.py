@@ -1,0 +1,54 @@
+"""What stands in the code of rules of the user's: the numbers and texts with which they compare arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import CodeType, FunctionType
+
+from torch._ops import OpOverload
+
+from verifier.torch_internals.registries import registries_of_rules
+
+__all__ = ["constants_of_rule"]
+
+_NOT_THE_USERS = ("torch", "verifier")
+
+
+def constants_of_rule(op: OpOverload) -> frozenset[int | float | str]:
+    """Return the numbers and texts in the code of the rule of ``op``, and of the user's functions that it names."""
+    found: set[int | float | str] = set()
+    seen: set[FunctionType] = set()
+    _, rules, strategies, single = registries_of_rules()
+    left: list[object] = [single[op].func if op in single else strategies.get(op) or rules.get(op)]
+    while left:
+        function = left.pop()
+        if isinstance(function, partial):
+            left += [function.func, *function.args, *function.keywords.values()]
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        left += [cell.cell_contents for cell in function.__closure__ or ()]
+        left.append(getattr(function, "__wrapped__", None))
+        if str(function.__globals__.get("__name__")).partition(".")[0] in _NOT_THE_USERS:
+            continue
+        for code in _codes(function.__code__):
+            left += [function.__globals__.get(name) for name in code.co_names]
+            found.update(one for one in _flat(code.co_consts) if isinstance(one, int | float | str))
+    return frozenset(found)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code and those of the functions inside of it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _codes(one)
+
+
+def _flat(constants: Iterable[object]) -> Iterator[object]:
+    for one in constants:
+        if isinstance(one, tuple | frozenset):
+            yield from _flat(one)
+        else:
+            yield one
