@@ -38,11 +38,11 @@ def trunc(x):
     same = [Replicate(), Partial("max"), Partial("min"), *map(Shard, range(x.ndim))]
     return [([one], [one]) for one in same]
 """
-CUMMAX = """
-@register_sharding(aten.cummax.default)
-def cummax(x, dim):
-    shards = [Shard(d) for d in range(x.ndim) if d != dim % x.ndim]
-    return [([one] * 2, [one, None]) for one in (Replicate(), *shards)]
+TAKE = """
+@register_sharding(aten.take.default)
+def take(x, index):
+    shards = [([Shard(d)], [Replicate(), Shard(d)]) for d in range(index.ndim)]
+    return [([Replicate()], [Replicate(), Replicate()]), *shards]
 """
 CUSTOM = """
 @torch.library.custom_op("gate_of_own_rules::double", mutates_args=())
@@ -104,8 +104,8 @@ def test_true_rules_pass_and_an_op_without_samples_is_named(project: Path) -> No
 
 
 def test_a_run_leaves_out_what_torch_alone_shows_as_the_gate_does(project: Path) -> None:
-    """The gradients of cummax make plain tensors, whatever its forward rule is."""
-    (project / "mine.py").write_text(HEAD + CUMMAX, encoding="utf-8")
+    """The gradient of take is computed by an op without a rule, whatever the rule of take is."""
+    (project / "mine.py").write_text(HEAD + TAKE, encoding="utf-8")
     done = run_module("verifier", "run", "--import", "mine.py", *ONE_MESH)
     assert "torch's own rules fail in the same way" in done.stderr, done.stderr
     assert (done.returncode, "new finding" in done.stdout) == (0, False), done.stdout

@@ -9,6 +9,7 @@ import entry_point_mutants
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch_versions import torch_is
 
 from strategies.chains import entry_points, handing_over, procedures, programs, second_gradients
 from verifier.core.case import MeshSpec, OpCase, Trial
@@ -251,7 +252,8 @@ def test_numbers_that_are_taken_for_tensors_are_seen_and_mended(
 @pytest.mark.parametrize(
     ("path", "kind", "wrong"),
     [
-        ("torch.amax", "out", VerdictKind.WRONG_VALUE),
+        # a later one has a rule of amax.out without a placement for out, and raises in every call
+        ("torch.amax", "out", VerdictKind.WRONG_VALUE if torch_is("<2.14") else VerdictKind.CRASH),
         ("torch.Tensor.add_", "in place", VerdictKind.CRASH),
         ("torch.Tensor.copy_", "an item", VerdictKind.CRASH),
     ],

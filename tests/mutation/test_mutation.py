@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from torch.distributed.tensor import _redistribute as redistribute
+from torch_versions import torch_is
 
 from strategies.opinfo.source import SOURCE
 from verifier.campaign.request import Request, make_plan
@@ -226,6 +227,16 @@ def check(op: str) -> tuple[int, int]:
     return sum(len(report.wrong) for report in reports), sum(len(report.stale) for report in reports)
 
 
+if torch_is("<2.14"):
+    RAISES = "select_int_strategy", "2", "3"
+    KEEPS_THE_DIM = "select_int_strategy", "input_specs.is_sharded()", "False"
+    TAKES_NEGATIVE = "gen_slice_scatter_strategy", "normalize_dim(slice_dim, input_ndim)", "slice_dim"
+else:  # strategies for one mesh dim have taken the place of those for whole meshes
+    RAISES = "select_int_single_dim_strategy", "0", "1"
+    KEEPS_THE_DIM = "select_int_single_dim_strategy", "dim == selected_dim", "False"
+    TAKES_NEGATIVE = "slice_scatter_single_dim_strategy", "normalize_dim(dim, len(input_meta.shape))", "dim"
+
+
 def in_torch(file: str, function: str, before: str, after: str) -> Mutant:
     files = [one for one in files_of_torchs_rules() if one.endswith(file)]
     found = [
@@ -236,14 +247,14 @@ def in_torch(file: str, function: str, before: str, after: str) -> Mutant:
 
 
 def test_a_strategy_that_raises_for_replicated_arguments_is_a_crash() -> None:
-    mutant = in_torch("_tensor_ops.py", "select_int_strategy", "2", "3")
+    mutant = in_torch("_tensor_ops.py", *RAISES)
     assert check("aten.select.int")[0] == 0
     with installed(mutant):
         assert check("aten.select.int")[0] > 0
 
 
 def test_a_mutant_of_torchs_source_decides_only_inside_the_block() -> None:
-    mutant = in_torch("_tensor_ops.py", "select_int_strategy", "input_specs.is_sharded()", "False")
+    mutant = in_torch("_tensor_ops.py", *KEEPS_THE_DIM)
     before = check("aten.select.int")
     with installed(mutant):
         assert check("aten.select.int")[0] > before[0]
@@ -253,8 +264,7 @@ def test_a_mutant_of_torchs_source_decides_only_inside_the_block() -> None:
 @pytest.mark.parametrize(
     ("op", "file", "function", "before", "after", "telling"),
     [
-        ("slice_scatter.default", "_tensor_ops.py", "gen_slice_scatter_strategy",
-         "normalize_dim(slice_dim, input_ndim)", "slice_dim", "dim=-"),
+        ("slice_scatter.default", "_tensor_ops.py", *TAKES_NEGATIVE, "dim=-"),
         ("index_put.default", "_tensor_ops.py", "index_put_single_dim_strategy",
          "contiguous_indexed and indexed_dims_sorted", "indexed_dims_sorted", "indices on dims 0, 2"),
         ("constant_pad_nd.default", "_matrix_ops.py", "constant_pad_nd_single_dim_strategy",

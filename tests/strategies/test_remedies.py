@@ -13,7 +13,7 @@ from rule_mutants import MUTANTS, RuleMutant, check, short
 from torch._decomp import decomposition_table, meta_table
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
-from torch_versions import needs_torch
+from torch_versions import needs_torch, torch_is
 
 from verifier.execution.imports import registered_by, run_imports
 from verifier.execution.remedies import installed_remedies, remedied
@@ -275,4 +275,5 @@ def test_cat_replicates_parts_beside_shards_on_both_mesh_dims_and_not_on_one() -
     pairs = [((parts, shard), (shard, parts)), ((parts, shard), (replica, shard))]
     with remedied(["parts-turned-into-others"]):
         found = [decided(aten.cat.default, (tensors, 0), torch.ones(8, 3), *pair) for pair in pairs]
-    assert [one and one.inputs for one in found] == [((replica, replica),) * 2, ((parts, replica),) * 2]
+    last = replica if torch_is("<2.14") else Shard(1)  # a later one may choose a shard of another dim, as cheap
+    assert [one and one.inputs for one in found] == [((replica, last),) * 2, ((parts, replica),) * 2]

@@ -380,9 +380,19 @@ def _serve(config: WorkerConfig, breaker_fd: int, messages: _Messages) -> None:
                 continue
             if not limited:
                 assert config.memory_limit is not None
+                _start_threads_of_autograd()
                 limit_memory(config.memory_limit)
                 limited = True
             messages.send("built", payload.epoch)
+
+
+def _start_threads_of_autograd() -> None:
+    """Let autograd start its threads now, which it does once, so that none of their memory counts as a trial's.
+
+    Where a torch for CUDA finds no device, the first fake tensor lets autograd count eight. A backward pass after it
+    would start a thread for each, and their stacks and heaps would map more than 512 MiB.
+    """
+    torch.autograd.backward(torch.ones((), requires_grad=True))
 
 
 _preloaded: list[str] = []

@@ -51,7 +51,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import register_single_di
 
 
 def takes_filters() -> bool:
-    """Return whether a strategy for one mesh dim can have a filter of its products, as from torch 2.15 on."""
+    """Return whether a strategy for one mesh dim can have a filter of its products, as from torch 2.14 on."""
     return "full_mesh_strategy_filter" in inspect.signature(register_single_dim_strategy).parameters
 
 
