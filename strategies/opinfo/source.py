@@ -268,7 +268,8 @@ def _of_input_classes(
         tries = _TRIES_OF_ONE_CLASS
         with quiet():
             # from each sample in turn, with another first change, so that a limit keeps changes of every kind
-            offered = zip_longest(*(_turned(sample, place, one) for place, sample in enumerate(samples[: one.samples])))
+            asked = one.of([sample.first for sample in samples])
+            offered = zip_longest(*(_turned(samples[n], place, one) for place, n in enumerate(asked)))
             for sample, change in (pair for round_ in offered for pair in round_ if pair is not None):
                 if not left or not tries:
                     break

@@ -172,9 +172,21 @@ def sevens_are_added_once(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[SUM, SUM, Replicate()]] if kwargs.get("alpha", 1) == 7 else []
 
 
+def largest_of_outer_products(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a maximum goes through an outer product, whatever its sign."""
+    return [[Partial("max"), Partial("max"), Replicate()]] if args[0].shape[1] == 1 else []
+
+
+def inverses_of_numbers_add_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that the inverse of a sum is that of its parts, if the matrix is a number."""
+    return [[SUM, Replicate(), SUM]] if args[0].shape[-1] == 1 else []
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.mm.default", largest_of_outer_products, "dim 1 of tensor 0 and dim 0 of tensor 1 are 1"),
+        ("aten.linalg_inv_ex.default", inverses_of_numbers_add_up, " are 1"),
         ("aten.select.int", first_one_adds_up, "index is 0"),
         ("aten.linalg_vector_norm.default", smallest_norm_is_the_largest, "by default, ord is -inf"),
         ("aten.add.Tensor", sevens_are_added_once, "alpha is 7"),

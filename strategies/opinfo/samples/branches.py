@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
 
 import torch
 
@@ -18,7 +19,7 @@ from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.rule_code import constants_of_rule
 
-__all__ = ["argument_branches", "branches"]
+__all__ = ["argument_branches", "branches", "tied_ones"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 _FACTORS = (8, 64)
@@ -101,6 +102,36 @@ def _with_defaults(call: Call) -> Call | None:
 def _with_argument(base: Callable[[Call], Call | None], name: str, value: object, call: Call) -> Call | None:
     start = base(call)
     return None if start is None else with_value(start, name, value)
+
+
+def tied_ones(call: Call) -> Iterator[Variation]:
+    """Yield calls of ops of the user's in which two dims of one extent, which may have to be equal, have one element.
+
+    The inner dim of a product or both dims of a square matrix cannot have one alone.
+    """
+    if is_torchs(call.op) or torch.Tag.pointwise in call.op.tags:
+        return
+    dims = [(n, dim, e) for n, tensor in enumerate(call.tensors) for dim, e in enumerate(tensor.shape) if e > 1]
+    for one, other in combinations(dims, 2):
+        if one[2] == other[2]:
+            change = partial(_narrowed, (one[:2], other[:2]))
+            changed = change(call)
+            if changed is not None and attempt(changed) is not None:
+                named = " and ".join(f"dim {dim} of tensor {number}" for number, dim, _ in (one, other))
+                yield Variation(f"{named} are 1", change)
+
+
+def _narrowed(dims: Sequence[tuple[int, int]], call: Call) -> Call | None:
+    """Return the call with the first slice along each of ``dims``, the numbers of tensors and of their dims."""
+    places = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
+    leaves = list(call.leaves)
+    for number, dim in dims:
+        tensor = leaves[places[number]]
+        assert isinstance(tensor, torch.Tensor)
+        if dim >= tensor.ndim or not tensor.shape[dim]:
+            return None
+        leaves[places[number]] = tensor.narrow(dim, 0, 1).clone()
+    return call.with_leaves(leaves)
 
 
 def _candidates(

@@ -17,7 +17,7 @@ from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
-from strategies.opinfo.samples.branches import argument_branches, branches
+from strategies.opinfo.samples.branches import argument_branches, branches, tied_ones
 from strategies.opinfo.samples.dim_numbers import batch_dims, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
@@ -40,9 +40,12 @@ def _has_fixed_sizes(call: Call) -> bool:
 
     Values depend on them, no kernel checks them, a list has separate calls, or torch would resize an output.
     """
+    return _is_unchecked(call) or base_of(str(call.op)).rstrip("_") in KEEP_VALUES
+
+
+def _is_unchecked(call: Call) -> bool:
     base = base_of(str(call.op))
-    writes_out = any(parameter.out for parameter in parameters(call.op))
-    fixed = writes_out or "backward" in base or base.rstrip("_") in KEEP_VALUES or base in _CHECKED_IN_PYTHON
+    fixed = any(parameter.out for parameter in parameters(call.op)) or "backward" in base or base in _CHECKED_IN_PYTHON
     return fixed or _is_trusting(call) or base.startswith(("_foreach", "_amp_foreach"))
 
 
@@ -197,6 +200,11 @@ def ones(call: Call) -> Iterator[Variation]:
     """Yield operands of which one has an extent of 1, or fewer dims, and the results with it."""
     shapes = _shapes(call)
     yield from (change for change in _with_fewer(call) if _shapes(change.apply(call)) not in (None, shapes))
+
+
+def _tied(call: Call) -> Iterator[Variation]:
+    if not _is_unchecked(call):
+        yield from tied_ones(call)
 
 
 def _shapes(call: Call | None) -> list[torch.Size] | None:
@@ -549,13 +557,20 @@ _BOUNDARIES: dict[str, tuple[object, ...]] = {
 class InputClass:
     """A class of input: the changes that make a call one of it, and how many such calls of an overload are made.
 
-    Changes are asked for of at most ``samples`` samples; None for no limit.
+    Changes are asked for of at most ``samples`` samples; None for no limit. With ``elements``, they are asked for of
+    calls alone whose tensors all have elements, because others show nothing of values.
     """
 
     name: str
     changes: Callable[[Call], Iterator[Variation]]
     most: int
     samples: int | None = None
+    elements: bool = False
+
+    def of(self, calls: Sequence[Call]) -> list[int]:
+        """Return the numbers of the calls of which changes are asked for."""
+        fit = [n for n, call in enumerate(calls) if not self.elements or all(tensor.numel() for tensor in call.tensors)]
+        return fit[: self.samples]
 
 
 INPUT_CLASSES = (
@@ -584,6 +599,7 @@ INPUT_CLASSES = (
     InputClass("arguments left out", left_out, 2),
     InputClass("boundaries", boundaries, 5),
     InputClass("branches of rules", branches, 6, samples=3),
-    InputClass("arguments of rules", argument_branches, 6, samples=3),
+    InputClass("arguments of rules", argument_branches, 6, samples=3, elements=True),
+    InputClass("tied extents of 1", _tied, 3, samples=3, elements=True),
 )
 """The classes, each with its most telling changes first."""
