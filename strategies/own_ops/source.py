@@ -13,6 +13,7 @@ from strategies.opinfo.calls.call import Call, quiet
 from strategies.opinfo.calls.capture import Origin
 from strategies.opinfo.samples.argument_spellings import spellings
 from strategies.opinfo.samples.sample import OpInfoSample
+from strategies.own_ops.arguments import other_arguments
 from strategies.own_ops.extents import Extents, rare_extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
@@ -25,7 +26,8 @@ from verifier.torch_internals.names import OpOverload
 
 __all__ = ["SOURCE", "OwnSource", "own_samples"]
 
-_MOST_SPELLINGS, _MOST_RARE = 4, 8
+_CLASSES = ((spellings, 4, None, False), (rare_extents, 8, None, True), (other_arguments, 12, 3, True))
+"""Changes of calls, how many are made, of how many samples, and whether they are rare."""
 FROM_SCHEMA = "from its schema"
 """The label of calls that were made of the op's schema alone."""
 
@@ -94,7 +96,7 @@ SOURCE = OwnSource()
 
 
 def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
-    """Yield the samples of an overload: its calls, other spellings of them, and classes of extents, which are rare."""
+    """Yield the samples of an overload: its calls, and changes of them; other extents and arguments are rare."""
     op = overload_named(name)
     calls = _OwnCalls(op, options)
     declared = is_sampled(name)
@@ -116,9 +118,9 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
     yield from samples
     seen = set(numbered)
     with quiet():
-        for most, changes, rare in ((_MOST_SPELLINGS, spellings, False), (_MOST_RARE, rare_extents, True)):
+        for changes, most, of, rare in _CLASSES:
             left = most if options.rare or not rare else 0
-            for sample in samples:
+            for sample in samples[:of]:
                 for change in changes(sample.first) if left else ():
                     other = sample.varied(change, rare)
                     if left and other is not None and other.first.signature() not in seen and accepts(other.first):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import pytest
@@ -59,6 +59,36 @@ def pick(table: torch.Tensor, ids: torch.Tensor, rows: int) -> torch.Tensor:
 @torch.library.custom_op("test_own_ops::bump_", mutates_args=("x",))
 def bump_(x: torch.Tensor, by: float) -> None:
     x.add_(by)
+
+
+@torch.library.custom_op("test_own_ops::reduced", mutates_args=())
+def reduced(x: torch.Tensor, how: str) -> torch.Tensor:
+    return x.amax(0) if how == "max" else x.sum(0)
+
+
+@torch.library.custom_op("test_own_ops::shifted", mutates_args=())
+def shifted(x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return x.relu() if bias is None else x + bias
+
+
+@torch.library.custom_op("test_own_ops::rotated", mutates_args=())
+def rotated(x: torch.Tensor, by: list[int]) -> torch.Tensor:
+    return x.roll(by, list(range(len(by))))
+
+
+@torch.library.custom_op("test_own_ops::converted", mutates_args=())
+def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype, copy=True)
+
+
+@torch.library.custom_op("test_own_ops::leaky", mutates_args=())
+def leaky(x: torch.Tensor, slope: float) -> torch.Tensor:
+    return torch.where(x > 0, x, x * slope)
+
+
+@torch.library.custom_op("test_own_ops::folded", mutates_args=())
+def folded(x: torch.Tensor, mean: bool = False) -> torch.Tensor:
+    return x.mean(0) if mean else x.sum(0)
 
 
 @torch.library.custom_op("test_own_ops::noise", mutates_args=())
@@ -149,6 +179,79 @@ def test_dims_of_every_number_are_tried_for_a_strategy_that_asks_for_them() -> N
     calls_from_schema.cache_clear()
     assert shapes("total") == {(2,), (3,), (4,)}
     assert wrong("total")
+
+
+def rules_of_reduced(how: str) -> list[tuple[list[object], list[object]]]:
+    return [([R], [R, None]), ([Partial("sum")], [S(0), None]), ([S(0)], [S(1), None])]
+
+
+def rules_of_shifted(bias: object) -> list[tuple[list[object], list[object]]]:
+    return [([R], [R, R])] if bias is not None else [([Partial("sum")], [Partial("sum"), None])]
+
+
+def rules_of_rotated(by: list[int]) -> list[tuple[list[object], list[object]]]:
+    kept = [dim for dim in range(2) if len(by) == 1 or not by[dim]]
+    return [([R], [R, None]), *(([S(dim)], [S(dim), None]) for dim in kept)]
+
+
+def rules_of_converted(dtype: torch.dtype) -> list[tuple[list[object], list[object]]]:
+    return [([R], [R, None]), ([Partial("sum")], [Partial("sum"), None])]
+
+
+def rules_of_leaky(slope: float) -> list[tuple[list[object], list[object]]]:
+    return [([S(0)], [S(0), None]), *([([Partial("sum")], [Partial("sum"), None])] if slope == 0.75 else [])]
+
+
+def rules_of_folded(mean: bool) -> list[tuple[list[object], list[object]]]:
+    return [([R], [R, None]), ([Partial("sum")], [S(0), None])]
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+@pytest.mark.parametrize(
+    ("name", "rules", "given", "found"),
+    [
+        ("reduced", rules_of_reduced, ("sum",), "how is max"),
+        ("shifted", rules_of_shifted, (torch.randn(6),), "bias is None"),
+        ("rotated", rules_of_rotated, ([1, 2],), "by is [1]"),
+        ("converted", rules_of_converted, (torch.float64,), "dtype is torch.int64"),
+        ("leaky", rules_of_leaky, (0.1,), "slope is 0.75"),
+        ("folded", rules_of_folded, (False,), "mean is True"),
+    ],
+)
+def test_a_rule_that_is_wrong_for_another_argument_than_that_of_the_examples_is_found(
+    name: str, rules: Callable[[object], object], given: tuple[object, ...], found: str
+) -> None:
+    op = f"test_own_ops.{name}.default"
+    verifier.samples(op)(lambda: [(torch.randn(8, 6), *given)])
+    register_sharding(getattr(OPS, name).default)(lambda x, argument=None: rules(argument))
+    checked = (check_sample(sample, QUICK) for sample in own_samples(op, SampleOptions(torch.float64)))
+    refuted = {report.origin.partition("call 0, ")[2] for report in checked if report.wrong}
+    assert found in refuted
+    assert "" not in refuted  # the example itself shows nothing
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_rule_may_raise_for_values_that_nobody_means_but_not_for_those_of_the_schema() -> None:
+    verifier.samples("test_own_ops.leaky.default")(lambda: [(torch.randn(8, 6), 0.1)])
+    verifier.samples("test_own_ops.folded.default")(lambda: [(torch.randn(8, 6), False)])
+
+    @register_sharding(OPS.leaky.default)
+    def of_leaky(x: object, slope: float) -> object:
+        if slope > 1:
+            raise ValueError("a slope above 1")
+        return rules_of_leaky(slope)
+
+    @register_sharding(OPS.folded.default)
+    def of_folded(x: object, mean: bool = False) -> object:
+        if mean:
+            raise ValueError("a mean")
+        return rules_of_folded(mean)
+
+    def labels(name: str) -> str:
+        return " ".join(sample.origin for sample in own_samples(name, SampleOptions(torch.float64)))
+
+    assert "slope is 2.0" not in labels("test_own_ops.leaky.default")
+    assert "mean is True" in labels("test_own_ops.folded.default")
 
 
 @pytest.mark.parametrize(("name", "why"), [("noise", "random"), ("secret", "writes to its argument x")])

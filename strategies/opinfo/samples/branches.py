@@ -19,7 +19,7 @@ from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.rule_code import constants_of_rule
 
-__all__ = ["argument_branches", "branches", "tied_ones"]
+__all__ = ["argument_branches", "branches", "claimed", "kinds_of", "tied_ones"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 _FACTORS = (8, 64)
@@ -48,17 +48,17 @@ def branches(call: Call) -> Iterator[Variation]:
     """
     if is_torchs(call.op):
         return
-    usual = _claimed(call)
+    usual = claimed(call)
     for variation in (*_dtypes(call), *_extents()):
-        if _claimed(variation.apply(call)) - usual:
+        if claimed(variation.apply(call)) - usual:
             yield variation
-    kinds = _kinds(usual)
+    kinds = kinds_of(usual)
     for variation in _strides(call):
-        if _kinds(_claimed(variation.apply(call))) - kinds:
+        if kinds_of(claimed(variation.apply(call))) - kinds:
             yield variation
     few = max((tensor.ndim for tensor in call.tensors), default=0) < _USUAL_DIMS
     for ndim, variation in enumerate(_dims(call)):
-        if (few and ndim == _USUAL_DIMS) or _kinds(_claimed(variation.apply(call))) - kinds:
+        if (few and ndim == _USUAL_DIMS) or kinds_of(claimed(variation.apply(call))) - kinds:
             yield variation
 
 
@@ -74,12 +74,12 @@ def argument_branches(call: Call) -> Iterator[Variation]:
         start = base(call)
         if start is None:
             continue
-        usual = _claimed(start)
+        usual = claimed(start)
         for parameter in parameters(call.op):
             given = start.values.get(parameter.name, parameter.default)
             for value in dict.fromkeys(_candidates(parameter, given, start, constants)):
                 change = partial(_with_argument, base, parameter.name, value)
-                if value != given and _claimed(change(call)) - usual:
+                if value != given and claimed(change(call)) - usual:
                     yield Variation(f"{label}{parameter.name} is {value}", change)
 
 
@@ -156,14 +156,15 @@ def _candidates(
         yield from [one for one in constants if isinstance(one, str)][:_MOST_CONSTANTS]
 
 
-def _claimed(call: Call | None) -> frozenset[str]:
+def claimed(call: Call | None) -> frozenset[str]:
+    """Return the rules that DTensor claims of a call on two ranks, or how it fails; none if the op does not take it."""
     if call is None or attempt(call) is None:
         return frozenset()
     case = OpCase(str(call.op), f"torch.ops.{call.op}", call.args, call.kwargs, "opinfo")
     return claims_and_failures(case, _EXTENT)
 
 
-def _kinds(rules: frozenset[str]) -> frozenset[str]:
+def kinds_of(rules: frozenset[str]) -> frozenset[str]:
     """Return rules without the dims that they shard: these are others where a tensor has another number of dims."""
     digits = str.maketrans("", "", "0123456789")
     return frozenset(rule.translate(digits) for rule in rules)

@@ -1,4 +1,4 @@
-"""What stands in the code of rules of the user's: the numbers and texts with which they compare arguments."""
+"""What stands in the code of rules and ops of the user's: the numbers and texts with which they compare arguments."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ from types import CodeType, FunctionType
 
 from torch._ops import OpOverload
 
+from verifier.torch_internals.ops import definition_of
 from verifier.torch_internals.registries import registries_of_rules
 
-__all__ = ["constants_of_rule"]
+__all__ = ["constants_of_op", "constants_of_rule"]
 
 _NOT_THE_USERS = ("torch", "verifier")
 
 
 def constants_of_rule(op: OpOverload) -> frozenset[int | float | str]:
     """Return the numbers and texts in the code of the rule of ``op``, and of the user's functions that it names."""
+    _, rules, strategies, single = registries_of_rules()
+    return _constants(single[op].func if op in single else strategies.get(op) or rules.get(op))
+
+
+def constants_of_op(op: OpOverload) -> frozenset[int | float | str]:
+    """Return the numbers and texts in the code of ``op``, an op of the user's, and of the functions that it names."""
+    return _constants(definition_of(op))
+
+
+def _constants(function: object) -> frozenset[int | float | str]:
     found: set[int | float | str] = set()
     seen: set[FunctionType] = set()
-    _, rules, strategies, single = registries_of_rules()
-    left: list[object] = [single[op].func if op in single else strategies.get(op) or rules.get(op)]
+    left = [function]
     while left:
         function = left.pop()
         if isinstance(function, partial):

@@ -1,0 +1,155 @@
+"""Other arguments of a call that was given: values that the op takes too, of which the examples may have one alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from strategies.opinfo.calls.call import Call
+from strategies.opinfo.samples.argument_spellings import Variation, with_value
+from strategies.opinfo.samples.branches import branches, claimed, kinds_of
+from strategies.own_ops.running import accepts
+from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
+from verifier.torch_internals.names import OpOverload
+
+__all__ = ["other_arguments"]
+
+_NUMBERS = (0, 1, -1, 2, 3, 0.5, 1.0, -2.0, math.inf)
+_DTYPES = (torch.int64, torch.float32, torch.float64, torch.bool)
+_MOST_CONSTANTS, _LARGEST, _LONGEST = 12, 64, 32
+"""Larger integers are not given as arguments, as an extent of that size would take long, nor longer texts."""
+_MOST_DIMS = 5
+
+Constants = tuple[int | float | str, ...]
+
+
+def other_arguments(call: Call) -> Iterator[Variation]:
+    """Yield the calls with another value of an argument, or with tensors of another kind, that the op takes.
+
+    Those at which the op's rules claim something else come first, those at which they raise next, and then those at
+    which they claim the same: a rule that does not look at an argument may be wrong for its other values. A rule may
+    raise for a value that nobody means, so such calls are yielded for values alone that the schema names. No tensor is
+    made for an optional argument, and tensors are of another kind only where the rules claim something else.
+    """
+    usual = claimed(call)
+    same: list[Variation] = []
+    raising: list[Variation] = []
+    for variation, named in _values(call):
+        changed = variation.apply(call)
+        if changed is None or not accepts(changed):
+            continue
+        rules = claimed(changed)
+        if any("raised in" in rule for rule in rules - usual):
+            if named:
+                raising.append(variation)
+        elif rules - usual:
+            yield variation
+        else:
+            same.append(variation)
+    yield from branches(call)
+    yield from _numbers_of_dims(call)
+    yield from raising
+    yield from same
+
+
+def _constants(op: OpOverload) -> Constants:
+    """Return the numbers and texts in the code of the op's rule, and then those in its own code."""
+    rule, own = (
+        sorted((one for one in found if not isinstance(one, bool)), key=lambda one: (isinstance(one, str), str(one)))
+        for found in (constants_of_rule(op), constants_of_op(op))
+    )
+    return tuple(dict.fromkeys((*rule, *own)))
+
+
+def _values(call: Call) -> Iterator[tuple[Variation, bool]]:
+    """Yield the changes of one argument, and whether the schema alone says that the op takes the value."""
+    constants = _constants(call.op)
+    for argument in call.op._schema.arguments:
+        if argument.is_out:
+            continue
+        kind = str(argument.real_type)
+        optional = kind.startswith("Optional[")
+        kind = kind[len("Optional[") : -1] if optional else kind
+        default = argument.default_value if argument.has_default_value() else None
+        given = call.values.get(argument.name, default)
+        named = [default] * argument.has_default_value() + [None] * optional + [given is not True] * (kind == "bool")
+        for number, value in enumerate((*named, *_candidates(kind, given, constants))):
+            if not _alike(value, given):
+                change = partial(with_value, name=argument.name, value=value)
+                yield Variation(f"{argument.name} is {_shown(value)}", change), number < len(named)
+
+
+def _alike(one: object, other: object) -> bool:
+    return type(one) is type(other) and not isinstance(one, torch.Tensor | list | tuple) and one == other
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    return str(value)
+
+
+def _candidates(kind: str, given: object, constants: Constants) -> Iterator[object]:
+    """Yield other values of an argument whose type is ``kind``; the op may refuse them."""
+    numbers = [one for one in constants if not isinstance(one, str) and abs(one) <= _LARGEST][:_MOST_CONSTANTS]
+    if kind in ("int", "SymInt"):
+        # kernels divide by counts, some without a look at them: 0 would end the process
+        positive = isinstance(given, int) and given > 0
+        yield from dict.fromkeys(n for n in (*numbers, *_NUMBERS) if isinstance(n, int) and (n > 0 or not positive))
+    elif kind in ("float", "number", "Scalar"):
+        yield from dict.fromkeys(float(one) if kind == "float" else one for one in (*numbers, *_NUMBERS))
+    elif kind == "str":
+        yield from [one for one in constants if isinstance(one, str) and len(one) <= _LONGEST][:_MOST_CONSTANTS]
+    elif kind == "ScalarType":
+        yield from _DTYPES
+    elif kind.startswith("List[") and isinstance(given, list | tuple):
+        yield from _lists(given)
+
+
+def _lists(given: Sequence[object]) -> Iterator[list[object]]:
+    yield list(given[:1])
+    yield list(given[:-1])
+    yield [*given, *given[-1:]]
+    yield list(reversed(given))
+    if all(type(one) is int for one in given):
+        yield [0] * len(given)
+        for place in range(len(given)):
+            yield [one if other == place else 0 for other, one in enumerate(given)]
+
+
+def _numbers_of_dims(call: Call) -> Iterator[Variation]:
+    """Yield the call with more or fewer dims in front, if the op takes it and its rules branch on their number.
+
+    An op may take a number of dims that nobody means, so calls at which the rules claim no other kinds are left out.
+    """
+    most = max((tensor.ndim for tensor in call.tensors), default=0)
+    usual = kinds_of(claimed(call))
+    for ndim in range(_MOST_DIMS + 1):
+        for everywhere in (False, True):
+            variation = Variation(f"{ndim} dims", partial(_with_dims, ndim - most, most, everywhere))
+            changed = variation.apply(call) if ndim != most else None
+            if changed is not None and accepts(changed) and kinds_of(claimed(changed)) - usual:
+                yield variation
+                break
+
+
+def _with_dims(more: int, most: int, everywhere: bool, call: Call) -> Call | None:
+    """Return the call with so many more dims of 2 in front of its tensors, or of those alone that have most dims."""
+    leaves = call.leaves
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and (everywhere or leaf.ndim == most):
+            if leaf.ndim + more < 0:
+                return None
+            leaves[place] = (
+                leaf.expand(*(2,) * more, *leaf.shape).clone()
+                if more > 0
+                else leaf[(0,) * -more]
+                if leaf.numel()
+                else leaf
+            )
+    return call.with_leaves(leaves)
