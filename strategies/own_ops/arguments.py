@@ -9,9 +9,9 @@ from functools import partial
 import torch
 
 from strategies.opinfo.calls.call import Call
+from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import Variation, with_value
-from strategies.opinfo.samples.branches import branches, claimed, kinds_of
-from strategies.own_ops.running import accepts
+from strategies.opinfo.samples.branches import branches, claimed, extent_branches, kinds_of
 from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload
 
@@ -50,6 +50,7 @@ def other_arguments(call: Call) -> Iterator[Variation]:
         else:
             same.append(variation)
     yield from branches(call)
+    yield from extent_branches(call)
     yield from _numbers_of_dims(call)
     yield from raising
     yield from same

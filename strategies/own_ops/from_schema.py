@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters, quiet
-from strategies.own_ops.running import copied, same_as_fake, undeclared_write
+from strategies.opinfo.calls.running import copied, same_as_fake, undeclared_write
 from verifier.core.case import MeshSpec, OpCase
 from verifier.execution.registrations import module_of_op
 from verifier.placements.algebra import sharded_dim

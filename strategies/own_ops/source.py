@@ -11,13 +11,13 @@ import torch
 from strategies.opinfo.calls.by_op import Template, spread
 from strategies.opinfo.calls.call import Call, quiet
 from strategies.opinfo.calls.capture import Origin
+from strategies.opinfo.calls.running import accepts, undeclared_write
 from strategies.opinfo.samples.argument_spellings import spellings
+from strategies.opinfo.samples.extents import Extents, rare_extents
 from strategies.opinfo.samples.sample import OpInfoSample
 from strategies.own_ops.arguments import other_arguments
-from strategies.own_ops.extents import Extents, rare_extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
-from strategies.own_ops.running import accepts, undeclared_write
 from verifier.core.errors import SamplesError
 from verifier.core.wording import did_you_mean
 from verifier.planning.own_samples import examples_of, is_sampled, overload_named, say_made_from_schema

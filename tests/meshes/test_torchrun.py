@@ -32,7 +32,8 @@ from verifier.meshes.torchrun.environment import TorchrunRank
 from verifier.processes.forks import FORKS
 from verifier.records.schema import FAILS
 
-REQUEST = ["run", "embedding_dense_backward", "--max-examples", "2", "--seed", "5"]
+# a limit that a busy machine keeps: the number of examples ends the run
+REQUEST = ["run", "embedding_dense_backward", "--max-examples", "2", "--seed", "5", "--time-limit", "300"]
 LITTLE_MINIMISING = """
 from verifier.campaign import investigation
 

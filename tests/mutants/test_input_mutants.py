@@ -182,9 +182,16 @@ def inverses_of_numbers_add_up(op: Any, args: Any, kwargs: Any) -> list[list[Any
     return [[SUM, Replicate(), SUM]] if args[0].shape[-1] == 1 else []
 
 
+def one_column_has_one_diagonal(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that the diagonal of a single column is shared among the ranks that share its rows."""
+    return [[Shard(0), Shard(0)]] if len(args) == 1 and len(args[0].shape) == 2 and args[0].shape[1] == 1 else []
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.diagonal.default", one_column_has_one_diagonal, "extent 0 is 1"),
+        ("aten.tanh.default", sum_passes_if(lambda meta: meta.shape[:1] == (11,)), "is 11"),
         ("aten.mm.default", largest_of_outer_products, "dim 1 of tensor 0 and dim 0 of tensor 1 are 1"),
         ("aten.linalg_inv_ex.default", inverses_of_numbers_add_up, " are 1"),
         ("aten.select.int", first_one_adds_up, "index is 0"),

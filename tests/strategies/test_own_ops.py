@@ -13,7 +13,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 import verifier
 from strategies.opinfo.calls.call import Call
-from strategies.own_ops.extents import Extents
+from strategies.opinfo.samples.extents import Extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.source import SOURCE, own_samples
 from verifier.core.case import MeshSpec

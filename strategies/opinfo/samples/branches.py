@@ -14,12 +14,13 @@ import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value
+from strategies.opinfo.samples.extents import Extents
 from verifier.core.case import OpCase
 from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.rule_code import constants_of_rule
 
-__all__ = ["argument_branches", "branches", "claimed", "kinds_of", "tied_ones"]
+__all__ = ["argument_branches", "branches", "claimed", "extent_branches", "kinds_of", "tied_ones"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 _FACTORS = (8, 64)
@@ -102,6 +103,27 @@ def _with_defaults(call: Call) -> Call | None:
 def _with_argument(base: Callable[[Call], Call | None], name: str, value: object, call: Call) -> Call | None:
     start = base(call)
     return None if start is None else with_value(start, name, value)
+
+
+def extent_branches(call: Call) -> Iterator[Variation]:
+    """Yield the extents, of those near a number in the code of the op's rules, at which these claim something else.
+
+    Only the user's rules are asked.
+    """
+    if is_torchs(call.op):
+        return
+    constants = sorted(one for one in constants_of_rule(call.op) if type(one) is int and 0 < one <= _LARGEST)
+    near = dict.fromkeys(one + more for more in (0, 1) for one in (1, *constants[:_MOST_CONSTANTS]))
+    usual, extents = claimed(call), Extents.of(call)
+    for number, group in enumerate(extents.groups):
+        for extent in near:
+            if claimed(extents.other(group, extent)) - usual:
+                yield Variation(f"extent {number} is {extent}", partial(_with_extent, number, extent))
+
+
+def _with_extent(number: int, extent: int, call: Call) -> Call | None:
+    extents = Extents.of(call)
+    return extents.other(extents.groups[number], extent) if number < len(extents.groups) else None
 
 
 def tied_ones(call: Call) -> Iterator[Variation]:

@@ -17,7 +17,7 @@ from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
-from strategies.opinfo.samples.branches import argument_branches, branches, tied_ones
+from strategies.opinfo.samples.branches import argument_branches, branches, extent_branches, tied_ones
 from strategies.opinfo.samples.dim_numbers import batch_dims, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
@@ -557,8 +557,9 @@ _BOUNDARIES: dict[str, tuple[object, ...]] = {
 class InputClass:
     """A class of input: the changes that make a call one of it, and how many such calls of an overload are made.
 
-    Changes are asked for of at most ``samples`` samples; None for no limit. With ``elements``, they are asked for of
-    calls alone whose tensors all have elements, because others show nothing of values.
+    Changes are asked for of at most ``samples`` samples, the first ones or ``evenly`` spaced ones; None for no limit.
+    With ``elements``, they are asked for of calls alone whose tensors all have elements, because others show nothing of
+    values.
     """
 
     name: str
@@ -566,10 +567,13 @@ class InputClass:
     most: int
     samples: int | None = None
     elements: bool = False
+    evenly: bool = False
 
     def of(self, calls: Sequence[Call]) -> list[int]:
         """Return the numbers of the calls of which changes are asked for."""
         fit = [n for n, call in enumerate(calls) if not self.elements or all(tensor.numel() for tensor in call.tensors)]
+        if self.evenly and self.samples is not None and len(fit) > self.samples:
+            return [fit[place * len(fit) // self.samples] for place in range(self.samples)]
         return fit[: self.samples]
 
 
@@ -599,7 +603,8 @@ INPUT_CLASSES = (
     InputClass("arguments left out", left_out, 2),
     InputClass("boundaries", boundaries, 5),
     InputClass("branches of rules", branches, 6, samples=3),
-    InputClass("arguments of rules", argument_branches, 6, samples=3, elements=True),
+    InputClass("arguments of rules", argument_branches, 6, samples=8, elements=True, evenly=True),
     InputClass("tied extents of 1", _tied, 3, samples=3, elements=True),
+    InputClass("extents of rules", extent_branches, 6, samples=8, elements=True, evenly=True),
 )
 """The classes, each with its most telling changes first."""

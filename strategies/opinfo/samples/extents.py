@@ -10,8 +10,8 @@ from functools import partial
 import torch
 
 from strategies.opinfo.calls.call import Call, parameters
+from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import Variation
-from strategies.own_ops.running import accepts
 
 __all__ = ["Extents", "rare_extents"]
 
@@ -105,6 +105,11 @@ class Extents:
         """
         ways = [self.resized(extents, integers, indices) for integers in (True, False) for indices in (False, True)]
         return next(filter(accepts, ways), ways[2])
+
+    def other(self, group: Group, extent: int) -> Call | None:
+        """Return the call with another extent of one group, and of what changes with it; None if it is not taken."""
+        call = self._with({group: extent}) if extent != self.extent(group) else None
+        return call if call is not None and accepts(call) else None
 
     def resized(self, extents: Mapping[Group, int], integers: bool = False, indices: bool = False) -> Call:
         """Return the call with other extents of some groups; elements are those of the call, repeated.
