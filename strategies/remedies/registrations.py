@@ -171,6 +171,7 @@ REMEDIES = (
         empty_choices_refused,
         verdicts=frozenset({"CRASH"}),
         refuses=True,
+        beside_rules=True,
     ),
     Remedy(
         "logsumexp-of-scalars",

@@ -11,6 +11,7 @@ import torch
 from run_factory import make_finding
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
+from torch_versions import needs_torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
@@ -51,6 +52,23 @@ from torch.distributed.tensor._ops.single_dim_strategy import register_single_di
 def lerp(op, args, kwargs):
     return [[Partial(OUTPUT), Partial(), Partial()]]
 """
+
+
+SIN = """
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._op_schema import OpStrategy
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+from torch.distributed.tensor._ops.utils import register_op_strategy
+
+def rules(op, args, kwargs):
+    return [[Shard(0), Shard(0), Shard(0)]]
+
+def none(schema):
+    return OpStrategy([])
+"""
+FOR_ONE_MESH_DIM = SIN + "register_single_dim_strategy(torch.ops.aten.sin.out)(rules)"
+THAT_LISTS_NONE = SIN + "register_op_strategy(torch.ops.aten.sin.out)(none)"
 
 
 def known(remedy: str, fingerprint: str) -> FindingRecord:
@@ -105,4 +123,23 @@ def test_a_redistribution_that_a_right_rule_asks_for_is_mended_and_a_wrong_rule_
     case = OpCase("aten.lerp.Scalar", "torch.ops.aten.lerp.Scalar", (*values, 0.5), {}, "opinfo")
     trial = Trial(case, MeshSpec((2, 2)), ((Replicate(), Partial("product")), (Partial(), Replicate())))
     finding = make_finding("a000", op=case.op, verdict="WRONG_VALUE", trial=trial_record(trial))
+    assert mended_beside_rules((), [finding], [str(file)]) == mended
+
+
+@needs_torch("<2.14", "a later one refuses a call for which no rule is left")
+@pytest.mark.parametrize(
+    ("rules", "mended"), [(FOR_ONE_MESH_DIM, {"a000": "no-rule-left"}), (THAT_LISTS_NONE, {})], ids=["right", "wrong"]
+)
+def test_no_strategy_is_to_blame_where_torch_keeps_no_rule_but_one_that_lists_none(
+    tmp_path: Path, rules: str, mended: dict[str, str]
+) -> None:
+    """Torch keeps no rule where what is written to is placed otherwise, not even the replicated one."""
+    file = tmp_path / "rules.py"
+    file.write_text(rules)
+    tensors = torch.arange(1.0, 7.0).reshape(2, 3), torch.zeros(2, 3)
+    case = OpCase("aten.sin.out", "torch.ops.aten.sin.out", tensors[:1], {"out": tensors[1]}, "opinfo")
+    trial = Trial(case, MeshSpec((2,)), ((Shard(1),), (Shard(1),)))
+    with closing(PoolSet(lambda key: Pool(key, [str(file)]))) as pools:
+        assert judge(pools.run_alone(trial), make_reference(case)).kind is VerdictKind.CRASH
+    finding = make_finding("a000", op=case.op, verdict="CRASH", trial=trial_record(trial))
     assert mended_beside_rules((), [finding], [str(file)]) == mended

@@ -36,6 +36,8 @@ class Remedy:
         The verdicts that the cause may have; empty for any.
     refuses
         Whether DTensor may refuse the call under this remedy, because no right rule for it is left.
+    beside_rules
+        Whether a call that it mends or refuses has failed whatever rules a user has registered: none was applied.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Remedy:
     ops: tuple[str, ...] = ("*",)
     verdicts: frozenset[str] = frozenset()
     refuses: bool = False
+    beside_rules: bool = False
 
     def is_likely(self, ops: frozenset[str]) -> bool:
         """Return whether the cause may show in one of ``ops``."""

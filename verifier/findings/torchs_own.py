@@ -50,13 +50,16 @@ def mended_beside_rules(
     findings
         Those that no rule of the imports can have caused.
     blamed
-        Those that look as if a rule of the imports had caused them. Only a remedy that refuses nothing tells that it
-        has not, if the results are right under it: the rule is applied as it was, between redistributions that are
-        mended.
+        Those that look as if a rule of the imports had caused them. Only two kinds of remedy tell that it has not: one
+        that stands beside the rules, and, if the results are wrong, one that refuses nothing: the rule is applied as
+        it was, between redistributions that are mended.
     """
     of_any = [one for one in installed_remedies().values() if "*" in one.ops]
     tried = [(one, of_any) for one in findings]
-    tried += [(one, [remedy for remedy in of_any if not remedy.refuses]) for one in blamed if one.verdict in _WRONG]
+    tried += [
+        (one, [remedy for remedy in of_any if remedy.beside_rules or (one.verdict in _WRONG and not remedy.refuses)])
+        for one in blamed
+    ]
 
     def make(key: PoolKey) -> Pool:
         return Pool(key, imports, _LIMIT, starter=Starter(imports, None, hash_seeds=1))

@@ -13,6 +13,7 @@ from itertools import combinations
 import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
+from strategies.opinfo.calls.checked import is_unchecked
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value
 from strategies.opinfo.samples.extents import Extents
 from verifier.core.case import OpCase
@@ -110,7 +111,7 @@ def extent_branches(call: Call) -> Iterator[Variation]:
 
     Only the user's rules are asked.
     """
-    if is_torchs(call.op):
+    if is_torchs(call.op) or is_unchecked(call):
         return
     constants = sorted(one for one in constants_of_rule(call.op) if type(one) is int and 0 < one <= _LARGEST)
     near = dict.fromkeys(one + more for more in (0, 1) for one in (1, *constants[:_MOST_CONSTANTS]))
@@ -131,7 +132,7 @@ def tied_ones(call: Call) -> Iterator[Variation]:
 
     The inner dim of a product or both dims of a square matrix cannot have one alone.
     """
-    if is_torchs(call.op) or torch.Tag.pointwise in call.op.tags:
+    if is_torchs(call.op) or is_unchecked(call) or torch.Tag.pointwise in call.op.tags:
         return
     dims = [(n, dim, e) for n, tensor in enumerate(call.tensors) for dim, e in enumerate(tensor.shape) if e > 1]
     for one, other in combinations(dims, 2):

@@ -14,7 +14,8 @@ from itertools import zip_longest
 import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
-from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
+from strategies.opinfo.calls.checked import is_trusting, is_unchecked
+from strategies.opinfo.calls.op_facts import KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
 from strategies.opinfo.samples.branches import argument_branches, branches, extent_branches, tied_ones
@@ -24,35 +25,18 @@ from strategies.opinfo.samples.index_classes import bounds, index_lists, left_ou
 __all__ = ["INPUT_CLASSES", "InputClass"]
 
 
-def _is_trusting(call: Call) -> bool:
-    """Return whether the kernel may not check its arguments, as in helper ops that users do not call."""
-    base = base_of(str(call.op))
-    helper = base.startswith("_") and not base.startswith(("_foreach", "_to_copy", "_softmax", "_log_softmax"))
-    return helper or base.startswith(TRUSTING)
-
-
-_CHECKED_IN_PYTHON = ("binary_cross_entropy",)
-"""Ops whose functions check sizes, and whose kernels take what these refuse."""
-
-
 def _has_fixed_sizes(call: Call) -> bool:
     """Return whether sizes stay.
 
     Values depend on them, no kernel checks them, a list has separate calls, or torch would resize an output.
     """
-    return _is_unchecked(call) or base_of(str(call.op)).rstrip("_") in KEEP_VALUES
-
-
-def _is_unchecked(call: Call) -> bool:
-    base = base_of(str(call.op))
-    fixed = any(parameter.out for parameter in parameters(call.op)) or "backward" in base or base in _CHECKED_IN_PYTHON
-    return fixed or _is_trusting(call) or base.startswith(("_foreach", "_amp_foreach"))
+    return is_unchecked(call) or base_of(str(call.op)).rstrip("_") in KEEP_VALUES
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
 def numbers(call: Call) -> Iterator[Variation]:
     """Yield Python numbers in place of tensors, and other scales."""
-    if _is_trusting(call):
+    if is_trusting(call):
         return
     for parameter in list(parameters(call.op))[1:]:
         given = call.values.get(parameter.name, parameter.default)
@@ -81,7 +65,7 @@ def _value(name: str, value: object) -> Variation:
 def dtypes(call: Call) -> Iterator[Variation]:
     """Yield conversions: by an argument, and by operands of different dtypes."""
     for parameter in parameters(call.op):
-        if parameter.name in ("dtype", "out_dtype") and "int" in parameter.type and not _is_trusting(call):
+        if parameter.name in ("dtype", "out_dtype") and "int" in parameter.type and not is_trusting(call):
             first = call.tensors[0].dtype
             for dtype in (torch.int64, torch.bool, torch.float64):
                 if dtype != call.values.get(parameter.name, first):
@@ -114,7 +98,7 @@ def bools_among_others(call: Call) -> Iterator[Variation]:
 def _convertible(call: Call) -> list[int]:
     """Return the numbers of the tensors of floats, if the op may as well have other dtypes."""
     base = base_of(str(call.op)).rstrip("_")
-    if base in KEEP_VALUES or _is_trusting(call) or any(one.out for one in parameters(call.op)):
+    if base in KEEP_VALUES or is_trusting(call) or any(one.out for one in parameters(call.op)):
         return []  # with an output of float64, an op of integers rounds to float32 in between
     if call.op.namespace == "prims":
         return []  # of integers, the functions of prims for fake tensors and their kernels return other dtypes
@@ -165,7 +149,7 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 def complex_numbers(call: Call) -> Iterator[Variation]:
     """Yield complex tensors in place of floats, and with them a complex Python number."""
-    if _is_trusting(call) or any(parameter.out for parameter in parameters(call.op)):
+    if is_trusting(call) or any(parameter.out for parameter in parameters(call.op)):
         return
     floating = tuple(number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point())
     if not floating:
@@ -203,7 +187,7 @@ def ones(call: Call) -> Iterator[Variation]:
 
 
 def _tied(call: Call) -> Iterator[Variation]:
-    if not _is_unchecked(call):
+    if not is_unchecked(call):
         yield from tied_ones(call)
 
 
@@ -417,7 +401,7 @@ def _with_more(name: str, wanted: int, call: Call) -> Call | None:
 
 def negative_dims(call: Call) -> Iterator[Variation]:
     """Yield dims counted from the end, also in backward ops, to which autograd hands on the dims that users give."""
-    if _is_trusting(call):
+    if is_trusting(call):
         return  # _fft_c2r ends the process
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
@@ -436,7 +420,7 @@ def other_dims(call: Call) -> Iterator[Variation]:
 
     A tensor that takes the result would have another size than the result has along another dim.
     """
-    if _is_trusting(call) or not call.tensors or any(parameter.out for parameter in parameters(call.op)):
+    if is_trusting(call) or not call.tensors or any(parameter.out for parameter in parameters(call.op)):
         return
     ndim = call.tensors[0].ndim
     for parameter in parameters(call.op):
@@ -461,7 +445,7 @@ def several_dims(call: Call) -> Iterator[Variation]:
 
     Results keep no dims that are reduced, because nothing moves then.
     """
-    if base_of(str(call.op)) not in _CHECKED_HELPERS and _is_trusting(call):
+    if base_of(str(call.op)) not in _CHECKED_HELPERS and is_trusting(call):
         return
     if not call.tensors or call.tensors[0].ndim < _USUAL_DIMS or any(one.out for one in parameters(call.op)):
         return
@@ -481,7 +465,7 @@ def _with_values(values: dict[str, object], call: Call) -> Call | None:
 
 def flags(call: Call) -> Iterator[Variation]:
     """Yield the other choice of a flag that changes results and that callers seldom give."""
-    if _is_trusting(call) or any(one.out for one in parameters(call.op)):
+    if is_trusting(call) or any(one.out for one in parameters(call.op)):
         return
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
@@ -496,7 +480,7 @@ _FLAGS = ("invert", "accumulate", "include_self", "left", "adjoint", "unitriangu
 
 def steps(call: Call) -> Iterator[Variation]:
     """Yield larger steps through a whole dim: the rows of a rank begin anywhere between two of those that are taken."""
-    if _is_trusting(call):
+    if is_trusting(call):
         return
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
@@ -515,7 +499,7 @@ def boundaries(call: Call) -> Iterator[Variation]:
 
     The first number of each argument comes before the second of any.
     """
-    if _is_trusting(call):
+    if is_trusting(call):
         return
     numbers = [
         [_value(parameter.name, value) for value in _BOUNDARIES.get(parameter.name, ())]

@@ -28,6 +28,7 @@ from verifier.torch_internals.registries import is_registered_by_user, registrie
 __all__ = [
     "Decision",
     "Placed",
+    "adds_replication",
     "is_torchs",
     "normalised",
     "refused",
@@ -119,6 +120,16 @@ def is_torchs(op: OpOverload) -> bool:
         return True
     module = _module_of(function)
     return module.partition(".")[0] == "torch" and ".experimental." not in module and not is_registered_by_user(op)
+
+
+def adds_replication(op: OpOverload) -> bool:
+    """Return whether DTensor adds the rule by which everything is replicated to those that are registered for ``op``.
+
+    It does so for strategies for one mesh dim, and for what ``register_sharding`` makes. Then no such strategy is to
+    blame if no rule is left.
+    """
+    function, (_, _, _, single) = rule_function(op), registries_of_rules()
+    return op in single or (function is not None and ".experimental." in _module_of(function))
 
 
 def _module_of(function: Callable[..., object]) -> str:

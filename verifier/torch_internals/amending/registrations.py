@@ -17,7 +17,7 @@ from torch.distributed.tensor._ops import _matrix_ops as matrices
 from torch.distributed.tensor._ops import _view_ops as views
 from torch.distributed.tensor._ops import single_dim_strategy as single_dim
 
-from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.amending.propagation import adds_replication, is_torchs
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.registries import replicated_rule
@@ -238,12 +238,12 @@ def cached_by_keyword(op: OpOverload, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def empty_choices_refused() -> Iterator[None]:
-    """Let DTensor refuse a call for which no rule of torch's is left."""
+    """Let DTensor refuse a call for which no rule is left, unless it is a strategy of the user's that lists none."""
     module: Any = choosing
     choose = module._select_min_redistribute_cost
 
     def chosen(costs: Sequence[Any], strategies: Sequence[Any], schema: OpSchema | None = None) -> int:
-        if not costs and schema is not None and is_torchs(schema.op):
+        if not costs and schema is not None and (is_torchs(schema.op) or adds_replication(schema.op)):
             raise NotImplementedError(f"{schema.op} has no rule for the placements of what it writes")
         return choose(costs, strategies, schema)  # type: ignore[no-any-return]
 

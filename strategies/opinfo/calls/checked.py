@@ -1,0 +1,26 @@
+"""Which kernels check the sizes of their arguments; others read or write past the end of a tensor."""
+
+from __future__ import annotations
+
+from strategies.opinfo.calls.call import Call, parameters
+from strategies.opinfo.calls.op_facts import TRUSTING
+from strategies.opinfo.calls.op_names import base_of
+
+__all__ = ["is_trusting", "is_unchecked"]
+
+_CHECKED_IN_PYTHON = ("binary_cross_entropy",)
+"""Ops whose functions check sizes, and whose kernels take what these refuse."""
+
+
+def is_trusting(call: Call) -> bool:
+    """Return whether the kernel may not check its arguments, as in helper ops that users do not call."""
+    base = base_of(str(call.op))
+    helper = base.startswith("_") and not base.startswith(("_foreach", "_to_copy", "_softmax", "_log_softmax"))
+    return helper or base.startswith(TRUSTING)
+
+
+def is_unchecked(call: Call) -> bool:
+    """Return whether a change of sizes may pass unseen: by the kernel, or because torch resizes an output."""
+    base = base_of(str(call.op))
+    fixed = any(parameter.out for parameter in parameters(call.op)) or "backward" in base or base in _CHECKED_IN_PYTHON
+    return fixed or is_trusting(call) or base.startswith(("_foreach", "_amp_foreach"))
