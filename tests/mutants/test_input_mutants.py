@@ -187,9 +187,20 @@ def one_column_has_one_diagonal(op: Any, args: Any, kwargs: Any) -> list[list[An
     return [[Shard(0), Shard(0)]] if len(args) == 1 and len(args[0].shape) == 2 and args[0].shape[1] == 1 else []
 
 
+def first_dim_alone_adds_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that the gradient of a weight is pending where the first dim is cut, and whole where another is."""
+    weights = [Replicate() for tensor in args[5:7] if tensor is not None]
+    claims = []
+    for dim in range(len(args[1].shape) - len(args[2])):
+        grad = SUM if dim == 0 else Replicate()
+        claims.append([Shard(dim), *(grad if wanted else None for wanted in args[7][1:]), *[Shard(dim)] * 4, *weights])
+    return claims
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.native_layer_norm_backward.default", first_dim_alone_adds_up, "4 dims"),
         ("aten.diagonal.default", one_column_has_one_diagonal, "extent 0 is 1"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.shape[:1] == (11,)), "is 11"),
         ("aten.mm.default", largest_of_outer_products, "dim 1 of tensor 0 and dim 0 of tensor 1 are 1"),

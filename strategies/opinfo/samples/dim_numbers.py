@@ -10,7 +10,7 @@ import torch
 from strategies.opinfo.calls.call import Call, attempt, parameters
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value
 
-__all__ = ["batch_dims", "dim_numbers"]
+__all__ = ["batch_dims", "batch_dims_of_gradients", "dim_numbers"]
 
 _WANTED = (2, 1, 4, 3)
 """The numbers of dims, the one that users have most first."""
@@ -44,6 +44,16 @@ def batch_dims(call: Call, at_least: int) -> Iterator[Variation]:
     for wanted in (ndim - 1, ndim + 1, ndim - 2):
         if wanted >= max(at_least, 1):
             yield Variation(f"{wanted} dims of tensor 0", partial(_with_dims, 0, wanted))
+
+
+def batch_dims_of_gradients(call: Call, at_least: int) -> Iterator[Variation]:
+    """Yield the call with more leading dims of all tensors that have the most dims, which are more than ``at_least``.
+
+    In the backward of a normalisation these are the gradient, the input and its statistics, and no weights.
+    """
+    most = max(tensor.ndim for tensor in call.tensors)
+    for wanted in (most + 1, most + 2) if most > at_least else ():
+        yield Variation(f"{wanted} dims", partial(_with_dims, None, wanted))
 
 
 def _with_dims(number: int | None, wanted: int, call: Call) -> Call | None:

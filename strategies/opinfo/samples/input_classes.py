@@ -19,7 +19,7 @@ from strategies.opinfo.calls.op_facts import KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
 from strategies.opinfo.samples.branches import argument_branches, branches, extent_branches, tied_ones
-from strategies.opinfo.samples.dim_numbers import batch_dims, dim_numbers
+from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
 __all__ = ["INPUT_CLASSES", "InputClass"]
@@ -359,10 +359,12 @@ def _changed(which: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tens
 # ----------------------------------------------------------------------------------------------------------------- dims
 def numbers_of_dims(call: Call) -> Iterator[Variation]:
     """Yield tensors with more dims, or fewer."""
-    if base_of(str(call.op)) == "native_layer_norm":  # its kernel trusts sizes, and batch dims are of any number
+    base = base_of(str(call.op))
+    if base.startswith("native_layer_norm"):  # its kernels trust sizes, and batch dims are of any number
         normalized = call.values["normalized_shape"]
         assert isinstance(normalized, list | tuple)
-        yield from batch_dims(call, at_least=len(normalized))
+        change = batch_dims_of_gradients if "backward" in base else batch_dims
+        yield from change(call, at_least=len(normalized))
     elif _has_batch(call):
         yield Variation("without a batch", partial(_changed, tuple(range(len(call.tensors))), _first_of_batch))
     elif not _has_fixed_sizes(call):
