@@ -161,5 +161,6 @@ REMEDIES = (
         "redistribute tensors among the keyword arguments as well (redistribute_local_args in _dispatch.py)",
         keywords_replicated,
         ("aten.linalg_pinv.atol_rtol_tensor*", "aten._fused_adam*"),
+        beside_rules=True,
     ),
 )

@@ -41,7 +41,7 @@ _LIMIT = 10.0
 def mended_beside_rules(
     findings: Iterable[FindingRecord], blamed: Iterable[FindingRecord], imports: Sequence[str]
 ) -> dict[str, str]:
-    """Return which remedy mends each finding, by fingerprint; only remedies that concern any op are tried.
+    """Return which remedy mends each finding, by fingerprint; only those are tried that concern any op.
 
     The trials run on ranks with ``imports``. A finding that does not fail each time without a remedy is not mended.
 
@@ -54,7 +54,7 @@ def mended_beside_rules(
         that stands beside the rules, and, if the results are wrong, one that refuses nothing: the rule is applied as
         it was, between redistributions that are mended.
     """
-    of_any = [one for one in installed_remedies().values() if "*" in one.ops]
+    of_any = [one for one in installed_remedies().values() if "*" in one.ops or one.beside_rules]
     tried = [(one, of_any) for one in findings]
     tried += [
         (one, [remedy for remedy in of_any if remedy.beside_rules or (one.verdict in _WRONG and not remedy.refuses)])
