@@ -83,9 +83,9 @@ def compare(op: str, max_samples: int) -> Comparison:
     started, cpu, shop = time.perf_counter(), time.process_time(), Workshop()
     try:
         with shop:
-            calls, made, uneven = derivation(DeriveRequest(op, max_samples=max_samples), shop)
+            calls, made = derivation(DeriveRequest(op, max_samples=max_samples), shop)
         given = Provenance("", "", "", "", 0, "derive")
-        code = strategy_text(overload_named(op), calls, made, Target.SINGLE_DIM, given, uneven)
+        code = strategy_text(overload_named(op), calls, made, Target.SINGLE_DIM, given)
     except ValueError as error:
         row.error = str(error)
         return row

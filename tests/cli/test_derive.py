@@ -29,6 +29,19 @@ scale.register_fake(lambda rows, factors: torch.empty_like(rows))
 def examples():
     yield torch.randn(8, 4), torch.randn(8)
 """
+NO_ROWS = """
+import torch
+import verifier
+
+@torch.library.custom_op("no_rows_here::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    if not x.shape[0]:
+        raise RuntimeError("no rows")
+    return x / 2
+
+halved.register_fake(lambda x: torch.empty_like(x))
+verifier.samples("no_rows_here::halved")(lambda: [(torch.randn(8, 4),)])
+"""
 WRONG = """
 import torch
 from torch.distributed.tensor import Partial
@@ -53,6 +66,23 @@ def test_a_strategy_is_derived_checked_and_written_with_its_test(tmp_path: Path)
     tested = run_module("pytest", "-q", "test_my_strategy.py", folder=tmp_path)
     assert tested.returncode == 0, tested.stdout
     assert "2 passed" in tested.stdout
+
+
+@pytest.mark.ranks
+@pytest.mark.nightly
+def test_an_op_that_refuses_empty_shards_gets_a_strategy_that_four_ranks_bear_out(tmp_path: Path) -> None:
+    (tmp_path / "my_op.py").write_text(NO_ROWS)
+    words = ["derive", "no_rows_here::halved", "--import", "my_op.py", "--out", "my_strategy.py", "--mesh", "4"]
+    done = run_module("verifier", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    given = ["gate", "--mesh", "4", "--import", "my_op.py", "--import", "my_strategy.py", "--out", "reports"]
+    assert run_module("verifier", *given, folder=tmp_path).returncode == 0
+    strategy = tmp_path / "my_strategy.py"
+    rows = "    rules.append([Shard(0), Shard(0)])\n    return rules\n"
+    strategy.write_text(strategy.read_text().replace("    return rules\n", rows, 1))
+    refused = run_module("verifier", *given, folder=tmp_path)
+    assert refused.returncode == 1
+    assert "no rows" in refused.stdout + refused.stderr
 
 
 @pytest.mark.ranks

@@ -84,7 +84,7 @@ def said(made: Derivation) -> set[str]:
 
 
 def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
-    calls, made, _ = derivation(DeriveRequest("aten.trace", max_samples=2), Workshop(jobs=0))
+    calls, made = derivation(DeriveRequest("aten.trace", max_samples=2), Workshop(jobs=0))
     assert {call.source for call in calls if not call.rare}
     assert {"P(sum) -> P(sum)", "P(avg) -> P(avg)"} <= said(made)
     assert not any(rule.startswith("S(") for rule in said(made))
@@ -169,7 +169,7 @@ def test_calls_of_rare_classes_refute_rules_and_need_no_explanation() -> None:
 @pytest.mark.parametrize("target", [Target.SINGLE_DIM, Target.REGISTER_SHARDING])
 def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> None:
     calls = reductions()
-    code = strategy_text(aten.sum.dim_IntList, calls, generalise(calls), target, GIVEN, uneven=True)
+    code = strategy_text(aten.sum.dim_IntList, calls, generalise(calls), target, GIVEN)
     assert len([line for line in code.splitlines() if line.startswith("#")]) <= 10
     scope: dict[str, object] = {}
     exec(compile(code, "derived.py", "exec"), scope)
@@ -199,7 +199,7 @@ def test_a_test_imports_what_defines_the_op_wherever_it_is(tmp_path: Path, monke
 @pytest.mark.usefixtures("rules_taken_back")
 def test_arguments_that_have_the_name_of_a_builtin_do_not_hide_it() -> None:
     calls = evidence(way(aten.topk.default, lambda tensor, a, b, c: (tensor(a, b), 2, 1, True, True)))
-    code = strategy_text(aten.topk.default, calls, generalise(calls), Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(aten.topk.default, calls, generalise(calls), Target.SINGLE_DIM, GIVEN)
     scope: dict[str, object] = {}
     exec(compile(code, "derived.py", "exec"), scope)
     rules = scope["aten_topk_rules"]
@@ -210,13 +210,13 @@ def test_arguments_that_have_the_name_of_a_builtin_do_not_hide_it() -> None:
 def test_what_a_way_of_registering_cannot_say_is_refused() -> None:
     calls = evidence(way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)], 0)))
     made = generalise(calls)
-    code = strategy_text(aten.cat.default, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(aten.cat.default, calls, made, Target.SINGLE_DIM, GIVEN)
     assert "*[Shard(d)] * len(tensors)" in code
     assert "needs_pytree=True" in code
     with pytest.raises(CannotWriteError, match="register_sharding cannot place the list tensors"):
-        strategy_text(aten.cat.default, calls, made, Target.REGISTER_SHARDING, GIVEN, uneven=True)
+        strategy_text(aten.cat.default, calls, made, Target.REGISTER_SHARDING, GIVEN)
     with pytest.raises(CannotWriteError, match="with out= from its base"):
-        strategy_text(aten.cat.out, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+        strategy_text(aten.cat.out, calls, made, Target.SINGLE_DIM, GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     ]
     calls = list(gather(ways, replace(OPTIONS, meshes=OPTIONS.meshes[:1]), gradients=True))
     made = generalise(calls)
-    code = strategy_text(op, calls, made, Target.LOCAL_MAP, GIVEN, uneven=False)
+    code = strategy_text(op, calls, made, Target.LOCAL_MAP, GIVEN)
     scope: dict[str, Any] = {}
     exec(compile(code, "derived.py", "exec"), scope)
     name = f"{__name__}.weighted".replace(".", "_")
@@ -341,7 +341,7 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     with pytest.raises(ValueError, match=r"no function .*weighed has samples; did you mean '.*weighted'"):
         overload_named(f"{__name__}.weighed")
     with pytest.raises(CannotWriteError, match="is a function and no op"):
-        strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+        strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
 def test_calls_tell_each_changed_line_of_a_derived_function() -> None:
     calls = reductions()
     made = generalise(calls)
-    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN)
     assert tried_mutants(code, calls, made).survivors == ()
     few = [call for call in calls if call.values["keepdim"]]
     survivors = tried_mutants(code, few, made).survivors
@@ -425,7 +425,7 @@ def test_calls_tell_each_changed_line_of_a_derived_function() -> None:
 def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> None:
     calls = reductions()
     made = generalise(calls)
-    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN)
     mutants = tried_mutants(code.replace("if d not in dim_dims", "if True"), calls, made)
     assert any("which does not hold" in one for one in mutants.disagrees)
     assert not Closed(1, 0, (), 0, "", mutants).passed
@@ -436,7 +436,7 @@ def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> N
 # ---------------------------------------------------------------------------------------------------- dims of arguments
 def code_for(op: OpOverload, calls: list[CallEvidence]) -> str:
     made = generalise(calls)
-    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN)
     assert tried_mutants(code, calls, made).disagrees == ()
     return code
 

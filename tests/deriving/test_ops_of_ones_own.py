@@ -33,12 +33,12 @@ from verifier.rules.samples import Target as OpTarget
 HERE = Workshop(jobs=0)
 """Ops that a test defines are not known in a worker."""
 GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
-BLOCKS = """
+MOST_BLOCKS = """
 import torch, verifier
 
 @torch.library.custom_op("{space}::less_largest", mutates_args=())
 def less_largest(x: torch.Tensor) -> torch.Tensor:
-    blocks = x.reshape(x.shape[0], -1, 32)  # each with a scale of its own
+    blocks = x.reshape(x.shape[0], {blocks}, 32)  # each with a scale of its own
     return (blocks - blocks.amax(-1, keepdim=True)).reshape(x.shape)
 
 less_largest.register_fake(lambda x: torch.empty_like(x))
@@ -69,6 +69,8 @@ def fragile(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 fragile.register_fake(lambda x, y: {fake})
 verifier.samples("{space}::fragile")(lambda: [(torch.randn(6, 4), torch.randn(6, 4))])
 """
+BLOCKS = MOST_BLOCKS.format(space="{space}", blocks="x.shape[1] // 32")
+FULL_BLOCKS = MOST_BLOCKS.format(space="{space}", blocks="-1")  # refuses a tensor without elements
 LIST = """
 import torch, verifier
 
@@ -79,7 +81,25 @@ def blended(xs: list[torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
 blended.register_fake(lambda xs, weight: torch.empty_like(xs[0]))
 verifier.samples("{space}::blended")(lambda: [([torch.randn(6, 4), torch.randn(6, 4)], torch.randn(6))])
 """
-EXAMPLES = {"less_largest": BLOCKS, "centred": OPTIONAL, "blended": LIST}
+NO_ROWS = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    if not x.shape[0]:
+        raise RuntimeError("no rows")
+    return x / 2
+
+halved.register_fake(lambda x: torch.empty_like(x))
+verifier.samples("{space}::halved")(lambda: [(torch.randn(8, 4),)])
+"""
+EXAMPLES = {
+    "less_largest": BLOCKS,
+    "less_largest_of_full": FULL_BLOCKS,
+    "centred": OPTIONAL,
+    "blended": LIST,
+    "halved": NO_ROWS,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -93,20 +113,20 @@ def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, s
     file = folder / f"{space}_{name}.py"
     file.write_text(EXAMPLES[name].format(space=space))
     run_imports([str(file)])
-    op = overload_named(f"{space}::{name}")
+    op = overload_named(f"{space}::{name.removesuffix('_of_full')}")
     request = DeriveRequest(str(op), target, max_samples=4)
-    calls, made, uneven = derivation(request, HERE)
-    code = strategy_text(op, calls, made, target, GIVEN, uneven)
+    calls, made = derivation(request, HERE)
+    code = strategy_text(op, calls, made, target, GIVEN)
     mutants = tried_mutants(code, calls, made)
     assert mutants.tried > 4
     assert (mutants.survivors, mutants.disagrees) == ((), ())
     return str(op), code
 
 
-def closed(op: str, code: str) -> list[SampleReport]:
-    """Return what level 1 says of the op under the strategy in ``code``, on 2 and 3 ranks and 2x2."""
+def closed(op: str, code: str, *more: str) -> list[SampleReport]:
+    """Return what level 1 says of the op under the strategy in ``code``, on 2 and 3 ranks, 2x2, and more meshes."""
     exec(compile(code, "derived.py", "exec"), {})
-    meshes = tuple(MeshSpec.parse(text) for text in ("2", "3", "2x2"))
+    meshes = tuple(MeshSpec.parse(text) for text in ("2", "3", "2x2", *more))
     options = SampleOptions(max_samples=4)
     samples = installed_sources()["own"].samples(OpTarget(op, "own", op), options)
     return [check_sample(sample, CheckOptions(meshes, samples_called_again=0)) for sample in samples]
@@ -117,9 +137,11 @@ def confirmed(reports: Sequence[SampleReport]) -> set[Rule]:
     return set().union(*(report.confirmed for report in reports))
 
 
-def test_a_rule_holds_where_the_cut_falls_on_a_multiple_of_32(tmp_path: Path) -> None:
-    op, code = derived(tmp_path, "in_blocks", "less_largest", Target.REGISTER_SHARDING)
+@pytest.mark.parametrize("name", ["less_largest", "less_largest_of_full"])
+def test_a_rule_holds_where_the_cut_falls_on_a_multiple_of_32(name: str, tmp_path: Path) -> None:
+    op, code = derived(tmp_path, f"in_blocks_{name}", name, Target.REGISTER_SHARDING)
     assert "_begin_at_multiples(x, d, 32)" in code
+    assert ("_each_rank_has_elements(x, d)" in code) == (name == "less_largest_of_full")
     reports = closed(op, code)
     assert {rule.inputs for rule in confirmed(reports)} >= {("S(0)",), ("S(1)",)}
     at_any_cut = code.replace("length % block == 0", "True").replace("extent % (block * math.prod(sizes)) == 0", "True")
@@ -139,6 +161,38 @@ def test_a_way_of_registering_that_sees_no_mesh_says_what_it_leaves_out(tmp_path
         assert found >= in_blocks
 
 
+def test_a_rule_of_ranks_that_have_elements_is_left_out_where_nothing_sees_their_number(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "no_rows_unseen", "halved", Target.SINGLE_DIM)
+    if torch_is("<2.14"):
+        said = " ".join(line.removeprefix("# ") for line in code.splitlines())
+        assert "holds where each rank has elements of x" in said
+        assert "--target register-sharding does" in said
+    found = {rule.inputs for rule in confirmed(closed(op, code, "4"))}
+    assert ("S(1)",) in found
+    if torch_is("<2.14"):
+        assert ("S(0)",) not in found
+
+
+def test_a_rule_of_ranks_that_have_elements_says_so_where_the_mesh_is_seen(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "no_rows_seen", "halved", Target.REGISTER_SHARDING)
+    assert "_each_rank_has_elements(x, d)" in code
+    found = {rule.inputs for rule in confirmed(closed(op, code, "4"))}
+    assert {("S(0)",), ("S(1)",)} <= found
+    on_any = code.replace("_each_rank_has_elements(x, d)", "True")
+    wrong = [one.rule.inputs for report in closed(op, on_any, "4") for one in report.wrong]
+    assert ("S(0)",) in wrong
+
+
+def test_fewer_elements_than_ranks_are_not_all_that_leaves_a_rank_empty(tmp_path: Path) -> None:
+    """DTensor uses a rule for five rows on four ranks, whatever a strategy says of uneven shards."""
+    op, code = derived(tmp_path, "five_on_four", "halved", Target.SINGLE_DIM)
+    with_rows = code.replace("    return rules\n", "    rules.append([Shard(0), Shard(0)])\n    return rules\n", 1)
+    forbidden = with_rows.replace("allow_uneven_sharding=True", "allow_uneven_sharding=False")
+    assert forbidden != with_rows != code
+    wrong = [one for report in closed(op, forbidden, "4") for one in report.wrong]
+    assert {one.rule.inputs for one in wrong} == {("S(0)",)}
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(("space", "fake"), [("checked", "x + y"), ("unchecked", "torch.empty_like(x)")])
 def test_an_op_that_ends_its_process_costs_the_placements_that_do_so(tmp_path: Path, space: str, fake: str) -> None:
@@ -147,7 +201,7 @@ def test_an_op_that_ends_its_process_costs_the_placements_that_do_so(tmp_path: P
     run_imports([str(file)])
     request = DeriveRequest(f"{space}::fragile", imports=[str(file)], max_samples=1)
     with Workshop(request.imports) as shop:
-        calls, made, _ = derivation(request, shop)
+        calls, made = derivation(request, shop)
         assert shop.deaths
     (call,) = [call for call in calls if not call.rare]
     assert not call.rules.get((Shard(0), Replicate()))
@@ -162,8 +216,8 @@ def test_a_filter_keeps_products_that_are_cut_in_blocks(tmp_path: Path) -> None:
     (tmp_path / "filtered.py").write_text(BLOCKS.format(space="filtered"))
     run_imports([str(tmp_path / "filtered.py")])
     op = overload_named("filtered::less_largest")
-    calls, made, uneven = derivation(DeriveRequest(str(op), max_samples=2), HERE)
-    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven, filters=True)
+    calls, made = derivation(DeriveRequest(str(op), max_samples=2), HERE)
+    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, filters=True)
     assert "full_mesh_strategy_filter=filtered_less_largest_filter," in code
     body = ast.parse(code)
     body.body = [node for node in body.body if not getattr(node, "decorator_list", None)]

@@ -60,7 +60,7 @@ def strategy_text(
     made: Derivation,
     target: Target,
     given: Provenance,
-    uneven: bool,
+    uneven: bool = True,
     filters: bool | None = None,
 ) -> str:
     """Return a module that registers the derived rules as the strategy of ``op``.
@@ -68,7 +68,7 @@ def strategy_text(
     Parameters
     ----------
     uneven
-        Whether the rules also hold where a rank has no elements.
+        Whether the rules may be used where a rank has no elements.
     filters
         Whether a strategy for one mesh dim can have a filter; if None, whether it can in the torch that runs.
 
@@ -83,7 +83,7 @@ def strategy_text(
     left_out = [] if filtered or writer.sees_mesh else in_blocks
     written = [rule for rule in made.rules if rule not in left_out and rule not in filtered]
     if not written and not filtered:
-        raise CannotWriteError(f"{op}: {_left_out(left_out[0])}")
+        raise CannotWriteError(f"{op}: {_left_out(op, left_out[0])}")
     body = [line for rules in _alike(written) for line in writer.rules(rules)]
     blocks = [line for rules in _alike(filtered) for line in writer.rules(rules, in_blocks=True)]
     writer.filters = bool(blocks)
@@ -93,7 +93,7 @@ def strategy_text(
         for name in ("DTensor", "Partial", "Replicate", "Shard")
         if any(re.search(rf"\b{name}\b", line) for line in (*body, *blocks, *writer.filter, *writer.tail))
     ]
-    helper = _HELPER if any(_BEGIN_AT_MULTIPLES in line for line in body) else []
+    helper = [line for name, lines in _HELPERS.items() if any(name in line for line in body) for line in lines]
     function = [*helper, *writer.head, *writer.prepared(body), *body, "    return rules"]
     if blocks:
         function += [*writer.head_of_blocks, *writer.prepared(blocks), *blocks, "    return rules", *writer.filter]
@@ -120,15 +120,29 @@ def _alike(rules: Sequence[DerivedRule]) -> list[list[DerivedRule]]:
     return list(groups.values())
 
 
-def _left_out(rule: DerivedRule) -> str:
+def _left_out(op: OpOverload, rule: DerivedRule) -> str:
     """Return why a rule with a cut is not written."""
     assert rule.cut is not None
     inputs, outputs = (", ".join(f"S({p.text})" if isinstance(p, Dim) else str(p) for p in some)
                        for some in (rule.inputs, rule.outputs))  # fmt: skip
+    slot = rule.slots[rule.cut.slot]
     return (
-        f"{inputs} -> {outputs} holds where the shards of {rule.slots[rule.cut.slot]} begin at multiples of "
-        f"{rule.cut.text}; a strategy for one mesh dim does not see the number of ranks (--target register-sharding "
-        "does)"
+        f"{inputs} -> {outputs} holds where "
+        + (
+            f"each rank has elements of {slot}" if rule.cut.in_ones
+            else f"the shards of {slot} begin at multiples of {rule.cut.text}"
+        )
+        + f"; a strategy for one mesh dim does not see the number of ranks ({_way_out(op)} does)"
+    )  # fmt: skip
+
+
+def _way_out(op: OpOverload) -> str:
+    """Return what sees the number of ranks."""
+    arguments = [argument for argument in op._schema.arguments if "Tensor" in str(argument.type)]
+    beyond = any(argument.kwarg_only or "List[" in str(argument.type) for argument in arguments)
+    lists = any("List[" in str(result.type) for result in op._schema.returns)
+    return (
+        "its filter from torch 2.14 on" if beyond or lists or op.namespace == "aten" else "--target register-sharding"
     )
 
 
@@ -149,11 +163,12 @@ def _comment(
     ]
     cuts = {rule.cut.text: rule.cut for rule in made.rules if rule.cut is not None and rule not in left_out}
     lines += [
-        f"Where shards begin at multiples of {cut.text}, what does not hold elsewhere held for {cut.held} pairs of an "
-        f"extent and a number of ranks; for {cut.failed} others it did not."
+        f"Where {'each rank has elements' if cut.in_ones else f'shards begin at multiples of {cut.text}'}, what does "
+        f"not hold elsewhere held for {cut.held} pairs of an extent and a number of ranks; for {cut.failed} others it "
+        "did not."
         for cut in cuts.values()
     ]
-    lines += [f"Left out: {_left_out(rule)}." for rule in left_out[:2]]
+    lines += [f"Left out: {_left_out(op, rule)}." for rule in left_out[:2]]
     for call, inputs in made.unexplained[: 3 - min(2, len(left_out))]:
         lines.append(f"Left out: {', '.join(map(str, inputs))} of {call.origin}, dims {list(call.ndims)}.")
     if len(made.unexplained) > 3:
@@ -351,10 +366,12 @@ def {self.name}_filter(mesh, op_schema, inputs, outputs):
     return True'''.split("\n")
 
     def _begins_at_multiples(self, rule: DerivedRule, cut: Cut) -> str:
-        """Return the condition that shards begin at multiples of a block."""
+        """Return the condition that shards begin at multiples of a block, and that each rank has elements."""
         name, dim = rule.slots[cut.slot], rule.inputs[cut.slot]
         assert isinstance(dim, Dim)
         one = f"{name}[0]" if name in self.lists else name
+        if cut.in_ones:
+            return f"{_HAS_ELEMENTS}({one}, {dim.text})"
         return f"{_BEGIN_AT_MULTIPLES}({one}, {dim.text}, {cut.text})"
 
     def _row(self, rule: DerivedRule) -> str:
@@ -496,8 +513,19 @@ def {self.name}_sharded({self._parameters()}):
         return ", ".join(texts)
 
 
-_BEGIN_AT_MULTIPLES = "_begin_at_multiples"
-_HELPER = f'''\
+_HAS_ELEMENTS, _BEGIN_AT_MULTIPLES = "_each_rank_has_elements", "_begin_at_multiples"
+_HELPERS = {
+    _HAS_ELEMENTS: f'''\
+def {_HAS_ELEMENTS}(spec, dim):
+    """Return whether each rank has elements of a tensor dim, whichever mesh dims shard it."""
+    sizes, extent = spec.mesh.shape, spec.shape[dim]
+    if len(sizes) > 1:
+        return extent % math.prod(sizes) == 0
+    return -(-extent // sizes[0]) * (sizes[0] - 1) < extent
+
+
+'''.split("\n")[:-1],
+    _BEGIN_AT_MULTIPLES: f'''\
 def {_BEGIN_AT_MULTIPLES}(spec, dim, block):
     """Return whether the shards of a tensor dim begin at multiples of ``block``, whichever mesh dims shard it."""
     sizes, extent = spec.mesh.shape, spec.shape[dim]
@@ -507,7 +535,9 @@ def {_BEGIN_AT_MULTIPLES}(spec, dim, block):
     return length % block == 0 and length * (sizes[0] - 1) < extent  # each rank has elements
 
 
-'''.split("\n")[:-1]
+'''.split("\n")[:-1],
+}
+"""Functions that conditions of rules call, by name."""
 
 
 def _given(name: str, keyword: bool) -> str:

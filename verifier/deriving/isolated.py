@@ -20,7 +20,7 @@ from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, Wo
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, SampleOptions, Target
 
-__all__ = ["Listed", "SamplePool", "Samples", "Workshop"]
+__all__ = ["Gathered", "Listed", "SamplePool", "Samples", "Workshop"]
 
 _STALL_LIMIT = 120.0
 _BLOCKS: Position = (3, 0, 0, 0)

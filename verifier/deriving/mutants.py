@@ -27,6 +27,8 @@ _OTHER_KIND = {"sum": "max", "avg": "min", "product": "sum", "min": "max", "max"
 _HALF = 2
 _NO_BLOCKS = 1 << 20
 """So many ranks that shards begin at multiples of no block."""
+_FEW_RANKS = 2
+"""So few ranks that each has elements."""
 Row = tuple[Inputs, tuple[Placement | None, ...]]
 """Placements of the slots of a call, and those of its results and gradients; None for a result that the call lacks."""
 
@@ -167,11 +169,19 @@ def _points_of_calls(calls: Sequence[CallEvidence]) -> Iterator[_Point]:
 
 def _points_of_blocks(calls: Sequence[CallEvidence], made: Derivation) -> Iterator[_Point]:
     for call in calls:
+        nowhere = made.blocks.get(id(call), {}) and _refuted_in_blocks(call, made)
+        if nowhere:
+            yield _Point(call, nowhere, ((), _FEW_RANKS))
         for inputs, blocks in made.blocks.get(id(call), {}).items():
             for place in blocks.held:
                 yield _Point(call, {inputs: blocks.outputs}, place)
             for place in blocks.failed:
                 yield _Point(call, {inputs: ()}, place)
+
+
+def _refuted_in_blocks(call: CallEvidence, made: Derivation) -> dict[Inputs, tuple[frozenset[Placement], ...]]:
+    """Return what does not hold where shards begin at multiples of a block either."""
+    return {inputs: () for inputs, some in call.rules.items() if not some and inputs not in made.blocks[id(call)]}
 
 
 def _tells(point: _Point, listed: set[Row], other: Callable[..., Any]) -> bool:

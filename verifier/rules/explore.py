@@ -10,6 +10,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
+from verifier.placements.bounds import leaves_a_rank_empty
 from verifier.rules.claims import Claim, same_others
 from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import Results, tensor_groups
@@ -113,7 +114,7 @@ class Exploration(SampleOnMesh):
         """Return whether a rank has no element of a sharded dim, and such combinations are not wanted."""
         shards = zip(self.call.tensors, combination, strict=True)
         return not self.ledger.options.empty_shards and any(
-            isinstance(placement, Shard) and tensor.shape[placement.dim] < self.mesh.world_size
+            isinstance(placement, Shard) and leaves_a_rank_empty(tensor.shape[placement.dim], self.mesh.world_size)
             for tensor, (placement,) in shards
         )
 
