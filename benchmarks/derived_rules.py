@@ -36,9 +36,10 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.deriving.derive import DeriveRequest, derivation
-from verifier.deriving.emit import Provenance, Target, strategy_text
-from verifier.deriving.evidence import CallEvidence, by_slot, slot_names
-from verifier.deriving.isolated import Workshop
+from verifier.deriving.learning.evidence import CallEvidence, by_slot, slot_names
+from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.writing.strategy import strategy_text
+from verifier.deriving.writing.subject import Provenance, Target
 from verifier.planning.own_samples import overload_named
 from verifier.rules.claims import claims_of
 

@@ -10,8 +10,8 @@ from forked_commands import run_module
 
 from verifier.core.case import OpCase
 from verifier.deriving.closing import close
-from verifier.deriving.evidence import CallEvidence
-from verifier.deriving.generalise import Derivation
+from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.generalise import Derivation
 
 pytestmark = pytest.mark.long
 

@@ -19,13 +19,14 @@ from verifier.core.errors import SamplesError
 from verifier.deriving import closing
 from verifier.deriving.closing import Closed
 from verifier.deriving.derive import DeriveRequest, derivation
-from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text
-from verifier.deriving.emitted_tests import text_of_test
-from verifier.deriving.evidence import CallEvidence, gather
-from verifier.deriving.generalise import Derivation, generalise
-from verifier.deriving.held_out import Here, crossed, refuting
-from verifier.deriving.isolated import Workshop
-from verifier.deriving.mutants import Mutants, tried_mutants
+from verifier.deriving.learning.evidence import CallEvidence, gather
+from verifier.deriving.learning.generalise import Derivation, generalise
+from verifier.deriving.learning.held_out import Here, crossed, refuting
+from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.writing.emitted_tests import text_of_test
+from verifier.deriving.writing.mutants import Mutants, tried_mutants
+from verifier.deriving.writing.strategy import strategy_text
+from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named, sampled_ops, samples
 from verifier.rules.options import CheckOptions

@@ -18,9 +18,10 @@ from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec
 from verifier.deriving.derive import DeriveRequest, derivation
-from verifier.deriving.emit import Provenance, Target, strategy_text
-from verifier.deriving.isolated import Workshop
-from verifier.deriving.mutants import tried_mutants
+from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.writing.mutants import tried_mutants
+from verifier.deriving.writing.strategy import strategy_text
+from verifier.deriving.writing.subject import Provenance, Target
 from verifier.execution.imports import run_imports
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named

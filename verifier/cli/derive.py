@@ -64,8 +64,8 @@ def derive(
         from verifier.cli.common import command_line, refuse_cluster, write_out
         from verifier.deriving.derive import DeriveRequest, module_name
         from verifier.deriving.derive import derive as make
-        from verifier.deriving.emit import Target
         from verifier.deriving.text import derivation_json, derivation_lines
+        from verifier.deriving.writing.subject import Target
         from verifier.records.files import AS_IT_WAS, write_atomically
     refuse_cluster(context)
     request = DeriveRequest(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from verifier.deriving.evidence import CallEvidence
-from verifier.deriving.generalise import Derivation
-from verifier.deriving.mutants import Mutants
+from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.writing.mutants import Mutants
 
 __all__ = ["Closed", "close", "close_by_test"]
 

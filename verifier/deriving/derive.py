@@ -13,20 +13,23 @@ from pathlib import Path
 from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
-from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text
-from verifier.deriving.emitted_tests import text_of_test
-from verifier.deriving.emptied import told_apart
-from verifier.deriving.evidence import CallEvidence
-from verifier.deriving.generalise import Derivation, generalise
-from verifier.deriving.held_out import changes, refuting
-from verifier.deriving.isolated import Gathered, Listed, SamplePool, Samples, Workshop
-from verifier.deriving.mutants import tried_mutants
+from verifier.deriving.learning.emptied import told_apart
+from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.generalise import Derivation, generalise
+from verifier.deriving.learning.gradients import has_gradients
+from verifier.deriving.learning.held_out import changes, refuting
+from verifier.deriving.learning.isolated import Gathered, Listed, SamplePool, Samples, Workshop
+from verifier.deriving.writing.emitted_tests import text_of_test
+from verifier.deriving.writing.mutants import tried_mutants
+from verifier.deriving.writing.strategy import strategy_text
+from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
 from verifier.planning.own_samples import callable_of, overload_named
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.options import CheckOptions
 from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.ops import has_gradient_formula
 
 __all__ = ["DeriveRequest", "Derived", "derivation", "derive", "module_name"]
 
@@ -92,6 +95,12 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     if function and request.target is not Target.LOCAL_MAP:
         raise CannotWriteError(f"{function} is a function and no op, so it has no strategy; use --target local-map")
     calls, made = derivation(request)
+    if request.target is not Target.LOCAL_MAP and not has_gradient_formula(op) and has_gradients(calls[0].case):
+        raise ValueError(
+            f"{op} has no gradient formula: on plain tensors autograd looks into its kernel, on DTensors it cannot, so "
+            "that gradients are lost under any strategy; give it one (torch.library.register_autograd), or let its "
+            "kernel run under torch.no_grad()"
+        )
     if not made.rules:
         raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
     given = Provenance(

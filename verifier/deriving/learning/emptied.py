@@ -10,8 +10,8 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec
-from verifier.deriving.evidence import Blocks, CallEvidence, Inputs, Outputs, Place
-from verifier.deriving.held_out import Asked, HeldOut, emptying_meshes
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Outputs, Place
+from verifier.deriving.learning.held_out import Asked, HeldOut, emptying_meshes
 from verifier.placements.bounds import leaves_a_rank_empty
 from verifier.rules.options import CheckOptions
 

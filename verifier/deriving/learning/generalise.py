@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.deriving.cuts import BlocksByCall
-from verifier.deriving.evidence import Blocks, CallEvidence, Inputs
-from verifier.deriving.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, tests
+from verifier.deriving.learning.cuts import BlocksByCall
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs
+from verifier.deriving.learning.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, tests
 
 __all__ = ["Cut", "Derivation", "DerivedRule", "generalise", "placements_of"]
 

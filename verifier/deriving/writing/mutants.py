@@ -17,8 +17,8 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.deriving.evidence import CallEvidence, Inputs, Place, by_slot, slot_names
-from verifier.deriving.generalise import Derivation
+from verifier.deriving.learning.evidence import CallEvidence, Inputs, Place, by_slot, slot_names
+from verifier.deriving.learning.generalise import Derivation
 from verifier.torch_internals.names import pytree
 
 __all__ = ["Mutants", "tried_mutants"]
@@ -147,6 +147,8 @@ class _Point:
         inputs, all_ = row
         outputs = [p for p in all_ if p is not None]
         if tuple(place for place, p in enumerate(all_) if p is None) != self.call.absent:
+            return True
+        if len(outputs) > len(self.call.results):
             return True
         ndims = [*zip(inputs, self.call.ndims, strict=True), *zip(outputs, self.call.results, strict=False)]
         if any(isinstance(p, Shard) and not 0 <= p.dim < ndim for p, ndim in ndims):

@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
 from verifier.core.ops import argument_names, resolve
-from verifier.deriving.gradients import gradient_rules
+from verifier.deriving.learning.gradients import gradient_rules
 from verifier.rules.execute import Results
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Candidate, Ledger

@@ -22,7 +22,7 @@ from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample
 from verifier.torch_internals.placements import Placements
 
-__all__ = ["Placed", "gradient_rules"]
+__all__ = ["Placed", "gradient_rules", "has_gradients"]
 
 Placed = tuple[Placement, ...]
 _DRAWS = 3
@@ -82,6 +82,11 @@ def gradient_rules(
                 results = tuple(frozenset({one}) for one in chosen[inputs])
                 made[inputs] = (*results, *map(frozenset, of_slot.values()))
     return tuple(dict.fromkeys(slots.index(names[number]) for number in places)), made
+
+
+def has_gradients(case: OpCase) -> bool:
+    """Return whether a result of a call on plain tensors depends on one of them for autograd."""
+    return bool(_Differentiated(case, MeshSpec((2,)), 0).differentiable)
 
 
 def _best(allowed: frozenset[Placement]) -> Placement:

@@ -15,8 +15,8 @@ from torch.distributed.tensor import Shard
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import resolve
-from verifier.deriving.evidence import CallEvidence, Inputs, described, slot_names
-from verifier.deriving.generalise import DerivedRule, placements_of
+from verifier.deriving.learning.evidence import CallEvidence, Inputs, described, slot_names
+from verifier.deriving.learning.generalise import DerivedRule, placements_of
 from verifier.placements.alphabet import Alphabet
 from verifier.placements.bounds import leaves_a_rank_empty
 from verifier.placements.partials import largest_part

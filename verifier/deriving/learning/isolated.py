@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from verifier.core.errors import ReportedError
-from verifier.deriving.cuts import blocks_of
-from verifier.deriving.evidence import Blocks, CallEvidence, Inputs, evidence_of
-from verifier.deriving.held_out import Asked, Change, Crossed, Here
+from verifier.deriving.learning.cuts import blocks_of
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, evidence_of
+from verifier.deriving.learning.held_out import Asked, Change, Crossed, Here
 from verifier.rules.campaign.work import prepare, samples_of
 from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
 from verifier.rules.options import CheckOptions
@@ -137,7 +137,7 @@ class Samples:
         Parameters
         ----------
         gradients
-            Whether the results are followed by gradients, see :func:`verifier.deriving.evidence.evidence_of`.
+            Whether the results are followed by gradients, see :func:`verifier.deriving.learning.evidence.evidence_of`.
         blocks
             Whether to look for rules that hold where shards begin at multiples of a block.
         """
@@ -163,7 +163,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class _Away:
-    """A sample that refutes rules, in a worker; see :class:`verifier.deriving.held_out.HeldOut`."""
+    """A sample that refutes rules, in a worker; see :class:`verifier.deriving.learning.held_out.HeldOut`."""
 
     samples: Samples
     sample: Listed
