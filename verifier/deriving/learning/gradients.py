@@ -8,6 +8,7 @@ replicated where a result is partial.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -85,8 +86,18 @@ def gradient_rules(
 
 
 def has_gradients(case: OpCase) -> bool:
-    """Return whether a result of a call on plain tensors depends on one of them for autograd."""
-    return bool(_Differentiated(case, MeshSpec((2,)), 0).differentiable)
+    """Return whether autograd finds a gradient of some tensor of a call on plain tensors."""
+    call = LocalCall(case)
+    inputs = [t.detach().requires_grad_(t.is_floating_point() or t.is_complex()) for t in call.tensors]
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")  # torch warns of ops without a formula
+        try:
+            results = [t for t in call(inputs).tensors if t.requires_grad]
+            wanted = [t for t in inputs if t.requires_grad]
+            found = torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
+        except _ERRORS:
+            return False
+    return any(gradient is not None for gradient in found)
 
 
 def _best(allowed: frozenset[Placement]) -> Placement:

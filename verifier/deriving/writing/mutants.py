@@ -17,6 +17,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.core.ops import resolve
 from verifier.deriving.learning.evidence import CallEvidence, Inputs, Place, by_slot, slot_names
 from verifier.deriving.learning.generalise import Derivation
 from verifier.torch_internals.names import pytree
@@ -148,7 +149,7 @@ class _Point:
         outputs = [p for p in all_ if p is not None]
         if tuple(place for place, p in enumerate(all_) if p is None) != self.call.absent:
             return True
-        if len(outputs) > len(self.call.results):
+        if len(outputs) != self._returned:
             return True
         ndims = [*zip(inputs, self.call.ndims, strict=True), *zip(outputs, self.call.results, strict=False)]
         if any(isinstance(p, Shard) and not 0 <= p.dim < ndim for p, ndim in ndims):
@@ -157,7 +158,15 @@ class _Point:
         if allowed is None:
             return False
         # what is only written to has no placement in a strategy
-        return not allowed or not outputs or not all(p in some for p, some in zip(outputs, allowed, strict=False))
+        return not allowed or not all(p in some for p, some in zip(outputs, allowed, strict=False))
+
+    @property
+    def _returned(self) -> int:
+        """The number of results that come back, and of gradients."""
+        returns = resolve(self.call.case.call)._schema.returns  # type: ignore[attr-defined]
+        if any("List" in str(one.type) for one in returns):
+            return len(self.call.results)
+        return len(returns) - len(self.call.absent) + len(self.call.gradients)
 
     def asks_for(self, row: Row) -> bool:
         """Return whether a rule is known to hold here, and has to be listed."""

@@ -77,6 +77,13 @@ class Subject:
             )
         if self.target is Target.LOCAL_MAP and any(argument.alias_info is not None for argument in self.schema):
             raise CannotWriteError(f"{self.op}: it returns or writes to its arguments, which local_map cannot do")
+        given = {slot for call in self.calls for slot in call.slots}
+        keyword = [a.name for a in self.schema if a.kwarg_only and a.name in self.tensors and a.name in given]
+        if keyword and self.target is not Target.LOCAL_MAP:
+            raise CannotWriteError(
+                f"{self.op}: DTensor does not redistribute a tensor that is given by keyword, as {keyword[0]} is, so "
+                "that no strategy of it is right; let it be positional, or use --target local-map"
+            )
         if self.target is Target.REGISTER_SHARDING and (problem := self.not_for_register_sharding()):
             raise CannotWriteError(f"{self.op}: register_sharding cannot place {problem}; use --target single-dim")
 
