@@ -18,11 +18,12 @@ from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
 from verifier.deriving import closing
 from verifier.deriving.closing import Closed
-from verifier.deriving.derive import DeriveRequest, derivation
+from verifier.deriving.derive import Derived, DeriveRequest, derivation
 from verifier.deriving.learning.evidence import CallEvidence, gather
 from verifier.deriving.learning.generalise import Derivation, generalise
 from verifier.deriving.learning.held_out import Here, crossed, refuting
 from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.text import derivation_lines
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import Mutants, tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
@@ -36,6 +37,7 @@ from verifier.torch_internals.names import OpOverload
 aten = torch.ops.aten
 OPTIONS = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), blank=True, cap=1024)
 SIZES = ((5, 7, 4), (2, 3, 5), (6, 4, 9))
+SECONDS = ("deriving", "checking")
 GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
 
 
@@ -502,3 +504,17 @@ def test_a_dim_of_the_result_is_the_one_that_an_argument_names() -> None:
         for dim in (0, 1, 2)
     ]
     assert "R, S(d) -> S(dim_dims[0])" in said(generalise(evidence(*ways)))
+
+
+def test_an_op_without_a_strategy_in_the_gradient_is_to_be_derived_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    raised = "NotImplementedError: Operator mine.scale_backward.default does not have a sharding strategy registered."
+    record = '{"ops": {"mine.scale.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}'
+    said = {"rules": (0, record, ""), "gate": (1, "", f"new CRASH: every rank raised {raised}" + "\nmore" * 20)}
+    monkeypatch.setattr(closing, "_verifier", lambda words: said[words[0]])
+    closed = closing.close("mine.scale.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    assert closed.without_strategy == ("mine.scale_backward.default",)
+    made = Derived("mine.scale.default", (), Derivation((), (), 0), "", "", closed, seconds=dict.fromkeys(SECONDS, 0.0))
+    lines = derivation_lines(made, None)
+    assert any("mine.scale_backward.default" in line and "derive it first" in line for line in lines)

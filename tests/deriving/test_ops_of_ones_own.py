@@ -17,11 +17,11 @@ from torch.distributed.tensor.placement_types import Placement
 from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec
-from verifier.deriving.derive import DeriveRequest, derivation
+from verifier.deriving.derive import DeriveRequest, derivation, derive
 from verifier.deriving.learning.isolated import Workshop
 from verifier.deriving.writing.mutants import tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
-from verifier.deriving.writing.subject import Provenance, Target
+from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
 from verifier.execution.imports import run_imports
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named
@@ -94,12 +94,40 @@ def halved(x: torch.Tensor) -> torch.Tensor:
 halved.register_fake(lambda x: torch.empty_like(x))
 verifier.samples("{space}::halved")(lambda: [(torch.randn(8, 4),)])
 """
+IN_PLACE = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::scale_", mutates_args=("x",))
+def scale_(x: torch.Tensor, factors: torch.Tensor) -> None:
+    x.mul_(factors[:, None])
+
+scale_.register_fake(lambda x, factors: None)
+verifier.samples("{space}::scale_")(lambda: [(torch.randn(6, 4), torch.randn(6))])
+"""
+UNKNOWN_TO_AUTOGRAD = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("doubled(Tensor x) -> Tensor")
+torch.library.impl(library, "doubled", "CompositeExplicitAutograd")(lambda x: x * 2)
+verifier.samples("{space}::doubled")(lambda: [(torch.randn(4, 6),)])
+"""
+BY_KEYWORD = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("weighted(Tensor x, *, Tensor weight) -> Tensor")
+torch.library.impl(library, "weighted", "CompositeExplicitAutograd")(torch.no_grad()(lambda x, *, weight: x * weight))
+verifier.samples("{space}::weighted")(lambda: [(torch.randn(4, 6), {{"weight": torch.randn(6)}})])
+"""
 EXAMPLES = {
     "less_largest": BLOCKS,
     "less_largest_of_full": FULL_BLOCKS,
     "centred": OPTIONAL,
     "blended": LIST,
     "halved": NO_ROWS,
+    "scale_": IN_PLACE,
+    "weighted": BY_KEYWORD,
 }
 
 
@@ -251,3 +279,23 @@ def test_a_list_of_tensors_is_placed_alike(tmp_path: Path) -> None:
     op, code = derived(tmp_path, "lists", "blended", Target.SINGLE_DIM)
     assert "*[Shard(d)] * len(xs)" in code
     assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)", "S(0)"), ("S(1)", "S(1)", "R")}
+
+
+def test_an_op_that_returns_nothing_has_rules_of_its_arguments_alone(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "in_place", "scale_", Target.SINGLE_DIM)
+    assert "rules.append([Shard(d), Shard(d)])" in code
+    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)"), ("S(1)", "R")}
+
+
+@pytest.mark.processes
+def test_an_op_without_a_gradient_formula_loses_gradients_under_any_strategy(tmp_path: Path) -> None:
+    (tmp_path / "unknown_to_autograd.py").write_text(UNKNOWN_TO_AUTOGRAD.format(space="unknown_to_autograd"))
+    run_imports([str(tmp_path / "unknown_to_autograd.py")])
+    with pytest.raises(ValueError, match="has no gradient formula"):
+        derive(DeriveRequest("unknown_to_autograd::doubled", imports=[str(tmp_path / "unknown_to_autograd.py")]), "new")
+
+
+def test_a_tensor_that_is_given_by_keyword_stays_as_it_is_placed(tmp_path: Path) -> None:
+    with pytest.raises(CannotWriteError, match="does not redistribute a tensor that is given by keyword, as weight is"):
+        derived(tmp_path, "by_keyword", "weighted", Target.SINGLE_DIM)
+    derived(tmp_path, "by_keyword_of_locals", "weighted", Target.LOCAL_MAP)

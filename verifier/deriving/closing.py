@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,12 @@ __all__ = ["Closed", "close", "close_by_test"]
 
 _PRODUCTS = "2x2"
 """The mesh on which level 1 tries products of the rules."""
+
+
+_MOST_SHOWN = 6
+"""So many wrong rules are told."""
+_NO_STRATEGY = re.compile(r"Operator (\S+) does not have a sharding strategy registered")
+"""What DTensor says of an op without a strategy."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Closed:
         The exit status of ``gate``, or of the tests, and the last lines that it printed: all if it could not verify.
     mutants
         What the calls say of changes of single lines; None if they were not asked.
+    without_strategy
+        Other ops that ran in the gate, as in the gradient of the op, and that have no strategy.
     """
 
     confirmed: int
@@ -44,6 +53,7 @@ class Closed:
     gate: int
     said: str
     mutants: Mutants | None = None
+    without_strategy: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -81,10 +91,13 @@ def close(
     )
     confirmed, wrong = (sum(len(found[what]) for found in counts) for what in ("confirmed", "wrong"))
     if wrong:
-        return Closed(confirmed, wrong, missing, 1, errors)
+        refuted = [_refuted(one) for found in counts for one in found["wrong"][:_MOST_SHOWN]]
+        return Closed(confirmed, wrong, missing, 1, "\n".join(refuted))
     status, text, errors = _verifier(["gate", *named, *on, *out])
     said = text + errors
-    return Closed(confirmed, wrong, missing, status, said.strip() if status == 2 else _last(said, 12))
+    others = tuple(dict.fromkeys(name for name in _NO_STRATEGY.findall(said) if name != op))
+    shown = said.strip() if status == 2 else _last(said, 12)
+    return Closed(confirmed, wrong, missing, status, shown, without_strategy=others)
 
 
 def close_by_test(test: Path) -> Closed:
@@ -95,6 +108,11 @@ def close_by_test(test: Path) -> Closed:
         sum(map(int, re.findall(rf"(\d+) {what}", done.stdout))) for what in ("passed", "(?:failed|error)")
     )
     return Closed(passed, failed, (), done.returncode, _last(done.stdout + done.stderr, 12))
+
+
+def _refuted(wrong: Mapping[str, Any]) -> str:
+    inputs, outputs = (", ".join(wrong[what]) for what in ("input_placements", "output_placements"))
+    return f"wrong: {inputs} -> {outputs} of {wrong['origin']} on {wrong['mesh']}: {wrong['message']}"
 
 
 def _derived(calls: Sequence[CallEvidence], made: Derivation) -> set[tuple[str, tuple[str, ...]]]:

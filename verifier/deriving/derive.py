@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
@@ -172,21 +174,21 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
         imports=request.imports,
     )  # fmt: skip
     plan = make_rules_plan(asked, Baseline())
+    gradients = request.target is Target.LOCAL_MAP
     options = CheckOptions(
         tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1),
         plan.check.sizes,
         plan.check.seed,
         cap=_CAP,
         blank=True,
-        empty_shards=False,
+        emptied=0 if gradients else 1,  # one element leaves a rank empty on every mesh
     )
     samples = Samples(shop, SamplePool(op, tuple(plan.targets), plan.samples), options)
-    gradients = request.target is Target.LOCAL_MAP
     listed = samples.listed()
     gathered = [_gathered(one, samples, options, gradients) for one in listed if not one.why_not]
     calls = [one[0] for one in gathered if one is not None]
     blocks = {id(call): some for call, some in (one for one in gathered if one is not None) if some}
-    options = replace(options, empty_shards=not gradients)  # local_map is for even shards
+    options = options if gradients else replace(options, emptied=None)  # local_map is for even shards
     if not blocks and not any(call.holding for call in calls):
         why = "; ".join(dict.fromkeys(one.why_not for one in listed if one.why_not)) or (
             f"its calls ended the process {shop.deaths} times" if shop.deaths
@@ -198,7 +200,9 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
     known = {one.origin: one for one in listed}
     options_of_more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
     more = Samples(shop, SamplePool(op, tuple(plan.targets), options_of_more), options)
+    bools = {call.origin for call in calls if torch.bool in call.dtypes}
     held_out = [
+        *(samples.held_out(one) for one in listed if one.origin in bools),
         *(more.held_out(one) for one in more.listed() if one.origin not in known and not one.why_not),
         *(samples.held_out(replace(known[change.origin], change=change)) for change in changes(calls, known)),
     ]

@@ -75,5 +75,10 @@ def derivation_lines(made: Derived, out: Path | None) -> list[str]:
     lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in made.made.unexplained[:5]]
     lines += [f"  missing: {one}" for one in closed.missing[:5]]
     if not closed.passed:
-        return [*lines, *(f"  {line}" for line in closed.said.splitlines()), "not written: the code did not pass"]
+        said = [f"  {line}" for line in closed.said.splitlines()]
+        return [*lines, *said, *map(_advice, closed.without_strategy), "not written: the code did not pass"]
     return [*lines, f"written: {out} and {out.with_name('test_' + out.name)}"] if out is not None else lines
+
+
+def _advice(other: str) -> str:
+    return f"  {other} runs as well, as in the gradient, and has no strategy: derive it first, and --import its file"

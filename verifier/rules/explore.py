@@ -10,7 +10,6 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
-from verifier.placements.bounds import leaves_a_rank_empty
 from verifier.rules.claims import Claim, same_others
 from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import Results, tensor_groups
@@ -113,8 +112,9 @@ class Exploration(SampleOnMesh):
     def _leaves_out(self, combination: Combination) -> bool:
         """Return whether a rank has no element of a sharded dim, and such combinations are not wanted."""
         shards = zip(self.call.tensors, combination, strict=True)
-        return not self.ledger.options.empty_shards and any(
-            isinstance(placement, Shard) and leaves_a_rank_empty(tensor.shape[placement.dim], self.mesh.world_size)
+        options = self.ledger.options
+        return any(
+            isinstance(placement, Shard) and options.leaves_out(tensor.shape[placement.dim], self.mesh.world_size)
             for tensor, (placement,) in shards
         )
 

@@ -268,7 +268,7 @@ def _is_borne_out(candidate: Candidate, options: CheckOptions, shapes: int) -> b
     ``shapes`` is how many shapes the call has: that of a scalar is the same at each size.
     """
     sizes = min(SIZES_FOR_MISSING, options.sizes, shapes)
-    if not options.empty_shards:  # it is left out where a rank would have no elements, such as at small sizes
+    if options.emptied is not None:  # it is left out where a rank would have no elements, such as at small sizes
         sizes = max(1, sizes - 1)
     return (
         candidate.draws >= DRAWS_FOR_MISSING

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Shard
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import resolve
@@ -232,7 +232,7 @@ def _asked(
     """Yield what ``rules`` list for a call on each mesh, where the call and its tensors can be so placed."""
     listed = [(rule, *placed) for rule in rules for placed in placements_of(rule, call)]
     for rule, inputs, outputs in listed:
-        aimed = emptying_meshes(call, inputs) if options.empty_shards and rule.cut is None and not draw else ()
+        aimed = emptying_meshes(call, inputs) if options.emptied is None and rule.cut is None and not draw else ()
         for mesh in (*options.flat, *aimed):
             cut = rule.is_cut_in_blocks(call, inputs, mesh.world_size)
             if cut and not _leaves_out(call, inputs, mesh, options) and _is_legal(call, inputs):
@@ -242,7 +242,7 @@ def _asked(
 def _leaves_out(call: CallEvidence, inputs: Inputs, mesh: MeshSpec, options: CheckOptions) -> bool:
     """Return whether a rank has no elements of a sharded dim, and the rules are not for that."""
     shards = ((p, shape) for p, shape in zip(inputs, call.shapes, strict=True) if p.is_shard())
-    return not options.empty_shards and any(leaves_a_rank_empty(shape[p.dim], mesh.world_size) for p, shape in shards)  # type: ignore[attr-defined]
+    return any(options.leaves_out(shape[p.dim], mesh.world_size) for p, shape in shards)  # type: ignore[attr-defined]
 
 
 def emptying_meshes(call: CallEvidence, inputs: Inputs) -> list[MeshSpec]:
@@ -255,9 +255,12 @@ def emptying_meshes(call: CallEvidence, inputs: Inputs) -> list[MeshSpec]:
 
 
 def _is_legal(call: CallEvidence, inputs: Inputs) -> bool:
-    """Return whether the tensors of a call can be so placed: integers have no average."""
+    """Return whether the tensors of a call can be so placed: integers have no average.
+
+    Where a rule lists a sum of bools, DTensor makes one of a bool that each rank has.
+    """
     return all(
-        placement in Alphabet().placements(len(shape), dtype)
+        placement in Alphabet().placements(len(shape), dtype) or (dtype is torch.bool and placement == Partial())
         for placement, shape, dtype in zip(inputs, call.shapes, call.dtypes, strict=True)
     )
 
