@@ -518,3 +518,19 @@ def test_an_op_without_a_strategy_in_the_gradient_is_to_be_derived_first(
     made = Derived("mine.scale.default", (), Derivation((), (), 0), "", "", closed, seconds=dict.fromkeys(SECONDS, 0.0))
     lines = derivation_lines(made, None)
     assert any("mine.scale_backward.default" in line and "derive it first" in line for line in lines)
+
+
+def test_a_change_to_another_rule_that_holds_as_well_is_none() -> None:
+    calls = evidence(
+        way(aten.neg.default, lambda tensor, a, b, c: (tensor(a, b),)),
+        way(aten.neg.default, lambda tensor, a, b, c: (tensor(a, b, c),)),
+    )
+    kinds = frozenset({Partial("max"), Partial("min")})
+    either = [replace(call, rules={**call.rules, (Partial("max"),): (kinds,)}) for call in calls]
+    rows = ('[Partial("max"), Partial("max")]', '[Partial("min"), Partial("max")]')
+    made = generalise(either)
+    code = code_for(aten.neg.default, either)
+    assert any(row in code for row in rows)
+    assert tried_mutants(code, either, made).survivors == ()
+    only = [replace(call, rules={**call.rules, (Partial("max"),): (frozenset({Partial("min")}),)}) for call in calls]
+    assert tried_mutants(code_for(aten.neg.default, only), only, generalise(only)).survivors == ()

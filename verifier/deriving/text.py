@@ -73,6 +73,8 @@ def derivation_lines(made: Derived, out: Path | None) -> list[str]:
         lines += [f"  told by no call: {one}" for one in survivors[:5]]
         lines += [f"  the code does not say what was derived: {one}" for one in closed.mutants.disagrees[:5]]
     lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in made.made.unexplained[:5]]
+    if made.made.unexplained and not made.op.startswith("aten."):
+        lines.append("  more examples of these calls, with other numbers of dims, may explain what one of them shows")
     lines += [f"  missing: {one}" for one in closed.missing[:5]]
     if not closed.passed:
         said = [f"  {line}" for line in closed.said.splitlines()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from verifier.core.errors import ReportedError
 from verifier.deriving.learning.cuts import blocks_of
-from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, evidence_of
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, evidence_of, leaves_open
 from verifier.deriving.learning.held_out import Asked, Change, Crossed, Here
 from verifier.rules.campaign.work import prepare, samples_of
 from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
@@ -202,6 +202,9 @@ class _Tasks:
     def gathered(self, gradients: bool, blocks: bool) -> Gathered | None:
         check, sample = self.work.check, self.sample
         call = evidence_of(sample, check, gradients, self.enter, self.skip)
+        if call is not None and not gradients and leaves_open(call):  # extents that leave a rank empty at most sizes
+            whole = evidence_of(sample, replace(check, emptied=None), gradients, self.enter, self.skip)
+            call = call if whole is None else replace(call, rules={**whole.holding, **call.rules})
         if call is None or call.rare or not blocks or _BLOCKS in self.skip:
             return None if call is None else (call, {})
         with torch.no_grad():

@@ -38,6 +38,8 @@ Row = tuple[Inputs, tuple[Placement | None, ...]]
 class Mutants:
     """How many changes were tried, and the lines and changes that no call tells.
 
+    A change that lists other rules in the place of some, which hold for all calls as well, is none.
+
     Parameters
     ----------
     disagrees
@@ -71,8 +73,10 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
     survivors = []
     tried = 0
     for text, changed in _changes(module, function):
-        tried += 1
         other = _compiled(changed, function.name)
+        if _is_as_good(points, listed, other):
+            continue
+        tried += 1
         if not any(_tells(point, rows, other) for point, rows in zip(points, listed, strict=True)):
             survivors.append(text)
     return Mutants(tried, tuple(survivors), tuple(disagrees))
@@ -168,6 +172,10 @@ class _Point:
             return len(self.call.results)
         return len(returns) - len(self.call.absent) + len(self.call.gradients)
 
+    def bears_out(self, row: Row) -> bool:
+        """Return whether a rule is known to hold here."""
+        return bool(self.known.get(row[0])) and not self.refutes(row)
+
     def asks_for(self, row: Row) -> bool:
         """Return whether a rule is known to hold here, and has to be listed."""
         return not self.call.rare and bool(self.known.get(row[0])) and any(p != Replicate() for p in row[0])
@@ -193,6 +201,21 @@ def _points_of_blocks(calls: Sequence[CallEvidence], made: Derivation) -> Iterat
 def _refuted_in_blocks(call: CallEvidence, made: Derivation) -> dict[Inputs, tuple[frozenset[Placement], ...]]:
     """Return what does not hold where shards begin at multiples of a block either."""
     return {inputs: () for inputs, some in call.rules.items() if not some and inputs not in made.blocks[id(call)]}
+
+
+def _is_as_good(points: Sequence[_Point], listed: Sequence[set[Row]], other: Callable[..., Any]) -> bool:
+    """Return whether a changed function lists other results for the same placements, which are known to hold, too."""
+    changes = False
+    for point, before in zip(points, listed, strict=True):
+        try:
+            rows = set(point.rows(other))
+        except Exception:  # noqa: BLE001 - a changed function may raise anything
+            return False
+        same = len(rows) == len(before) and {row[0] for row in rows} == {row[0] for row in before}
+        if not same or not all(point.bears_out(row) for row in rows - before):
+            return False
+        changes |= rows != before
+    return changes
 
 
 def _tells(point: _Point, listed: set[Row], other: Callable[..., Any]) -> bool:
