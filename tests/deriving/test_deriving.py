@@ -17,6 +17,7 @@ from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
 from verifier.deriving import closing
+from verifier.deriving import derive as deriving
 from verifier.deriving.closing import Closed
 from verifier.deriving.derive import Derived, DeriveRequest, derivation
 from verifier.deriving.learning.evidence import CallEvidence, gather
@@ -534,3 +535,50 @@ def test_a_change_to_another_rule_that_holds_as_well_is_none() -> None:
     assert tried_mutants(code, either, made).survivors == ()
     only = [replace(call, rules={**call.rules, (Partial("max"),): (frozenset({Partial("min")}),)}) for call in calls]
     assert tried_mutants(code_for(aten.neg.default, only), only, generalise(only)).survivors == ()
+
+
+FAILED = (
+    "  NEW 25b6 CRASH\n    in m.f.default(x=f64[5, 1] {placement}) on mesh ({ranks},), backend gloo, during forward\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("placement", "ranks", "uneven"), [("S(0)", 4, True), ("S(0)", 5, False), ("R", 4, False), ("S(1)", 2, True)]
+)
+def test_uneven_shards_alone_are_told_from_other_failures(
+    placement: str, ranks: int, uneven: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    record = '{"ops": {"m.f.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}'
+    said = {"rules": (0, record, ""), "gate": (1, FAILED.format(placement=placement, ranks=ranks), "")}
+    monkeypatch.setattr(closing, "_verifier", lambda words: said[words[0]])
+    closed = closing.close("m.f.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    assert closed.only_uneven == uneven
+    found = {"mesh": str(ranks), "input_placements": [placement], "output_placements": [placement], "shapes": [[5, 1]]}
+    wrong = {"ops": {"f": {"confirmed": [], "wrong": [found | {"origin": "f", "message": "no rows"}], "missing": []}}}
+    said["rules"] = (1, json.dumps(wrong), "")
+    closed = closing.close("m.f.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    assert closed.only_uneven == uneven
+    assert "no rows" in closed.said
+
+
+def test_code_that_uneven_shards_alone_refute_is_checked_again_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[str, DeriveRequest]] = []
+
+    def check(code: str, op: object, calls: object, made: object, request: DeriveRequest, module: str) -> Closed:
+        checked.append((code, request))
+        uneven = "allow_uneven_sharding=True" in code
+        return Closed(1, 0, (), int(uneven), "", only_uneven=only_uneven)
+
+    calls = evidence(way(aten.neg.default, lambda tensor, a, b, c: (tensor(a, b),)))
+    monkeypatch.setattr(deriving, "_checked", check)
+    monkeypatch.setattr(deriving, "derivation", lambda request: (calls, generalise(calls)))
+    only_uneven = True
+    made = deriving.derive(DeriveRequest("aten.neg.default"), "new")
+    assert "allow_uneven_sharding=False" in made.code
+    assert [(request.world_sizes, [*request.meshes]) for _, request in checked] == [
+        ("2,3", ["2", "3", "2x2"]), ("2,3,4", ["2", "3", "2x2", "4"])
+    ]  # fmt: skip
+    only_uneven = False
+    made = deriving.derive(DeriveRequest("aten.neg.default"), "new")
+    assert not made.closed.passed
+    assert len(checked) == 3

@@ -113,7 +113,7 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     mutants = tried_mutants(code, calls, made)
     seconds = {"deriving": time.perf_counter() - started}
     closed = _checked(code, op, calls, made, request, module)
-    if not closed.passed and request.target is Target.SINGLE_DIM:
+    if not closed.passed and closed.only_uneven and request.target is Target.SINGLE_DIM:
         other = strategy_text(op, calls, made, request.target, given, uneven=False)
         again = _checked(other, op, calls, made, _on_four_ranks(request), module)
         if again.passed:
