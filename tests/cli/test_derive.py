@@ -103,6 +103,12 @@ def test_a_wrong_strategy_does_not_pass(tmp_path: Path) -> None:
         (["cumsum"], "'cumsum' does not name an op"),
         (["aten.neg", "--out", "strategy.txt"], "--out strategy.txt: the strategy is a module"),
         (["aten.neg", "--out", "no_folder/strategy.py"], "--out no_folder/strategy.py: there is no folder no_folder"),
+        (
+            ["aten.neg", "--import", "my_op.py", "--out", "my_op.py"],
+            "--out my_op.py: this would write over",
+        ),
+        (["mine::scale"], "no op mine::scale is registered; --import the file or module that defines it"),
+        (["aten.cat.out"], "aten.cat.out: DTensor makes the strategy of an overload with out= from its base overload"),
         (["aten.neg", "--world-size", "1"], "--world-size 1: level 1 checks meshes of 2 to 16 ranks"),
         (["aten.neg", "--mesh", "2y"], "mesh '2y' is not a shape"),
         (["aten.neg", "--torch", "2.1"], "--torch 2.1: the code is checked with the torch that runs, 2."),

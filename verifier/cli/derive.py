@@ -55,6 +55,11 @@ def derive(
         raise ValueError(f"--out {out}: the strategy is a module, so give a file name such as my_strategy.py")
     if out is not None and not out.parent.is_dir():  # deriving takes a minute, and would be lost
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    if out is not None:
+        written = [one.resolve() for one in (out, out.with_name(f"test_{out.name}"))]
+        for name in imports or ():
+            if name.endswith(".py") and Path(name).resolve() in written:
+                raise ValueError(f"--out {out}: this would write over the file of --import {name}")
     running = version("torch")
     if torch is not None and not f"{running.partition('+')[0]}.".startswith(f"{torch}."):
         raise ValueError(

@@ -24,7 +24,7 @@ from verifier.deriving.learning.isolated import Gathered, Listed, SamplePool, Sa
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
-from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
+from verifier.deriving.writing.subject import Provenance, Subject, Target
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
 from verifier.planning.own_samples import callable_of, overload_named
@@ -94,8 +94,7 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     for mesh in request.meshes:
         MeshSpec.parse(mesh)
     function = callable_of(str(op))
-    if function and request.target is not Target.LOCAL_MAP:
-        raise CannotWriteError(f"{function} is a function and no op, so it has no strategy; use --target local-map")
+    Subject(op, (), request.target)  # what cannot be written is not derived
     calls, made = derivation(request)
     if request.target is not Target.LOCAL_MAP and not has_gradient_formula(op) and has_gradients(calls[0].case):
         raise ValueError(
@@ -195,7 +194,7 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
             else "in none of its calls enough draws say something" if listed
             else "no call of it has samples; DTensor may see other ops in its place, of which it is made"
         )  # fmt: skip
-        raise ValueError(f"nothing can be derived for {op}: {why}")
+        raise ValueError(f"nothing can be derived for {op}: {why}{_other_overloads(op)}")
     made = generalise(calls, blocks)
     known = {one.origin: one for one in listed}
     options_of_more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
@@ -216,6 +215,18 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
         calls += found
         made = generalise(calls, blocks)
     return calls, made
+
+
+def _other_overloads(op: str) -> str:
+    """Return the other overloads of an op with the name ``default``, which a user may have meant; empty if none."""
+    base, _, name = op.rpartition(".")
+    packet = overload_named(op).overloadpacket
+    others = [
+        one for one in packet.overloads()
+        if one != name and "out" not in one
+        and any("Tensor" in str(argument.type) for argument in getattr(packet, one)._schema.arguments)
+    ]  # fmt: skip
+    return f"; its other overloads are {', '.join(f'{base}.{one}' for one in others)}" if others else ""
 
 
 def _gathered(sample: Listed, samples: Samples, options: CheckOptions, gradients: bool) -> Gathered | None:
