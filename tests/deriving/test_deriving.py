@@ -582,3 +582,17 @@ def test_code_that_uneven_shards_alone_refute_is_checked_again_without_them(monk
     made = deriving.derive(DeriveRequest("aten.neg.default"), "new")
     assert not made.closed.passed
     assert len(checked) == 3
+
+
+def test_a_condition_on_a_list_is_one_on_its_first_tensor() -> None:
+    def bools(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int) -> tuple[object, ...]:
+        return ([tensor(a, b) > 0, tensor(a, b) > 0],)
+
+    calls = evidence(
+        way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)],)),
+        way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b, c), tensor(a, b, c)],)),
+    )
+    of_bools = [replace(call, rules={(Partial(),): ()}, rare=True) for call in evidence(way(aten.cat.default, bools))]
+    code = code_for(aten.cat.default, [*calls, *of_bools])
+    assert "if tensors[0].dtype.is_floating_point:" in code
+    assert tried_mutants(code, [*calls, *of_bools], generalise([*calls, *of_bools])).disagrees == ()

@@ -73,8 +73,8 @@ class Body:
         block.
         """
         rule = rules[0]
-        tests = [test for test in rule.tests if not test.of_call]
-        outer = [test.text for test in rule.tests if test.of_call]
+        tests = [self._of_first(test.text) for test in rule.tests if not test.of_call]
+        outer = [self._of_first(test.text) for test in rule.tests if test.of_call]
         for name in self.subject.tensors:
             if there := self.subject.is_there(name):
                 outer.append(
@@ -91,7 +91,7 @@ class Body:
         if rule.pivot is not None:
             lines.append(f"{indent}for d in range({rule.slots[rule.pivot]}_ndim):")
             indent += "    "
-            texts = [test.text for test in tests]
+            texts = list(tests)
             if rule.cut is not None and not in_blocks:
                 texts.append(self._begins_at_multiples(rule, rule.cut))
             if texts:
@@ -101,6 +101,12 @@ class Body:
             *lines,
             *(f"{indent}rules.append({self._in_blocks(one) if in_blocks else self._row(one)})" for one in rules),
         ]
+
+    def _of_first(self, condition: str) -> str:
+        """Return a condition on a slot as code: of a list it is one on its first tensor."""
+        for name in self.subject.lists:
+            condition = re.sub(rf"\b{name}\.(shape|dtype)\b", rf"{name}[0].\1", condition)
+        return condition
 
     def _in_blocks(self, rule: DerivedRule) -> str:
         """Return a rule with the number of the tensor that is cut at multiples of a block, its dim, and the block."""
