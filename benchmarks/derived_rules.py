@@ -36,9 +36,10 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.deriving.derive import DeriveRequest, derivation
-from verifier.deriving.emit import Provenance, Target, strategy_text
-from verifier.deriving.evidence import CallEvidence, by_slot, slot_names
-from verifier.deriving.isolated import Workshop
+from verifier.deriving.learning.evidence import CallEvidence, by_slot, slot_names
+from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.writing.strategy import strategy_text
+from verifier.deriving.writing.subject import Provenance, Target
 from verifier.planning.own_samples import overload_named
 from verifier.rules.claims import claims_of
 
@@ -83,9 +84,9 @@ def compare(op: str, max_samples: int) -> Comparison:
     started, cpu, shop = time.perf_counter(), time.process_time(), Workshop()
     try:
         with shop:
-            calls, made, uneven = derivation(DeriveRequest(op, max_samples=max_samples), shop)
+            calls, made = derivation(DeriveRequest(op, max_samples=max_samples), shop)
         given = Provenance("", "", "", "", 0, "derive")
-        code = strategy_text(overload_named(op), calls, made, Target.SINGLE_DIM, given, uneven)
+        code = strategy_text(overload_named(op), calls, made, Target.SINGLE_DIM, given)
     except ValueError as error:
         row.error = str(error)
         return row

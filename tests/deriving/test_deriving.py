@@ -17,15 +17,18 @@ from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
 from verifier.deriving import closing
+from verifier.deriving import derive as deriving
 from verifier.deriving.closing import Closed
-from verifier.deriving.derive import DeriveRequest, derivation
-from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text
-from verifier.deriving.emitted_tests import text_of_test
-from verifier.deriving.evidence import CallEvidence, gather
-from verifier.deriving.generalise import Derivation, generalise
-from verifier.deriving.held_out import Here, crossed, refuting
-from verifier.deriving.isolated import Workshop
-from verifier.deriving.mutants import Mutants, tried_mutants
+from verifier.deriving.derive import Derived, DeriveRequest, derivation
+from verifier.deriving.learning.evidence import CallEvidence, gather
+from verifier.deriving.learning.generalise import Derivation, generalise
+from verifier.deriving.learning.held_out import Here, crossed, refuting
+from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.text import derivation_lines
+from verifier.deriving.writing.emitted_tests import text_of_test
+from verifier.deriving.writing.mutants import Mutants, tried_mutants
+from verifier.deriving.writing.strategy import strategy_text
+from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named, sampled_ops, samples
 from verifier.rules.options import CheckOptions
@@ -35,6 +38,7 @@ from verifier.torch_internals.names import OpOverload
 aten = torch.ops.aten
 OPTIONS = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), blank=True, cap=1024)
 SIZES = ((5, 7, 4), (2, 3, 5), (6, 4, 9))
+SECONDS = ("deriving", "checking")
 GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
 
 
@@ -84,7 +88,7 @@ def said(made: Derivation) -> set[str]:
 
 
 def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
-    calls, made, _ = derivation(DeriveRequest("aten.trace", max_samples=2), Workshop(jobs=0))
+    calls, made = derivation(DeriveRequest("aten.trace", max_samples=2), Workshop(jobs=0))
     assert {call.source for call in calls if not call.rare}
     assert {"P(sum) -> P(sum)", "P(avg) -> P(avg)"} <= said(made)
     assert not any(rule.startswith("S(") for rule in said(made))
@@ -169,7 +173,7 @@ def test_calls_of_rare_classes_refute_rules_and_need_no_explanation() -> None:
 @pytest.mark.parametrize("target", [Target.SINGLE_DIM, Target.REGISTER_SHARDING])
 def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> None:
     calls = reductions()
-    code = strategy_text(aten.sum.dim_IntList, calls, generalise(calls), target, GIVEN, uneven=True)
+    code = strategy_text(aten.sum.dim_IntList, calls, generalise(calls), target, GIVEN)
     assert len([line for line in code.splitlines() if line.startswith("#")]) <= 10
     scope: dict[str, object] = {}
     exec(compile(code, "derived.py", "exec"), scope)
@@ -199,7 +203,7 @@ def test_a_test_imports_what_defines_the_op_wherever_it_is(tmp_path: Path, monke
 @pytest.mark.usefixtures("rules_taken_back")
 def test_arguments_that_have_the_name_of_a_builtin_do_not_hide_it() -> None:
     calls = evidence(way(aten.topk.default, lambda tensor, a, b, c: (tensor(a, b), 2, 1, True, True)))
-    code = strategy_text(aten.topk.default, calls, generalise(calls), Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(aten.topk.default, calls, generalise(calls), Target.SINGLE_DIM, GIVEN)
     scope: dict[str, object] = {}
     exec(compile(code, "derived.py", "exec"), scope)
     rules = scope["aten_topk_rules"]
@@ -210,13 +214,13 @@ def test_arguments_that_have_the_name_of_a_builtin_do_not_hide_it() -> None:
 def test_what_a_way_of_registering_cannot_say_is_refused() -> None:
     calls = evidence(way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)], 0)))
     made = generalise(calls)
-    code = strategy_text(aten.cat.default, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(aten.cat.default, calls, made, Target.SINGLE_DIM, GIVEN)
     assert "*[Shard(d)] * len(tensors)" in code
     assert "needs_pytree=True" in code
     with pytest.raises(CannotWriteError, match="register_sharding cannot place the list tensors"):
-        strategy_text(aten.cat.default, calls, made, Target.REGISTER_SHARDING, GIVEN, uneven=True)
+        strategy_text(aten.cat.default, calls, made, Target.REGISTER_SHARDING, GIVEN)
     with pytest.raises(CannotWriteError, match="with out= from its base"):
-        strategy_text(aten.cat.out, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+        strategy_text(aten.cat.out, calls, made, Target.SINGLE_DIM, GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +329,7 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     ]
     calls = list(gather(ways, replace(OPTIONS, meshes=OPTIONS.meshes[:1]), gradients=True))
     made = generalise(calls)
-    code = strategy_text(op, calls, made, Target.LOCAL_MAP, GIVEN, uneven=False)
+    code = strategy_text(op, calls, made, Target.LOCAL_MAP, GIVEN)
     scope: dict[str, Any] = {}
     exec(compile(code, "derived.py", "exec"), scope)
     name = f"{__name__}.weighted".replace(".", "_")
@@ -341,7 +345,7 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     with pytest.raises(ValueError, match=r"no function .*weighed has samples; did you mean '.*weighted'"):
         overload_named(f"{__name__}.weighed")
     with pytest.raises(CannotWriteError, match="is a function and no op"):
-        strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+        strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +419,7 @@ def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
 def test_calls_tell_each_changed_line_of_a_derived_function() -> None:
     calls = reductions()
     made = generalise(calls)
-    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN)
     assert tried_mutants(code, calls, made).survivors == ()
     few = [call for call in calls if call.values["keepdim"]]
     survivors = tried_mutants(code, few, made).survivors
@@ -425,7 +429,7 @@ def test_calls_tell_each_changed_line_of_a_derived_function() -> None:
 def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> None:
     calls = reductions()
     made = generalise(calls)
-    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN)
     mutants = tried_mutants(code.replace("if d not in dim_dims", "if True"), calls, made)
     assert any("which does not hold" in one for one in mutants.disagrees)
     assert not Closed(1, 0, (), 0, "", mutants).passed
@@ -436,7 +440,7 @@ def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> N
 # ---------------------------------------------------------------------------------------------------- dims of arguments
 def code_for(op: OpOverload, calls: list[CallEvidence]) -> str:
     made = generalise(calls)
-    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven=True)
+    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN)
     assert tried_mutants(code, calls, made).disagrees == ()
     return code
 
@@ -501,3 +505,94 @@ def test_a_dim_of_the_result_is_the_one_that_an_argument_names() -> None:
         for dim in (0, 1, 2)
     ]
     assert "R, S(d) -> S(dim_dims[0])" in said(generalise(evidence(*ways)))
+
+
+def test_an_op_without_a_strategy_in_the_gradient_is_to_be_derived_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    raised = "NotImplementedError: Operator mine.scale_backward.default does not have a sharding strategy registered."
+    record = '{"ops": {"mine.scale.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}'
+    said = {"rules": (0, record, ""), "gate": (1, "", f"new CRASH: every rank raised {raised}" + "\nmore" * 20)}
+    monkeypatch.setattr(closing, "_verifier", lambda words: said[words[0]])
+    closed = closing.close("mine.scale.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    assert closed.without_strategy == ("mine.scale_backward.default",)
+    made = Derived("mine.scale.default", (), Derivation((), (), 0), "", "", closed, seconds=dict.fromkeys(SECONDS, 0.0))
+    lines = derivation_lines(made, None)
+    assert any("mine.scale_backward.default" in line and "derive it first" in line for line in lines)
+
+
+def test_a_change_to_another_rule_that_holds_as_well_is_none() -> None:
+    calls = evidence(
+        way(aten.neg.default, lambda tensor, a, b, c: (tensor(a, b),)),
+        way(aten.neg.default, lambda tensor, a, b, c: (tensor(a, b, c),)),
+    )
+    kinds = frozenset({Partial("max"), Partial("min")})
+    either = [replace(call, rules={**call.rules, (Partial("max"),): (kinds,)}) for call in calls]
+    rows = ('[Partial("max"), Partial("max")]', '[Partial("min"), Partial("max")]')
+    made = generalise(either)
+    code = code_for(aten.neg.default, either)
+    assert any(row in code for row in rows)
+    assert tried_mutants(code, either, made).survivors == ()
+    only = [replace(call, rules={**call.rules, (Partial("max"),): (frozenset({Partial("min")}),)}) for call in calls]
+    assert tried_mutants(code_for(aten.neg.default, only), only, generalise(only)).survivors == ()
+
+
+FAILED = (
+    "  NEW 25b6 CRASH\n    in m.f.default(x=f64[5, 1] {placement}) on mesh ({ranks},), backend gloo, during forward\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("placement", "ranks", "uneven"), [("S(0)", 4, True), ("S(0)", 5, False), ("R", 4, False), ("S(1)", 2, True)]
+)
+def test_uneven_shards_alone_are_told_from_other_failures(
+    placement: str, ranks: int, uneven: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    record = '{"ops": {"m.f.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}'
+    said = {"rules": (0, record, ""), "gate": (1, FAILED.format(placement=placement, ranks=ranks), "")}
+    monkeypatch.setattr(closing, "_verifier", lambda words: said[words[0]])
+    closed = closing.close("m.f.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    assert closed.only_uneven == uneven
+    found = {"mesh": str(ranks), "input_placements": [placement], "output_placements": [placement], "shapes": [[5, 1]]}
+    wrong = {"ops": {"f": {"confirmed": [], "wrong": [found | {"origin": "f", "message": "no rows"}], "missing": []}}}
+    said["rules"] = (1, json.dumps(wrong), "")
+    closed = closing.close("m.f.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    assert closed.only_uneven == uneven
+    assert "no rows" in closed.said
+
+
+def test_code_that_uneven_shards_alone_refute_is_checked_again_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[str, DeriveRequest]] = []
+
+    def check(code: str, op: object, calls: object, made: object, request: DeriveRequest, module: str) -> Closed:
+        checked.append((code, request))
+        uneven = "allow_uneven_sharding=True" in code
+        return Closed(1, 0, (), int(uneven), "", only_uneven=only_uneven)
+
+    calls = evidence(way(aten.neg.default, lambda tensor, a, b, c: (tensor(a, b),)))
+    monkeypatch.setattr(deriving, "_checked", check)
+    monkeypatch.setattr(deriving, "derivation", lambda request: (calls, generalise(calls)))
+    only_uneven = True
+    made = deriving.derive(DeriveRequest("aten.neg.default"), "new")
+    assert "allow_uneven_sharding=False" in made.code
+    assert [(request.world_sizes, [*request.meshes]) for _, request in checked] == [
+        ("2,3", ["2", "3", "2x2"]), ("2,3,4", ["2", "3", "2x2", "4"])
+    ]  # fmt: skip
+    only_uneven = False
+    made = deriving.derive(DeriveRequest("aten.neg.default"), "new")
+    assert not made.closed.passed
+    assert len(checked) == 3
+
+
+def test_a_condition_on_a_list_is_one_on_its_first_tensor() -> None:
+    def bools(tensor: Callable[..., torch.Tensor], a: int, b: int, c: int) -> tuple[object, ...]:
+        return ([tensor(a, b) > 0, tensor(a, b) > 0],)
+
+    calls = evidence(
+        way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)],)),
+        way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b, c), tensor(a, b, c)],)),
+    )
+    of_bools = [replace(call, rules={(Partial(),): ()}, rare=True) for call in evidence(way(aten.cat.default, bools))]
+    code = code_for(aten.cat.default, [*calls, *of_bools])
+    assert "if tensors[0].dtype.is_floating_point:" in code
+    assert tried_mutants(code, [*calls, *of_bools], generalise([*calls, *of_bools])).disagrees == ()

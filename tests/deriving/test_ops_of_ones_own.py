@@ -17,10 +17,11 @@ from torch.distributed.tensor.placement_types import Placement
 from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec
-from verifier.deriving.derive import DeriveRequest, derivation
-from verifier.deriving.emit import Provenance, Target, strategy_text
-from verifier.deriving.isolated import Workshop
-from verifier.deriving.mutants import tried_mutants
+from verifier.deriving.derive import DeriveRequest, derivation, derive
+from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.writing.mutants import tried_mutants
+from verifier.deriving.writing.strategy import strategy_text
+from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
 from verifier.execution.imports import run_imports
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named
@@ -33,12 +34,12 @@ from verifier.rules.samples import Target as OpTarget
 HERE = Workshop(jobs=0)
 """Ops that a test defines are not known in a worker."""
 GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
-BLOCKS = """
+MOST_BLOCKS = """
 import torch, verifier
 
 @torch.library.custom_op("{space}::less_largest", mutates_args=())
 def less_largest(x: torch.Tensor) -> torch.Tensor:
-    blocks = x.reshape(x.shape[0], -1, 32)  # each with a scale of its own
+    blocks = x.reshape(x.shape[0], {blocks}, 32)  # each with a scale of its own
     return (blocks - blocks.amax(-1, keepdim=True)).reshape(x.shape)
 
 less_largest.register_fake(lambda x: torch.empty_like(x))
@@ -69,6 +70,8 @@ def fragile(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 fragile.register_fake(lambda x, y: {fake})
 verifier.samples("{space}::fragile")(lambda: [(torch.randn(6, 4), torch.randn(6, 4))])
 """
+BLOCKS = MOST_BLOCKS.format(space="{space}", blocks="x.shape[1] // 32")
+FULL_BLOCKS = MOST_BLOCKS.format(space="{space}", blocks="-1")  # refuses a tensor without elements
 LIST = """
 import torch, verifier
 
@@ -79,7 +82,53 @@ def blended(xs: list[torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
 blended.register_fake(lambda xs, weight: torch.empty_like(xs[0]))
 verifier.samples("{space}::blended")(lambda: [([torch.randn(6, 4), torch.randn(6, 4)], torch.randn(6))])
 """
-EXAMPLES = {"less_largest": BLOCKS, "centred": OPTIONAL, "blended": LIST}
+NO_ROWS = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    if not x.shape[0]:
+        raise RuntimeError("no rows")
+    return x / 2
+
+halved.register_fake(lambda x: torch.empty_like(x))
+verifier.samples("{space}::halved")(lambda: [(torch.randn(8, 4),)])
+"""
+IN_PLACE = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::scale_", mutates_args=("x",))
+def scale_(x: torch.Tensor, factors: torch.Tensor) -> None:
+    x.mul_(factors[:, None])
+
+scale_.register_fake(lambda x, factors: None)
+verifier.samples("{space}::scale_")(lambda: [(torch.randn(6, 4), torch.randn(6))])
+"""
+UNKNOWN_TO_AUTOGRAD = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("doubled(Tensor x) -> Tensor")
+torch.library.impl(library, "doubled", "CompositeExplicitAutograd")(lambda x: x * 2)
+verifier.samples("{space}::doubled")(lambda: [(torch.randn(4, 6),)])
+"""
+BY_KEYWORD = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("weighted(Tensor x, *, Tensor weight) -> Tensor")
+torch.library.impl(library, "weighted", "CompositeExplicitAutograd")(torch.no_grad()(lambda x, *, weight: x * weight))
+verifier.samples("{space}::weighted")(lambda: [(torch.randn(4, 6), {{"weight": torch.randn(6)}})])
+"""
+EXAMPLES = {
+    "less_largest": BLOCKS,
+    "less_largest_of_full": FULL_BLOCKS,
+    "centred": OPTIONAL,
+    "blended": LIST,
+    "halved": NO_ROWS,
+    "scale_": IN_PLACE,
+    "weighted": BY_KEYWORD,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -93,20 +142,20 @@ def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, s
     file = folder / f"{space}_{name}.py"
     file.write_text(EXAMPLES[name].format(space=space))
     run_imports([str(file)])
-    op = overload_named(f"{space}::{name}")
+    op = overload_named(f"{space}::{name.removesuffix('_of_full')}")
     request = DeriveRequest(str(op), target, max_samples=4)
-    calls, made, uneven = derivation(request, HERE)
-    code = strategy_text(op, calls, made, target, GIVEN, uneven)
+    calls, made = derivation(request, HERE)
+    code = strategy_text(op, calls, made, target, GIVEN)
     mutants = tried_mutants(code, calls, made)
     assert mutants.tried > 4
     assert (mutants.survivors, mutants.disagrees) == ((), ())
     return str(op), code
 
 
-def closed(op: str, code: str) -> list[SampleReport]:
-    """Return what level 1 says of the op under the strategy in ``code``, on 2 and 3 ranks and 2x2."""
+def closed(op: str, code: str, *more: str) -> list[SampleReport]:
+    """Return what level 1 says of the op under the strategy in ``code``, on 2 and 3 ranks, 2x2, and more meshes."""
     exec(compile(code, "derived.py", "exec"), {})
-    meshes = tuple(MeshSpec.parse(text) for text in ("2", "3", "2x2"))
+    meshes = tuple(MeshSpec.parse(text) for text in ("2", "3", "2x2", *more))
     options = SampleOptions(max_samples=4)
     samples = installed_sources()["own"].samples(OpTarget(op, "own", op), options)
     return [check_sample(sample, CheckOptions(meshes, samples_called_again=0)) for sample in samples]
@@ -117,9 +166,11 @@ def confirmed(reports: Sequence[SampleReport]) -> set[Rule]:
     return set().union(*(report.confirmed for report in reports))
 
 
-def test_a_rule_holds_where_the_cut_falls_on_a_multiple_of_32(tmp_path: Path) -> None:
-    op, code = derived(tmp_path, "in_blocks", "less_largest", Target.REGISTER_SHARDING)
+@pytest.mark.parametrize("name", ["less_largest", "less_largest_of_full"])
+def test_a_rule_holds_where_the_cut_falls_on_a_multiple_of_32(name: str, tmp_path: Path) -> None:
+    op, code = derived(tmp_path, f"in_blocks_{name}", name, Target.REGISTER_SHARDING)
     assert "_begin_at_multiples(x, d, 32)" in code
+    assert ("_each_rank_has_elements(x, d)" in code) == (name == "less_largest_of_full")
     reports = closed(op, code)
     assert {rule.inputs for rule in confirmed(reports)} >= {("S(0)",), ("S(1)",)}
     at_any_cut = code.replace("length % block == 0", "True").replace("extent % (block * math.prod(sizes)) == 0", "True")
@@ -139,6 +190,38 @@ def test_a_way_of_registering_that_sees_no_mesh_says_what_it_leaves_out(tmp_path
         assert found >= in_blocks
 
 
+def test_a_rule_of_ranks_that_have_elements_is_left_out_where_nothing_sees_their_number(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "no_rows_unseen", "halved", Target.SINGLE_DIM)
+    if torch_is("<2.14"):
+        said = " ".join(line.removeprefix("# ") for line in code.splitlines())
+        assert "holds where each rank has elements of x" in said
+        assert "--target register-sharding does" in said
+    found = {rule.inputs for rule in confirmed(closed(op, code, "4"))}
+    assert ("S(1)",) in found
+    if torch_is("<2.14"):
+        assert ("S(0)",) not in found
+
+
+def test_a_rule_of_ranks_that_have_elements_says_so_where_the_mesh_is_seen(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "no_rows_seen", "halved", Target.REGISTER_SHARDING)
+    assert "_each_rank_has_elements(x, d)" in code
+    found = {rule.inputs for rule in confirmed(closed(op, code, "4"))}
+    assert {("S(0)",), ("S(1)",)} <= found
+    on_any = code.replace("_each_rank_has_elements(x, d)", "True")
+    wrong = [one.rule.inputs for report in closed(op, on_any, "4") for one in report.wrong]
+    assert ("S(0)",) in wrong
+
+
+def test_fewer_elements_than_ranks_are_not_all_that_leaves_a_rank_empty(tmp_path: Path) -> None:
+    """DTensor uses a rule for five rows on four ranks, whatever a strategy says of uneven shards."""
+    op, code = derived(tmp_path, "five_on_four", "halved", Target.SINGLE_DIM)
+    with_rows = code.replace("    return rules\n", "    rules.append([Shard(0), Shard(0)])\n    return rules\n", 1)
+    forbidden = with_rows.replace("allow_uneven_sharding=True", "allow_uneven_sharding=False")
+    assert forbidden != with_rows != code
+    wrong = [one for report in closed(op, forbidden, "4") for one in report.wrong]
+    assert {one.rule.inputs for one in wrong} == {("S(0)",)}
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(("space", "fake"), [("checked", "x + y"), ("unchecked", "torch.empty_like(x)")])
 def test_an_op_that_ends_its_process_costs_the_placements_that_do_so(tmp_path: Path, space: str, fake: str) -> None:
@@ -147,7 +230,7 @@ def test_an_op_that_ends_its_process_costs_the_placements_that_do_so(tmp_path: P
     run_imports([str(file)])
     request = DeriveRequest(f"{space}::fragile", imports=[str(file)], max_samples=1)
     with Workshop(request.imports) as shop:
-        calls, made, _ = derivation(request, shop)
+        calls, made = derivation(request, shop)
         assert shop.deaths
     (call,) = [call for call in calls if not call.rare]
     assert not call.rules.get((Shard(0), Replicate()))
@@ -162,8 +245,8 @@ def test_a_filter_keeps_products_that_are_cut_in_blocks(tmp_path: Path) -> None:
     (tmp_path / "filtered.py").write_text(BLOCKS.format(space="filtered"))
     run_imports([str(tmp_path / "filtered.py")])
     op = overload_named("filtered::less_largest")
-    calls, made, uneven = derivation(DeriveRequest(str(op), max_samples=2), HERE)
-    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, uneven, filters=True)
+    calls, made = derivation(DeriveRequest(str(op), max_samples=2), HERE)
+    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, filters=True)
     assert "full_mesh_strategy_filter=filtered_less_largest_filter," in code
     body = ast.parse(code)
     body.body = [node for node in body.body if not getattr(node, "decorator_list", None)]
@@ -196,3 +279,23 @@ def test_a_list_of_tensors_is_placed_alike(tmp_path: Path) -> None:
     op, code = derived(tmp_path, "lists", "blended", Target.SINGLE_DIM)
     assert "*[Shard(d)] * len(xs)" in code
     assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)", "S(0)"), ("S(1)", "S(1)", "R")}
+
+
+def test_an_op_that_returns_nothing_has_rules_of_its_arguments_alone(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "in_place", "scale_", Target.SINGLE_DIM)
+    assert "rules.append([Shard(d), Shard(d)])" in code
+    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)"), ("S(1)", "R")}
+
+
+@pytest.mark.processes
+def test_an_op_without_a_gradient_formula_loses_gradients_under_any_strategy(tmp_path: Path) -> None:
+    (tmp_path / "unknown_to_autograd.py").write_text(UNKNOWN_TO_AUTOGRAD.format(space="unknown_to_autograd"))
+    run_imports([str(tmp_path / "unknown_to_autograd.py")])
+    with pytest.raises(ValueError, match="has no gradient formula"):
+        derive(DeriveRequest("unknown_to_autograd::doubled", imports=[str(tmp_path / "unknown_to_autograd.py")]), "new")
+
+
+def test_a_tensor_that_is_given_by_keyword_stays_as_it_is_placed(tmp_path: Path) -> None:
+    with pytest.raises(CannotWriteError, match="does not redistribute a tensor that is given by keyword, as weight is"):
+        derived(tmp_path, "by_keyword", "weighted", Target.SINGLE_DIM)
+    derived(tmp_path, "by_keyword_of_locals", "weighted", Target.LOCAL_MAP)

@@ -21,7 +21,9 @@ FLOORS = (
     ("gate", "meshes.torchrun", "report", "testing"),
     ("findings",),
     ("calls", "campaign", "rules.campaign"),
-    ("deriving", "mutation"),
+    ("deriving.learning", "mutation"),
+    ("deriving.writing",),
+    ("deriving",),
     ("cli", "modules"),
     ("__main__", "pytest_plugin"),
 )

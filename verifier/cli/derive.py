@@ -55,6 +55,11 @@ def derive(
         raise ValueError(f"--out {out}: the strategy is a module, so give a file name such as my_strategy.py")
     if out is not None and not out.parent.is_dir():  # deriving takes a minute, and would be lost
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    if out is not None:
+        written = [one.resolve() for one in (out, out.with_name(f"test_{out.name}"))]
+        for name in imports or ():
+            if name.endswith(".py") and Path(name).resolve() in written:
+                raise ValueError(f"--out {out}: this would write over the file of --import {name}")
     running = version("torch")
     if torch is not None and not f"{running.partition('+')[0]}.".startswith(f"{torch}."):
         raise ValueError(
@@ -64,8 +69,8 @@ def derive(
         from verifier.cli.common import command_line, refuse_cluster, write_out
         from verifier.deriving.derive import DeriveRequest, module_name
         from verifier.deriving.derive import derive as make
-        from verifier.deriving.emit import Target
         from verifier.deriving.text import derivation_json, derivation_lines
+        from verifier.deriving.writing.subject import Target
         from verifier.records.files import AS_IT_WAS, write_atomically
     refuse_cluster(context)
     request = DeriveRequest(

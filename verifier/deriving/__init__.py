@@ -1,1 +1,1 @@
-"""From an op to a sharding strategy: what holds for its calls, said as rules of their arguments, as code."""
+"""From an op to a sharding strategy that passed the checks."""

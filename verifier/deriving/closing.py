@@ -5,21 +5,31 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from verifier.deriving.evidence import CallEvidence
-from verifier.deriving.generalise import Derivation
-from verifier.deriving.mutants import Mutants
+from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.writing.mutants import Mutants
 
 __all__ = ["Closed", "close", "close_by_test"]
 
 
 _PRODUCTS = "2x2"
 """The mesh on which level 1 tries products of the rules."""
+
+
+_FAILED = re.compile(r"^ *in \S+?\((.*)\) on mesh \((\d+),\)", re.MULTILINE)
+_SHARDED = re.compile(r"\[(\d[\d, ]*)\] S\((\d+)\)")
+"""How messages tell a call that failed on a mesh of one dim, and a sharded tensor: ``x=f64[5, 1] S(0)``."""
+_MOST_SHOWN = 6
+"""So many wrong rules are told."""
+_NO_STRATEGY = re.compile(r"Operator (\S+) does not have a sharding strategy registered")
+"""What DTensor says of an op without a strategy."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,10 @@ class Closed:
         The exit status of ``gate``, or of the tests, and the last lines that it printed: all if it could not verify.
     mutants
         What the calls say of changes of single lines; None if they were not asked.
+    only_uneven
+        Whether each call that failed, as far as it is told, had a tensor in uneven shards.
+    without_strategy
+        Other ops that ran in the gate, as in the gradient of the op, and that have no strategy.
     """
 
     confirmed: int
@@ -44,6 +58,8 @@ class Closed:
     gate: int
     said: str
     mutants: Mutants | None = None
+    without_strategy: tuple[str, ...] = ()
+    only_uneven: bool = False
 
     @property
     def passed(self) -> bool:
@@ -81,10 +97,16 @@ def close(
     )
     confirmed, wrong = (sum(len(found[what]) for found in counts) for what in ("confirmed", "wrong"))
     if wrong:
-        return Closed(confirmed, wrong, missing, 1, errors)
+        refuted = [_refuted(one) for found in counts for one in found["wrong"][:_MOST_SHOWN]]
+        only_uneven = all(_is_uneven(one) for found in counts for one in found["wrong"])
+        return Closed(confirmed, wrong, missing, 1, "\n".join(refuted), only_uneven=only_uneven)
     status, text, errors = _verifier(["gate", *named, *on, *out])
     said = text + errors
-    return Closed(confirmed, wrong, missing, status, said.strip() if status == 2 else _last(said, 12))
+    others = tuple(dict.fromkeys(name for name in _NO_STRATEGY.findall(said) if name != op))
+    shown = said.strip() if status == 2 else _last(said, 12)
+    failed = _FAILED.findall(said)
+    only_uneven = bool(failed) and all(_has_uneven_shards(call, int(ranks)) for call, ranks in failed)
+    return Closed(confirmed, wrong, missing, status, shown, without_strategy=others, only_uneven=only_uneven)
 
 
 def close_by_test(test: Path) -> Closed:
@@ -95,6 +117,26 @@ def close_by_test(test: Path) -> Closed:
         sum(map(int, re.findall(rf"(\d+) {what}", done.stdout))) for what in ("passed", "(?:failed|error)")
     )
     return Closed(passed, failed, (), done.returncode, _last(done.stdout + done.stderr, 12))
+
+
+def _is_uneven(wrong: Mapping[str, Any]) -> bool:
+    """Return whether a wrong rule was refuted by uneven shards, on a mesh of one dim."""
+    if not wrong["mesh"].isdigit():
+        return False
+    placed = zip(wrong["input_placements"], wrong["shapes"], strict=False)
+    call = ", ".join(f"f64[{', '.join(map(str, shape))}] {placement}" for placement, shape in placed)
+    return _has_uneven_shards(call, int(wrong["mesh"]))
+
+
+def _has_uneven_shards(call: str, ranks: int) -> bool:
+    """Return whether a call, with its tensors as messages tell them, has a tensor in uneven shards."""
+    sharded = _SHARDED.findall(call)
+    return any(int(shape.split(",")[int(dim)]) % ranks for shape, dim in sharded)
+
+
+def _refuted(wrong: Mapping[str, Any]) -> str:
+    inputs, outputs = (", ".join(wrong[what]) for what in ("input_placements", "output_placements"))
+    return f"wrong: {inputs} -> {outputs} of {wrong['origin']} on {wrong['mesh']}: {wrong['message']}"
 
 
 def _derived(calls: Sequence[CallEvidence], made: Derivation) -> set[tuple[str, tuple[str, ...]]]:

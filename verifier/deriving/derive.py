@@ -10,21 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
-from verifier.deriving.emit import CannotWriteError, Provenance, Target, strategy_text
-from verifier.deriving.emitted_tests import text_of_test
-from verifier.deriving.evidence import CallEvidence
-from verifier.deriving.generalise import Derivation, generalise
-from verifier.deriving.held_out import changes, refuting
-from verifier.deriving.isolated import SamplePool, Samples, Workshop
-from verifier.deriving.mutants import tried_mutants
+from verifier.deriving.learning.emptied import told_apart
+from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.generalise import Derivation, generalise
+from verifier.deriving.learning.gradients import has_gradients
+from verifier.deriving.learning.held_out import changes, refuting
+from verifier.deriving.learning.isolated import Gathered, Listed, SamplePool, Samples, Workshop
+from verifier.deriving.writing.emitted_tests import text_of_test
+from verifier.deriving.writing.mutants import tried_mutants
+from verifier.deriving.writing.strategy import strategy_text
+from verifier.deriving.writing.subject import Provenance, Subject, Target
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
 from verifier.planning.own_samples import callable_of, overload_named
-from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
+from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.options import CheckOptions
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.ops import has_gradient_formula
 
 __all__ = ["DeriveRequest", "Derived", "derivation", "derive", "module_name"]
 
@@ -87,33 +94,29 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     for mesh in request.meshes:
         MeshSpec.parse(mesh)
     function = callable_of(str(op))
-    if function and request.target is not Target.LOCAL_MAP:
-        raise CannotWriteError(f"{function} is a function and no op, so it has no strategy; use --target local-map")
-    calls, made, uneven = derivation(request)
+    Subject(op, (), request.target)  # what cannot be written is not derived
+    calls, made = derivation(request)
+    if request.target is not Target.LOCAL_MAP and not has_gradient_formula(op) and has_gradients(calls[0].case):
+        raise ValueError(
+            f"{op} has no gradient formula: on plain tensors autograd looks into its kernel, on DTensors it cannot, so "
+            "that gradients are lost under any strategy; give it one (torch.library.register_autograd), or let its "
+            "kernel run under torch.no_grad()"
+        )
     if not made.rules:
         raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
     given = Provenance(
         versions()["torch"], versions()["dtensor-verifier"], request.world_sizes.replace(",", " "), request.dtype,
         request.seed, request.command,
     )  # fmt: skip
-    code = strategy_text(op, calls, made, request.target, given, uneven)
+    code = strategy_text(op, calls, made, request.target, given)
     mutants = tried_mutants(code, calls, made)
     seconds = {"deriving": time.perf_counter() - started}
-    folder = Path(tempfile.mkdtemp(prefix="derive-"))
-    try:
-        file = folder / f"{module}.py"
-        file.write_text(code)
-        imports = [str(Path(name).resolve()) if name.endswith(".py") else name for name in request.imports]
-        if request.target is Target.LOCAL_MAP:
-            check = folder / f"test_{module}.py"
-            check.write_text(text_of_test(op, calls, module, imports, folder, request.target))
-            closed = close_by_test(check)
-        else:
-            closed = close(
-                str(op), file, imports, request.world_sizes, request.meshes, calls, made, request.max_samples
-            )  # fmt: skip
-    finally:
-        shutil.rmtree(folder)
+    closed = _checked(code, op, calls, made, request, module)
+    if not closed.passed and closed.only_uneven and request.target is Target.SINGLE_DIM:
+        other = strategy_text(op, calls, made, request.target, given, uneven=False)
+        again = _checked(other, op, calls, made, _on_four_ranks(request), module)
+        if again.passed:
+            code, closed = other, again
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
     test = text_of_test(op, calls, module, request.imports, request.folder, request.target)
     return Derived(
@@ -128,8 +131,36 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     )
 
 
-def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[list[CallEvidence], Derivation, bool]:
-    """Return what holds for the calls of an op, the rules that explain it, and whether ranks may have no elements.
+def _checked(
+    code: str, op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, request: DeriveRequest, module: str
+) -> Closed:
+    """Return what the checks say of derived code."""
+    folder = Path(tempfile.mkdtemp(prefix="derive-"))
+    try:
+        file = folder / f"{module}.py"
+        file.write_text(code)
+        imports = [str(Path(name).resolve()) if name.endswith(".py") else name for name in request.imports]
+        if request.target is not Target.LOCAL_MAP:
+            return close(str(op), file, imports, request.world_sizes, request.meshes, calls, made, request.max_samples)
+        check = folder / f"test_{module}.py"
+        check.write_text(text_of_test(op, calls, module, imports, folder, request.target))
+        return close_by_test(check)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _on_four_ranks(request: DeriveRequest) -> DeriveRequest:
+    """Return a request for code that forbids shards of fewer elements than ranks, to be checked on four ranks, too.
+
+    DTensor still leaves a rank empty where there are as many elements as ranks, such as five on four ranks.
+    """
+    sizes = request.world_sizes if "4" in request.world_sizes.split(",") else f"{request.world_sizes},4"
+    meshes = request.meshes if "4" in request.meshes else (*request.meshes, "4")
+    return replace(request, world_sizes=sizes, meshes=meshes)
+
+
+def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[list[CallEvidence], Derivation]:
+    """Return what holds for calls of an op, and the rules that explain it and that no further call refutes.
 
     ``shop`` runs the calls; if it is None, a worker is started.
     """
@@ -142,49 +173,35 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
         imports=request.imports,
     )  # fmt: skip
     plan = make_rules_plan(asked, Baseline())
-    uneven = request.target is Target.SINGLE_DIM
-    calls, made = _derived(op, plan, request, uneven, shop)
-    if uneven and not _has_shards(made):  # an op may refuse tensors without elements
-        fewer = _derived(op, plan, request, False, shop)
-        if _has_shards(fewer[1]):
-            return *fewer, False
-    return calls, made, uneven
-
-
-def _has_shards(made: Derivation) -> bool:
-    return any(rule.pivot is not None and rule.cut is None for rule in made.rules)
-
-
-def _derived(
-    op: str, plan: RulesPlan, request: DeriveRequest, empty_shards: bool, shop: Workshop
-) -> tuple[list[CallEvidence], Derivation]:
-    """Return what holds for calls of an op, and the rules that explain it and that no further call refutes."""
+    gradients = request.target is Target.LOCAL_MAP
     options = CheckOptions(
         tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1),
         plan.check.sizes,
         plan.check.seed,
         cap=_CAP,
         blank=True,
-        empty_shards=empty_shards,
+        emptied=0 if gradients else 1,  # one element leaves a rank empty on every mesh
     )
     samples = Samples(shop, SamplePool(op, tuple(plan.targets), plan.samples), options)
-    gradients = request.target is Target.LOCAL_MAP
     listed = samples.listed()
-    gathered = [samples.gathered(one, gradients, not gradients) for one in listed if not one.why_not]
+    gathered = [_gathered(one, samples, options, gradients) for one in listed if not one.why_not]
     calls = [one[0] for one in gathered if one is not None]
     blocks = {id(call): some for call, some in (one for one in gathered if one is not None) if some}
+    options = options if gradients else replace(options, emptied=None)  # local_map is for even shards
     if not blocks and not any(call.holding for call in calls):
         why = "; ".join(dict.fromkeys(one.why_not for one in listed if one.why_not)) or (
             f"its calls ended the process {shop.deaths} times" if shop.deaths
             else "in none of its calls enough draws say something" if listed
             else "no call of it has samples; DTensor may see other ops in its place, of which it is made"
         )  # fmt: skip
-        raise ValueError(f"nothing can be derived for {op}: {why}")
+        raise ValueError(f"nothing can be derived for {op}: {why}{_other_overloads(op)}")
     made = generalise(calls, blocks)
     known = {one.origin: one for one in listed}
     options_of_more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
     more = Samples(shop, SamplePool(op, tuple(plan.targets), options_of_more), options)
+    bools = {call.origin for call in calls if torch.bool in call.dtypes}
     held_out = [
+        *(samples.held_out(one) for one in listed if one.origin in bools),
         *(more.held_out(one) for one in more.listed() if one.origin not in known and not one.why_not),
         *(samples.held_out(replace(known[change.origin], change=change)) for change in changes(calls, known)),
     ]
@@ -198,6 +215,28 @@ def _derived(
         calls += found
         made = generalise(calls, blocks)
     return calls, made
+
+
+def _other_overloads(op: str) -> str:
+    """Return the other overloads of an op with the name ``default``, which a user may have meant; empty if none."""
+    base, _, name = op.rpartition(".")
+    packet = overload_named(op).overloadpacket
+    others = [
+        one for one in packet.overloads()
+        if one != name and "out" not in one
+        and any("Tensor" in str(argument.type) for argument in getattr(packet, one)._schema.arguments)
+    ]  # fmt: skip
+    return f"; its other overloads are {', '.join(f'{base}.{one}' for one in others)}" if others else ""
+
+
+def _gathered(sample: Listed, samples: Samples, options: CheckOptions, gradients: bool) -> Gathered | None:
+    """Return what holds for a sample, and what holds only where shards begin at multiples of a block."""
+    found = samples.gathered(sample, gradients, not gradients)
+    if found is None or gradients:
+        return found
+    call, blocks = found
+    call, in_ones = told_apart(call, samples.held_out(sample), options)
+    return call, blocks | ({} if call.rare else in_ones)
 
 
 def module_name(op: str) -> str:

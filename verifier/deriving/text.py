@@ -73,7 +73,14 @@ def derivation_lines(made: Derived, out: Path | None) -> list[str]:
         lines += [f"  told by no call: {one}" for one in survivors[:5]]
         lines += [f"  the code does not say what was derived: {one}" for one in closed.mutants.disagrees[:5]]
     lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in made.made.unexplained[:5]]
+    if made.made.unexplained and not made.op.startswith("aten."):
+        lines.append("  more examples of these calls, with other numbers of dims, may explain what one of them shows")
     lines += [f"  missing: {one}" for one in closed.missing[:5]]
     if not closed.passed:
-        return [*lines, *(f"  {line}" for line in closed.said.splitlines()), "not written: the code did not pass"]
+        said = [f"  {line}" for line in closed.said.splitlines()]
+        return [*lines, *said, *map(_advice, closed.without_strategy), "not written: the code did not pass"]
     return [*lines, f"written: {out} and {out.with_name('test_' + out.name)}"] if out is not None else lines
+
+
+def _advice(other: str) -> str:
+    return f"  {other} runs as well, as in the gradient, and has no strategy: derive it first, and --import its file"

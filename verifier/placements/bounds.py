@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["shard_bounds", "strided_indices"]
+__all__ = ["leaves_a_rank_empty", "shard_bounds", "strided_indices"]
 
 
 def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -17,6 +17,16 @@ def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     """
     width = -(-size // parts)
     return min(index * width, size), min((index + 1) * width, size)
+
+
+def leaves_a_rank_empty(size: int, parts: int) -> bool:
+    """Return whether the last of ``parts`` shards of a tensor dim of ``size`` has no elements.
+
+    >>> [parts for parts in range(2, 8) if leaves_a_rank_empty(5, parts)]
+    [4, 6, 7]
+    """
+    start, stop = shard_bounds(size, parts, parts - 1)
+    return start == stop
 
 
 def strided_indices(size: int, factor: int, parts: int, index: int) -> Sequence[int]:

@@ -103,7 +103,9 @@ def overload_named(text: str) -> OpOverload:
     try:
         packet = getattr(library, parts[1])
     except AttributeError:
-        raise ValueError(f"no op {text} is registered{did_you_mean(parts[1], [*dir(library)])}") from None
+        near = did_you_mean(parts[1], [*dir(library)])
+        hint = near or ("" if parts[0] == "aten" else "; --import the file or module that defines it")
+        raise ValueError(f"no op {text} is registered{hint}") from None
     assert isinstance(packet, OpOverloadPacket)
     overloads: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
     name = parts[2] if len(parts) == 3 else "default" if "default" in overloads else overloads[0]

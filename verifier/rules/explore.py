@@ -112,8 +112,9 @@ class Exploration(SampleOnMesh):
     def _leaves_out(self, combination: Combination) -> bool:
         """Return whether a rank has no element of a sharded dim, and such combinations are not wanted."""
         shards = zip(self.call.tensors, combination, strict=True)
-        return not self.ledger.options.empty_shards and any(
-            isinstance(placement, Shard) and tensor.shape[placement.dim] < self.mesh.world_size
+        options = self.ledger.options
+        return any(
+            isinstance(placement, Shard) and options.leaves_out(tensor.shape[placement.dim], self.mesh.world_size)
             for tensor, (placement,) in shards
         )
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from verifier.core.case import MeshSpec
+from verifier.placements.bounds import leaves_a_rank_empty
 
 __all__ = ["DECISIVE", "DECISIVE_FOR_MISSING", "DRAWS_FOR_MISSING", "SIZES_FOR_MISSING", "CheckOptions", "Position"]
 
@@ -41,8 +42,8 @@ class CheckOptions:
         Of how many samples of each overload second calls are made, to find what DTensor's cache leaves out.
     blank
         Ask DTensor nothing, and try every combination as if it had no rule. The tensors of a list are placed alike.
-    empty_shards
-        If ``blank``, also try combinations that leave a rank without elements of a dim that has some.
+    emptied
+        If ``blank``, a rank may be without elements of a sharded dim of at most this extent; of any if it is None.
     beyond
         Meshes of one dim on which only those claims are tried that DTensor makes on none of ``meshes``: a strategy that
         looks at the number of ranks may have a rule for 4 alone.
@@ -59,13 +60,17 @@ class CheckOptions:
     samples_with_products: int = 2
     samples_called_again: int = 4
     blank: bool = False
-    empty_shards: bool = True
+    emptied: int | None = None
     beyond: tuple[MeshSpec, ...] = ()
     asked: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def flat(self) -> tuple[MeshSpec, ...]:
         return tuple(mesh for mesh in self.meshes if mesh.ndim == 1)
+
+    def leaves_out(self, extent: int, ranks: int) -> bool:
+        """Return whether a tensor dim is not to be sharded, because a rank would have no elements of it."""
+        return self.emptied is not None and extent > self.emptied and leaves_a_rank_empty(extent, ranks)
 
     @property
     def draws(self) -> int:

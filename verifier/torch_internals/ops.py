@@ -23,6 +23,7 @@ __all__ = [
     "definition_of",
     "fake_tensors",
     "has_decomposition",
+    "has_gradient_formula",
     "is_composite",
     "registered_overloads",
     "selected_overload",
@@ -113,6 +114,13 @@ def is_composite(op: OpOverload) -> bool:
     """Return whether autograd decomposes ``op``, so that DTensor sees the op itself only in inference mode."""
     name: str = op.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+def has_gradient_formula(op: OpOverload) -> bool:
+    """Return whether autograd knows ``op``, or decomposes it; else what its kernel is made of may have gradients."""
+    name: str = op.name()  # type: ignore[no-untyped-call]
+    keys = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
 
 
 @contextmanager

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from torch.distributed.tensor import Replicate
 
 from verifier.core.case import MeshSpec, Trial
-from verifier.core.observation import Observation, Raised
-from verifier.core.verdict import CLASSES, LOUD, Phase, Verdict, VerdictKind
+from verifier.core.observation import Observation
+from verifier.core.verdict import CLASSES, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner, first_error
 from verifier.findings.grouping import Group, group_key
-from verifier.findings.keys import ByMeshDim, Change, GroupKey, Symptom
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
 from verifier.gate.baseline import Baseline
@@ -39,13 +38,14 @@ from verifier.records.schema import (
     KnownRecord,
     WrongRuleRecord,
 )
-from verifier.records.values import load_trial, trial_record
+from verifier.records.values import load_trial
+from verifier.rules.campaign.agreement import error_text, rule_of_any_call, shows
 from verifier.rules.campaign.collect import wrong_record
+from verifier.rules.campaign.defects import base_op, class_of, defect_key
 from verifier.rules.campaign.outcomes import Outcomes
-from verifier.rules.results import Rule, WrongRule
-from verifier.torch_internals.placements import placement_text
+from verifier.rules.results import WrongRule
 
-__all__ = ["Confirmer", "base_op", "defect_key"]
+__all__ = ["Confirmer"]
 
 _MOST_SPECIAL = 4
 """So many rules of an op are tried on real processes, until special values refute one there."""
@@ -58,46 +58,6 @@ OTHER_ATTEMPTS = 4
 """Splits to try of each further counterexample, if the smallest one is not shown."""
 STALE_ATTEMPTS = 3
 """Splits to try of each stale decision; there may be many, and most do no harm."""
-
-
-def base_op(op: str) -> str:
-    """Return the op without its overload and without the mark of its in-place form: they share a strategy.
-
-    >>> base_op("aten.add_.Tensor"), base_op("aten.amax.out")
-    ('aten.add', 'aten.amax')
-    """
-    namespace, name, *_ = op.split(".")
-    return f"{namespace}.{name.rstrip('_')}"
-
-
-def defect_key(wrong: WrongRule) -> GroupKey:
-    """Return what wrong rules have in common that one defect makes wrong: op, verdict, and the kind of rule.
-
-    Which tensor dim is cut, and how often the mesh cuts it, does not tell defects apart; nor does a mesh dim on which
-    everything is replicated. Stale decisions are told apart by the argument that the key of the cache leaves out. The
-    rules of an op that special values refute are one. So are those of a strategy that writes to arguments. Rules that
-    raise are told apart by the type of the exception.
-    """
-    if wrong.left_out:
-        return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=wrong.left_out))
-    if wrong.special:
-        return GroupKey(base_op(wrong.rule.op), Symptom(VerdictKind.SPECIAL_VALUE))
-    if wrong.writes:
-        return GroupKey(base_op(wrong.rule.op), Symptom(VerdictKind.MUTATED_INPUT, what="the strategy writes"))
-    if wrong.fails:
-        return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict, what=f"the rule raised {wrong.raised}"))
-    read = wrong.rule.inputs[: wrong.read]
-    columns = ByMeshDim.of((*read, *wrong.rule.outputs)).columns
-    kinds = {Change(_kinds(column[: len(read)]), _kinds(column[len(read) :])) for column in columns}
-    return GroupKey(base_op(wrong.rule.op), Symptom(wrong.verdict), tuple(sorted(kinds, key=str)))
-
-
-def _kinds(placements: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of the tensors' placements on one mesh dim, each once and in order.
-
-    A strided shard is how a view spells a shard that another mesh dim has cut before.
-    """
-    return tuple(dict.fromkeys("S(*)" if text.startswith(("S(", "_S(")) else text for text in placements))
 
 
 @dataclass
@@ -223,7 +183,7 @@ class Confirmer:
         tried: list[Failure] = []
         for attempt in range(most):
             tried.append(self._outcome(run, replace(trial, seed=trial.seed + 7919 * attempt)))
-            if _shows(wrong, tried[-1]):
+            if shows(wrong, tried[-1]):
                 break
         return tried
 
@@ -232,13 +192,13 @@ class Confirmer:
             self._note_error(failure)
         failure = tried[-1]
         ranks = failure.trial.mesh.world_size
-        if _shows(wrong, failure):
+        if shows(wrong, failure):
             return self._accuse(wrong, family, failure, self._confirmation(failure))
         for other in wrong.others:
             if (shown := self._shown(other)) is not None:
                 return self._accuse(replace(other, draws=wrong.draws), family, shown, self._confirmation(shown))
         if (whole := self._never_runs(failure)) is not None:
-            return self._accuse(_any_rule(wrong, whole), family, whole, self._confirmation(whole))
+            return self._accuse(rule_of_any_call(wrong, whole), family, whole, self._confirmation(whole))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
@@ -257,14 +217,14 @@ class Confirmer:
         again = first_error(whole.observation)
         if raised is None or again is None or whole.verdict.kind is not VerdictKind.CRASH:
             return None
-        return whole if _error_text(raised) == _error_text(again) else None
+        return whole if error_text(raised) == error_text(again) else None
 
     def _shown(self, other: WrongRule) -> Failure | None:
         """Return the failure of a further counterexample on real processes; None if they do not show it."""
         tried = self._attempts(self.run, other, OTHER_ATTEMPTS)
         for failure in tried:
             self._note_error(failure)
-        return tried[-1] if _shows(other, tried[-1]) else None
+        return tried[-1] if shows(other, tried[-1]) else None
 
     def confirm_stale(self, stale: Sequence[WrongRule], family: str) -> list[WrongRuleRecord]:
         """Return the record of each stale decision that does harm on real processes, one for each argument left out.
@@ -330,7 +290,7 @@ class Confirmer:
         self, wrong: WrongRule, family: str, failure: Failure, confirmed: ConfirmationRecord
     ) -> WrongRuleRecord:
         name, size = self._name(wrong, failure), _size(wrong, failure)
-        kind, likely = _class_of(wrong)
+        kind, likely = class_of(wrong)
         if isinstance(self.baseline.get(name), Cause):  # what one change to torch mends is that cause
             kind, likely = None, ""
         defect = self._defects.setdefault(name, _Defect(failure, family, size, kind, likely))
@@ -433,67 +393,8 @@ class Confirmer:
         return ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size, earlier and f"in run {earlier}")
 
 
-def _class_of(wrong: WrongRule) -> tuple[VerdictKind | None, str]:
-    """Return the verdict of a finding of a class of its own, and what it says of the cause; None for any other."""
-    if wrong.left_out:
-        return VerdictKind.STALE_CACHE, wrong.message
-    if wrong.special:
-        return VerdictKind.SPECIAL_VALUE, "the rule holds for ordinary values, and not for these"
-    if wrong.writes:
-        return None, wrong.message
-    return None, ""
-
-
-def _error_text(raised: Raised) -> tuple[str, str, str]:
-    """Return what an exception says before DTensor adds the call, which has the placements in it."""
-    return raised.type, raised.message.strip().partition("\n")[0], raised.where
-
-
-def _any_rule(wrong: WrongRule, whole: Failure) -> WrongRule:
-    """Return the failure of a call on replicated tensors in place of a rule, which nothing can apply."""
-    raised = first_error(whole.observation)
-    assert raised is not None
-    inputs = tuple(map(placement_text, whole.trial.combination))
-    kind, text, _ = _error_text(raised)
-    message = f"every rank raised {kind}: {text}, and so it does whatever the placements are"
-    return replace(
-        wrong, rule=Rule(wrong.rule.op, inputs, ()), verdict=VerdictKind.CRASH, message=message,
-        trial=trial_record(whole.trial), raised=raised.type, fails=True, others=(),
-    )  # fmt: skip
-
-
 def _on_gloo(trial: Trial) -> Trial:
     return replace(trial, mesh=replace(trial.mesh, backend="gloo"))
-
-
-def _shows(wrong: WrongRule, failure: Failure) -> bool:
-    """Return whether real processes show the wrong rule."""
-    return failure.verdict.kind.bad and agrees(wrong, failure)
-
-
-def agrees(wrong: WrongRule, failure: Failure) -> bool:
-    """Return whether real processes fail as level 1 says, and not in another way: DTensor may refuse the call.
-
-    Where the local op raises, DTensor has to raise the same; where it returns something wrong, DTensor has to return it
-    too, or fail only once it puts the parts together.
-    """
-    verdict = failure.verdict
-    if wrong.fails:
-        return _fails_alike(wrong, failure)
-    if verdict.kind not in LOUD:
-        return wrong.verdict is not VerdictKind.CRASH
-    if wrong.verdict is not VerdictKind.CRASH:
-        return verdict.phase is not Phase.FORWARD or wrong.verdict is VerdictKind.DIED
-    error = first_error(failure.observation)
-    return error is None or error.type == wrong.raised
-
-
-def _fails_alike(wrong: WrongRule, failure: Failure) -> bool:
-    """Return whether DTensor fails on ranks as it did when it was asked for rules; it may wrap the exception."""
-    if wrong.verdict is not VerdictKind.CRASH or failure.verdict.kind is not VerdictKind.CRASH:
-        return failure.verdict.kind is wrong.verdict
-    error = first_error(failure.observation)
-    return error is None or error.type == wrong.raised or wrong.message.partition(": ")[2] in error.message
 
 
 def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:

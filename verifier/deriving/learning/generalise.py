@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.deriving.cuts import BlocksByCall
-from verifier.deriving.evidence import Blocks, CallEvidence, Inputs
-from verifier.deriving.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, tests
+from verifier.deriving.learning.cuts import BlocksByCall
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs
+from verifier.deriving.learning.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, tests
 
 __all__ = ["Cut", "Derivation", "DerivedRule", "generalise", "placements_of"]
 
@@ -30,7 +30,7 @@ _MOST_RESULTS = 3
 
 @dataclass(frozen=True)
 class Cut:
-    """A condition of a rule: the shards of a slot begin at multiples of a block.
+    """A condition of a rule: the shards of a slot begin at multiples of a block, and each rank has elements.
 
     Parameters
     ----------
@@ -47,6 +47,11 @@ class Cut:
     value: Callable[[CallEvidence], int]
     held: int
     failed: int
+
+    @property
+    def in_ones(self) -> bool:
+        """Whether all that is asked for is that each rank has elements."""
+        return self.text == "1"
 
 
 @dataclass(frozen=True)
@@ -148,8 +153,13 @@ def _in_blocks(calls: Sequence[CallEvidence], blocks: BlocksByCall) -> Iterator[
                     for inputs, outputs in call.rules.items()
                     if outputs or not call.rare or not any(isinstance(p, Shard) for p in inputs)
                 }
+                wider = {  # what begins at multiples of 32 also begins at multiples of 8
+                    inputs: one.outputs
+                    for other, inputs, one in entries
+                    if other is call and cut.value(call) % one.block == 0
+                }
                 refuted = dict.fromkeys(call.refuted_in_blocks, ())
-                other = replace(call, rules={**kept, **here, **refuted})
+                other = replace(call, rules={**kept, **wider, **here, **refuted})
                 changed.append(other)
                 wanted[id(other)], originals[id(other)] = list(here), call
             yield changed, wanted, cut, originals
@@ -159,6 +169,10 @@ def _cuts(
     slot: int, entries: Sequence[tuple[CallEvidence, Inputs, Blocks]]
 ) -> Iterator[tuple[Cut, list[tuple[CallEvidence, Inputs, Blocks]]]]:
     """Yield what the sizes of blocks may be: an argument that differs as they do, else a number for each of them."""
+    ones = [entry for entry in entries if entry[2].block == 1]
+    if ones:
+        yield _cut(slot, "1", lambda call: 1, ones), ones
+    entries = [entry for entry in entries if entry[2].block > 1]
     sizes = sorted({one.block for _, _, one in entries})
     names = list(entries[0][0].values) if len(sizes) > 1 else []
     for name in names:

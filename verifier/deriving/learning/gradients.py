@@ -8,6 +8,7 @@ replicated where a result is partial.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -22,7 +23,7 @@ from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample
 from verifier.torch_internals.placements import Placements
 
-__all__ = ["Placed", "gradient_rules"]
+__all__ = ["Placed", "gradient_rules", "has_gradients"]
 
 Placed = tuple[Placement, ...]
 _DRAWS = 3
@@ -82,6 +83,21 @@ def gradient_rules(
                 results = tuple(frozenset({one}) for one in chosen[inputs])
                 made[inputs] = (*results, *map(frozenset, of_slot.values()))
     return tuple(dict.fromkeys(slots.index(names[number]) for number in places)), made
+
+
+def has_gradients(case: OpCase) -> bool:
+    """Return whether autograd finds a gradient of some tensor of a call on plain tensors."""
+    call = LocalCall(case)
+    inputs = [t.detach().requires_grad_(t.is_floating_point() or t.is_complex()) for t in call.tensors]
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")  # torch warns of ops without a formula
+        try:
+            results = [t for t in call(inputs).tensors if t.requires_grad]
+            wanted = [t for t in inputs if t.requires_grad]
+            found = torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
+        except _ERRORS:
+            return False
+    return any(gradient is not None for gradient in found)
 
 
 def _best(allowed: frozenset[Placement]) -> Placement:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verifier.deriving.evidence import CallEvidence
+from verifier.deriving.learning.evidence import CallEvidence
 
 __all__ = ["Dim", "DimSet", "Scope", "Test", "dim_sets", "dims_of_inputs", "dims_of_results", "tests"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -12,7 +13,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
 from verifier.core.ops import argument_names, resolve
-from verifier.deriving.gradients import gradient_rules
+from verifier.deriving.learning.gradients import gradient_rules
+from verifier.placements.alphabet import Alphabet
 from verifier.rules.execute import Results
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Candidate, Ledger
@@ -31,6 +33,7 @@ __all__ = [
     "described",
     "evidence_of",
     "gather",
+    "leaves_open",
     "slot_names",
 ]
 
@@ -268,13 +271,19 @@ def _is_borne_out(candidate: Candidate, options: CheckOptions, shapes: int) -> b
     ``shapes`` is how many shapes the call has: that of a scalar is the same at each size.
     """
     sizes = min(SIZES_FOR_MISSING, options.sizes, shapes)
-    if not options.empty_shards:  # it is left out where a rank would have no elements, such as at small sizes
+    if options.emptied is not None:  # it is left out where a rank would have no elements, such as at small sizes
         sizes = max(1, sizes - 1)
     return (
         candidate.draws >= DRAWS_FOR_MISSING
         and candidate.world_sizes == {mesh.world_size for mesh in options.flat}
         and len(candidate.shapes) >= sizes
     )
+
+
+def leaves_open(call: CallEvidence) -> bool:
+    """Return whether some placements of the slots were not tried, or in too few draws."""
+    letters = [Alphabet().placements(len(shape), dtype) for shape, dtype in zip(call.shapes, call.dtypes, strict=True)]
+    return len(call.rules) < math.prod(map(len, letters))
 
 
 def slot_names(case: OpCase) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from verifier.core.errors import ReportedError
-from verifier.deriving.cuts import blocks_of
-from verifier.deriving.evidence import Blocks, CallEvidence, Inputs, evidence_of
-from verifier.deriving.held_out import Asked, Change, Crossed, Here
+from verifier.deriving.learning.cuts import blocks_of
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, evidence_of, leaves_open
+from verifier.deriving.learning.held_out import Asked, Change, Crossed, Here
 from verifier.rules.campaign.work import prepare, samples_of
 from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, SampleOptions, Target
 
-__all__ = ["Listed", "SamplePool", "Samples", "Workshop"]
+__all__ = ["Gathered", "Listed", "SamplePool", "Samples", "Workshop"]
 
 _STALL_LIMIT = 120.0
 _BLOCKS: Position = (3, 0, 0, 0)
@@ -137,7 +137,7 @@ class Samples:
         Parameters
         ----------
         gradients
-            Whether the results are followed by gradients, see :func:`verifier.deriving.evidence.evidence_of`.
+            Whether the results are followed by gradients, see :func:`verifier.deriving.learning.evidence.evidence_of`.
         blocks
             Whether to look for rules that hold where shards begin at multiples of a block.
         """
@@ -163,7 +163,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class _Away:
-    """A sample that refutes rules, in a worker; see :class:`verifier.deriving.held_out.HeldOut`."""
+    """A sample that refutes rules, in a worker; see :class:`verifier.deriving.learning.held_out.HeldOut`."""
 
     samples: Samples
     sample: Listed
@@ -202,6 +202,9 @@ class _Tasks:
     def gathered(self, gradients: bool, blocks: bool) -> Gathered | None:
         check, sample = self.work.check, self.sample
         call = evidence_of(sample, check, gradients, self.enter, self.skip)
+        if call is not None and not gradients and leaves_open(call):  # extents that leave a rank empty at most sizes
+            whole = evidence_of(sample, replace(check, emptied=None), gradients, self.enter, self.skip)
+            call = call if whole is None else replace(call, rules={**whole.holding, **call.rules})
         if call is None or call.rare or not blocks or _BLOCKS in self.skip:
             return None if call is None else (call, {})
         with torch.no_grad():

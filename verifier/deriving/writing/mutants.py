@@ -17,8 +17,9 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.deriving.evidence import CallEvidence, Inputs, Place, by_slot, slot_names
-from verifier.deriving.generalise import Derivation
+from verifier.core.ops import resolve
+from verifier.deriving.learning.evidence import CallEvidence, Inputs, Place, by_slot, slot_names
+from verifier.deriving.learning.generalise import Derivation
 from verifier.torch_internals.names import pytree
 
 __all__ = ["Mutants", "tried_mutants"]
@@ -27,6 +28,8 @@ _OTHER_KIND = {"sum": "max", "avg": "min", "product": "sum", "min": "max", "max"
 _HALF = 2
 _NO_BLOCKS = 1 << 20
 """So many ranks that shards begin at multiples of no block."""
+_FEW_RANKS = 2
+"""So few ranks that each has elements."""
 Row = tuple[Inputs, tuple[Placement | None, ...]]
 """Placements of the slots of a call, and those of its results and gradients; None for a result that the call lacks."""
 
@@ -34,6 +37,8 @@ Row = tuple[Inputs, tuple[Placement | None, ...]]
 @dataclass(frozen=True)
 class Mutants:
     """How many changes were tried, and the lines and changes that no call tells.
+
+    A change that lists other rules in the place of some, which hold for all calls as well, is none.
 
     Parameters
     ----------
@@ -68,8 +73,10 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
     survivors = []
     tried = 0
     for text, changed in _changes(module, function):
-        tried += 1
         other = _compiled(changed, function.name)
+        if _is_as_good(points, listed, other):
+            continue
+        tried += 1
         if not any(_tells(point, rows, other) for point, rows in zip(points, listed, strict=True)):
             survivors.append(text)
     return Mutants(tried, tuple(survivors), tuple(disagrees))
@@ -146,6 +153,8 @@ class _Point:
         outputs = [p for p in all_ if p is not None]
         if tuple(place for place, p in enumerate(all_) if p is None) != self.call.absent:
             return True
+        if len(outputs) != self._returned:
+            return True
         ndims = [*zip(inputs, self.call.ndims, strict=True), *zip(outputs, self.call.results, strict=False)]
         if any(isinstance(p, Shard) and not 0 <= p.dim < ndim for p, ndim in ndims):
             return True
@@ -153,7 +162,19 @@ class _Point:
         if allowed is None:
             return False
         # what is only written to has no placement in a strategy
-        return not allowed or not outputs or not all(p in some for p, some in zip(outputs, allowed, strict=False))
+        return not allowed or not all(p in some for p, some in zip(outputs, allowed, strict=False))
+
+    @property
+    def _returned(self) -> int:
+        """The number of results that come back, and of gradients."""
+        returns = resolve(self.call.case.call)._schema.returns  # type: ignore[attr-defined]
+        if any("List" in str(one.type) for one in returns):
+            return len(self.call.results)
+        return len(returns) - len(self.call.absent) + len(self.call.gradients)
+
+    def bears_out(self, row: Row) -> bool:
+        """Return whether a rule is known to hold here."""
+        return bool(self.known.get(row[0])) and not self.refutes(row)
 
     def asks_for(self, row: Row) -> bool:
         """Return whether a rule is known to hold here, and has to be listed."""
@@ -167,11 +188,34 @@ def _points_of_calls(calls: Sequence[CallEvidence]) -> Iterator[_Point]:
 
 def _points_of_blocks(calls: Sequence[CallEvidence], made: Derivation) -> Iterator[_Point]:
     for call in calls:
+        nowhere = made.blocks.get(id(call), {}) and _refuted_in_blocks(call, made)
+        if nowhere:
+            yield _Point(call, nowhere, ((), _FEW_RANKS))
         for inputs, blocks in made.blocks.get(id(call), {}).items():
             for place in blocks.held:
                 yield _Point(call, {inputs: blocks.outputs}, place)
             for place in blocks.failed:
                 yield _Point(call, {inputs: ()}, place)
+
+
+def _refuted_in_blocks(call: CallEvidence, made: Derivation) -> dict[Inputs, tuple[frozenset[Placement], ...]]:
+    """Return what does not hold where shards begin at multiples of a block either."""
+    return {inputs: () for inputs, some in call.rules.items() if not some and inputs not in made.blocks[id(call)]}
+
+
+def _is_as_good(points: Sequence[_Point], listed: Sequence[set[Row]], other: Callable[..., Any]) -> bool:
+    """Return whether a changed function lists other results for the same placements, which are known to hold, too."""
+    changes = False
+    for point, before in zip(points, listed, strict=True):
+        try:
+            rows = set(point.rows(other))
+        except Exception:  # noqa: BLE001 - a changed function may raise anything
+            return False
+        same = len(rows) == len(before) and {row[0] for row in rows} == {row[0] for row in before}
+        if not same or not all(point.bears_out(row) for row in rows - before):
+            return False
+        changes |= rows != before
+    return changes
 
 
 def _tells(point: _Point, listed: set[Row], other: Callable[..., Any]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from verifier.core.case import OpCase
-from verifier.deriving.evidence import Blocks, CallEvidence, Inputs, Outputs, slot_names
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Outputs, slot_names
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall

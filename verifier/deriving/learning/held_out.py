@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from torch.distributed.tensor import Partial, Shard
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import resolve
-from verifier.deriving.evidence import CallEvidence, Inputs, described, slot_names
-from verifier.deriving.generalise import DerivedRule, placements_of
+from verifier.deriving.learning.evidence import CallEvidence, Inputs, described, slot_names
+from verifier.deriving.learning.generalise import DerivedRule, placements_of
 from verifier.placements.alphabet import Alphabet
+from verifier.placements.bounds import leaves_a_rank_empty
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall, Results
@@ -24,10 +26,12 @@ from verifier.rules.options import CheckOptions, Position
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample, Values
 
-__all__ = ["Asked", "Change", "Crossed", "HeldOut", "Here", "changes", "crossed", "refuting"]
+__all__ = ["Asked", "Change", "Crossed", "HeldOut", "Here", "changes", "crossed", "emptying_meshes", "refuting"]
 
 _DRAWS = 2
 """Draws at each size and mesh."""
+_MOST_RANKS = 16
+"""Of meshes with more ranks than elements."""
 
 
 _MOST_CROSSED = 16
@@ -128,7 +132,7 @@ class HeldOut(Protocol):
         """Return its calls, each with the numbers of its size and draw; nothing is known to hold for them."""
 
     def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
-        """Return what does not hold; of the same placements of slots the first."""
+        """Return what does not hold; of the same placements of slots and results the first."""
 
 
 @dataclass(frozen=True)
@@ -164,14 +168,15 @@ class Here:
         by_draw: dict[tuple[int, int], list[tuple[int, Asked]]] = {}
         for number, one in enumerate(asked):
             by_draw.setdefault((one.size, one.draw), []).append((number, one))
-        found: dict[Inputs, Asked] = {}
+        found: dict[tuple[Inputs, Inputs], Asked] = {}
         with _quietly():
             for drawn, case, local, whole in self._run_each(1, by_draw):
                 for number, one in by_draw[drawn]:
                     position = (2, 0, 0, number)
                     self.enter(position)
-                    if one.inputs not in found and (position in self.skip or not self._holds(case, local, whole, one)):
-                        found[one.inputs] = one
+                    key = one.inputs, one.outputs
+                    if key not in found and (position in self.skip or not self._holds(case, local, whole, one)):
+                        found[key] = one
         return list(found.values())
 
     def _run_each(
@@ -226,8 +231,9 @@ def _asked(
 ) -> Iterator[Asked]:
     """Yield what ``rules`` list for a call on each mesh, where the call and its tensors can be so placed."""
     listed = [(rule, *placed) for rule in rules for placed in placements_of(rule, call)]
-    for mesh in options.flat:
-        for rule, inputs, outputs in listed:
+    for rule, inputs, outputs in listed:
+        aimed = emptying_meshes(call, inputs) if options.emptied is None and rule.cut is None and not draw else ()
+        for mesh in (*options.flat, *aimed):
             cut = rule.is_cut_in_blocks(call, inputs, mesh.world_size)
             if cut and not _leaves_out(call, inputs, mesh, options) and _is_legal(call, inputs):
                 yield Asked(size, draw, mesh, inputs, outputs, rule.cut is not None)
@@ -236,13 +242,25 @@ def _asked(
 def _leaves_out(call: CallEvidence, inputs: Inputs, mesh: MeshSpec, options: CheckOptions) -> bool:
     """Return whether a rank has no elements of a sharded dim, and the rules are not for that."""
     shards = ((p, shape) for p, shape in zip(inputs, call.shapes, strict=True) if p.is_shard())
-    return not options.empty_shards and any(shape[p.dim] < mesh.world_size for p, shape in shards)  # type: ignore[attr-defined]
+    return any(options.leaves_out(shape[p.dim], mesh.world_size) for p, shape in shards)  # type: ignore[attr-defined]
+
+
+def emptying_meshes(call: CallEvidence, inputs: Inputs) -> list[MeshSpec]:
+    """Return numbers of ranks that leave one without elements of what is sharded: no more than elements, and more."""
+    shards = ((p, shape) for p, shape in zip(inputs, call.shapes, strict=True) if isinstance(p, Shard))
+    least = min((extent for p, shape in shards if (extent := shape[p.dim])), default=0)
+    fewer = next((ranks for ranks in range(2, least) if leaves_a_rank_empty(least, ranks)), None)
+    more = least + 1 if 0 < least < _MOST_RANKS else None
+    return [MeshSpec((ranks,)) for ranks in (fewer, more) if ranks is not None]
 
 
 def _is_legal(call: CallEvidence, inputs: Inputs) -> bool:
-    """Return whether the tensors of a call can be so placed: integers have no average."""
+    """Return whether the tensors of a call can be so placed: integers have no average.
+
+    Where a rule lists a sum of bools, DTensor makes one of a bool that each rank has.
+    """
     return all(
-        placement in Alphabet().placements(len(shape), dtype)
+        placement in Alphabet().placements(len(shape), dtype) or (dtype is torch.bool and placement == Partial())
         for placement, shape, dtype in zip(inputs, call.shapes, call.dtypes, strict=True)
     )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from verifier.core.case import OpCase
-from verifier.deriving.emit import Target, strategy_name
-from verifier.deriving.evidence import CallEvidence
+from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.writing.subject import Target, strategy_name
 from verifier.planning.own_samples import callable_of
 from verifier.torch_internals.names import OpOverload
 

@@ -1,0 +1,90 @@
+"""Writes derived rules as a module: a strategy that DTensor registers, or a function of DTensors."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Sequence
+
+from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.writing.body import Body, helpers, in_groups
+from verifier.deriving.writing.comment import comment, why_left_out
+from verifier.deriving.writing.local_map import run_on_locals
+from verifier.deriving.writing.registering import (
+    filter_of_products,
+    imports_of_single_dim,
+    registered_by_sharding,
+    registered_for_single_dim,
+)
+from verifier.deriving.writing.subject import CannotWriteError, Provenance, Subject, Target
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.registries import takes_filters
+
+__all__ = ["strategy_text"]
+
+_IMPORTS_OF_LOCAL_MAP = ("from torch.distributed.tensor.experimental import local_map",)
+_IMPORTS_OF_REGISTER_SHARDING = ("from torch.distributed.tensor.experimental import register_sharding",)
+
+
+def strategy_text(
+    op: OpOverload,
+    calls: Sequence[CallEvidence],
+    made: Derivation,
+    target: Target,
+    given: Provenance,
+    uneven: bool = True,
+    filters: bool | None = None,
+) -> str:
+    """Return a module that registers the derived rules as the strategy of ``op``.
+
+    Parameters
+    ----------
+    uneven
+        Whether the rules may be used where a rank has no elements.
+    filters
+        Whether a strategy for one mesh dim can have a filter; if None, whether it can in the torch that runs.
+
+    Raises
+    ------
+    CannotWriteError
+        If ``target`` cannot have such rules, with the reason.
+    """
+    subject = Subject(op, calls, target)
+    writer = Body(subject)
+    in_blocks = [rule for rule in made.rules if rule.cut is not None]
+    filtered = in_blocks if target is Target.SINGLE_DIM and (takes_filters() if filters is None else filters) else []
+    left_out = [] if filtered or subject.sees_mesh else in_blocks
+    written = [rule for rule in made.rules if rule not in left_out and rule not in filtered]
+    if not written and not filtered:
+        raise CannotWriteError(f"{op}: {why_left_out(subject, left_out[0])}")
+    body = [line for rules in in_groups(written) for line in writer.rules(rules)]
+    blocks = [line for rules in in_groups(filtered) for line in writer.rules(rules, in_blocks=True)]
+    filtering = filter_of_products(subject) if blocks else []
+    if target is Target.LOCAL_MAP:
+        imports, tail = list(_IMPORTS_OF_LOCAL_MAP), run_on_locals(subject)
+        imports += [] if subject.path.startswith("torch.ops.") else [f"import {subject.path.rpartition('.')[0]}"]
+    elif target is Target.REGISTER_SHARDING:
+        imports, tail = list(_IMPORTS_OF_REGISTER_SHARDING), registered_by_sharding(subject)
+    else:
+        imports, tail = imports_of_single_dim(bool(blocks)), registered_for_single_dim(subject, uneven, bool(blocks))
+    header = "\n".join(f"# {line}" for line in comment(subject, made, given, left_out))
+    used = [
+        name
+        for name in ("DTensor", "Partial", "Replicate", "Shard")
+        if any(re.search(rf"\b{name}\b", line) for line in (*body, *blocks, *filtering, *tail))
+    ]
+    function = [*helpers(body), *writer.head, *writer.prepared(body), *body, "    return rules"]
+    if blocks:
+        function += [*writer.head_of_blocks, *writer.prepared(blocks), *blocks, "    return rules", *filtering]
+    text = "\n".join(function)
+    hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
+    for name in hidden:  # such as topk's argument sorted
+        text = re.sub(rf"(?<![\w.]){name}\(", f"builtins.{name}(", text)
+    whole = "\n".join([text, *tail])
+    lines = [
+        header, *(f"import {name}" for name in ("builtins", "math") if f"{name}." in whole), "",
+        "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
+        *imports, "", "", text, *tail,
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"

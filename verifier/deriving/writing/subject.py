@@ -1,0 +1,143 @@
+"""What code is written for: an op, its parameters as code names them, and what a way of registering cannot say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from verifier.deriving.learning.evidence import CallEvidence
+from verifier.planning.own_samples import callable_of
+from verifier.torch_internals.names import OpOverload
+
+__all__ = ["CannotWriteError", "Provenance", "Subject", "Target", "strategy_name"]
+
+
+class Target(StrEnum):
+    """In which of DTensor's ways a strategy is registered; or the function that runs ``local_map`` by the rules."""
+
+    SINGLE_DIM = "single-dim"
+    REGISTER_SHARDING = "register-sharding"
+    LOCAL_MAP = "local-map"
+
+
+class CannotWriteError(ValueError):
+    """A strategy cannot be registered in this way."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a derivation rests on, for the comment of the code."""
+
+    torch: str
+    verifier: str
+    meshes: str
+    dtype: str
+    seed: int
+    command: str
+
+
+class Subject:
+    """An op, the calls that its rules rest on, and the way of registering them.
+
+    Raises
+    ------
+    CannotWriteError
+        If no code can have rules of such calls in this way.
+    """
+
+    def __init__(self, op: OpOverload, calls: Sequence[CallEvidence], target: Target) -> None:
+        self.op, self.calls, self.target = op, calls, target
+        self.schema = op._schema.arguments
+        self.tensors = [a.name for a in self.schema if "Tensor" in str(a.type)]
+        self.lists = {a.name for a in self.schema if "List[" in str(a.type) and "Tensor" in str(a.type)}
+        self.optional = {a.name for a in self.schema if str(a.type).startswith("Optional[") and "Tensor" in str(a.type)}
+        absent = {name for call in calls for name in self.tensors if name not in call.slots}
+        self.numbers = absent - self.optional - self.lists
+        """Parameters for which some call has a number in the place of a tensor."""
+        self.path = callable_of(str(op)) or f"torch.ops.{op}"
+        self.name = strategy_name(op)
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Raise for what no code can say in this way."""
+        if any(argument.is_out for argument in self.schema):
+            raise CannotWriteError(
+                f"{self.op}: DTensor makes the strategy of an overload with out= from its base overload"
+            )
+        results = self.op._schema.returns
+        if any("List" in str(result.type) for result in results) and len({call.results for call in self.calls}) > 1:
+            counts = {len(call.results) for call in self.calls if call.rules}
+            if len(counts) > 1:
+                raise CannotWriteError(f"{self.op}: its number of results depends on its arguments ({sorted(counts)})")
+        if callable_of(str(self.op)) and self.target is not Target.LOCAL_MAP:
+            raise CannotWriteError(
+                f"{self.path} is a function and no op, so it has no strategy; use --target local-map"
+            )
+        if self.target is Target.LOCAL_MAP and any(argument.alias_info is not None for argument in self.schema):
+            raise CannotWriteError(f"{self.op}: it returns or writes to its arguments, which local_map cannot do")
+        given = {slot for call in self.calls for slot in call.slots}
+        keyword = [a.name for a in self.schema if a.kwarg_only and a.name in self.tensors and a.name in given]
+        if keyword and self.target is not Target.LOCAL_MAP:
+            raise CannotWriteError(
+                f"{self.op}: DTensor does not redistribute a tensor that is given by keyword, as {keyword[0]} is, so "
+                "that no strategy of it is right; let it be positional, or use --target local-map"
+            )
+        if self.target is Target.REGISTER_SHARDING and (problem := self.not_for_register_sharding()):
+            raise CannotWriteError(f"{self.op}: register_sharding cannot place {problem}; use --target single-dim")
+
+    def not_for_register_sharding(self) -> str:
+        """Return what the public function cannot place; empty if it can place everything."""
+        keyword = [a.name for a in self.schema if a.kwarg_only and a.name in self.tensors]
+        return (
+            f"the list {min(self.lists)}" if self.lists else f"the keyword {keyword[0]}" if keyword
+            else "a list of results" if any("List" in str(result.type) for result in self.op._schema.returns)
+            else "None for a result" if any(call.absent for call in self.calls) else ""
+        )  # fmt: skip
+
+    def is_there(self, name: str) -> str:
+        """Return the condition that a call has a tensor for a parameter; empty if it always has."""
+        return (
+            f"{name} is not None"
+            if name in self.optional
+            else f'hasattr({name}, "shape")'
+            if name in self.numbers
+            else ""
+        )
+
+    @property
+    def sees_mesh(self) -> bool:
+        """Whether the function of the rules is told on which mesh its tensors are."""
+        return self.target is Target.REGISTER_SHARDING
+
+    def parameters(self) -> str:
+        """Return the parameters of the op as those of a function."""
+        texts, keyword = [], False
+        for argument in self.schema:
+            if argument.kwarg_only and not keyword:
+                keyword = True
+                texts.append("*")
+            default = argument.default_value if argument.has_default_value() else None
+            optional = argument.has_default_value()
+            texts.append(argument.name + (f"={_literal(default)}" if optional else ""))
+        return ", ".join(texts)
+
+    def given(self) -> str:
+        """Return the arguments that hand these parameters on."""
+        return ", ".join(given_as(a.name, a.name, a.kwarg_only) for a in self.schema)
+
+
+def given_as(name: str, value: str, keyword: bool) -> str:
+    """Return an argument of a call."""
+    return f"{name}={value}" if keyword else value
+
+
+def strategy_name(op: OpOverload) -> str:
+    """Return what the functions of a derived strategy begin with."""
+    return re.sub(r"\W", "_", callable_of(str(op)) or str(op).removesuffix(".default"))
+
+
+def _literal(value: object) -> str:
+    plain = value is None or isinstance(value, bool | int | float | str | list)
+    return repr(value) if plain else "None"
