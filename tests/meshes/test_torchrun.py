@@ -37,7 +37,7 @@ REQUEST = ["run", "embedding_dense_backward", "--max-examples", "2", "--seed", "
 LITTLE_MINIMISING = """
 from verifier.campaign import investigation
 
-investigation.MINIMISING_LIMIT = 1.0
+investigation.MINIMISING_LIMIT = 5.0
 """
 
 

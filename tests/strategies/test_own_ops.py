@@ -18,6 +18,7 @@ from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.source import SOURCE, own_samples
 from verifier.core.case import MeshSpec
 from verifier.core.errors import SamplesError
+from verifier.planning import own_samples as own_samples_module
 from verifier.planning.families import installed_families, select_registered
 from verifier.planning.own_samples import examples_of
 from verifier.rules.check import check_sample
@@ -28,6 +29,7 @@ from verifier.rules.samples import SampleOptions
 R, S = Replicate(), Shard
 OPS = torch.ops.test_own_ops
 LIBRARY = torch.library.Library("test_own_ops", "FRAGMENT")
+MAKERS = own_samples_module._makers
 QUICK = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, products=0, samples_called_again=0)
 
 
@@ -124,6 +126,12 @@ LIBRARY.impl(
     lambda parts, *, scale, bias=None: [part * scale + (0 if bias is None else bias) for part in parts],
     "CompositeExplicitAutograd",
 )
+
+
+@pytest.fixture(autouse=True)
+def samples_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the samples that a test declares, so that tests may run in any order."""
+    monkeypatch.setattr(own_samples_module, "_makers", {name: [*makers] for name, makers in MAKERS.items()})
 
 
 def declare(name: str, *rules: tuple[list[object], list[object]]) -> None:
