@@ -109,9 +109,9 @@ def _with_argument(base: Callable[[Call], Call | None], name: str, value: object
 def extent_branches(call: Call) -> Iterator[Variation]:
     """Yield the extents, of those near a number in the code of the op's rules, at which these claim something else.
 
-    Only the user's rules are asked.
+    Only the user's rules are asked, and only of calls whose dims can all be sharded: of others they claim less.
     """
-    if is_torchs(call.op) or is_unchecked(call):
+    if is_torchs(call.op) or is_unchecked(call) or any(e < _EXTENT for tensor in call.tensors for e in tensor.shape):
         return
     constants = sorted(one for one in constants_of_rule(call.op) if type(one) is int and 0 < one <= _LARGEST)
     near = dict.fromkeys(one + more for more in (0, 1) for one in (1, *constants[:_MOST_CONSTANTS]))
