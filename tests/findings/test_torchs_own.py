@@ -71,6 +71,21 @@ FOR_ONE_MESH_DIM = SIN + "register_single_dim_strategy(torch.ops.aten.sin.out)(r
 THAT_LISTS_NONE = SIN + "register_op_strategy(torch.ops.aten.sin.out)(none)"
 
 
+KEYWORD = """
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+LIBRARY = torch.library.Library("torchs_own", "FRAGMENT")
+LIBRARY.define("weighted(Tensor x, *, Tensor w) -> Tensor")
+LIBRARY.impl("weighted", lambda x, *, w: (x * w).sum(-1), "CompositeExplicitAutograd")
+
+@register_single_dim_strategy(torch.ops.torchs_own.weighted.default)
+def weighted(op, args, kwargs):
+    return [[OUTPUT, Shard(1), Shard(0)]]
+"""
+
+
 def known(remedy: str, fingerprint: str) -> FindingRecord:
     (cause,) = (one for one in CAUSES if one.remedy == remedy)
     trial = msgspec.json.decode(cause.replay, type=TrialRecord)
@@ -143,3 +158,27 @@ def test_no_strategy_is_to_blame_where_torch_keeps_no_rule_but_one_that_lists_no
         assert judge(pools.run_alone(trial), make_reference(case)).kind is VerdictKind.CRASH
     finding = make_finding("a000", op=case.op, verdict="CRASH", trial=trial_record(trial))
     assert mended_beside_rules((), [finding], [str(file)]) == mended
+
+
+@pytest.mark.parametrize(
+    ("output", "mended"), [("Partial()", {"a000": "keyword-tensors-not-redistributed"}), ("Partial('avg')", {})]
+)
+def test_a_tensor_that_is_given_by_keyword_is_redistributed_and_a_wrong_rule_stays_wrong(
+    tmp_path: Path, output: str, mended: dict[str, str]
+) -> None:
+    file = tmp_path / "weighted.py"
+    file.write_text(KEYWORD.replace("OUTPUT", output))
+    library = torch.library.Library("torchs_own", "FRAGMENT")
+    library.define("weighted(Tensor x, *, Tensor w) -> Tensor")
+    library.impl("weighted", lambda x, *, w: (x * w).sum(-1), "CompositeExplicitAutograd")
+    tensors = torch.arange(8.0).reshape(2, 4), torch.arange(1.0, 5.0)
+    op = "torchs_own.weighted.default"
+    case = OpCase(op, f"torch.ops.{op}", tensors[:1], {"w": tensors[1]}, "own")
+    trial = Trial(case, MeshSpec((2,)), ((Shard(1),), (Replicate(),)))
+    with closing(PoolSet(lambda key: Pool(key, [str(file)]))) as pools:
+        assert judge(pools.run_alone(trial), make_reference(case)).kind.bad
+    finding = make_finding("a000", op=op, verdict="WRONG_VALUE", trial=trial_record(trial))
+    try:
+        assert mended_beside_rules((), [finding], [str(file)]) == mended
+    finally:
+        library._destroy()
